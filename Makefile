@@ -1,0 +1,35 @@
+# Two commands: `make study` and `make test`. Both set everything up on first use and nothing on the second.
+PYTHON ?= python3
+SCALE ?= mini
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: study test lab lock clean
+
+study: $(READY)
+	$(BIN)/plamo-study study --scale $(SCALE)
+
+test: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+lab: $(READY)
+	$(BIN)/jupyter lab notebooks
+
+# The engine comes last: its sdist is built (CMAKE_ARGS reaches it) with the locked CMake and Ninja, not with ones fetched at build time.
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	awk '/^[a-z]/ {engine = /^llama-cpp-python==/} !engine' requirements.lock > .venv/tools.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/tools.lock
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --require-hashes -r requirements.lock --quiet
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m ipykernel install --sys-prefix --name plamo-study --display-name plamo-study
+	touch $@
+
+lock: # needs uv; environment.yml is checked against the result by a test
+	uv pip compile pyproject.toml --universal --generate-hashes --all-extras --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock
+
+clean:
+	rm -rf .venv reports

@@ -1,0 +1,1 @@
+"""Measure, explain and trust LLM inference on llama.cpp, told through PLaMo 2 and PLaMo 3."""

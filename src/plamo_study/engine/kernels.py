@@ -1,0 +1,107 @@
+"""The machine's two ceilings, measured: read bandwidth, and matrix throughput in the engine's own kernels."""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from plamo_study.engine.library import ggml
+
+GGML_TYPES = {"F32": 0, "F16": 1, "Q8_0": 8, "BF16": 30}  # ggml.h, enum ggml_type
+SEED = 0
+_int64 = ctypes.c_int64
+
+
+class _InitParams(ctypes.Structure):  # ggml.h, struct ggml_init_params
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+def read_times(n_bytes: int, n_threads: int, repetitions: int) -> list[int]:
+    """Nanoseconds to read `n_bytes` once with `n_threads` pinned threads, per repetition.
+
+    The kernel is BLAS sdot of an array with itself: two FLOPs per four bytes and no store. Take `n_bytes` at least four
+    times the last-level cache. macOS cannot pin threads; there they only run in parallel.
+    """
+    parts = np.array_split(np.ones(n_bytes // 4, dtype=np.float32), n_threads)
+    with threadpool_limits(1):
+        return [_in_parallel([partial(np.dot, part, part) for part in parts]) for _ in range(repetitions)]
+
+
+def matmul_times(dtype: str, shape: tuple[int, int, int], n_threads: int, gpu: bool, repetitions: int) -> list[int]:
+    """Nanoseconds for one ggml product of weights (rows x inner, type `dtype`) and inputs (inner x columns, F32).
+
+    `shape` is (rows, inner, columns): 2 * rows * inner * columns FLOPs. Many columns measure the compute ceiling of a
+    prefill; one column, the bandwidth ceiling of a decode step. `gpu` takes ggml's best device, else its CPU backend.
+    """
+    rows, inner, columns = shape
+    base, registry = ggml("ggml-base"), ggml("ggml")
+    context = _call(base.ggml_init, _InitParams(1 << 20, None, True))
+    weights = _call(base.ggml_new_tensor_2d, context, GGML_TYPES[dtype], _int64(inner), _int64(rows))
+    inputs = _call(base.ggml_new_tensor_2d, context, GGML_TYPES["F32"], _int64(inner), _int64(columns))
+    graph = _call(base.ggml_new_graph, context)
+    base.ggml_build_forward_expand(graph, _call(base.ggml_mul_mat, context, weights, inputs))
+    backend = _call(registry.ggml_backend_init_best) if gpu else _call(registry.ggml_backend_init_by_type, 0, None)
+    if not gpu:
+        ggml("ggml-cpu").ggml_backend_cpu_set_n_threads(backend, n_threads)
+    buffer = _call(base.ggml_backend_alloc_ctx_tensors, context, backend)
+    _fill(base, weights, dtype, rows, inner)
+    _fill(base, inputs, "F32", columns, inner)
+    times = [_timed(lambda: base.ggml_backend_graph_compute(backend, graph)) for _ in range(repetitions)]
+    base.ggml_backend_buffer_free(buffer)
+    base.ggml_backend_free(backend)
+    base.ggml_free(context)
+    return times
+
+
+def matrix_bytes(dtype: str, rows: int, inner: int) -> int:
+    """Bytes of a weight matrix in ggml's layout."""
+    base = ggml("ggml-base")
+    base.ggml_row_size.restype = ctypes.c_size_t
+    return rows * int(base.ggml_row_size(GGML_TYPES[dtype], _int64(inner)))
+
+
+def _fill(base: ctypes.CDLL, tensor: ctypes.c_void_p, dtype: str, rows: int, inner: int) -> None:
+    values = np.random.default_rng(SEED).random((rows, inner), dtype=np.float32) - np.float32(0.5)
+    data = np.empty(matrix_bytes(dtype, rows, inner), dtype=np.uint8)
+    source, target = (array.ctypes.data_as(ctypes.c_void_p) for array in (values, data))
+    base.ggml_quantize_chunk(GGML_TYPES[dtype], source, target, _int64(0), _int64(rows), _int64(inner), None)
+    base.ggml_backend_tensor_set(tensor, target, ctypes.c_size_t(0), ctypes.c_size_t(data.nbytes))
+
+
+def _call(function: Any, *arguments: object) -> ctypes.c_void_p:
+    """Call a ggml function that returns a pointer."""
+    function.restype = ctypes.c_void_p
+    return ctypes.c_void_p(function(*arguments))
+
+
+def _timed(work: Callable[[], object]) -> int:
+    start = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - start
+
+
+def _in_parallel(jobs: list[Callable[[], object]]) -> int:
+    gate = threading.Barrier(len(jobs) + 1)
+
+    def run(core: int, job: Callable[[], object]) -> None:
+        if hasattr(os, "sched_setaffinity"):
+            allowed = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {allowed[core % len(allowed)]})
+        gate.wait()
+        job()
+        gate.wait()
+
+    threads = [threading.Thread(target=run, args=(core, job)) for core, job in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    elapsed = _timed(gate.wait)
+    for thread in threads:
+        thread.join()
+    return elapsed

@@ -1,0 +1,62 @@
+"""Which build of llama.cpp is loaded, and what it says of itself.
+
+`LLAMA_CPP_LIB_PATH` (our `--engine DIR`) chooses the build; it must be set before this module is imported,
+which is why every measurement has its own process.
+"""
+
+import ctypes
+import hashlib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+
+LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas")
+_keep_alive: list[Any] = []
+
+
+def library_files() -> list[Path]:
+    """The shared libraries that make up the loaded engine, the ones llama-cpp-python picks by name."""
+    folder = Path(llama._base_path)
+    found = [
+        next(folder.glob(f"lib{name}.so"), None) or next(folder.glob(f"lib{name}.dylib"), None) for name in LIBRARIES
+    ]
+    return [path for path in found if path]
+
+
+def ggml(name: str) -> ctypes.CDLL:
+    """One of ggml's libraries of the loaded engine, e.g. `ggml-base`."""
+    return ctypes.CDLL(str(next(path for path in library_files() if path.stem == f"lib{name}")))
+
+
+def describe() -> dict[str, Any]:
+    """Identity of the loaded engine: versions, commit, the flags it was built with, and one hash over its libraries.
+
+    `commit` is "unknown" for a build from the sdist, which carries no git history: the hash is the identity.
+    """
+    digest = hashlib.sha256()
+    for path in library_files():
+        digest.update(path.read_bytes())
+    base = ggml("ggml-base")
+    base.ggml_commit.restype = base.ggml_version.restype = ctypes.c_char_p
+    return {
+        "binding": f"llama-cpp-python {version('llama-cpp-python')}",
+        "llama": llama.llama_version().decode(),
+        "ggml": base.ggml_version().decode(),
+        "commit": base.ggml_commit().decode(),
+        "build": llama.llama_print_system_info().decode().strip(" |"),
+        "gpu_offload": bool(llama.llama_supports_gpu_offload()),
+        "sha256": digest.hexdigest(),
+    }
+
+
+def capture_log(lines: list[str]) -> None:
+    """Send llama.cpp's log to `lines` instead of stderr (an assertion still reaches stderr: it bypasses the log)."""
+
+    @llama.llama_log_callback
+    def on_log(level: int, text: bytes, user_data: int) -> None:
+        lines.append(text.decode(errors="replace"))
+
+    _keep_alive.append(on_log)
+    llama.llama_log_set(on_log, ctypes.c_void_p())

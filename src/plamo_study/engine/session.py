@@ -1,0 +1,187 @@
+"""One model and one context: prefill, decode, logits and per-sequence state through llama.cpp's batch API."""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+
+Policy = Literal["per_sequence", "packed"]
+KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml.h, enum ggml_type
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_attn_type
+DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
+
+
+class EngineError(RuntimeError):
+    """llama.cpp refused a file, a context or a batch."""
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """Parameters of model and context, in llama.cpp's own terms.
+
+    `n_ctx_seq` is the room of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
+    `n_gpu_layers` < 0 means all.
+    """
+
+    n_ctx_seq: int
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_threads: int = 1
+    n_threads_batch: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+    n_gpu_layers: int = -1
+
+
+class Session:
+    """A loaded model with its memory. Sequences are numbered 0..n_seq_max-1; positions are counted here.
+
+    Raises
+    ------
+    EngineError
+        The file does not load, the context cannot be made, or a batch is refused.
+
+    """
+
+    def __init__(self, path: Path | str, config: SessionConfig):
+        self.config = config
+        self.model = llama.llama_model_load_from_file(str(path).encode(), _model_params(config))
+        if not self.model:
+            raise EngineError(f"llama.cpp cannot load {path}")
+        self.context = llama.llama_init_from_model(self.model, _context_params(config))
+        if not self.context:
+            raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
+        self.memory = llama.llama_get_memory(self.context)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
+        self.n_past = [0] * config.n_seq_max
+        self.n_evaluated = 0
+        self._batch = self._make_batch(config.n_batch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        llama.llama_free(self.context)
+        llama.llama_model_free(self.model)
+
+    def clear(self) -> None:
+        """Forget every sequence and zero the evaluated-token count."""
+        llama.llama_memory_clear(self.memory, True)
+        self.n_past = [0] * self.config.n_seq_max
+        self.n_evaluated = 0
+
+    def prefill(
+        self, prompts: Mapping[int, Sequence[int] | np.ndarray], policy: Policy = "per_sequence", every: bool = False
+    ) -> dict[int, np.ndarray]:
+        """Evaluate prompts (sequence -> tokens); returns each sequence's logits, float32.
+
+        `per_sequence` gives every prompt its own `llama_decode` calls; `packed` feeds all prompts as one stream cut
+        every `n_batch` tokens, as llama-batched-bench does (wrong on PLaMo 2 with the stock engine).
+        Shapes: (1, n_vocab), the last position, or with `every` (n_tokens, n_vocab).
+        """
+        groups = [[seq] for seq in prompts] if policy == "per_sequence" else [list(prompts)]
+        logits: dict[int, list[np.ndarray]] = {seq: [] for seq in prompts}
+        for group in groups:
+            seq_ids = np.concatenate([np.full(len(prompts[seq]), seq, dtype=np.int32) for seq in group])
+            tokens = np.concatenate([np.asarray(prompts[seq], dtype=np.int32) for seq in group])
+            for start in range(0, len(tokens), self.config.n_batch):
+                part = slice(start, start + self.config.n_batch)
+                for seq, row in self._evaluate(tokens[part], seq_ids[part], every):
+                    logits[seq].append(row)
+        return {seq: np.stack(rows if every else rows[-1:]) for seq, rows in logits.items()}
+
+    def decode(self, tokens: Mapping[int, int]) -> None:
+        """One step: one token for each of the given sequences, all in one `llama_decode`. Returns when it is done."""
+        for i, (seq, token) in enumerate(tokens.items()):
+            self._token[i], self._pos[i], self._seq[i], self._output[i] = token, self.n_past[seq], seq, 1
+            self.n_past[seq] += 1
+        self._run(len(tokens))
+
+    def logits(self, row: int = 0) -> np.ndarray:
+        """Copy of one output row of the last `llama_decode`, shape (n_vocab,), float32. `row` counts batch tokens."""
+        pointer = llama.llama_get_logits_ith(self.context, row)
+        if not pointer:
+            raise EngineError(f"batch token {row} has no logits")
+        return np.ctypeslib.as_array(pointer, shape=(self.n_vocab,)).copy()
+
+    def get_state(self, seq: int) -> bytes:
+        """Everything llama.cpp keeps for one sequence: its KV cells and recurrent state."""
+        size = llama.llama_state_seq_get_size(self.context, seq)
+        buffer = (ctypes.c_uint8 * size)()
+        written = llama.llama_state_seq_get_data(self.context, buffer, size, seq)
+        return bytes(buffer[:written])
+
+    def set_state(self, seq: int, state: bytes, n_past: int) -> None:
+        """Put a saved state into a sequence. `n_past` is the number of tokens it stands for."""
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if llama.llama_state_seq_set_data(self.context, buffer, len(state), seq) == 0:
+            raise EngineError(f"llama.cpp refused the state for sequence {seq}")
+        self.n_past[seq] = n_past
+
+    def remove_tail(self, seq: int, position: int) -> bool:
+        """Drop a sequence's tokens from `position` on; False where the architecture cannot (PLaMo 2's state)."""
+        removed = bool(llama.llama_memory_seq_rm(self.memory, seq, position, -1))
+        if removed:
+            self.n_past[seq] = min(self.n_past[seq], position)
+        return removed
+
+    def _evaluate(self, tokens: np.ndarray, seq_ids: np.ndarray, every: bool) -> list[tuple[int, np.ndarray]]:
+        n = len(tokens)
+        self._token[:n], self._seq[:n], self._output[:n] = tokens, seq_ids, every
+        ends = []
+        for seq in dict.fromkeys(seq_ids.tolist()):
+            rows = np.flatnonzero(seq_ids == seq)
+            self._pos[rows] = self.n_past[seq] + np.arange(len(rows))
+            self.n_past[seq] += len(rows)
+            ends.append((seq, rows))
+        self._output[[rows[-1] for _, rows in ends]] = 1
+        self._run(n)
+        return [(seq, self.logits(row)) for seq, rows in ends for row in (rows if every else rows[-1:])]
+
+    def _run(self, n_tokens: int) -> None:
+        self._batch.n_tokens = n_tokens
+        code = llama.llama_decode(self.context, self._batch)
+        llama.llama_synchronize(self.context)
+        if code:
+            raise EngineError(f"llama_decode returned {code}: {DECODE_ERRORS.get(code, 'fatal error')}")
+        self.n_evaluated += n_tokens
+
+    def _make_batch(self, n: int) -> llama.llama_batch:
+        """A llama_batch of `n` tokens over NumPy arrays, so that filling it costs no conversions."""
+        self._token, self._pos, self._seq = (np.zeros(n, dtype=np.int32) for _ in range(3))
+        self._n_seq, self._output = np.ones(n, dtype=np.int32), np.zeros(n, dtype=np.int8)
+        self._seq_rows = (self._seq.ctypes.data + 4 * np.arange(n)).astype(np.uintp)
+        batch = llama.llama_batch()
+        int32, int8 = ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int8)
+        for field, array, pointer in (
+            ("token", self._token, int32),
+            ("pos", self._pos, int32),
+            ("n_seq_id", self._n_seq, int32),
+            ("seq_id", self._seq_rows, ctypes.POINTER(int32)),
+            ("logits", self._output, int8),
+        ):
+            setattr(batch, field, array.ctypes.data_as(pointer))
+        return batch
+
+
+def _model_params(config: SessionConfig) -> llama.llama_model_params:
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = config.n_gpu_layers
+    return params
+
+
+def _context_params(config: SessionConfig) -> llama.llama_context_params:
+    params = llama.llama_context_default_params()
+    params.n_ctx = config.n_ctx_seq * config.n_seq_max
+    for name in ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"):
+        setattr(params, name, getattr(config, name))
+    params.type_k, params.type_v = KV_TYPES[config.type_k], KV_TYPES[config.type_v]
+    params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+    return params

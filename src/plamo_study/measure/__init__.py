@@ -1,0 +1,1 @@
+"""Workloads, the process each one runs in, and the journal their rows are kept in."""

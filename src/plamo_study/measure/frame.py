@@ -1,0 +1,68 @@
+"""Rows to a pandas frame: one line a row, with the verdict of its gate and the drift of its block beside it."""
+
+import statistics
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from plamo_study.measure.rows import Cell, Fact, Record, Row
+
+CELL_FIELDS = [field.name for field in msgspec.structs.fields(Cell)]
+ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started", "elapsed_ns",
+              "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns", "checks"]  # fmt: skip
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Columns: every field of the cell, the row's own, `verdict`, `drift`, `failure` (text) and the conditions."""
+    rows = list(rows)
+    gates, drift = _gates(rows), drift_by_block(rows)
+    table = {name: [getattr(row.cell, name) for row in rows] for name in CELL_FIELDS}
+    table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
+    table["verdict"] = [_verdict(row, gates) for row in rows]
+    table["drift"] = [drift.get(row.block, 0.0) for row in rows]
+    table["failure"] = [
+        f"{row.failure.stage}: {row.failure.message or row.failure.signal}" if row.failure else "" for row in rows
+    ]
+    for name in msgspec.structs.fields(type(rows[0].conditions)) if rows else ():
+        table[name.name] = [getattr(row.conditions, name.name) for row in rows]
+    return pd.DataFrame(table)
+
+
+def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
+    """Facts by id, and models also by name (the last one of each name)."""
+    found = {record.id: record for record in records if isinstance(record, Fact)}
+    named = {fact.data["name"]: fact.data for fact in found.values() if fact.what == "model"}
+    return {key: fact.data for key, fact in found.items()} | named
+
+
+def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:
+    """Per block, how far the anchors before and after it lie from the median anchor, as a fraction of it."""
+    anchors = {row.block: statistics.median(chain(*row.samples_ns)) for row in rows if row.anchor and row.samples_ns}
+    if not anchors:
+        return {}
+    middle = statistics.median(anchors.values())
+    off = {block: abs(value / middle - 1) for block, value in anchors.items()}
+    return {block: max(off[block], off.get(block + 1, 0.0)) for block in off}
+
+
+def _gates(rows: list[Row]) -> dict[tuple[str, str], bool]:
+    gates: dict[tuple[str, str], bool] = {}
+    for row in rows:
+        if row.cell.workload == "gate":
+            gates[row.model, row.engine] = gates.get((row.model, row.engine), True) and row.valid is True
+    return gates
+
+
+def _verdict(row: Row, gates: dict[tuple[str, str], bool]) -> str:
+    """valid, invalid (computed, but wrong), ungated (no oracle verdict on this file and build), failed, or n/a."""
+    if row.status != "ok":
+        return "failed"
+    if not row.model:
+        return "n/a"
+    gate = gates.get((row.model, row.engine))
+    if row.valid is not True or gate is False:
+        return "invalid"
+    return "ungated" if gate is None else "valid"

@@ -1,0 +1,93 @@
+"""The journal: append-only JSON lines, synced row by row. A torn last line, all a power cut can leave, is dropped."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from plamo_study.errors import StudyError
+from plamo_study.measure.rows import SCHEMA, Fact, Record, Row
+
+_decoder = msgspec.json.Decoder(Record)
+_encoder = msgspec.json.Encoder()
+
+
+def read(path: Path) -> list[Record]:
+    """Every complete record of a journal, in order; an absent journal is empty.
+
+    Raises
+    ------
+    StudyError
+        A complete line does not decode, or was written by a newer schema.
+
+    """
+    data = path.read_bytes() if path.exists() else b""
+    try:
+        records = _decoder.decode_lines(data[: data.rfind(b"\n") + 1])
+    except msgspec.MsgspecError as error:
+        raise StudyError(str(path), f"not a journal of this project ({error})", f"mv {path} {path}.broken") from error
+    newest = max((record.schema for record in records if isinstance(record, Row)), default=SCHEMA)
+    if newest > SCHEMA:
+        raise StudyError(str(path), f"schema {newest} is newer than this program's {SCHEMA}", "git pull && make test")
+    return records
+
+
+def latest_rows(records: list[Record]) -> list[Row]:
+    """Rows, one per key: a retried failure replaces the row it retries."""
+    return list({record.key: record for record in records if isinstance(record, Row)}.values())
+
+
+class Journal:
+    """An open journal. One process writes at a time; rows reach the disk before `append` returns."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise StudyError(str(path), f"cannot be written ({error.strerror})", f"chmod u+w {path.parent}") from error
+        self._lock()
+        self._drop_torn_line()
+        self.records = read(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def append(self, record: Record) -> None:
+        """Write one record and sync it. A disk that is full loses this record only, and says so."""
+        line = _encoder.encode(record) + b"\n"
+        size = os.fstat(self._fd).st_size
+        try:
+            if os.write(self._fd, line) != len(line):
+                raise OSError(28, os.strerror(28))
+            os.fsync(self._fd)
+        except OSError as error:
+            os.ftruncate(self._fd, size)
+            raise StudyError(
+                str(self.path), f"row not written ({error.strerror})", "df -h . && plamo-study run"
+            ) from error
+        self.records.append(record)
+
+    def append_fact(self, fact: Fact) -> None:
+        """Write a fact unless the journal has it."""
+        if not any(isinstance(record, Fact) and record.id == fact.id for record in self.records):
+            self.append(fact)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._fd)
+            raise StudyError(
+                str(self.path), "another run is writing to it", "wait for the other run, or stop it"
+            ) from error
+
+    def _drop_torn_line(self) -> None:
+        data = self.path.read_bytes()
+        os.ftruncate(self._fd, data.rfind(b"\n") + 1)

@@ -1,0 +1,102 @@
+"""Facts about this machine and its state. Everything that differs between Linux and macOS is in this module."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MACOS = sys.platform == "darwin"
+
+
+def performance_cores() -> int:
+    """Cores to run one thread each on: the performance cores of Apple silicon, the physical cores elsewhere."""
+    if MACOS:
+        return int(_output("sysctl", "-n", "hw.perflevel0.physicalcpu") or 0) or (os.cpu_count() or 1)
+    allowed = len(os.sched_getaffinity(0))
+    return min(psutil.cpu_count(logical=False) or allowed, allowed)
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache the operating system reports, or 32 MiB where it reports none."""
+    if MACOS:
+        return int(_output("sysctl", "-n", "hw.perflevel0.l2cachesize") or 32 << 20)
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=32 << 20)
+
+
+def facts() -> dict[str, Any]:
+    """What identifies this machine; two runs on one machine give the same dictionary."""
+    return {
+        "chip": _output("sysctl", "-n", "machdep.cpu.brand_string") if MACOS else _linux_chip(),
+        "cores": psutil.cpu_count(logical=False),
+        "performance_cores": performance_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "last_level_cache_bytes": last_level_cache(),
+        "os": f"{platform.system()} {platform.release()}",
+        "architecture": platform.machine(),
+        "compiler": platform.python_compiler(),
+        "python": platform.python_version(),
+        "wired_limit_mb": _output("sysctl", "-n", "iogpu.wired_limit_mb") if MACOS else "",
+    }
+
+
+def power() -> dict[str, str]:
+    """Power source, power mode and thermal state, each "unknown" where the system does not say."""
+    if MACOS:
+        battery, mode, thermal = _output("pmset", "-g", "batt"), _output("pmset", "-g"), _output("pmset", "-g", "therm")
+        return {
+            "power_source": "ac" if "AC Power" in battery else "battery",
+            "power_mode": next((line.split()[-1] for line in mode.splitlines() if "powermode" in line), "unknown"),
+            "thermal": " ".join(line.strip() for line in thermal.splitlines() if "=" in line) or "nominal",
+        }
+    battery_state = psutil.sensors_battery()
+    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    return {
+        "power_source": "unknown" if battery_state is None else "ac" if battery_state.power_plugged else "battery",
+        "power_mode": governor.read_text().strip() if governor.exists() else "unknown",
+        "thermal": "unknown",
+    }
+
+
+def throttled_us() -> int:
+    """Microseconds this cgroup has been throttled since it began; 0 where there is no such counter."""
+    stat = Path("/sys/fs/cgroup/cpu.stat")
+    lines = stat.read_text().splitlines() if stat.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("throttled_usec")), 0)
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Keep a Mac from sleeping while measurements run; nothing to do elsewhere."""
+    keeper = subprocess.Popen(["caffeinate", "-dims", "-w", str(os.getpid())]) if MACOS else None
+    try:
+        yield
+    finally:
+        if keeper:
+            keeper.terminate()
+
+
+def _linux_chip() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:30])}
+    return f"{found.get('model name', platform.processor())} (family {found.get('cpu family', '?')})"
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def peak_rss() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if MACOS else peak * 1024

@@ -1,0 +1,152 @@
+"""Which cells a study measures at which scale. A new study is one function here."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine
+from plamo_study.measure.rows import Cell
+from plamo_study.models import registry, synthetic, tensors
+
+MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
+DTYPE = {"mini": "F16", "shape": "Q8_0"}  # the type a study measures where it does not compare types
+READ_CACHES = 8  # array for the read ceiling, in last-level caches
+MATMUL_SIZE = {"mini": 2048, "shape": 4096}
+GATE_TOKENS = {"mini": 320, "shape": 8}  # mini: past the sliding window; shape: what the oracle does in seconds
+GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
+BLOCKS = 5  # processes behind every number, before marked blocks are measured again
+TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Cells to measure in `blocks` randomised blocks, gates once before them, and the anchor between them."""
+
+    study: str
+    scale: str
+    cells: tuple[Cell, ...]
+    gates: tuple[Cell, ...]
+    anchor: Cell
+    blocks: int
+    extra_blocks: int
+    time_limit_s: float
+    seed: int = 0
+
+
+def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
+    """Notebook 01: prefill of 128, 512 and 2048 tokens, 512 decode steps at depth 128, ceilings, and fewer threads.
+
+    With `gpu` these run offloaded, and the thread experiment, on the CPU, gives the CPU's numbers beside them.
+    """
+    check_scale(scale)
+    offload, cores = -1 if gpu else 0, machine.performance_cores()
+    cells = []
+    for model in models:
+        base = Cell(
+            workload="prefill", model=model, scale=scale, dtype=DTYPE[scale], n_threads=cores, n_gpu_layers=offload
+        )
+        cells += [change(base, n_prompt=n, repetitions=1 if n == 2048 else 3) for n in (128, 512, 2048)]
+        cells.append(change(base, workload="decode", n_prompt=128, n_gen=512))
+        for threads in thread_counts():
+            on_cpu = change(base, n_threads=threads, n_gpu_layers=0, n_prompt=128)
+            cells += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", n_gen=32)]
+    return _plan("01-phase-asymmetry", scale, tuple(dict.fromkeys(cells)) + ceilings(scale, gpu))
+
+
+def thread_counts() -> tuple[int, ...]:
+    """All performance cores and half of them; one entry on a single core."""
+    cores = machine.performance_cores()
+    return tuple(dict.fromkeys((cores, max(cores // 2, 1))))
+
+
+def ceilings(scale: str, gpu: bool) -> tuple[Cell, ...]:
+    """Read bandwidth and matrix throughput of the CPU at each thread count, and of the GPU where there is one."""
+    dtype, size = DTYPE[scale], MATMUL_SIZE[scale]
+    read = Cell(workload="read", dtype=dtype, size=READ_CACHES * machine.last_level_cache(), repetitions=11)
+    matmul = Cell(workload="matmul", dtype=dtype, size=size, repetitions=6)
+    cells = [change(cell, n_threads=threads) for threads in thread_counts() for cell in (read, matmul)]
+    if gpu:
+        cells += [change(cell, n_threads=thread_counts()[0], n_gpu_layers=-1) for cell in (read, matmul)]
+    return tuple(cells)
+
+
+def _plan(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
+    for cell in cells:
+        check_cell(cell)
+    base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1)
+    files = dict.fromkeys((cell.model, cell.dtype) for cell in cells if cell.model)
+    gate = change(base, workload="gate", n_prompt=GATE_TOKENS[scale], n_gen=GREEDY_TOKENS)
+    gates = tuple(change(gate, model=model, dtype=dtype) for model, dtype in files)
+    anchor = change(base, workload="decode", n_prompt=16, n_gen=32)
+    return Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
+
+
+STUDIES: dict[str, Callable[..., Plan]] = {"01-phase-asymmetry": phase_asymmetry}
+
+
+def change(cell: Cell, **changes: Any) -> Cell:
+    """A copy of a cell with some fields changed."""
+    return msgspec.structs.replace(cell, **changes)
+
+
+def model_file(cell: Cell) -> Path:
+    """The GGUF a cell runs on."""
+    return registry.model_path(cell.model, cell.scale, cell.dtype)
+
+
+def check_scale(scale: str) -> None:
+    """StudyError unless studies run at this scale."""
+    if scale not in DTYPE:
+        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(DTYPE)}", "plamo-study run --scale mini")
+
+
+def check_cell(cell: Cell) -> None:
+    """StudyError for token counts that cannot be measured: none, negative, or more than the model was made for."""
+    if cell.workload in ("read", "matmul"):
+        return
+    spec = registry.spec(cell.model, cell.scale)
+    if cell.n_prompt < 0 or cell.n_gen < 0 or cell.n_prompt + cell.n_gen == 0 or min(cell.n_seq, cell.n_threads) < 1:
+        raise StudyError(
+            f"cell {cell.workload} of {cell.model}", "token, sequence and thread counts must be positive", "raise them"
+        )
+    if cell.n_prompt + cell.n_gen > spec.context_length:
+        why = f"{cell.n_prompt} + {cell.n_gen} tokens do not fit the model's context of {spec.context_length}"
+        raise StudyError(f"cell {cell.workload} of {cell.model}", why, "choose a shorter prompt or fewer steps")
+
+
+def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
+    """What every row of a model shares: identity, shape, assumptions, and its tensors by kind."""
+    path = registry.model_path(name, scale, dtype)
+    spec = registry.spec(name, scale)
+    table = tensors.tensor_table(path)
+    kinds: dict[str, dict[str, Any]] = {}
+    for tensor in table:
+        kind = kinds.setdefault(f"{tensor.kind}", {"type": tensor.dtype, "count": 0, "n_elements": 0, "n_bytes": 0})
+        kind["count"] += 1
+        kind["n_elements"] += tensor.n_elements
+        kind["n_bytes"] += tensor.n_bytes
+    shape = {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in ("name", "scale")}
+    return {
+        "name": name,
+        "scale": scale,
+        "dtype": dtype,
+        "synthetic": True,
+        "sha256": tensors.sha256(path),
+        "file_bytes": path.stat().st_size,
+        "n_params": spec.n_params,
+        "assumptions": list(spec.assumptions),
+        "shape": shape,
+        "tensors": kinds,
+    }
+
+
+def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> None:
+    """Write the synthetic files a plan needs and lacks. `progress` is told (file, bytes done, bytes in all)."""
+    for name, scale, dtype in dict.fromkeys((c.model, c.scale, c.dtype) for c in plan.cells if c.model):
+        file = registry.model_path(name, scale, dtype).name
+        synthetic.make(name, scale, dtype, progress=partial(progress, file) if progress else None)

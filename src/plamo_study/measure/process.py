@@ -1,0 +1,84 @@
+"""One worker process from spawn to outcome. Every way it can end is an outcome; none is an exception."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import msgspec
+
+from plamo_study.measure.rows import Failure, Measured, Status
+from plamo_study.measure.worker import Job
+
+LOG_LINES = 20
+ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker ended: its result, or its failure with the stage it was in."""
+
+    status: Status
+    pid: int
+    elapsed_ns: int
+    measured: Measured = Measured()
+    failure: Failure | None = None
+
+
+def work(job: Job, time_limit_s: float) -> Outcome:
+    """Spawn a worker for `job` and wait; past `time_limit_s` seconds it is killed and the outcome is a hang."""
+    lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
+    command = [sys.executable, "-m", "plamo_study.measure.worker", str(lifeline)]
+    with tempfile.TemporaryFile() as log:
+        start = time.perf_counter_ns()
+        worker = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            pass_fds=[lifeline],
+            start_new_session=True,
+        )
+        result, timed_out = b"", False
+        try:
+            result, _ = worker.communicate(msgspec.json.encode(job) + b"\n", timeout=time_limit_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            worker.kill()
+            worker.wait()
+            os.close(lifeline)
+            os.close(ours)
+        elapsed = time.perf_counter_ns() - start
+        log.seek(0)
+        text = log.read().decode(errors="replace")
+    return _outcome(worker, result, timed_out, text, elapsed)
+
+
+def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, log: str, elapsed_ns: int) -> Outcome:
+    if worker.returncode == 0 and result:
+        measured = msgspec.json.decode(result, type=Measured)
+        return Outcome(status="ok", pid=worker.pid, elapsed_ns=elapsed_ns, measured=measured)
+    lines = log.splitlines()
+    stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
+    asserts = [line for line in lines if ASSERT.search(line)]
+    errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]
+    ended_by = -worker.returncode if worker.returncode < 0 else 0
+    failure = Failure(
+        stage=stages[-1] if stages else "spawn",
+        exit_code=None if ended_by else worker.returncode,
+        signal="" if timed_out or not ended_by else signal.Signals(ended_by).name,
+        message=next(iter(errors + asserts), "no answer within the time limit" if timed_out else ""),
+        log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
+    )
+    return Outcome(status=_status(timed_out, ended_by), pid=worker.pid, elapsed_ns=elapsed_ns, failure=failure)
+
+
+def _status(timed_out: bool, ended_by: int) -> Status:
+    if timed_out:
+        return "hang"
+    if ended_by == signal.SIGABRT:
+        return "abort"
+    return "killed" if ended_by else "error"

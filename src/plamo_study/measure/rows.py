@@ -1,0 +1,121 @@
+"""What is written down: cells, rows and facts. Raw values with units; every statistic is derived elsewhere."""
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA = 1
+Workload = Literal["prefill", "decode", "gate", "read", "matmul"]
+Status = Literal["ok", "abort", "hang", "killed", "error"]
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing to measure. Defaults are left out of its JSON, so a field added later changes no existing key."""
+
+    workload: Workload
+    model: str = ""
+    scale: str = ""
+    dtype: str = ""
+    n_prompt: int = 0  # tokens per sequence: the prompt timed by prefill, the depth decode starts from
+    n_gen: int = 0  # decode steps
+    n_seq: int = 1  # sequences evaluated together
+    policy: Literal["per_sequence", "packed"] = "per_sequence"
+    n_threads: int = 1
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    n_gpu_layers: int = 0
+    size: int = 0  # bytes read (read), rows and columns of the weight matrix (matmul)
+    repetitions: int = 1
+    seed: int = 0
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a worker ended when it did not end well."""
+
+    stage: str
+    exit_code: int | None = None
+    signal: str = ""
+    message: str = ""
+    log_tail: list[str] = []
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The machine's state around one worker."""
+
+    load_1min: float
+    power_source: str = "unknown"
+    power_mode: str = "unknown"
+    thermal: str = "unknown"
+    throttled_us: int = 0  # cgroup CPU throttling while the worker ran
+    peak_rss_bytes: int = 0
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker hands back. Times are nanoseconds: one list per repetition, one number per call timed."""
+
+    samples_ns: list[list[int]] = []
+    warmup_ns: list[int] = []
+    load_ns: int = 0
+    n_evaluated: int = 0  # tokens the engine evaluated in the timed part
+    n_bytes: int = 0  # read: bytes per sample
+    n_flops: int = 0  # matmul: floating-point operations per sample
+    checks: dict[str, float | bool] = {}
+    valid: bool | None = None
+    peak_rss_bytes: int = 0
+    log: list[str] = []
+    facts: dict[str, Any] = {}
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="row", tag_field="kind"):
+    """One worker's outcome with its provenance; `model`, `engine` and `machine` name facts in the same journal."""
+
+    schema: int
+    key: str
+    study: str
+    cell: Cell
+    replicate: int
+    block: int
+    order: int
+    anchor: bool = False
+    model: str = ""
+    engine: str
+    machine: str
+    status: Status
+    started: str
+    elapsed_ns: int
+    pid: int
+    conditions: Conditions
+    samples_ns: list[list[int]] = []
+    warmup_ns: list[int] = []
+    load_ns: int = 0
+    n_evaluated: int = 0
+    n_bytes: int = 0
+    n_flops: int = 0
+    checks: dict[str, float | bool] = {}
+    valid: bool | None = None
+    failure: Failure | None = None
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, tag="fact", tag_field="kind"):
+    """Something many rows share: a model, an engine or a machine. `id` is the hash of its content."""
+
+    id: str
+    what: Literal["model", "engine", "machine"]
+    data: dict[str, Any]
+
+
+Record = Row | Fact
+
+
+def content_id(value: Any) -> str:
+    """First 16 hex digits of the SHA-256 of a value's canonical JSON."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+
+
+def row_key(study: str, cell: Cell, model: str, engine: str, machine: str, replicate: int) -> str:
+    """The identity of a measurement: what is measured, on which file, build and machine, and which replicate it is."""
+    return content_id([study, cell, model, engine, machine, replicate])

@@ -1,0 +1,190 @@
+"""The sweep: randomised blocks of cells, an anchor between them, one process a cell, resumed where it stopped."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine
+from plamo_study.measure.frame import drift_by_block
+from plamo_study.measure.journal import Journal, latest_rows
+from plamo_study.measure.plan import Plan, model_fact, model_file
+from plamo_study.measure.process import Outcome, work
+from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Fact, Row, content_id, row_key
+from plamo_study.measure.worker import Job
+
+DRIFT_LIMIT = 0.10  # anchors further than this from their median mark a block
+START_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell at its place in the sweep."""
+
+    cell: Cell
+    replicate: int
+    block: int
+    order: int
+    anchor: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the sweep is about to do, or has just done (`row`), and the seconds it expects to need still."""
+
+    done: int
+    total: int
+    task: Task
+    row: Row | None
+    remaining_s: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The rows of a sweep's plan, and how many of them were measured by this call."""
+
+    rows: list[Row]
+    measured: int
+
+    @property
+    def failed(self) -> list[Row]:
+        """Rows that did not end well, or whose computation was wrong."""
+        return [row for row in self.rows if row.status != "ok" or row.valid is False]
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def sweep(plan: Plan, journal_path: Path, on_progress: OnProgress | None = None, retry_failed: bool = False) -> Summary:
+    """Measure what the journal lacks of `plan`. A worker that crashes or hangs is a row, and the sweep goes on.
+
+    Blocks that the anchor marks are followed by fresh ones, `plan.extra_blocks` at most.
+    """
+    with Journal(journal_path) as journal, machine.awake():
+        run = _Sweep(plan, journal, on_progress, retry_failed)
+        run.blocks(range(plan.blocks))
+        for extra in range(plan.blocks, plan.blocks + plan.extra_blocks):
+            if run.unmarked_blocks(extra) >= plan.blocks:
+                break
+            run.blocks([extra])
+        return Summary(run.rows(), run.measured)
+
+
+class _Sweep:
+    def __init__(self, plan: Plan, journal: Journal, on_progress: OnProgress | None, retry_failed: bool):
+        self.plan, self.journal, self.tell, self.measured = plan, journal, on_progress, 0
+        self.engine = self._add_fact("engine", engine_facts())
+        self.machine = self._add_fact("machine", machine.facts())
+        cells = [*plan.gates, plan.anchor, *plan.cells]
+        names = dict.fromkeys((cell.model, cell.scale, cell.dtype) for cell in cells if cell.model)
+        self.models = {name: self._add_fact("model", model_fact(*name)) for name in names}
+        self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
+        self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
+        self.tasks: list[Task] = []
+
+    def blocks(self, numbers: range | list[int]) -> None:
+        """Measure these blocks: gates before the first, an anchor before each and after the last."""
+        todo = [task for number in numbers for task in self._block(number)]
+        todo.append(Task(self.plan.anchor, numbers[-1] + 1, numbers[-1] + 1, 0, anchor=True))
+        self.tasks += [task for task in todo if task not in self.tasks]
+        for index, task in enumerate(todo):
+            if self._key(task) not in self.done:
+                self._report(todo[index:], None)
+                row = self._measure(task)
+                self.journal.append(row)
+                self.done[row.key], self.seconds[task.cell] = row, row.elapsed_ns / 1e9
+                self.measured += 1
+                self._report(todo[index:], row)
+
+    def rows(self) -> list[Row]:
+        """The plan's rows so far, in order of measurement."""
+        return [self.done[key] for task in self.tasks if (key := self._key(task)) in self.done]
+
+    def unmarked_blocks(self, n_blocks: int) -> int:
+        """How many of the first blocks lie between anchors that did not drift."""
+        drift = drift_by_block(self.rows())
+        return sum(drift.get(block, 0.0) <= DRIFT_LIMIT for block in range(n_blocks))
+
+    def _block(self, number: int) -> Iterator[Task]:
+        if number == 0:
+            yield from (Task(cell, 0, -1, order) for order, cell in enumerate(self.plan.gates))
+        yield Task(self.plan.anchor, number, number, 0, anchor=True)
+        cells = list(self.plan.cells)
+        random.Random(f"{self.plan.seed}/{number}").shuffle(cells)
+        yield from (Task(cell, number, number, order + 1) for order, cell in enumerate(cells))
+
+    def _measure(self, task: Task) -> Row:
+        started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
+        path = str(model_file(task.cell)) if task.cell.model else ""
+        outcome = work(Job(cell=task.cell, path=path, replicate=task.replicate), self.plan.time_limit_s)
+        conditions = Conditions(
+            load_1min=round(load, 2),
+            throttled_us=machine.throttled_us() - throttled,
+            peak_rss_bytes=outcome.measured.peak_rss_bytes,
+            **machine.power(),
+        )
+        return self._row(task, outcome, conditions, started)
+
+    def _row(self, task: Task, outcome: Outcome, conditions: Conditions, started: datetime) -> Row:
+        measured = outcome.measured
+        kept = ("samples_ns", "warmup_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "checks", "valid")
+        return Row(
+            schema=SCHEMA,
+            key=self._key(task),
+            study=self.plan.study,
+            cell=task.cell,
+            replicate=task.replicate,
+            block=task.block,
+            order=task.order,
+            anchor=task.anchor,
+            model=self.models.get((task.cell.model, task.cell.scale, task.cell.dtype), ""),
+            engine=self.engine,
+            machine=self.machine,
+            status=outcome.status,
+            started=started.isoformat(timespec="seconds"),
+            elapsed_ns=outcome.elapsed_ns,
+            pid=outcome.pid,
+            conditions=conditions,
+            failure=outcome.failure,
+            **{name: getattr(measured, name) for name in kept},
+        )
+
+    def _key(self, task: Task) -> str:
+        model = self.models.get((task.cell.model, task.cell.scale, task.cell.dtype), "")
+        study = f"{self.plan.study}/anchor" if task.anchor else self.plan.study
+        return row_key(study, task.cell, model, self.engine, self.machine, task.replicate)
+
+    def _add_fact(self, what: Literal["model", "engine", "machine"], data: dict) -> str:
+        fact = Fact(id=content_id(data), what=what, data=data)
+        self.journal.append_fact(fact)
+        return fact.id
+
+    def _report(self, todo: list[Task], row: Row | None) -> None:
+        if self.tell:
+            left = [task.cell for task in todo[1 if row else 0 :] if self._key(task) not in self.done]
+            usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
+            remaining = sum(self.seconds.get(cell, usual) for cell in left)
+            self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), todo[0], row, remaining))
+
+
+def engine_facts() -> dict:
+    """What the engine in this environment says of itself, asked in a process of its own.
+
+    Raises
+    ------
+    StudyError
+        The engine does not load.
+
+    """
+    outcome = work(Job(), START_LIMIT_S)
+    if outcome.status != "ok":
+        why = outcome.failure.message or "\n".join(outcome.failure.log_tail[-3:]) if outcome.failure else outcome.status
+        raise StudyError(
+            "the engine", f"does not load ({why})", "unset LLAMA_CPP_LIB_PATH, or name a folder with libllama"
+        )
+    return outcome.measured.facts

@@ -1,0 +1,64 @@
+"""The process one measurement runs in: reads a job from stdin, writes a `Measured` to stdout, ends.
+
+It dies with its parent: a thread waits for the end of a pipe whose other end only the runner holds.
+"""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from plamo_study.measure.rows import Cell, Measured
+
+ORPHANED = 9
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell with the file it runs on, or no cell: then the worker only says which engine it loaded."""
+
+    cell: Cell | None = None
+    path: str = ""
+    replicate: int = 0
+
+
+def main() -> None:
+    """Run the one job that stands on stdin."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # an assertion's text is enough; the backtrace costs seconds
+    result = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever the engine prints is log, not result
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    threading.Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
+    try:
+        measured = _do(job)
+    except Exception as error:
+        print(f"@error {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+    result.write(msgspec.json.encode(measured))
+    result.flush()
+    os._exit(0)  # the result is out; interpreter teardown would only cost time
+
+
+def _do(job: Job) -> Measured:
+    _stage("start")
+    if job.cell is None:
+        from plamo_study.engine import library
+
+        return Measured(facts=library.describe())
+    from plamo_study.measure import workloads
+
+    return workloads.run(job.cell, Path(job.path), job.replicate, _stage)
+
+
+def _stage(name: str) -> None:
+    print(f"@stage {name}", file=sys.stderr, flush=True)
+
+
+def _end_with_parent(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os._exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    main()

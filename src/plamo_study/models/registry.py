@@ -1,0 +1,191 @@
+"""The models this project knows, read from data/models.toml.
+
+It knows shapes, never weights: a `ModelSpec` says which tensors a file must hold, not whether a file exists.
+"""
+
+import tomllib
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from plamo_study.errors import StudyError
+from plamo_study.paths import MODELS, MODELS_TOML
+
+SCALES = ("mini", "shape")
+DTYPES = ("F32", "F16", "BF16", "Q8_0")
+ARCHS = ("plamo2", "plamo3")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where the released weights lie, as their publishers report it."""
+
+    repository: str
+    licence: str
+    gated: bool
+    gguf: str = ""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One model at one scale: every number that decides the tensors of its file.
+
+    Sizes are element counts, `context_length` and `window` are tokens. Mamba fields are 0 for PLaMo 3,
+    window fields 0 for PLaMo 2.
+    """
+
+    name: str
+    scale: str
+    arch: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    context_length: int
+    rms_eps: float
+    rope_theta: float
+    tied: bool
+    rope_theta_swa: float = 0.0
+    window: int = 0
+    window_pattern: int = 0
+    mamba_heads: int = 0
+    mamba_head_dim: int = 0
+    d_state: int = 0
+    d_conv: int = 0
+    parameters: int | None = None
+    hub: Hub | None = None
+    assumptions: tuple[str, ...] = ()
+    sha256: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def d_inner(self) -> int:
+        """Width of the Mamba block: mamba_heads · mamba_head_dim."""
+        return self.mamba_heads * self.mamba_head_dim
+
+    @property
+    def dt_dim(self) -> int:
+        """Rank of the step-size projection: max(64, hidden / 16), as the engine derives it."""
+        return max(64, self.hidden // 16)
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights, tied embeddings counted once."""
+        return sum(prod(shape) for shape in self.tensor_shapes().values())
+
+    def is_mamba(self, layer: int) -> bool:
+        """PLaMo 2 alternates, starting with Mamba; PLaMo 3 has no Mamba layer."""
+        return self.arch == "plamo2" and layer % 2 == 0
+
+    def is_sliding(self, layer: int) -> bool:
+        """PLaMo 3: every layer slides except each `window_pattern`-th, counted from 1."""
+        return self.window > 0 and (layer + 1) % self.window_pattern != 0
+
+    def kv_heads_of(self, layer: int) -> int:
+        """Key/value heads of a layer, 0 for Mamba: what tells the engine that a layer is recurrent."""
+        return 0 if self.is_mamba(layer) else self.kv_heads
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name → shape in NumPy order (out, in), in the order a file holds them."""
+        shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (self.vocab, self.hidden)}
+        for layer in range(self.layers):
+            mixer = self._mamba_shapes() if self.is_mamba(layer) else self._attention_shapes()
+            block = {"attn_norm.weight": (self.hidden,), **mixer, **self._ffn_shapes()}
+            shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+        shapes["output_norm.weight"] = (self.hidden,)
+        if not self.tied:
+            shapes["output.weight"] = (self.vocab, self.hidden)
+        return shapes
+
+    def _ffn_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "post_attention_norm": (self.hidden,),
+            "ffn_norm.weight": (self.hidden,),
+            "ffn_up.weight": (2 * self.ffn, self.hidden),
+            "ffn_down.weight": (self.hidden, self.ffn),
+            "post_ffw_norm": (self.hidden,),
+        }
+
+    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+        per_head = self.arch == "plamo2"
+        return {
+            "attn_qkv.weight": ((self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
+            "attn_q_norm.weight": (self.heads, self.head_dim) if per_head else (self.head_dim,),
+            "attn_k_norm.weight": (self.kv_heads, self.head_dim) if per_head else (self.head_dim,),
+            "attn_output.weight": (self.hidden, self.heads * self.head_dim),
+        }
+
+    def _mamba_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "ssm_in.weight": (2 * self.d_inner, self.hidden),
+            "ssm_conv1d.weight": (self.d_inner, self.d_conv),
+            "ssm_x.weight": (self.dt_dim + 2 * self.d_state, self.d_inner),
+            "ssm_dt.weight": (self.mamba_heads, self.dt_dim),
+            "ssm_dt.bias": (self.mamba_heads,),
+            "ssm_a": (self.mamba_heads,),
+            "ssm_d": (self.mamba_heads,),
+            "ssm_out.weight": (self.hidden, self.d_inner),
+            "ssm_dt_norm": (self.dt_dim,),
+            "ssm_b_norm": (self.d_state,),
+            "ssm_c_norm": (self.d_state,),
+        }
+
+
+@lru_cache
+def load(path: Path = MODELS_TOML) -> dict[tuple[str, str], ModelSpec]:
+    """Read the registry: (model name, scale) → spec, in file order.
+
+    Raises StudyError when the file is missing, is not TOML, or an entry lacks or misspells a field.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise StudyError(str(path), f"the model registry cannot be read ({error})", f"git checkout {path}") from error
+    specs: dict[tuple[str, str], ModelSpec] = {}
+    for name, entry in raw.get("models", {}).items():
+        for scale in SCALES:
+            if scale in entry:
+                specs[name, scale] = _spec(path, name, scale, entry, raw.get("arch", {}))
+    return specs
+
+
+def _spec(path: Path, name: str, scale: str, entry: dict[str, Any], archs: dict[str, Any]) -> ModelSpec:
+    values: dict[str, Any] = {"arch": entry.get("arch"), **archs.get(entry.get("arch", ""), {}), **entry[scale]}
+    if scale == "shape":
+        values |= {"parameters": entry.get("parameters"), "assumptions": tuple(entry.get("assumptions", ()))}
+    unknown = sorted(values.keys() - {f.name for f in fields(ModelSpec)})
+    try:
+        if unknown or values["arch"] not in ARCHS:
+            raise TypeError(f"unknown fields {unknown}" if unknown else f"arch must be one of {', '.join(ARCHS)}")
+        return ModelSpec(name=name, scale=scale, hub=Hub(**entry["hub"]) if "hub" in entry else None, **values)
+    except TypeError as error:
+        raise StudyError(f"{path}, models.{name}.{scale}", str(error), f"edit {path}") from error
+
+
+def spec(name: str, scale: str) -> ModelSpec:
+    """The spec of a model at a scale; StudyError listing the known ones when there is none."""
+    known = load()
+    if (name, scale) in known:
+        return known[name, scale]
+    at_scale = [n for n, s in known if s == scale]
+    if not at_scale:
+        raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(SCALES)}", "choose one of these")
+    why = f"not in the registry at scale {scale!r}; known there: {', '.join(at_scale)}"
+    raise StudyError(f"model {name!r}", why, "plamo-study models list")
+
+
+def model_path(name: str, scale: str, dtype: str) -> Path:
+    """Where the file of a registered model lies: data/models/<name>.<scale>.<dtype>.gguf. It need not exist."""
+    check_dtype(dtype)
+    known = spec(name, scale)
+    return MODELS / f"{known.name}.{known.scale}.{dtype}.gguf"
+
+
+def check_dtype(dtype: str) -> None:
+    """StudyError unless `dtype` is a tensor type that can be written."""
+    if dtype not in DTYPES:
+        raise StudyError(f"type {dtype!r}", f"unknown; known: {', '.join(DTYPES)}", "choose one of these")

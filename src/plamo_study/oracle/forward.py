@@ -1,0 +1,123 @@
+"""Token ids to logits: the two architectures put together from their layers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plamo_study.errors import StudyError
+from plamo_study.oracle import layers, mamba
+from plamo_study.oracle.weights import Weights
+
+ARCHITECTURES = ("plamo2", "plamo3")
+SLIDING_PATTERN = 8  # every 8th layer of PLaMo 3 NICT sees the whole text; also what a file without the key means
+SLIDING_THETA = 1e4  # rotary base of the sliding layers where the file names none
+
+
+class Oracle:
+    """The forward pass of one GGUF file of PLaMo 2 or PLaMo 3, every weight type that `gguf` can dequantise.
+
+    A decoder of pre- and post-normed residual blocks: x ← x + norm(mixer(norm(x))), x ← x + norm(ffn(norm(x))).
+    PLaMo 2 mixes by Mamba where `head_count_kv` is 0 and by full attention elsewhere; PLaMo 3 by attention, sliding in
+    all layers but every `pattern`-th. `head_count` is read whether it is a scalar or an array with 0 for Mamba layers.
+
+    Weights are taken as stored and everything else is float32. llama.cpp's CPU backend also rounds the input of each
+    matrix product to the type of the weights (K-quants: to Q8_K, not known here). `round_activations` does the same,
+    which tells that rounding from a wrong computation; logits are then this backend's, not the model's.
+
+    Raises
+    ------
+    StudyError
+        Not PLaMo 2 or 3, scaled rotary positions (YaRN), or a tensor or key is missing.
+
+    """
+
+    def __init__(self, path: Path | str, round_activations: bool = False):
+        self._weights = Weights(path, round_activations)
+        self.arch = str(self._weights.value("general.architecture"))
+        if self.arch not in ARCHITECTURES:
+            raise StudyError(
+                str(path), f"architecture {self.arch} is neither plamo2 nor plamo3", "plamo-study models list"
+            )
+        if self._value("rope.scaling.type", "none") != "none":
+            raise StudyError(str(path), "the oracle knows no rope scaling", "plamo-study models list")
+        self.n_layer = int(self._value("block_count"))
+        self._n_head = self._weights.per_layer(f"{self.arch}.attention.head_count", self.n_layer)
+        self._n_head_kv = self._weights.per_layer(f"{self.arch}.attention.head_count_kv", self.n_layer)
+        self._d_head = int(self._value("attention.key_length"))
+        self._eps = float(self._value("attention.layer_norm_rms_epsilon"))
+        self._theta = float(self._value("rope.freq_base"))
+        self._head = "output.weight" if "output.weight" in self._weights else "token_embd.weight"
+        self.n_vocab = self._weights.n_rows(self._head)
+
+    def logits(self, tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | None = None) -> np.ndarray:
+        """Logits after each token of a text, or after the tokens at `positions` only.
+
+        Returns float32 (n_tokens or n_positions, n_vocab). Raises ValueError for an empty text or an unknown token.
+        """
+        ids = np.asarray(tokens, dtype=np.int64)
+        if ids.size == 0 or ids.min() < 0 or ids.max() >= self.n_vocab:
+            raise ValueError(f"tokens must be a non-empty sequence of ids below {self.n_vocab}")
+        hidden = self._hidden(ids)
+        return self._weights.linear(hidden if positions is None else hidden[list(positions)], self._head)
+
+    def _hidden(self, ids: np.ndarray) -> np.ndarray:
+        x = self._weights.rows("token_embd.weight", ids)
+        for layer in range(self.n_layer):
+            block = f"blk.{layer}."
+            mixer = self._mamba if self._n_head_kv[layer] == 0 else self._attention
+            mixed = mixer(layer, self._norm(x, block + "attn_norm.weight"))
+            x = x + self._norm(mixed, block + "post_attention_norm")
+            fed = self._feed_forward(block, self._norm(x, block + "ffn_norm.weight"))
+            x = x + self._norm(fed, block + "post_ffw_norm")
+        return self._norm(x, "output_norm.weight")
+
+    def _feed_forward(self, block: str, x: np.ndarray) -> np.ndarray:
+        up = self._weights.linear(x, block + "ffn_up.weight")
+        return self._weights.linear(layers.gate(up), block + "ffn_down.weight")
+
+    def _attention(self, layer: int, x: np.ndarray) -> np.ndarray:
+        """Attention with normed and rotated queries and keys; q, k, v lie in this order in one projection."""
+        block, n_head, n_kv = f"blk.{layer}.", int(self._n_head[layer]), int(self._n_head_kv[layer])
+        qkv = self._weights.linear(x, block + "attn_qkv.weight")
+        q, k, v = np.split(qkv, [n_head * self._d_head, (n_head + n_kv) * self._d_head], axis=-1)
+        window, theta = self._reach(layer)
+        q = self._norm(q.reshape(len(x), n_head, -1), block + "attn_q_norm.weight")
+        k = self._norm(k.reshape(len(x), n_kv, -1), block + "attn_k_norm.weight")
+        q, k = layers.rotate(q, theta), layers.rotate(k, theta)
+        mixed = layers.attend(q, k, v.reshape(len(x), n_kv, -1), window)
+        return self._weights.linear(mixed, block + "attn_output.weight")
+
+    def _mamba(self, layer: int, x: np.ndarray) -> np.ndarray:
+        """Mamba: y = scan(u, dt, B, C) + D u with u = conv(x), then silu(z) · y through the output projection."""
+        block, n_head = f"blk.{layer}.ssm_", int(self._value("ssm.time_step_rank"))
+        array, linear = self._weights.array, self._weights.linear
+        z, signal = mamba.split_zx(linear(x, block + "in.weight"), n_head)
+        u = mamba.causal_convolution(signal.reshape(len(x), -1), array(block + "conv1d.weight"))
+        B, C, dt = mamba.split_bcdt(linear(u, block + "x.weight"), int(self._value("ssm.state_size")))
+        B, C, dt = (self._norm(part, f"{block}{name}_norm") for part, name in ((B, "b"), (C, "c"), (dt, "dt")))
+        dt = mamba.softplus(linear(dt, block + "dt.weight") + array(block + "dt.bias"))
+        u = u.reshape(z.shape)
+        y = mamba.scan(u, dt, array(block + "a").ravel(), B, C) + array(block + "d").reshape(-1, 1) * u
+        return linear((layers.silu(z) * y).reshape(len(x), -1), block + "out.weight")
+
+    def _reach(self, layer: int) -> tuple[int | None, float]:
+        """Window in tokens (None: the whole text) and rotary base of an attention layer."""
+        window = int(self._value("attention.sliding_window", 0)) if self.arch == "plamo3" else 0
+        if window == 0 or not self._slides(layer):
+            return None, self._theta
+        return window, float(self._value("rope.freq_base_swa", SLIDING_THETA))
+
+    def _slides(self, layer: int) -> bool:
+        """True for a sliding layer: all but every pattern-th, or as an array in the file says layer by layer."""
+        pattern = self._value("attention.sliding_window_pattern", SLIDING_PATTERN)
+        if isinstance(pattern, list):
+            return bool(pattern[layer])
+        return pattern == 0 or (layer + 1) % pattern != 0
+
+    def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        return layers.rms_norm(x, self._weights.array(name), self._eps)
+
+    def _value(self, key: str, default: Any = None) -> Any:
+        return self._weights.value(f"{self.arch}.{key}", default)

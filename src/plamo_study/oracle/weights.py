@@ -1,0 +1,103 @@
+"""Tensors and metadata of one GGUF file, dequantised to float32 when they are used."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFReader
+from gguf.quants import dequantize, quantize
+
+from plamo_study.errors import StudyError
+
+CACHE_ELEMENTS = 2**26  # files up to this many weights (256 MiB of float32) are dequantised once and kept
+BLOCK_ELEMENTS = 2**24  # larger files: at most this many weights (64 MiB of float32) exist at a time
+
+# Type to which llama.cpp's CPU backend rounds what it multiplies with weights of a type (ggml-cpu.c, vec_dot_type).
+ROUNDED_TO = {t: t for t in (Type.F16, Type.BF16, Type.Q8_0)} | {t: Type.Q8_0 for t in (Type.Q4_0, Type.Q5_0)}
+
+
+class Weights:
+    """A memory-mapped GGUF. `round_activations` is explained in `Oracle`.
+
+    Raises
+    ------
+    StudyError
+        The file is missing or is no GGUF; later, a key or a tensor asked for is not in it.
+
+    """
+
+    def __init__(self, path: Path | str, round_activations: bool = False):
+        self.path, self._round = Path(path), round_activations
+        if not self.path.is_file():
+            raise StudyError(str(path), "no such file", "plamo-study models make")
+        try:
+            self._reader = GGUFReader(self.path)
+        except (ValueError, IndexError, KeyError) as error:
+            raise StudyError(str(path), f"not a readable GGUF ({error})", "plamo-study models make") from error
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        small = sum(int(tensor.n_elements) for tensor in self._tensors.values()) <= CACHE_ELEMENTS
+        self._cache: dict[str, np.ndarray] | None = {} if small else None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def value(self, key: str, default: Any = None) -> Any:
+        """A metadata value as Python knows it (number, text, list); `default` None makes the key mandatory."""
+        field = self._reader.get_field(key)
+        if field is not None:
+            return field.contents()
+        if default is None:
+            raise self._missing(f"metadata key {key}")
+        return default
+
+    def per_layer(self, key: str, n_layer: int) -> list[Any]:
+        """A metadata value that a file may give once for all layers or as an array, one entry per layer."""
+        value = self.value(key)
+        values = value if isinstance(value, list) else [value] * n_layer
+        if len(values) != n_layer:
+            raise StudyError(
+                str(self.path),
+                f"{key} has {len(values)} entries for {n_layer} layers",
+                f"plamo-study models check {self.path}",
+            )
+        return values
+
+    def n_rows(self, name: str) -> int:
+        """Rows of a tensor, i.e. output features of a matrix or entries of a vocabulary."""
+        return int(self._tensor(name).data.shape[0])
+
+    def rows(self, name: str, index: slice | np.ndarray) -> np.ndarray:
+        """Some rows of a tensor, float32, in NumPy order (out, in)."""
+        if self._cache is not None:
+            return self.array(name)[index]
+        tensor = self._tensor(name)
+        return dequantize(tensor.data[index], tensor.tensor_type)
+
+    def array(self, name: str) -> np.ndarray:
+        """A whole tensor, float32, in NumPy order: the reverse of ggml's, so matrices are (out, in)."""
+        tensor = self._tensor(name)
+        if self._cache is None:
+            return dequantize(tensor.data, tensor.tensor_type)
+        if name not in self._cache:
+            self._cache[name] = dequantize(tensor.data, tensor.tensor_type)
+        return self._cache[name]
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        """y = x Wᵀ for x (n_tokens, in) and W (out, in); W is dequantised a block of rows at a time."""
+        n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
+        to = ROUNDED_TO.get(self._tensor(name).tensor_type) if self._round else None
+        x = x if to is None else dequantize(quantize(x, to), to)
+        y = np.empty((len(x), n_out), dtype=np.float32)
+        for start in range(0, n_out, step):
+            block = slice(start, start + step)
+            y[:, block] = x @ self.rows(name, block).T
+        return y
+
+    def _tensor(self, name: str) -> Any:
+        if name not in self._tensors:
+            raise self._missing(f"tensor {name}")
+        return self._tensors[name]
+
+    def _missing(self, what: str) -> StudyError:
+        return StudyError(str(self.path), f"{what} is missing", f"plamo-study models check {self.path}")

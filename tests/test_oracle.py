@@ -1,0 +1,248 @@
+"""The oracle agrees with the engine, and would not if it (or the engine) computed anything else."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+
+from plamo_study.engine.library import capture_log
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.errors import StudyError
+from plamo_study.models import registry, synthetic
+from plamo_study.oracle import Oracle, agreement, forward, layers, mamba, relative_error, weights
+
+MODELS = {"plamo2": "plamo-2-1b", "plamo3": "plamo-3-nict-2b"}
+ARCHS = tuple(MODELS)
+PREFILL, TEXT = 560, np.random.default_rng(0).integers(5, 512, 600).tolist()  # beyond twice the window of 256 tokens
+
+# Float32 all the way leaves summation order only (measured 2e-5); each narrower type adds its rounding (measured with
+# rounded activations on x86: F16 2.3e-3, BF16 1.2e-2, Q8_0 5e-2). Every mutation below is above 0.4.
+TOLERANCE = {"F32": 3e-4, "F16": 5e-3, "BF16": 2.5e-2, "Q8_0": 1e-1}
+EXACT_CACHE = SessionConfig(1024, type_k="f32", type_v="f32", flash_attn="off", n_gpu_layers=0)
+DEFAULT_CACHE = SessionConfig(1024, n_gpu_layers=0)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def file(arch: str, dtype: str) -> Path:
+        return synthetic.write(registry.spec(MODELS[arch], "mini"), dtype, folder / f"{arch}.{dtype}.gguf")
+
+    return file
+
+
+@pytest.fixture(scope="module")
+def engine(files: Callable[[str, str], Path]) -> Callable[..., SimpleNamespace]:
+    """Logits of one model in three situations, computed once."""
+    capture_log([])
+    return cache(lambda arch, dtype, config=EXACT_CACHE: situations(files(arch, dtype), config))
+
+
+def situations(path: Path, config: SessionConfig) -> SimpleNamespace:
+    with Session(path, config) as session:
+        whole = session.prefill({0: TEXT}, every=True)[0]
+        session.clear()
+        session.prefill({0: TEXT[:PREFILL]})
+        decoded = np.stack([decode(session, token) for token in TEXT[PREFILL:]])
+        session.clear()
+        return SimpleNamespace(whole=whole, decoded=decoded, single=session.prefill({0: TEXT[:1]})[0])
+
+
+def decode(session: Session, token: int) -> np.ndarray:
+    session.decode({0: token})
+    return session.logits()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_engine_agrees_at_every_position_after_one_token_and_in_decode(arch, dtype, files, engine):
+    theirs, tolerance = engine(arch, dtype), TOLERANCE[dtype]
+    ours = Oracle(files(arch, dtype), round_activations=True).logits(TEXT)
+    for logits, expected in ((theirs.whole, ours), (theirs.decoded, ours[PREFILL:]), (theirs.single, ours[:1])):
+        verdict = agreement(logits, expected, tolerance)
+        assert verdict.ok, verdict
+    assert agreement(theirs.whole, ours, tolerance).top1_checked > len(TEXT) / 4
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_engine_defaults_cost_accuracy_but_stay_within_twice_the_tolerance(arch, files, engine):
+    theirs = engine(arch, "F16", DEFAULT_CACHE)  # F16 cache; flash attention sums values in F16 when it decodes on CPU
+    ours = Oracle(files(arch, "F16"), round_activations=True).logits(TEXT)
+    assert agreement(theirs.whole, ours, 1e-2).ok
+    assert agreement(theirs.decoded, ours[PREFILL:], 1e-2).ok
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rounding_activations_as_the_cpu_does_explains_most_of_the_gap(arch, dtype, files, engine):
+    theirs, path = engine(arch, dtype).whole, files(arch, dtype)
+    exact, rounded = Oracle(path).logits(TEXT), Oracle(path, round_activations=True).logits(TEXT)
+    assert relative_error(theirs, rounded) < 0.7 * relative_error(theirs, exact)
+
+
+@pytest.mark.parametrize(("arch", "right"), [("plamo2", False), ("plamo3", True)])
+def test_sequences_mixed_by_a_packed_prefill_are_caught(arch, right, files):
+    prompts = {0: TEXT[:64], 1: TEXT[64:128]}
+    config = SessionConfig(64, n_seq_max=2, type_k="f32", type_v="f32", flash_attn="off", n_gpu_layers=0)
+    with Session(files(arch, "F32"), config) as session:
+        packed = session.prefill(prompts, policy="packed", every=True)
+    verdict = agreement(packed[0], Oracle(files(arch, "F32")).logits(prompts[0]))
+    assert verdict.ok == right
+    assert right or verdict.max_relative_error > 0.5
+
+
+# The right functions, kept before a mutation replaces them
+gate, rms_norm, rotate, visible = layers.gate, layers.rms_norm, layers.rotate, layers.visible
+convolution, split_zx, split_bcdt, scan = mamba.causal_convolution, mamba.split_zx, mamba.split_bcdt, mamba.scan
+array = weights.Weights.array
+ALL, HYBRID, SLIDING = ARCHS, ("plamo2",), ("plamo3",)
+
+
+def rotate_neighbours(x, theta):
+    halves = np.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
+    return rotate(halves, theta)[..., np.arange(x.shape[-1]).reshape(2, -1).T.ravel()]
+
+
+def filled(tensor: str, value: float):
+    """A reader that finds one kind of tensor filled with a number: a term left out of the equations."""
+    return lambda self, name: np.full_like(array(self, name), value) if tensor in name else array(self, name)
+
+
+MUTATIONS = {
+    "no rope": (ALL, layers, "rotate", lambda x, theta: x),
+    "rope on neighbouring features": (ALL, layers, "rotate", rotate_neighbours),
+    "heads of keys and values dealt in turn": (ALL, layers, "key_value_head", lambda head, n, n_kv: head % n_kv),
+    "future visible": (ALL, layers, "visible", lambda n, window: np.ones((n, n), bool)),
+    "norm forgets its mean": (ALL, layers, "rms_norm", lambda x, weight, eps: weight * x),
+    "norm forgets its weight": (ALL, layers, "rms_norm", lambda x, w, eps: rms_norm(x, np.ones_like(w), eps)),
+    "halves of the gate swapped": (ALL, layers, "gate", lambda up: gate(np.roll(up, up.shape[-1] // 2, axis=-1))),
+    "query norm weight forgotten": (ALL, weights.Weights, "array", filled("attn_q_norm", 1)),
+    "final norm weight forgotten": (ALL, weights.Weights, "array", filled("output_norm", 1)),
+    "post-mixer norm without its fifth": (ALL, weights.Weights, "array", filled("post_attention_norm", 1)),
+    "window ignored": (SLIDING, layers, "visible", lambda n, window: visible(n, None)),
+    "window one token too long": (SLIDING, layers, "visible", lambda n, w: visible(n, w and w + 1)),
+    "window one token too short": (SLIDING, layers, "visible", lambda n, w: visible(n, w and w - 1)),
+    "pattern counted from 0": (SLIDING, forward.Oracle, "_slides", lambda self, layer: layer % 4 != 0),
+    "one rope base for all layers": (SLIDING, layers, "rotate", lambda x, theta: rotate(x, 1e6)),
+    "z and x swapped": (HYBRID, mamba, "split_zx", lambda zx, n: split_zx(zx, n)[::-1]),
+    "z and x in halves": (HYBRID, mamba, "split_zx", lambda zx, n: zx.reshape(len(zx), 2, n, -1).swapaxes(0, 1)),
+    "B and C swapped": (HYBRID, mamba, "split_bcdt", lambda x, d: [split_bcdt(x, d)[i] for i in (1, 0, 2)]),
+    "dt before B and C": (HYBRID, mamba, "split_bcdt", lambda x, d: (x[:, -2 * d : -d], x[:, -d:], x[:, : -2 * d])),
+    "convolution backwards": (HYBRID, mamba, "causal_convolution", lambda x, k: convolution(x, k[:, ::-1])),
+    "convolution late": (HYBRID, mamba, "causal_convolution", lambda x, k: convolution(np.roll(x, 1, axis=0), k)),
+    "softplus without its bend": (HYBRID, mamba, "softplus", lambda x: np.maximum(x, 0)),
+    "no decay": (HYBRID, mamba, "scan", lambda x, dt, a, B, C: scan(x, dt, 0 * a, B, C)),
+    "no state": (HYBRID, mamba, "scan", lambda x, dt, a, B, C: dt[:, :, None] * x * (B * C).sum(-1)[:, None, None]),
+    "D forgotten": (HYBRID, weights.Weights, "array", filled("ssm_d", 0)),
+    "dt bias forgotten": (HYBRID, weights.Weights, "array", filled("ssm_dt.bias", 0)),
+    "norm weight of B forgotten": (HYBRID, weights.Weights, "array", filled("ssm_b_norm", 1)),
+}
+
+
+@pytest.mark.parametrize(("arch", "mutation"), [(arch, name) for name in MUTATIONS for arch in MUTATIONS[name][0]])
+def test_a_wrong_forward_pass_disagrees(arch, mutation, files, engine, monkeypatch):
+    _, place, name, replacement = MUTATIONS[mutation]
+    monkeypatch.setattr(place, name, replacement)
+    wrong = Oracle(files(arch, "F32")).logits(TEXT)
+    assert relative_error(engine(arch, "F32").whole, wrong) > 0.4
+
+
+def test_head_count_as_an_array_gives_the_same_logits_as_a_scalar(files, tmp_path):
+    path = synthetic.write(registry.spec("plamo-2-1b", "mini"), "F32", tmp_path / "array.gguf", head_count_array=True)
+    np.testing.assert_array_equal(Oracle(path).logits(TEXT[:40]), Oracle(files("plamo2", "F32")).logits(TEXT[:40]))
+
+
+def test_positions_select_rows(files):
+    oracle = Oracle(files("plamo2", "F16"))
+    assert relative_error(oracle.logits(TEXT[:20], [3, -1]), oracle.logits(TEXT[:20])[[3, 19]]) < 1e-6
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_large_files_are_read_in_blocks_with_the_same_result(arch, files, monkeypatch):
+    small = Oracle(files(arch, "Q8_0")).logits(TEXT[:20])
+    monkeypatch.setattr(weights, "CACHE_ELEMENTS", 0)
+    monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 10_000)
+    assert relative_error(Oracle(files(arch, "Q8_0")).logits(TEXT[:20]), small) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [512]])
+def test_an_empty_text_or_an_unknown_token_is_refused(tokens, files):
+    with pytest.raises(ValueError, match="ids below 512"):
+        Oracle(files("plamo2", "F16")).logits(tokens)
+
+
+def header_only(path: Path, arch: str, scaling: str = "none") -> Path:
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(1)
+    writer.add_string(f"{arch}.rope.scaling.type", scaling)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_ti_data_to_file,
+        writer.close,
+    ):
+        write()
+    return path
+
+
+def test_a_file_the_oracle_cannot_use_is_an_error_with_file_reason_and_command(files, tmp_path):
+    (tmp_path / "text.gguf").write_text("not a model")
+    (tmp_path / "cut.gguf").write_bytes(files("plamo2", "F16").read_bytes()[:-100_000])
+    cases = {
+        tmp_path / "absent.gguf": "no such file",
+        tmp_path / "text.gguf": "not a readable GGUF",
+        tmp_path / "cut.gguf": "not a readable GGUF",
+        header_only(tmp_path / "llama.gguf", "llama"): "neither plamo2 nor plamo3",
+        header_only(tmp_path / "yarn.gguf", "plamo3", "yarn"): "no rope scaling",
+        header_only(tmp_path / "bare.gguf", "plamo2"): "head_count is missing",
+    }
+    for path, reason in cases.items():
+        with pytest.raises(StudyError, match=reason) as caught:
+            Oracle(path)
+        assert str(path) in caught.value.what
+        assert caught.value.mend.startswith("plamo-study ")
+
+
+def test_a_missing_tensor_is_named(files):
+    oracle = Oracle(files("plamo2", "F16"))
+    del oracle._weights._tensors["blk.2.ssm_out.weight"]
+    with pytest.raises(StudyError, match=r"tensor blk\.2\.ssm_out\.weight is missing"):
+        oracle.logits(TEXT[:4])
+
+
+@pytest.mark.parametrize(
+    ("engine_row", "error", "checked", "agree", "ok"),
+    [
+        ([4.0, 3.0, 0.0], 0.0, 1, 1, True),
+        ([3.0, 4.0, 0.0], 2**0.5 / 5, 1, 0, False),
+        ([4.1, 3.0, 0.0], 0.02, 1, 1, False),
+        ([float("nan"), 3.0, 0.0], float("nan"), 1, 0, False),
+        ([float("inf"), 3.0, 0.0], float("nan"), 1, 0, False),
+    ],
+)
+def test_agreement_of_one_position(engine_row, error, checked, agree, ok):
+    verdict = agreement(np.array(engine_row), np.array([4.0, 3.0, 0.0]))
+    assert verdict.max_relative_error == pytest.approx(error, nan_ok=True)
+    assert (verdict.top1_checked, verdict.top1_agree, verdict.ok) == (checked, agree, ok)
+
+
+def test_top_1_is_demanded_only_where_the_margin_is_above_the_tolerance():
+    oracle, swapped = np.array([4.0, 3.99, 0.0]), np.array([3.99, 4.0, 0.0])
+    assert agreement(swapped, oracle).ok
+    assert agreement(swapped, oracle).top1_checked == 0
+    assert not agreement(swapped, oracle, tolerance=1e-3).ok
+
+
+def test_one_wrong_position_among_many_decides():
+    oracle = np.random.default_rng(1).normal(size=(1000, 64))
+    engine = oracle.copy()
+    engine[500] = oracle[501]
+    assert relative_error(engine, oracle) > 0.5
+    with pytest.raises(ValueError, match="do not match"):
+        relative_error(oracle[:2], oracle)
