@@ -1,173 +1,215 @@
-"""Study 01: how far apart prefill and decode are, and which ceiling each stands under."""
+"""Study 01: how far apart prefill and decode are, and which ceiling each stands under.
 
-from collections.abc import Sequence
+Every function takes the frame of the study's rows. Estimates are over processes; comparisons are paired by block.
+"""
+
+from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import roofline, stats
 from plamo_study.analysis.roofline import Band, Ceilings, Model
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import main_rows, usable
 
+PROMPTS = (128, 512, 2048)
 GENERATED = (16, 64, 128, 256, 512)
+DECODE_DEPTH = 128 + 512 / 2  # mean depth of the decode cell: 128 tokens of prompt, 512 steps
+EXPERIMENT = {"prefill": {"n_prompt": 128}, "decode": {"n_gen": 32}}  # cells measured at every thread count
 NS = 1e9
 
 
 def prefill(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model, threads, offload and prompt length: rate (t/s) and TTFT (s) as estimates, and the noise between processes."""
-    found = usable(rows)
-    found = found[found["workload"] == "prefill"]
-    return _by_cell(found, ["model", "n_gpu_layers", "n_threads", "n_prompt"], _prefill_entry)
+    """Per model and prompt length: `rate` (t/s), `ttft` (s), `noise` between processes, `n` processes."""
+    found = main_rows(rows)
+    return _by(found[found["workload"] == "prefill"], ["model", "n_prompt"], _prefill_entry)
 
 
 def decode(rows: pd.DataFrame, generated: Sequence[int] = GENERATED) -> pd.DataFrame:
-    """Per model, threads, offload and output length: seconds, rate (t/s) and ITL (s).
+    """Per model and output length: `seconds`, `rate` (t/s), `itl` and `itl_p95` (s), `noise`, `n` processes.
 
-    Shorter outputs are the first steps of the longest run: they are the same computation.
+    Shorter outputs are the first steps of the longest run: the same computation, so the same numbers.
     """
-    found = usable(rows)
-    found = found[found["workload"] == "decode"]
+    found = main_rows(rows)
+    found = found[(found["workload"] == "decode") & (found["n_gen"] >= max(generated))]
     parts = []
     for n in generated:
-        long_enough = found[found["n_gen"] >= n]
-        first = long_enough.assign(samples_ns=long_enough["samples_ns"].map(lambda reps, n=n: [s[:n] for s in reps]))
-        longest = first.groupby(["model", "n_gpu_layers", "n_threads"])["n_gen"].transform("max")
-        table = _by_cell(first[first["n_gen"] == longest], ["model", "n_gpu_layers", "n_threads"], _decode_entry)
-        parts.append(table.assign(generated=n))
+        cut = found.assign(samples_ns=[[steps[:n] for steps in samples] for samples in found["samples_ns"]])
+        parts.append(_by(cut, ["model"], _decode_entry).assign(generated=n))
     return pd.concat(parts, ignore_index=True)
 
 
-def asymmetry(rows: pd.DataFrame, n_prompt: int, n_gen: int) -> pd.DataFrame:
-    """Per model at full threads: prefill rate over decode rate, paired by block, and both rates."""
-    found = usable(rows)
-    found = found[found["n_threads"] == found["n_threads"].max()]
+def asymmetry(rows: pd.DataFrame, n_prompt: int = 512, n_gen: int = 512) -> pd.DataFrame:
+    """Per model: `ratio` = prefill rate of `n_prompt` tokens over decode rate of `n_gen` tokens."""
+    found = main_rows(rows)
+    fast = found[(found["workload"] == "prefill") & (found["n_prompt"] == n_prompt)]
+    slow = found[(found["workload"] == "decode") & (found["n_gen"] == n_gen)]
     entries = []
-    for model, of_model in found[found["model"] != ""].groupby("model"):
-        fast = _seconds_per_token(of_model[(of_model["workload"] == "prefill") & (of_model["n_prompt"] == n_prompt)])
-        slow = _seconds_per_token(of_model[(of_model["workload"] == "decode") & (of_model["n_gen"] >= n_gen)], n_gen)
-        both = pd.concat([fast, slow], axis=1, keys=["prefill", "decode"]).dropna()
-        entries.append({"model": model, "ratio": stats.ratio(both["decode"].tolist(), both["prefill"].tolist())})
+    for model in fast["model"].unique():
+        prompt, step = (
+            seconds_by_block(fast[fast["model"] == model]) / n_prompt,
+            seconds_by_block(slow[slow["model"] == model]) / n_gen,
+        )
+        entries.append({"model": model, "ratio": paired_ratio(step, prompt)})
     return pd.DataFrame(entries)
+
+
+def crossover(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per model and prompt length: `tokens` of output that take as long as the prompt, at the mean ITL of 512 steps."""
+    found = main_rows(rows)
+    entries = []
+    for (model, n_prompt), group in found[found["workload"] == "prefill"].groupby(["model", "n_prompt"]):
+        steps = found[(found["workload"] == "decode") & (found["model"] == model) & (found["n_gen"] == 512)]
+        tokens = paired_ratio(seconds_by_block(group), seconds_by_block(steps) / 512)
+        entries.append({"model": model, "n_prompt": n_prompt, "tokens": tokens})
+    return pd.DataFrame(entries)
+
+
+def request_map(rows: pd.DataFrame, n: int = 24) -> pd.DataFrame:
+    """Share of a request spent in prefill over (input length x output length), inside the measured ranges.
+
+    Prefill time is interpolated between the measured lengths (log-log), decode time is the measured running sum.
+    Columns: model, n_in, n_in_next, n_out, n_out_next (edges of a map field) and share.
+    """
+    ins, outs = np.geomspace(min(PROMPTS), max(PROMPTS), n + 1), np.geomspace(min(GENERATED), max(GENERATED), n + 1)
+    fast, slow, parts = prefill(rows), decode(rows), []
+    for model in fast["model"].unique():
+        t_in = _interpolate(fast[fast["model"] == model], "n_prompt", "ttft", np.sqrt(ins[1:] * ins[:-1]))
+        t_out = _interpolate(slow[slow["model"] == model], "generated", "seconds", np.sqrt(outs[1:] * outs[:-1]))
+        i, o = (axis.ravel() for axis in np.meshgrid(np.arange(n), np.arange(n)))
+        edges = {"n_in": ins[i], "n_in_next": ins[i + 1], "n_out": outs[o], "n_out_next": outs[o + 1]}
+        parts.append(pd.DataFrame({"model": model, **edges, "share": t_in[i] / (t_in[i] + t_out[o])}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def thread_gains(rows: pd.DataFrame) -> dict[tuple[str, str], pd.Series]:
+    """What full threads gain on the CPU, by (what, model) and block: time with fewer threads over time with all."""
+    found = usable(rows)
+    found = found[found["n_gpu_layers"] == 0]
+    many, few = found["n_threads"].max(), found["n_threads"].min()
+    gains: dict[tuple[str, str], pd.Series] = {}
+    for what in ("read", "matmul", "prefill", "decode"):
+        cells = found[found["workload"] == what]
+        for field, value in EXPERIMENT.get(what, {}).items():
+            cells = cells[cells[field] == value]
+        for model, group in cells.groupby("model"):
+            slow, fast = (
+                seconds_by_block(group[group["n_threads"] == threads], _median_sample) for threads in (few, many)
+            )
+            gains[what, str(model)] = (slow / fast).dropna() if few != many else pd.Series(dtype=float)
+    return gains
 
 
 def threads_experiment(rows: pd.DataFrame) -> pd.DataFrame:
-    """What full threads gain over fewer, paired by block: each ceiling, and each phase of each model.
-
-    Columns: what, model, few, many (threads) and gain (an estimate; 1 = no gain).
-    """
-    found = usable(rows)
-    many, few = found["n_threads"].max(), found["n_threads"].min()
-    cells = {
-        "read bandwidth": found["workload"] == "read",
-        "matrix throughput": found["workload"] == "matmul",
-        "prefill": (found["workload"] == "prefill") & (found["n_prompt"] == 128),
-        "decode": (found["workload"] == "decode") & (found["n_gen"] == 32),
-    }
-    entries = []
-    for what, mask in cells.items():
-        for model, group in found[mask].groupby("model"):
-            times = group.assign(ns=group["samples_ns"].map(_median_sample)).pivot_table("ns", "block", "n_threads")
-            gain = stats.ratio(times[few].tolist(), times[many].tolist()) if many != few else stats.median([])
-            entries.append({"what": what, "model": model, "few": few, "many": many, "gain": gain})
+    """`gain` of full threads over fewer for both ceilings and for each model's phases (1 = none)."""
+    entries = [
+        {"what": what, "model": model, "gain": gain_estimate(gain)}
+        for (what, model), gain in thread_gains(rows).items()
+    ]
     return pd.DataFrame(entries)
 
 
+def gain_estimate(gain: pd.Series) -> stats.Estimate:
+    """The estimate of a by-block ratio."""
+    return stats.ratio(gain.tolist(), [1.0] * len(gain))
+
+
 def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per thread count: read bandwidth (B/s) and matrix throughput (FLOP/s), best sample and estimate over processes."""
+    """Per ceiling, device and thread count: `best` sample and `usual` (median over processes), in B/s or FLOP/s."""
     found = rows[rows["workload"].isin(["read", "matmul"]) & (rows["status"] == "ok")]
-    work = np.where(found["workload"] == "read", found["n_bytes"], found["n_flops"])
-    found = found.assign(work=work)
-    best = found["work"] * NS / found["samples_ns"].map(lambda samples: min(chain(*samples)))
-    usual = found["work"] * NS / found["samples_ns"].map(_median_sample)
+    work = found["n_bytes"] + found["n_flops"]
+    best = work * NS / found["samples_ns"].map(lambda samples: min(chain(*samples)))
+    usual = work * NS / found["samples_ns"].map(_median_sample)
     entries = []
-    for (workload, threads), group in found.groupby(["workload", "n_threads"]):
-        estimate = stats.median(usual[group.index].tolist())
-        entries.append({"ceiling": workload, "n_threads": threads, "best": best[group.index].max(), "usual": estimate})
+    for (ceiling, layers, threads), group in found.groupby(["workload", "n_gpu_layers", "n_threads"]):
+        key = {"ceiling": ceiling, "n_gpu_layers": layers, "n_threads": threads}
+        entries.append(key | {"best": best[group.index].max(), "usual": stats.median(usual[group.index].tolist())})
     return pd.DataFrame(entries)
 
 
 def limits(rows: pd.DataFrame) -> Ceilings:
-    """The ceilings at full threads, best-of, as the roofline takes them."""
+    """The ceilings of the main set-up, best-of, as the roofline takes them."""
     table = ceilings(rows)
+    table = table[table["n_gpu_layers"] == table["n_gpu_layers"].min()]
     best = table[table["n_threads"] == table["n_threads"].max()].set_index("ceiling")["best"]
     return Ceilings(read=float(best["read"]), matmul=float(best["matmul"]))
 
 
 def prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """What arithmetic says before anything is measured: bytes and FLOPs, the nearer ceiling, and the band of seconds."""
-    limit = limits(rows)
-    entries = []
+    """What arithmetic says before a measurement: FLOPs and bytes, the nearer ceiling, and the band of seconds."""
+    limit, entries = limits(rows), []
     for name in rows.loc[rows["model"] != "", "model"].unique():
         model = models[name]
-        for n in (128, 512, 2048):
+        for n in PROMPTS:
+            moved: float = roofline.weight_bytes(model) * -(-n // 512)
             band = roofline.prefill_band(model, n, limit)
-            flops, moved = roofline.prefill_flops(model, n), roofline.weight_bytes(model) * -(-n // 512)
-            entries.append(_predicted(name, f"prefill {n}", flops, moved, band))
-        band = roofline.decode_band(model, DECODE_DEPTH, limit)
+            entries.append(_predicted(name, f"prefill {n}", roofline.prefill_flops(model, n), moved, band))
         flops, moved = roofline.decode_flops(model, DECODE_DEPTH), roofline.decode_bytes(model, DECODE_DEPTH)
-        entries.append(_predicted(name, "decode step", flops, moved, band))
+        entries.append(_predicted(name, "decode step", flops, moved, roofline.decode_band(model, DECODE_DEPTH, limit)))
     return pd.DataFrame(entries)
 
 
 def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """Prediction beside measurement: measured seconds, miss (1 = at the edge of the band) and share of the ceiling."""
-    table = prediction(rows, models)
-    fast, slow = prefill(rows), decode(rows, (512,))
-    many = rows["n_threads"].max()
-    measured = {(r.model, f"prefill {r.n_prompt}"): r.ttft for r in fast[fast["n_threads"] == many].itertuples()}
-    measured |= {(r.model, "decode step"): r.itl for r in slow[slow["n_threads"] == many].itertuples()}
-    table["measured"] = [measured.get((r.model, r.what)) for r in table.itertuples()]
-    table = table[table["measured"].notna()]
-    limit = limits(rows)
-    table["bytes_per_s"] = [r.bytes / r.measured.value for r in table.itertuples()]
-    table["flops_per_s"] = [r.flops / r.measured.value for r in table.itertuples()]
-    table["share"] = np.where(
-        table["bound"] == "memory", table["bytes_per_s"] / limit.read, table["flops_per_s"] / limit.matmul
-    )
-    table["miss"] = [_miss(r.measured.value, r.low, r.high) for r in table.itertuples()]
-    return table.reset_index(drop=True)
+    """Prediction beside measurement: `measured` (s), achieved `rate` of the nearer ceiling's unit, its `share`, `miss`.
+
+    The miss is 1 inside the band, measured over `high` above it, measured over `low` below it.
+    """
+    table, limit = prediction(rows, models), limits(rows)
+    measured = {(r["model"], f"prefill {r['n_prompt']}"): r["ttft"] for r in prefill(rows).to_dict("records")}
+    measured |= {(r["model"], "decode step"): r["itl"] for r in decode(rows, (512,)).to_dict("records")}
+    entries = []
+    for entry in table.to_dict("records"):
+        seconds = measured.get((entry["model"], entry["what"]))
+        if seconds:
+            memory = entry["bound"] == "memory"
+            rate = seconds_to_rate(seconds, entry["bytes" if memory else "flops"])
+            share = rate.scaled(1 / (limit.read if memory else limit.matmul))
+            miss = _miss(seconds.value, entry["low"], entry["high"])
+            entries.append(entry | {"measured": seconds, "rate": rate, "share": share, "miss": miss})
+    return pd.DataFrame(entries)
 
 
-DECODE_DEPTH = 128 + 512 / 2  # mean depth of the decode cell: 128 tokens of prompt, 512 steps
+def seconds_to_rate(seconds: stats.Estimate, work: float) -> stats.Estimate:
+    """Work per second; the interval turns round."""
+    return stats.Estimate(work / seconds.value, work / seconds.high, work / seconds.low, seconds.n)
+
+
+def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> stats.Estimate:
+    """Ratio over the blocks that both series have."""
+    both = pd.concat([numerator, denominator], axis=1, keys=["top", "bottom"]).dropna()
+    return stats.ratio(both["top"].tolist(), both["bottom"].tolist())
 
 
 def _miss(measured: float, low: float, high: float) -> float:
-    """1 inside the band; measured/high above it, measured/low below it."""
     return measured / high if measured > high else measured / low if measured < low else 1.0
 
 
-def _predicted(model: str, what: str, flops: float, moved: float, band: Band) -> dict:
-    return {
-        "model": model,
-        "what": what,
-        "flops": flops,
-        "bytes": moved,
-        "bound": band.bound,
-        "low": band.low,
-        "high": band.high,
-    }
+def _predicted(model: str, what: str, flops: float, moved: float, band: Band) -> dict[str, Any]:
+    ends = {"bound": band.bound, "low": band.low, "high": band.high}
+    return {"model": model, "what": what, "flops": flops, "bytes": moved, **ends}
 
 
-def _by_cell(found: pd.DataFrame, by: list[str], entry) -> pd.DataFrame:  # noqa: ANN001 - a function of a group
+def _by(found: pd.DataFrame, by: list[str], entry: Callable[[pd.DataFrame], dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame([dict(zip(by, key, strict=True)) | entry(group) for key, group in found.groupby(by)])
 
 
-def _prefill_entry(group: pd.DataFrame) -> dict:
-    seconds = group["samples_ns"].map(lambda samples: sum(chain(*samples)) / NS).tolist()
+def _prefill_entry(group: pd.DataFrame) -> dict[str, Any]:
+    seconds = [sum(chain(*samples)) / NS for samples in group["samples_ns"]]
     tokens = (group["samples_ns"].map(len) * group["n_prompt"] * group["n_seq"]).tolist()
     medians = (group["samples_ns"].map(_median_sample) / NS).tolist()
     noise = stats.variation(medians)
     return {"rate": stats.throughput(tokens, seconds), "ttft": stats.median(medians), "noise": noise, "n": len(group)}
 
 
-def _decode_entry(group: pd.DataFrame) -> dict:
-    seconds = group["samples_ns"].map(lambda samples: sum(chain(*samples)) / NS).tolist()
-    tokens = group["samples_ns"].map(lambda samples: sum(map(len, samples))).tolist()
+def _decode_entry(group: pd.DataFrame) -> dict[str, Any]:
     steps = [s / NS for s in chain(*chain(*group["samples_ns"]))]
+    seconds = [sum(chain(*samples)) / NS / len(samples) for samples in group["samples_ns"]]
+    tokens = [len(samples[0]) for samples in group["samples_ns"]]
     medians = (group["samples_ns"].map(_median_sample) / NS).tolist()
     return {
-        "seconds": stats.median([s / len(r) for s, r in zip(seconds, group["samples_ns"], strict=True)]),
+        "seconds": stats.median(seconds),
         "rate": stats.throughput(tokens, seconds),
         "itl": stats.median(medians),
         "itl_p95": stats.percentile(steps, 0.95),
@@ -180,12 +222,18 @@ def _median_sample(samples: list[list[int]]) -> float:
     return float(np.median(list(chain(*samples))))
 
 
-def _seconds_per_token(group: pd.DataFrame, n_gen: int | None = None) -> pd.Series:
-    """Seconds per token by block: of the whole prompt, or of the first `n_gen` steps."""
+def _mean_repetition(samples: list[list[int]]) -> float:
+    return sum(chain(*samples)) / len(samples)
 
-    def one(row: pd.Series) -> float:
-        samples = [s[:n_gen] for s in row["samples_ns"]]
-        tokens = sum(map(len, samples)) if n_gen else len(samples) * row["n_prompt"]
-        return sum(chain(*samples)) / NS / tokens
 
-    return group.set_index("block").apply(one, axis=1) if len(group) else pd.Series(dtype=float)
+def seconds_by_block(
+    group: pd.DataFrame, statistic: Callable[[list[list[int]]], float] = _mean_repetition
+) -> pd.Series:
+    """Seconds by block: of one repetition (the mean), or by another statistic of the samples."""
+    return group.set_index("block")["samples_ns"].map(statistic) / NS
+
+
+def _interpolate(table: pd.DataFrame, x: str, estimate: str, at: np.ndarray) -> np.ndarray:
+    known = sorted((row[x], row[estimate].value) for row in table.to_dict("records"))
+    lengths, seconds = zip(*known, strict=True)
+    return np.exp(np.interp(np.log(at), np.log(lengths), np.log(seconds)))

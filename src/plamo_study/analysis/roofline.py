@@ -66,7 +66,7 @@ def kv_bytes_per_token(model: Model, type_kv: str = "f16") -> float:
 
 
 def state_bytes(model: Model) -> int:
-    """Bytes of recurrent state per sequence: the scan's d_inner x d_state and the convolution's d_inner x (d_conv - 1)."""
+    """Bytes of recurrent state per sequence: scan, d_inner x d_state, and convolution, d_inner x (d_conv - 1)."""
     shape = model["shape"]
     d_inner = shape["mamba_heads"] * shape["mamba_head_dim"]
     return layers(model)[0] * d_inner * (shape["d_state"] + max(shape["d_conv"] - 1, 0)) * STATE_BYTES

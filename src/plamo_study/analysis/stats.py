@@ -1,6 +1,6 @@
 """Estimates with intervals. The process is the unit: every input is one number per process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,7 +59,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     """Ratio of two quantities measured in the same blocks: exp of the median log ratio, paired by block."""
     logs = np.log(np.asarray(numerator, float)) - np.log(np.asarray(denominator, float))
     in_logs = median(logs.tolist())
-    return Estimate(*(float(np.exp(x)) for x in (in_logs.value, in_logs.low, in_logs.high)), in_logs.n)
+    return Estimate(float(np.exp(in_logs.value)), float(np.exp(in_logs.low)), float(np.exp(in_logs.high)), in_logs.n)
 
 
 def percentile(samples: Sequence[float], q: float) -> float:
@@ -72,7 +72,7 @@ def variation(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 else float("nan")
 
 
-def _bootstrap(data: tuple[Sequence[float], ...], statistic) -> Estimate:  # noqa: ANN001 - a NumPy reduction
+def _bootstrap(data: tuple[Sequence[float], ...], statistic: Callable[..., np.ndarray]) -> Estimate:
     arrays = tuple(np.asarray(values, float) for values in data)
     n = len(arrays[0])
     value = float(statistic(*arrays)) if n else float("nan")

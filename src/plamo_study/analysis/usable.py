@@ -18,6 +18,14 @@ def usable(rows: pd.DataFrame) -> pd.DataFrame:
     return steady if steady["block"].nunique() >= LEAST_BLOCKS else plain
 
 
+def main_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Usable rows of the machine's main set-up: offloaded where it can be, at the full number of threads."""
+    found = usable(rows)
+    return found[
+        (found["n_gpu_layers"] == found["n_gpu_layers"].min()) & (found["n_threads"] == found["n_threads"].max())
+    ]
+
+
 def drifted(rows: pd.DataFrame) -> tuple[int, int]:
     """(blocks marked by the anchor, blocks in all)."""
     blocks = rows[(rows["block"] >= 0) & ~rows["anchor"]].groupby("block")["drift"].max()

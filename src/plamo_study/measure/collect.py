@@ -49,7 +49,8 @@ def collect(
     rows = journal.latest_rows(records) if measured is None else measured
     if not rows:
         raise StudyError(str(path), "holds no rows", f"plamo-study run {study} --scale {scale} -p source live")
-    return Recording(frame.frame(rows), frame.facts(records), study, scale, source)
+    facts = frame.facts(records)
+    return Recording(frame.frame(rows, facts), facts, study, scale, source)
 
 
 def build(study: str, scale: str) -> plan.Plan:

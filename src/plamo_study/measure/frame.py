@@ -15,12 +15,16 @@ ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine
               "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns", "checks"]  # fmt: skip
 
 
-def frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Columns: every field of the cell, the row's own, `verdict`, `drift`, `failure` (text) and the conditions."""
+def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """Columns: every field of the cell, the row's own, `verdict`, `drift`, `failure` (text) and the conditions.
+
+    `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star.
+    """
     rows = list(rows)
     gates, drift = _gates(rows), drift_by_block(rows)
     table = {name: [getattr(row.cell, name) for row in rows] for name in CELL_FIELDS}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
+    table["model"] = [starred(known[row.model]) if row.model else "" for row in rows]
     table["verdict"] = [_verdict(row, gates) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [
@@ -32,10 +36,15 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
-    """Facts by id, and models also by name (the last one of each name)."""
+    """Facts by id, and models also by the name frames give them (the last one of each name)."""
     found = {record.id: record for record in records if isinstance(record, Fact)}
-    named = {fact.data["name"]: fact.data for fact in found.values() if fact.what == "model"}
+    named = {starred(fact.data): fact.data for fact in found.values() if fact.what == "model"}
     return {key: fact.data for key, fact in found.items()} | named
+
+
+def starred(model: dict[str, Any]) -> str:
+    """A model's name, with a star when some of its shape is assumed and not published."""
+    return model["name"] + ("*" if model["assumptions"] else "")
 
 
 def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:

@@ -1,0 +1,82 @@
+"""Study 01's claims, each an estimate against a threshold: holds, does not hold, or inconclusive."""
+
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.analysis import phase_asymmetry as study
+from plamo_study.analysis.roofline import Model
+from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.usable import main_rows
+
+PUBLISHED_RATIO = 19.0  # the source's headline for plamo-2-1b on an M4 Pro, data/published/m4-pro-b9596.csv
+ALIKE = 0.15  # two gains are called equal within this margin
+FLAT = 0.10  # a rate is called flat within this margin
+SHARE = 0.7  # of the read ceiling: from here on decode is called bandwidth-bound
+
+
+def claims(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+    """Columns: claim, model, estimate, wanted (the threshold in words) and verdict."""
+    ratios = study.asymmetry(rows).set_index("model")["ratio"]
+    gains, shares = study.thread_gains(rows), study.against_prediction(rows, models)
+    entries = []
+    for model, ratio in ratios.items():
+        name = str(model)
+        entries.append(_above("prefill is faster per token than decode", name, ratio, 1.0))
+        flat = _flatness(rows, name)
+        entries.append(_within("the prefill rate is flat from 512 to 2048 tokens", name, flat, 1 - FLAT, 1 + FLAT))
+        entries += _thread_claims(name, gains)
+        decode = shares[(shares["model"] == name) & (shares["what"] == "decode step")]["share"].iloc[0]
+        entries.append(_above("decode uses most of the measured read bandwidth", name, decode, SHARE))
+    first = str(ratios.index[0])
+    low, high = PUBLISHED_RATIO / (1 + ALIKE), PUBLISHED_RATIO * (1 + ALIKE)
+    entries.append(_within("the M4 Pro's factor of 19 is found here", first, ratios[first], low, high))
+    return pd.DataFrame(entries)
+
+
+def _thread_claims(model: str, gains: dict[tuple[str, str], pd.Series]) -> list[dict[str, Any]]:
+    fast, slow = gains["prefill", model], gains["decode", model]
+    matmul, read = gains["matmul", ""], gains["read", ""]
+    low, high = 1 / (1 + ALIKE), 1 + ALIKE
+    return [
+        _within(
+            "twice the threads speed prefill as they speed matrix products",
+            model,
+            study.paired_ratio(fast, matmul),
+            low,
+            high,
+        ),
+        _within(
+            "twice the threads speed decode as they speed reading", model, study.paired_ratio(slow, read), low, high
+        ),
+        _above("twice the threads speed prefill more than decode", model, study.paired_ratio(fast, slow), 1.0),
+    ]
+
+
+def _flatness(rows: pd.DataFrame, model: str) -> Estimate:
+    found = main_rows(rows)
+    found = found[(found["workload"] == "prefill") & (found["model"] == model)]
+    short, long = (study.seconds_by_block(found[found["n_prompt"] == n]) / n for n in (512, 2048))
+    return study.paired_ratio(short, long)
+
+
+def _above(claim: str, model: str, estimate: Estimate, threshold: float) -> dict[str, Any]:
+    wanted = f"above {threshold:g}"
+    return {
+        "claim": claim,
+        "model": model,
+        "estimate": estimate,
+        "wanted": wanted,
+        "verdict": estimate.above(threshold),
+    }
+
+
+def _within(claim: str, model: str, estimate: Estimate, low: float, high: float) -> dict[str, Any]:
+    wanted = f"{low:.3g} to {high:.3g}"
+    return {
+        "claim": claim,
+        "model": model,
+        "estimate": estimate,
+        "wanted": wanted,
+        "verdict": estimate.within(low, high),
+    }

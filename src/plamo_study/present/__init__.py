@@ -1,0 +1,1 @@
+"""Everything a reader sees: figures, executed notebooks, published pages."""

@@ -1,0 +1,107 @@
+"""Typed notebook parameters: what a notebook declares, and text from the command line turned into those types.
+
+papermill only warns about a name that the notebook does not declare and guesses types from the text (`1e5` becomes a
+float, `[1,2]` stays text). Here an unknown name or a value of the wrong type stops before anything runs.
+"""
+
+import ast
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import papermill
+import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is used
+
+from plamo_study.errors import StudyError
+
+SCALARS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
+CONTAINERS = ("list", "dict")
+TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def declared(notebook: Path) -> dict[str, str]:
+    """Return {parameter: type name} as the notebook's `parameters` cell declares them.
+
+    An unannotated parameter has the type of its default. Raises StudyError when the file is not a readable notebook.
+    """
+    try:
+        found = papermill.inspect_notebook(notebook)
+    except Exception as problem:  # nbformat, papermill and JSON each raise their own kind here
+        raise StudyError(str(notebook), f"not a readable notebook ({problem})", "jupyter lab notebooks") from problem
+    return {name: _type_name(entry["inferred_type_name"], entry["default"]) for name, entry in found.items()}
+
+
+def _type_name(annotation: str, default: str) -> str:
+    if annotation != "None":
+        return annotation.replace(" ", "")
+    try:
+        return type(ast.literal_eval(default)).__name__
+    except (ValueError, SyntaxError):
+        return "Any"
+
+
+def assign(notebooks: Sequence[Path], values: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
+    """Return for each notebook those of `values` that it declares, converted to the declared types.
+
+    Text is converted (`"1e5"` to a float parameter, `"[1, 2]"` or `"1,2"` to a list); other values must already fit.
+    Raises StudyError when no chosen notebook declares a name, or a value does not fit the type.
+    """
+    types = {notebook: declared(notebook) for notebook in notebooks}
+    known = sorted({name for names in types.values() for name in names})
+    for name in values:
+        if name not in known:
+            chosen = ", ".join(path.stem for path in notebooks)
+            raise StudyError(
+                f"-p {name}", f"no such parameter in {chosen}", f"use one of: {', '.join(known) or 'none'}"
+            )
+    return {
+        notebook: {name: convert(name, value, names[name]) for name, value in values.items() if name in names}
+        for notebook, names in types.items()
+    }
+
+
+def convert(name: str, value: Any, type_name: str) -> Any:
+    """Return `value` as `type_name`: bool, int, float, str, list, dict or list[int]; other types pass as they are.
+
+    Raises StudyError when the value cannot be read as that type.
+    """
+    outer, _, inner = type_name.rstrip("]").partition("[")
+    try:
+        if outer in SCALARS:
+            return _scalar(value, outer)
+        if outer in CONTAINERS:
+            return _container(value, outer, inner)
+    except (ValueError, TypeError, yaml.YAMLError) as problem:
+        raise StudyError(
+            f"-p {name} {value}", f"not of type {type_name}", f"give {name} a value of type {type_name}"
+        ) from problem
+    return value
+
+
+def _scalar(value: Any, kind: str) -> Any:
+    if kind == "bool" and isinstance(value, str):
+        return _truth(value)
+    if isinstance(value, str):
+        return SCALARS[kind](value)
+    if kind == "float" and type(value) is int:
+        return float(value)
+    if type(value) is not SCALARS[kind]:
+        raise TypeError(value)
+    return value
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in TRUTH:
+        raise ValueError(text)
+    return TRUTH[text.lower()]
+
+
+def _container(value: Any, kind: str, inner: str) -> Any:
+    if isinstance(value, str):
+        bare = kind == "list" and not value.lstrip().startswith("[")
+        value = yaml.safe_load(f"[{value}]" if bare else value)
+    if type(value).__name__ != kind:
+        raise TypeError(value)
+    if kind == "list" and inner in SCALARS:
+        return [_scalar(str(item) if inner in ("float", "str") else item, inner) for item in value]
+    return value

@@ -1,0 +1,100 @@
+"""Makes the HTML of a page self-contained, accessible and readable, or says why it cannot be.
+
+Markdown and notebook outputs may hold any HTML. Here nothing passes that would ask a host for something, run a script
+or show a picture without words; tables get header scopes, numbers flushed right and a box of their own to scroll in.
+"""
+
+import re
+
+from bs4 import BeautifulSoup, Tag
+
+from plamo_study.errors import StudyError
+
+FORBIDDEN = ["script", "iframe", "object", "embed", "link", "meta", "base", "form", "video", "audio"]
+WIDE_TABLE = 7
+"""More columns than this get the wide part of the page."""
+NUMBER = re.compile(r"^[-+−±~≈<>≤≥×]?\s*\d[\d,._ ]*([eE][-+]?\d+)?\s*[%×]?$|^(n/a|NaN|inf|–|—|-)?$")
+
+
+def polish(html: str, name: str, published: set[str]) -> BeautifulSoup:
+    """Return `html` as a tree, fit for a page; `published` are the notebooks whose links become links to pages.
+
+    Raises StudyError for anything that needs a script or another host, and for a picture without alt text.
+    """
+    tree = BeautifulSoup(html, "html.parser")
+    _check_offline(tree, name)
+    for image in tree.find_all("img"):
+        if not str(image.get("alt") or "").strip():
+            raise StudyError(
+                name, "a picture has no alt text", "write ![what it shows](...) or <img alt='what it shows'>"
+            )
+    for style in tree.select("style[scoped]"):
+        style.decompose()
+    for table in tree.find_all("table"):
+        _polish_table(tree, table)
+    _polish_links(tree, published)
+    _make_ids_unique(tree)
+    return tree
+
+
+def _check_offline(tree: BeautifulSoup, name: str) -> None:
+    mend = "show a chart, a table or text instead"
+    for tag in tree.find_all(True):
+        if tag.name in FORBIDDEN:
+            raise StudyError(name, f"holds <{tag.name}>, which a published page must not", mend)
+        for attribute, value in tag.attrs.items():
+            if attribute.startswith("on"):
+                raise StudyError(name, f"holds a script in {attribute}=", mend)
+            if attribute in ("src", "srcset", "poster", "background") and not str(value).startswith("data:"):
+                raise StudyError(name, f"needs {value}, but a page must be complete in itself", "attach the picture")
+
+
+def _polish_table(tree: BeautifulSoup, table: Tag) -> None:
+    for head in table.select("thead th"):
+        head["scope"] = "col"
+    for head in table.select("tbody th"):
+        head["scope"] = "row"
+    _align(table)
+    del table["border"]
+    wide = max((len(row.find_all(["td", "th"])) for row in table.find_all("tr")), default=0) > WIDE_TABLE
+    box = tree.new_tag("div", attrs={"class": "scroll wide" if wide else "scroll", "tabindex": "0", "role": "region"})
+    caption = table.find("caption")
+    box["aria-label"] = caption.get_text(" ", strip=True) if caption else "table"
+    table.wrap(box)
+
+
+def _align(table: Tag) -> None:
+    """Flush columns of numbers right and all others left, heads included, unless the table spans or says otherwise."""
+    if table.select("[colspan], [rowspan]") or table.select("td[style]"):
+        return
+    rows = [row.find_all(["td", "th"], recursive=False) for row in table.find_all("tr")]
+    body = [row.find_all(["td", "th"], recursive=False) for row in table.select("tbody tr")]
+    for column in range(max((len(row) for row in rows), default=0)):
+        cells = [row[column] for row in body if column < len(row)]
+        numeric = all(NUMBER.match(cell.get_text(strip=True)) for cell in cells)
+        for row in rows:
+            if column < len(row) and numeric:
+                row[column]["class"] = "number"
+    for styled in table.select("tr[style]"):
+        del styled["style"]
+
+
+def _polish_links(tree: BeautifulSoup, published: set[str]) -> None:
+    for anchor in tree.select("a.anchor-link"):
+        anchor["aria-label"] = "link to this section"
+    for link in tree.find_all("a", href=True):
+        path, hash_sign, section = str(link["href"]).partition("#")
+        if path.endswith(".ipynb") and path.removesuffix(".ipynb") in published:
+            link["href"] = path.removesuffix(".ipynb") + ".html" + hash_sign + section
+
+
+def _make_ids_unique(tree: BeautifulSoup) -> None:
+    """Number the second and later headings of one text, so that every link leads to its own section."""
+    seen: dict[str, int] = {}
+    for tag in tree.find_all(id=True):
+        name = str(tag["id"])
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            tag["id"] = f"{name}-{seen[name]}"
+            for anchor in tag.select("a.anchor-link"):
+                anchor["href"] = f"#{tag['id']}"

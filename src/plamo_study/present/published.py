@@ -1,0 +1,18 @@
+"""Other people's figures, kept in data/published with their source."""
+
+import tomllib
+from typing import Any
+
+import pandas as pd
+
+from plamo_study import paths
+
+
+def load(name: str) -> pd.DataFrame:
+    """The figures of one source: columns model, quantity, n_prompt, n_gen, n_seq, value and unit."""
+    return pd.read_csv(paths.PUBLISHED / f"{name}.csv")
+
+
+def source(name: str) -> dict[str, Any]:
+    """Who published the figures, on which machine and build, and what to know when reading them."""
+    return tomllib.loads((paths.PUBLISHED / "sources.toml").read_text())[name]

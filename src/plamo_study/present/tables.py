@@ -1,0 +1,71 @@
+"""Tables as a reader wants them: headings with units, estimates with intervals, everything rounded here."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.analysis.stats import Estimate
+
+Format = Callable[[Any], str] | str
+NOT_AVAILABLE = "n/a"
+ASSUMED = "* Some of this model's shape is assumed, not published: see the models table."
+
+
+class Table:
+    """A table that shows the same in JupyterLab, on GitHub, in a terminal and in a diff."""
+
+    def __init__(self, frame: pd.DataFrame):
+        self.frame = frame
+        self.note = (
+            ASSUMED if frame.astype(str).apply(lambda column: column.str.contains(r"\w\*")).any(axis=None) else ""
+        )
+
+    def _repr_html_(self) -> str:
+        note = f"<p>{self.note}</p>" if self.note else ""
+        return self.frame.to_html(index=False, border=0, justify="left") + note
+
+    def _repr_markdown_(self) -> str:
+        lines = [self.frame.columns.tolist(), ["---"] * len(self.frame.columns), *self.frame.to_numpy().tolist()]
+        rows = ["| " + " | ".join(str(cell).replace("*", r"\*") for cell in line) + " |" for line in lines]
+        return "\n".join(rows) + (f"\n\n\\{self.note}" if self.note else "")
+
+    def __repr__(self) -> str:
+        return self.frame.to_string(index=False) + (f"\n{self.note}" if self.note else "")
+
+
+def table(data: pd.DataFrame, columns: Mapping[str, tuple[str, Format]]) -> Table:
+    """Choose, head and format columns: name -> (heading, format spec or function)."""
+    shown = {heading: [show(value, how) for value in data[name]] for name, (heading, how) in columns.items()}
+    return Table(pd.DataFrame(shown))
+
+
+def show(value: Any, how: Format) -> str:  # noqa: ANN401 - a cell of any table
+    """One value as text: an estimate with its interval, n/a for what is missing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return NOT_AVAILABLE
+    if callable(how):
+        return how(value)
+    return format(value, how) if how else str(value)
+
+
+def scaled(factor: float, spec: str) -> Format:
+    """A format that shows a number or an estimate in another unit."""
+
+    def in_unit(value: float | Estimate) -> str:
+        moved = value.scaled(factor) if isinstance(value, Estimate) else value * factor
+        return format(moved, spec)
+
+    return in_unit
+
+
+def significant(digits: int = 3, factor: float = 1.0) -> Format:
+    """A format with so many significant digits of the value, the interval at the same place."""
+
+    def rounded(value: float | Estimate) -> str:
+        middle = abs(value.value if isinstance(value, Estimate) else value) * factor
+        places = max(digits - 1 - math.floor(math.log10(middle)), 0) if middle else 0
+        return scaled(factor, f",.{places}f")(value)  # type: ignore[operator] # `scaled` returns the callable kind
+
+    return rounded

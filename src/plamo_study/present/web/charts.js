@@ -1,0 +1,55 @@
+"use strict";
+// Draws every chart again, interactively, from the spec beside its picture. Where that fails, the picture stays.
+
+const NARROW = 480; // CSS pixels; below, legends stack and titles wrap
+const AXIS = 80; // CSS pixels, about what axis and padding take from a title's width
+const TITLE_CHARACTER = 9; // CSS pixels, a generous mean at the theme's title size
+const SUBTITLE_CHARACTER = 7;
+
+function wrap(text, characters) {
+  const lines = [""];
+  for (const word of [].concat(text).join(" ").split(/\s+/)) {
+    const longer = (lines[lines.length - 1] + " " + word).trim();
+    if (longer.length <= characters || lines[lines.length - 1] === "") lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
+}
+
+function wrapTitle(title, width) {
+  const parts = typeof title === "object" && !Array.isArray(title) ? { ...title } : { text: title };
+  if (typeof parts.text === "string" || Array.isArray(parts.text)) parts.text = wrap(parts.text, width / TITLE_CHARACTER);
+  if (parts.subtitle) parts.subtitle = wrap(parts.subtitle, width / SUBTITLE_CHARACTER);
+  return parts;
+}
+
+function forNarrow(spec, width) {
+  const config = { ...spec.config, legend: { ...(spec.config || {}).legend, columns: 1 } };
+  return { ...spec, config, ...(spec.title ? { title: wrapTitle(spec.title, width - AXIS) } : {}) };
+}
+
+// A compiled chart with one width takes the room there is; panels side by side keep their size and scroll.
+function fit(vega, width) {
+  const fits = typeof vega.width === "number";
+  return fits ? { ...vega, width, autosize: { type: "fit-x", contains: "padding" } } : vega;
+}
+
+async function draw(figure) {
+  const drawing = figure.querySelector(".drawing");
+  const natural = Number(figure.querySelector("img").getAttribute("width"));
+  const room = () => Math.min(natural, drawing.clientWidth);
+  const spec = JSON.parse(figure.querySelector("script").textContent);
+  const shown = room() < NARROW ? forNarrow(spec, room()) : spec;
+  const patch = (vega) => fit(vega, room());
+  const options = { mode: "vega-lite", renderer: "svg", ast: true, actions: false, patch };
+  const { view, vgSpec } = await window.vegaEmbed(drawing, shown, options);
+  if (typeof vgSpec.width === "number") window.addEventListener("resize", () => view.width(room()).runAsync());
+}
+
+for (const figure of document.querySelectorAll("figure.chart")) {
+  figure.classList.add("drawn");
+  draw(figure).catch((problem) => {
+    figure.classList.remove("drawn");
+    console.error(problem);
+  });
+}
