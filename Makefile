@@ -4,7 +4,7 @@ SCALE ?= mini
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: study test lab lock clean
+.PHONY: study test lab notebooks lock clean
 
 study: $(READY)
 	$(BIN)/plamo-study study --scale $(SCALE)
@@ -13,6 +13,7 @@ test: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/pytest --nbval notebooks -n 0
 	$(BIN)/pytest
 
 lab: $(READY)
@@ -25,8 +26,10 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/tools.lock
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --require-hashes -r requirements.lock --quiet
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
-	$(BIN)/python -m ipykernel install --sys-prefix --name plamo-study --display-name plamo-study
 	touch $@
+
+notebooks: $(READY) # execute the committed notebooks as they are, on recorded rows
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 
 lock: # needs uv; environment.yml is checked against the result by a test
 	uv pip compile pyproject.toml --universal --generate-hashes --all-extras --python-version 3.11 --no-emit-index-url --no-annotate --no-header -o requirements.lock

@@ -1,16 +1,162 @@
-"""The `plamo-study` command: thin, and the only place that prints."""
+"""The `plamo-study` command: thin, and the only place that prints. Exit codes: 0 done, 1 something failed, 2 wrong usage."""
 
+import os
 import sys
+from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import typer
+from rich.console import Console
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+from plamo_study import paths, report
+from plamo_study import selfcheck as costs
+from plamo_study.errors import StudyError
+from plamo_study.measure import collect, plan
+from plamo_study.models import registry, synthetic
+from plamo_study.present import publish as pages
+from plamo_study.present import readme as readme_page
+from plamo_study.present import parameters, runs
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+models_app = typer.Typer(no_args_is_help=True, help="Which model files are known and here; write the synthetic ones.")
+app.add_typer(models_app, name="models")
+
+Scale = Annotated[str, typer.Option(help="mini (embedded, seconds) or shape (full-size random weights)")]
+Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
+Engine = Annotated[Path | None, typer.Option(help="folder with another build of llama.cpp's shared libraries")]
 
 
 def main() -> None:
-    """Run the command line; a StudyError becomes one message and exit code 2."""
-    app()
+    """Run the command line; what a user can mend becomes one message and exit code 2."""
+    try:
+        app(report.joined_parameters(sys.argv[1:]))
+    except StudyError as error:
+        Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False, highlight=False)
+        raise SystemExit(2) from None
+
+
+@app.command()
+def study(scale: Scale = "mini", engine: Engine = None) -> None:
+    """Make the models, measure, run every notebook live, and publish the pages: all of it."""
+    failed = _run_all([], scale, "live", {}, engine)
+    publish()
+    raise typer.Exit(failed)
+
+
+@app.command()
+def run(
+    notebooks: Annotated[list[str] | None, typer.Argument(help="numbers, names or paths; none means all")] = None,
+    scale: Annotated[str | None, typer.Option(help="mini or shape; live runs default to mini, recorded ones to shape")] = None,
+    source: Annotated[str, typer.Option(help="live: measure here what is missing; recorded: read the tracked rows")] = "live",
+    parameter: Annotated[list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="a notebook parameter")] = None,
+    engine: Engine = None,
+    json: Json = False,
+) -> None:
+    """Measure what is missing, then execute notebooks with papermill into reports/."""
+    values = dict(report.name_and_value(text) for text in parameter or [])
+    scale = scale or ("mini" if source == "live" else "shape")
+    raise typer.Exit(_run_all(notebooks or [], scale, source, values, engine, json))
+
+
+@app.command()
+def measure(
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="a study, e.g. 01-phase-asymmetry")],
+    scale: Scale = "mini",
+    reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
+    retry_failed: Annotated[bool, typer.Option(help="measure rows again that crashed, hung or were killed")] = False,
+    engine: Engine = None,
+    json: Json = False,
+) -> None:
+    """Measure a study without its notebook; finished cells are not measured again."""
+    _use_engine(engine)
+    summary = report.measure(name, scale, collect.REFERENCE if reference else collect.LOCAL, retry_failed)
+    if json:
+        for row in summary.rows:
+            typer.echo(msgspec.json.encode(row).decode())
+    raise typer.Exit(1 if summary.failed else 0)
+
+
+@app.command()
+def publish() -> None:
+    """One offline HTML page per executed notebook in reports/, and an index."""
+    executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
+    for page in pages.publish(executed, paths.REPORTS):
+        report.console.print(f"published {report.short(page)}")
+
+
+@app.command()
+def selfcheck(
+    scale: Scale = "mini",
+    llama_bench: Annotated[Path | None, typer.Option(help="a llama-bench to compare rates with, run interleaved")] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 6,
+    engine: Engine = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """What the harness itself costs, and whether its rates agree with llama-bench's."""
+    _use_engine(engine)
+    plan.check_scale(scale)
+    found = costs.selfcheck(scale, llama_bench, rounds)
+    typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)
+    raise typer.Exit(0 if all(check.ok for check in found) else 1)
+
+
+@app.command()
+def readme(check: Annotated[bool, typer.Option(help="only say whether it is up to date")] = False) -> None:
+    """Write the README's findings from the recorded rows."""
+    current = readme_page.is_current() if check else readme_page.write()
+    raise typer.Exit(0 if current else 1)
+
+
+@models_app.command("list")
+def list_models(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Every known model and scale: parameters, licence, assumptions, and which files are here."""
+    report.models(registry.load(), json)
+
+
+@models_app.command("make")
+def make_models(
+    scale: Scale = "mini",
+    dtype: Annotated[list[str] | None, typer.Option(help="F32, F16, BF16 or Q8_0")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="only these models")] = None,
+) -> None:
+    """Write the synthetic files that are missing."""
+    plan.check_scale(scale)
+    for name in model or plan.MODELS:
+        for kind in dtype or [plan.DTYPE[scale]]:
+            with report.bytes_progress() as progress:
+                made = synthetic.make(name, scale, kind, progress=progress(f"{name} {scale} {kind}"))
+            report.made(made, registry.spec(name, scale))
+
+
+def _run_all(notebooks: list[str], scale: str, source: str, values: dict[str, str], engine: Path | None, json: bool = False) -> int:
+    """Measure with a progress bar first, so that the notebooks find every row done; returns the exit code."""
+    _use_engine(engine)
+    plan.check_scale(scale)
+    collect.check_source(source)
+    found = runs.find_notebooks(notebooks)
+    values = {"scale": scale, "source": source} | values
+    parameters.assign(found, values)
+    failed = False
+    if source == "live":
+        for notebook in found:
+            if notebook.stem in plan.STUDIES:
+                summary = report.measure(notebook.stem, scale, collect.LOCAL)
+                failed |= bool(summary.failed)
+                if json:
+                    for row in summary.rows:
+                        typer.echo(msgspec.json.encode(row).decode())
+    results = runs.run_notebooks(notebooks, values, paths.REPORTS, report.notebook_event)
+    return 1 if report.summary(results) or failed else 0
+
+
+def _use_engine(folder: Path | None) -> None:
+    if folder is None:
+        return
+    if not any(folder.glob("libllama.*")):
+        raise StudyError(str(folder), "holds no libllama", "build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder")
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(folder.resolve())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -22,7 +22,7 @@ NS = 1e9
 
 
 def prefill(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model and prompt length: `rate` (t/s), `ttft` (s), `noise` between processes, `n` processes."""
+    """Per model and prompt length: `rate` (t/s), `ttft` and `ttft_p95` (s), `noise` between processes, `n` of them."""
     found = main_rows(rows)
     return _by(found[found["workload"] == "prefill"], ["model", "n_prompt"], _prefill_entry)
 
@@ -199,8 +199,13 @@ def _prefill_entry(group: pd.DataFrame) -> dict[str, Any]:
     seconds = [sum(chain(*samples)) / NS for samples in group["samples_ns"]]
     tokens = (group["samples_ns"].map(len) * group["n_prompt"] * group["n_seq"]).tolist()
     medians = (group["samples_ns"].map(_median_sample) / NS).tolist()
-    noise = stats.variation(medians)
-    return {"rate": stats.throughput(tokens, seconds), "ttft": stats.median(medians), "noise": noise, "n": len(group)}
+    return {
+        "rate": stats.throughput(tokens, seconds),
+        "ttft": stats.median(medians),
+        "ttft_p95": stats.percentile([sample / NS for sample in chain(*chain(*group["samples_ns"]))], 0.95),
+        "noise": stats.variation(medians),
+        "n": len(group),
+    }
 
 
 def _decode_entry(group: pd.DataFrame) -> dict[str, Any]:

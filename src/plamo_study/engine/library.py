@@ -6,6 +6,10 @@ which is why every measurement has its own process.
 
 import ctypes
 import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,26 @@ def describe() -> dict[str, Any]:
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "sha256": digest.hexdigest(),
     }
+
+
+@contextmanager
+def native_time() -> Iterator[list[int]]:
+    """Time spent inside llama_decode and llama_synchronize, in nanoseconds, as the one element of a list."""
+    spent, native = [0], {name: getattr(llama, name) for name in ("llama_decode", "llama_synchronize")}
+
+    def timed(function: Callable[..., object], *arguments: object) -> object:
+        start = time.perf_counter_ns()
+        result = function(*arguments)
+        spent[0] += time.perf_counter_ns() - start
+        return result
+
+    for name, function in native.items():
+        setattr(llama, name, partial(timed, function))
+    try:
+        yield spent
+    finally:
+        for name, function in native.items():
+            setattr(llama, name, function)
 
 
 def capture_log(lines: list[str]) -> None:

@@ -41,8 +41,7 @@ def collect(
         Unknown study, source or scale, or nothing recorded at this scale.
 
     """
-    if source not in SOURCES:
-        raise StudyError(f"source {source!r}", f"unknown; known: {', '.join(SOURCES)}", "-p source live")
+    check_source(source)
     path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
     measured = measure(build(study, scale), path, on_progress).rows if source == "live" else None
     records = journal.read(path)
@@ -51,6 +50,12 @@ def collect(
         raise StudyError(str(path), "holds no rows", f"plamo-study run {study} --scale {scale} -p source live")
     facts = frame.facts(records)
     return Recording(frame.frame(rows, facts), facts, study, scale, source)
+
+
+def check_source(source: str) -> None:
+    """StudyError unless rows can come from there."""
+    if source not in SOURCES:
+        raise StudyError(f"source {source!r}", f"unknown; known: {', '.join(SOURCES)}", "plamo-study run --source live")
 
 
 def build(study: str, scale: str) -> plan.Plan:

@@ -40,7 +40,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         return _read(cell) if cell.workload == "read" else _matmul(cell)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):
-        workload = {"prefill": _prefill, "decode": _decode, "gate": _gate}[cell.workload]
+        workload = {"prefill": _prefill, "decode": _decode, "gate": _gate, "overhead": _overhead}[cell.workload]
         stage(cell.workload)
         measured = workload(cell, session, _draw(cell, session.n_vocab, replicate), path)
         return _finish(measured, load_ns, log)
@@ -82,11 +82,27 @@ def _run_steps(session: Session, cell: Cell, tokens: Prompts, n_steps: int) -> l
     if cell.n_prompt:
         session.prefill({seq: t[: cell.n_prompt] for seq, t in tokens.items()}, cell.policy)
     steps = [{seq: int(t[cell.n_prompt + i]) for seq, t in tokens.items()} for i in range(n_steps)]
+    return _time_steps(session, steps)
+
+
+def _time_steps(session: Session, steps: list[dict[int, int]]) -> list[int]:
     stamps = [clock()]
     for step in steps:
         session.decode(step)
         stamps.append(clock())
     return np.diff(stamps).tolist()
+
+
+def _overhead(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+    """A decode whose native calls are timed too: what is left of a step is the harness."""
+    tokens = [int(token) for token in draws[0][0]]
+    _run_steps(session, cell, draws[0], TAIL_STEPS)
+    session.clear()
+    session.prefill({0: tokens[: cell.n_prompt]})
+    with library.native_time() as inside:
+        steps = _time_steps(session, [{0: token} for token in tokens[cell.n_prompt :]])
+    step = sum(steps) / len(steps)
+    return Measured(samples_ns=[steps], checks={"step_ns": step, "outside_ns": step - inside[0] / len(steps)})
 
 
 def _gate(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:

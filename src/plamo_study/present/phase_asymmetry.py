@@ -6,6 +6,7 @@ from IPython.display import Markdown
 from plamo_study.analysis import phase_asymmetry as study
 from plamo_study.analysis.phase_claims import claims
 from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.usable import drifted
 from plamo_study.measure.collect import Recording
 from plamo_study.present import published
 from plamo_study.present.tables import Table, scaled, significant, table
@@ -116,7 +117,8 @@ def prefill(recording: Recording) -> Table:
         "model": ("model", ""),
         "n_prompt": ("prompt tokens", ""),
         "rate": ("prefill rate (t/s)", significant(3)),
-        "ttft": ("TTFT (ms)", significant(3, 1e3)),
+        "ttft": ("TTFT, median (ms)", significant(3, 1e3)),
+        "ttft_p95": ("TTFT, p95 (ms)", significant(3, 1e3)),
         "noise": ("variation", _noise),
         "n": ("processes", ""),
     }
@@ -188,3 +190,17 @@ def _condition(recording: Recording) -> str:
 
 def _noise(variation: float) -> str:
     return f"{variation:.0%}" + (" noisy" if variation > 0.10 else "")
+
+
+def verdicts(recording: Recording) -> Table:
+    """Rows counted by verdict, with the largest disagreement between the two paths and with the oracle."""
+    rows = recording.rows[recording.rows["model"] != ""]
+    entries = []
+    for (model, workload), group in rows.groupby(["model", "workload"]):
+        errors = [v for checks in group["checks"] for name, v in checks.items() if name.endswith("_error")]
+        counts = {verdict: int((group["verdict"] == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
+        against = "oracle" if workload == "gate" else "second path"
+        entries.append({"model": model, "cells": workload, "against": against, "largest error": f"{max(errors):.1e}" if errors else "n/a"} | counts)
+    marked, blocks = drifted(recording.rows)
+    entries.append({"model": "blocks", "cells": f"{blocks} in all, {marked} marked by the anchor"})
+    return Table(pd.DataFrame(entries).fillna(""))

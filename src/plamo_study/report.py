@@ -1,0 +1,139 @@
+"""What the command line shows: progress with the time left, tables, summaries. All of it on stderr but JSON."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.measure import collect, plan, runner
+from plamo_study.models.registry import DTYPES, ModelSpec, model_path
+from plamo_study.present.runs import RunEvent, RunResult
+from plamo_study.selfcheck import Check
+
+console = Console(stderr=True, highlight=False)
+
+
+def measure(study: str, scale: str, place: str, retry_failed: bool = False) -> runner.Summary:
+    """Measure a study with a bar that says what runs, what came of the last cell, and how long it will take still."""
+    planned = collect.build(study, scale)
+    with bytes_progress() as progress:
+        plan.make_models(planned, lambda file, done, total: progress(file)(done, total))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(study, total=None, left="")
+
+        def on_progress(event: runner.Progress) -> None:
+            left = f"about {event.remaining_s / 60:.0f} min left" if event.remaining_s > 90 else f"about {event.remaining_s:.0f} s left"
+            bar.update(task, total=event.total, completed=event.done, description=f"{study} {_name(event.task)}", left=left)
+            if event.row and (event.row.status != "ok" or event.row.valid is False):
+                console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
+
+        path = collect.journal_path(study, scale, place)
+        summary = collect.measure(planned, path, on_progress, retry_failed)
+    console.print(f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, {len(summary.failed)} failed or wrong ({short(path)})")
+    return summary
+
+
+@contextmanager
+def bytes_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """A bar per file that is written; nothing is shown when nothing is."""
+    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console) as bar:
+        tasks: dict[str, int] = {}
+
+        def of(name: str) -> Callable[[int, int], None]:
+            def update(done: int, total: int) -> None:
+                if name not in tasks:
+                    tasks[name] = bar.add_task(f"writing {name}", total=total)
+                bar.update(tasks[name], completed=done)  # type: ignore[arg-type] # rich's TaskID is an int
+
+            return update
+
+        yield of
+
+
+def notebook_event(event: RunEvent) -> None:
+    """One line when a notebook starts; the summary says how it ended."""
+    if event.kind == "started":
+        console.print(f"running {event.notebook.name}")
+
+
+def summary(results: list[RunResult]) -> bool:
+    """Print what became of each notebook; returns whether any failed."""
+    for result in results:
+        where = short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
+        style = "green" if result.status == "ok" else "red"
+        console.print(f"[{style}]{result.status}[/{style}] {result.notebook.name} in {result.seconds:.0f} s: ", end="")
+        console.print(where, markup=False, soft_wrap=True)
+    return any(result.status != "ok" for result in results)
+
+
+def selfcheck(checks: list[Check]) -> None:
+    """The harness's own costs, measured beside what is wanted."""
+    shown = Table("check", "measured", "wanted", "verdict")
+    for check in checks:
+        shown.add_row(check.name, check.measured, check.wanted, "ok" if check.ok else "[red]not met[/red]")
+    Console().print(shown)
+
+
+def models(known: dict[tuple[str, str], ModelSpec], as_json: bool) -> None:
+    """The registry with the files that are here."""
+    entries = [(spec, [dtype for dtype in DTYPES if model_path(*key, dtype).exists()]) for key, spec in known.items()]
+    if as_json:
+        typer.echo(json.dumps([asdict(spec) | {"n_params": spec.n_params, "here": here} for spec, here in entries]))
+        return
+    shown = Table("model", "scale", "parameters", "files here", "licence of the released weights", "assumed")
+    for spec, here in entries:
+        licence = f"{spec.hub.licence}{', gated' if spec.hub.gated else ''}" if spec.hub else "unknown"
+        shown.add_row(spec.name, spec.scale, f"{spec.n_params:,}", ", ".join(here) or "none", licence, " ".join(spec.assumptions))
+    Console().print(shown)
+
+
+def made(path: Path, spec: ModelSpec) -> None:
+    """Name a written file, and what is assumed about its shape."""
+    assumed = f" (assumed: {' '.join(spec.assumptions)})" if spec.assumptions else ""
+    console.print(f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, synthetic{assumed}", markup=False, soft_wrap=True)
+
+
+def joined_parameters(arguments: list[str]) -> list[str]:
+    """Write papermill's `-p NAME VALUE` as the one word that a repeatable option takes: `-p NAME=VALUE`."""
+    joined, rest = [], iter(arguments)
+    for word in rest:
+        joined.append(word)
+        if word == "-p":
+            name = next(rest, "")
+            joined.append(name if "=" in name else f"{name}={next(rest, '')}")
+    return joined
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    """Split NAME=VALUE."""
+    name, _, value = text.partition("=")
+    if not name.isidentifier():
+        raise StudyError(f"-p {text}", "is not NAME VALUE", "plamo-study run -p source recorded")
+    return name, value
+
+
+def short(path: Path) -> str:
+    """A path relative to the project where it lies inside."""
+    return str(path.relative_to(paths.ROOT)) if path.is_relative_to(paths.ROOT) else str(path)
+
+
+def _name(task: runner.Task) -> str:
+    cell = task.cell
+    tokens = f" {cell.n_prompt}+{cell.n_gen}" if cell.model else ""
+    return f"{cell.model or 'ceiling'} {cell.workload}{tokens} ({cell.n_threads} threads)"
+
+
+def _trouble(event: runner.Progress) -> str:
+    row = event.row
+    if row is None or row.failure is None:
+        return f"wrong result: {row.checks if row else ''}"
+    return f"{row.status} in {row.failure.stage}: {row.failure.message or row.failure.signal}"

@@ -1,0 +1,141 @@
+"""What the harness costs, and whether its rates are llama-bench's: measured, never assumed."""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from plamo_study.analysis import stats
+from plamo_study.errors import StudyError
+from plamo_study.measure import journal, machine, plan
+from plamo_study.measure.process import Outcome, work
+from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Measured, Row
+from plamo_study.measure.worker import Job
+from plamo_study.models import synthetic
+
+OVERHEAD_LIMIT = 0.01  # of a decode step, at shape
+READ_LIMIT_S = 1.0
+JOURNAL_ROWS = 100_000
+APPENDED_ROWS = 200
+ALIKE = 0.02  # rates agree with llama-bench's within this margin
+STARTS = 5
+LIMIT_S = 600.0
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One measured cost: what was found and what is wanted, as text with units, and whether they agree."""
+
+    name: str
+    measured: str
+    wanted: str
+    ok: bool
+
+
+def selfcheck(scale: str, llama_bench: Path | None, rounds: int) -> list[Check]:
+    """All checks on the first model of the studies at `scale`; with `llama_bench`, both rates beside its own."""
+    cell = Cell(workload="overhead", model=plan.MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_prompt=16, n_gen=64)
+    cell = plan.change(cell, n_threads=machine.performance_cores())
+    path = synthetic.make(cell.model, cell.scale, cell.dtype)
+    checks = [overhead(cell, path), start_up(), *journal_speed()]
+    if llama_bench:
+        for workload, n_prompt, n_gen in (("prefill", 512, 0), ("decode", 128, 64)):
+            ours = plan.change(cell, workload=workload, n_prompt=n_prompt, n_gen=n_gen, repetitions=3)
+            checks.append(beside_llama_bench(ours, path, llama_bench, rounds))
+    return checks
+
+
+def overhead(cell: Cell, path: Path) -> Check:
+    """Share of a decode step spent outside llama_decode and llama_synchronize."""
+    found = _expect(work(Job(cell=cell, path=str(path)), LIMIT_S)).checks
+    outside, step = found["outside_ns"], found["step_ns"]
+    wanted = f"under {OVERHEAD_LIMIT:.0%} at shape"
+    measured = f"{outside / 1e3:.1f} us of {step / 1e3:,.0f} us ({outside / step:.2%}) per decode step, {cell.scale}"
+    return Check("outside llama_decode", measured, wanted, cell.scale != "shape" or outside / step < OVERHEAD_LIMIT)
+
+
+def start_up() -> Check:
+    """Spawn a worker, load the engine's libraries, answer, end."""
+    seconds = median(work(Job(), LIMIT_S).elapsed_ns for _ in range(STARTS)) / 1e9
+    return Check("worker start-up", f"{seconds:.2f} s, median of {STARTS}", "reported", True)
+
+
+def journal_speed() -> list[Check]:
+    """Synced rows appended per second, and the time to read a long journal."""
+    row = _example_row()
+    with tempfile.TemporaryDirectory() as folder:
+        short, long = Path(folder) / "short.jsonl", Path(folder) / "long.jsonl"
+        with journal.Journal(short) as opened:
+            start = time.perf_counter()
+            for number in range(APPENDED_ROWS):
+                opened.append(msgspec.structs.replace(row, key=str(number)))
+            rate = APPENDED_ROWS / (time.perf_counter() - start)
+        line = msgspec.json.encode(row) + b"\n"
+        long.write_bytes(line * JOURNAL_ROWS)
+        start = time.perf_counter()
+        n_read = len(journal.read(long))
+        seconds = time.perf_counter() - start
+    measured = f"{n_read:,} rows of {len(line):,} bytes in {seconds:.2f} s"
+    return [
+        Check("journal, synced appends", f"{rate:,.0f} rows/s", "reported", True),
+        Check("journal, reading", measured, f"{JOURNAL_ROWS:,} rows in under {READ_LIMIT_S:.0f} s", seconds < READ_LIMIT_S),
+    ]
+
+
+def beside_llama_bench(cell: Cell, path: Path, llama_bench: Path, rounds: int) -> Check:
+    """Our rate over llama-bench's on the same library and file, one run of each per round, the order alternating."""
+    ours, theirs = [], []
+    for number in range(rounds):
+        steps = [lambda: ours.append(_our_seconds(cell, path, number)), lambda: theirs.append(_their_seconds(cell, path, llama_bench))]
+        for step in steps if number % 2 == 0 else reversed(steps):
+            step()
+    ratio = stats.ratio(theirs, ours)
+    verdict = ratio.within(1 - ALIKE, 1 + ALIKE)
+    measured = f"{ratio:.3f} over {rounds} interleaved rounds: {verdict}"
+    return Check(f"{cell.workload} rate / llama-bench's", measured, f"within {ALIKE:.0%} of 1", verdict == "holds")
+
+
+def _our_seconds(cell: Cell, path: Path, replicate: int) -> float:
+    samples = _expect(work(Job(cell=cell, path=str(path), replicate=replicate), LIMIT_S)).samples_ns
+    return median(sum(repetition) for repetition in samples) / 1e9
+
+
+def _their_seconds(cell: Cell, path: Path, llama_bench: Path) -> float:
+    tokens = ["-p", str(cell.n_prompt), "-n", "0"] if cell.workload == "prefill" else ["-p", "0", "-n", str(cell.n_gen), "-d", str(cell.n_prompt)]
+    settings = ["-t", str(cell.n_threads), "-b", str(cell.n_batch), "-ub", str(cell.n_ubatch), "-ngl", str(cell.n_gpu_layers)]
+    command = [str(llama_bench), "-m", str(path), *tokens, *settings, "-r", str(cell.repetitions), "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=_same_library(), timeout=LIMIT_S, check=False)
+    if done.returncode:
+        raise StudyError(str(llama_bench), f"failed ({done.stderr.strip().splitlines()[-1:]})", " ".join(command))
+    return median(json.loads(done.stdout)[0]["samples_ns"]) / 1e9
+
+
+def _same_library() -> dict[str, str]:
+    """An environment in which llama-bench loads the shared libraries that our workers load."""
+    from importlib.util import find_spec
+
+    package = find_spec("llama_cpp")
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or str(Path(str(package and package.origin)).parent / "lib")
+    return os.environ | {"LD_LIBRARY_PATH": folder, "DYLD_LIBRARY_PATH": folder}
+
+
+def _expect(outcome: Outcome) -> Measured:
+    if outcome.status != "ok":
+        why = f"{outcome.status}: {outcome.failure.message if outcome.failure else ''}"
+        raise StudyError("selfcheck", f"its worker ended badly ({why})", "plamo-study selfcheck --scale mini")
+    return outcome.measured
+
+
+def _example_row() -> Row:
+    """A row the size of a prefill's, for the journal's own speed."""
+    cell = Cell(workload="prefill", model=plan.MODELS[0], scale="mini", dtype="F16", n_prompt=512, n_threads=2, repetitions=3)
+    checks: dict[str, float | bool] = {"second_path_error": 1.234e-3, "second_path": True, "finite": True, "evaluated": True, "n_rot": 64}
+    return Row(
+        schema=SCHEMA, key="0" * 16, study="selfcheck", cell=cell, replicate=0, block=0, order=0, model="0" * 16, engine="0" * 16,
+        machine="0" * 16, status="ok", started="2026-01-01T00:00:00+00:00", elapsed_ns=10**9, pid=1, valid=True, checks=checks,
+        conditions=Conditions(load_1min=1.0), samples_ns=[[10**9]] * 3, warmup_ns=[10**9], load_ns=10**7, n_evaluated=1536,
+    )  # fmt: skip

@@ -1,0 +1,193 @@
+"""Statistics that say how sure they are, and byte counts that match known shapes."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from plamo_study.analysis import phase_asymmetry as study
+from plamo_study.analysis import roofline, stats, usable
+from plamo_study.analysis.phase_claims import claims
+from plamo_study.analysis.stats import Estimate
+from plamo_study.models import registry, tensors
+
+NAN = float("nan")
+
+
+def fact(name, dtype="Q8_0"):
+    spec = registry.spec(name, "shape")
+    kinds = {}
+    for tensor in tensors.planned_table(spec, dtype):
+        kind = kinds.setdefault(tensor.kind, {"type": tensor.dtype, "count": 0, "n_elements": 0, "n_bytes": 0})
+        kind["count"] += 1
+        kind["n_elements"] += tensor.n_elements
+        kind["n_bytes"] += tensor.n_bytes
+    shape = {k: v for k, v in vars(spec).items() if isinstance(v, int | float | str)}
+    return {"name": name, "dtype": dtype, "shape": shape, "tensors": kinds, "assumptions": [], "synthetic": True}
+
+
+# ---------------------------------------------------------------- statistics
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    draws = [stats.ratio(rng.lognormal(0.3, 0.1, 12).tolist(), [1.0] * 12) for _ in range(200)]
+    covered = np.mean([draw.low <= np.exp(0.3) <= draw.high for draw in draws])
+    assert 0.88 <= covered <= 1.0
+
+
+def test_one_process_gives_a_value_and_no_interval():
+    estimate = stats.median([3.0])
+    assert (estimate.value, estimate.n) == (3.0, 1)
+    assert np.isnan(estimate.low)
+    assert estimate.above(1.0) == "inconclusive"
+    assert f"{estimate:.1f}" == "3.0 (n = 1)"
+
+
+def test_estimates_are_the_same_every_time():
+    assert stats.median([1.0, 2.0, 4.0, 8.0, 16.0]) == stats.median([1.0, 2.0, 4.0, 8.0, 16.0])
+
+
+def test_throughput_is_all_tokens_over_all_time_and_not_a_mean_of_rates():
+    assert stats.throughput([100, 100], [1.0, 4.0]).value == pytest.approx(40.0)
+
+
+def test_a_ratio_is_paired_by_block():
+    drifting = [1.0, 2.0, 4.0, 8.0, 16.0]
+    ratio = stats.ratio([2 * x for x in drifting], drifting)
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "above_one", "within"),
+    [(1.1, 1.2, "holds", "inconclusive"), (0.5, 0.8, "does not hold", "does not hold"), (0.95, 1.05, "inconclusive", "holds"),
+     (0.8, 1.3, "inconclusive", "inconclusive"), (NAN, NAN, "inconclusive", "inconclusive")],
+)  # fmt: skip
+def test_a_claim_holds_fails_or_stays_open(low, high, above_one, within):
+    estimate = Estimate(1.0, low, high, 5)
+    assert estimate.above(1.0) == above_one
+    assert estimate.within(0.85, 1.15) == within
+
+
+@pytest.mark.parametrize(("q", "n"), [(0.9, 29), (0.95, 59), (0.99, 299)])
+def test_a_percentile_needs_its_samples(q, n):
+    assert np.isnan(stats.percentile(range(n - 1), q))
+    assert stats.percentile(range(n), q) == pytest.approx(q * (n - 1))
+
+
+# ---------------------------------------------------------------- bytes and FLOPs
+
+
+@pytest.mark.parametrize(
+    ("name", "state_mib", "kv_kib", "layers"),
+    [("plamo-2-1b", 8.375, 4, (8, 0, 8)), ("plamo-2-8b", 33.5, 32, (16, 0, 16)), ("plamo-3-nict-8b", 0, 64, (0, 28, 4))],
+)
+def test_state_and_cache_sizes_are_the_known_ones(name, state_mib, kv_kib, layers):
+    model = fact(name)
+    mamba, sliding, full = roofline.layers(model)
+    assert (mamba, sliding, full) == layers
+    assert roofline.state_bytes(model) / 2**20 == state_mib
+    assert roofline.kv_bytes_per_token(model) * (sliding + full) / 2**10 == kv_kib
+
+
+def test_a_decode_step_reads_every_weight_once_and_the_cache_grows_with_depth():
+    model = fact("plamo-3-nict-8b")
+    weights = sum(t["n_bytes"] for t in model["tensors"].values())
+    assert roofline.weight_bytes(model) == weights
+    per_layer = roofline.kv_bytes_per_token(model)
+    assert roofline.decode_bytes(model, 1000) - weights == per_layer * 32 * 1001
+    beyond = roofline.decode_bytes(model, 5000) - roofline.decode_bytes(model, 4000)
+    assert beyond == per_layer * 4 * 1000, "past the window only the full layers read more"
+
+
+def test_state_is_read_and_written_for_every_sequence():
+    model = fact("plamo-2-1b")
+    grown = roofline.decode_bytes(model, 0, n_seq=3) - roofline.decode_bytes(model, 0, n_seq=1)
+    assert grown == 2 * (2 * roofline.state_bytes(model) + 8 * roofline.kv_bytes_per_token(model))
+
+
+def test_flops_are_two_per_weight_and_token():
+    model = fact("plamo-2-1b")
+    head = roofline.head_weights(model)
+    assert roofline.matmul_weights(model) + head == pytest.approx(1_291_441_920, rel=1e-3)
+    assert roofline.decode_flops(model, 0) == pytest.approx(2 * 1.2914e9, rel=0.01)
+    attention = roofline.prefill_flops(model, 1024) - 2 * roofline.prefill_flops(model, 512) + 2 * head
+    assert attention == pytest.approx(4 * 16 * 128 * 8 * 512**2, rel=1e-6), "the quadratic part"
+
+
+def test_the_band_lies_between_full_overlap_and_none():
+    band = roofline.Band(compute=3.0, memory=1.0)
+    assert (band.low, band.high, band.bound) == (3.0, 4.0, "compute")
+
+
+# ---------------------------------------------------------------- the study, on rows made up to a known answer
+
+
+def made_up(prefill_s=0.5, step_s=0.01, blocks=5):
+    """Rows of one model with 2 and 1 threads: prefill and matmul gain 2.0 from threads, decode and reading gain 1.0."""
+    base = {"model": "plamo-2-1b", "anchor": False, "verdict": "valid", "drift": 0.0, "status": "ok", "n_seq": 1, "n_gpu_layers": 0,
+            "n_prompt": 0, "n_gen": 0, "n_bytes": 0, "n_flops": 0}  # fmt: skip
+    entries = []
+    for block in range(blocks):
+        wobble = 1 + 0.01 * block
+        for threads, slow in ((2, 1.0), (1, 2.0)):
+            at = base | {"block": block, "n_threads": threads}
+            for n in (128, 512, 2048):
+                seconds = prefill_s * n / 512 * slow * wobble
+                entries.append(at | {"workload": "prefill", "n_prompt": n, "samples_ns": [[int(seconds * 1e9)]] * 3})
+            for n in (32, 512):
+                entries.append(at | {"workload": "decode", "n_prompt": 128, "n_gen": n, "samples_ns": [[int(step_s * wobble * 1e9)] * n]})
+            flops = {"workload": "matmul", "model": "", "n_flops": 10**9, "samples_ns": [[int(5e6 * slow)]]}
+            read = {"workload": "read", "model": "", "n_bytes": 10**9, "samples_ns": [[int(6e6)]]}
+            entries += [at | {"verdict": "n/a"} | flops, at | {"verdict": "n/a"} | read]
+    return pd.DataFrame(entries)
+
+
+def test_rates_ratio_and_crossover_come_out_as_put_in():
+    rows = made_up()
+    fast = study.prefill(rows).set_index("n_prompt")
+    assert fast.loc[512, "rate"].value == pytest.approx(512 / 0.51, rel=1e-6)
+    slow = study.decode(rows).set_index("generated")
+    assert slow.loc[64, "rate"].value == pytest.approx(1 / 0.0102, rel=1e-3)
+    assert slow.loc[64, "itl_p95"] > 0
+    assert np.isnan(study.decode(made_up(blocks=3), (16, 512)).set_index("generated").loc[16, "itl_p95"])
+    assert study.asymmetry(rows)["ratio"].iloc[0].value == pytest.approx(0.01 / (0.5 / 512))
+    assert study.crossover(rows).set_index("n_prompt").loc[512, "tokens"].value == pytest.approx(50)
+
+
+def test_the_map_is_half_and_half_on_the_crossover():
+    fields = study.request_map(made_up(), n=40)
+    middle = fields[(fields["share"] - 0.5).abs() < 0.02]
+    ratio = np.sqrt(middle["n_in"] * middle["n_in_next"]) / np.sqrt(middle["n_out"] * middle["n_out_next"])
+    assert ratio.to_numpy() == pytest.approx(512 / 50, rel=0.12)
+    assert fields["share"].between(0, 1).all()
+
+
+def test_the_thread_experiment_tells_compute_from_memory():
+    gains = study.threads_experiment(made_up()).set_index("what")["gain"]
+    assert (gains["prefill"].value, gains["matmul"].value) == pytest.approx((2.0, 2.0))
+    assert (gains["decode"].value, gains["read"].value) == pytest.approx((1.0, 1.0))
+
+
+def test_claims_hold_on_rows_where_they_are_true_and_fail_where_they_are_not():
+    models = {"plamo-2-1b": fact("plamo-2-1b")}
+    true = claims(made_up(), models).set_index("claim")["verdict"]
+    assert true["prefill is faster per token than decode"] == "holds"
+    assert true["twice the threads speed prefill more than decode"] == "holds"
+    assert true["the M4 Pro's factor of 19 is found here"] == "does not hold"
+    slow = claims(made_up(prefill_s=10.0), models).set_index("claim")["verdict"]
+    assert slow["prefill is faster per token than decode"] == "does not hold"
+
+
+def test_invalid_rows_never_reach_a_number():
+    rows = made_up()
+    lucky = rows.assign(samples_ns=[[[1]]] * len(rows), verdict="invalid")
+    assert study.prefill(pd.concat([rows, lucky], ignore_index=True)).equals(study.prefill(rows))
+
+
+def test_drifted_blocks_are_left_out_while_two_others_remain():
+    rows = made_up()
+    rows.loc[rows["block"] >= 2, "drift"] = 0.5
+    assert usable.drifted(rows) == (3, 5)
+    assert set(usable.usable(rows)["block"]) == {0, 1}
+    rows.loc[rows["block"] >= 1, "drift"] = 0.5
+    assert set(usable.usable(rows)["block"]) == {0, 1, 2, 3, 4}, "better a wide interval than none"

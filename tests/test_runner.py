@@ -1,0 +1,167 @@
+"""A sweep loses nothing, doubles nothing, and goes on after every failure."""
+
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import msgspec
+import pytest
+from conftest import ATTENTION, HYBRID, mini
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import collect, frame, journal, plan, runner
+from plamo_study.measure.rows import Row
+
+KILLS = 20
+
+
+def small_plan(cells=None, blocks=3):
+    cells = cells or tuple(mini("prefill", model, n_prompt=n) for model in (HYBRID, ATTENTION) for n in (16, 24))
+    return plan.Plan("small", "mini", cells, (mini("gate", n_prompt=32),), mini("decode", n_gen=4), blocks, 0, 30.0)
+
+
+def test_a_second_sweep_measures_nothing_and_gives_the_same_rows(tmp_path):
+    first = runner.sweep(small_plan(), tmp_path / "j.jsonl")
+    second = runner.sweep(small_plan(), tmp_path / "j.jsonl")
+    assert (first.measured, second.measured) == (1 + 3 * 5 + 1, 0)
+    assert second.rows == first.rows
+    assert not first.failed
+
+
+def test_blocks_are_shuffled_and_bracketed_by_anchors(tmp_path):
+    rows = runner.sweep(small_plan(blocks=4), tmp_path / "j.jsonl").rows
+    assert rows[0].cell.workload == "gate"
+    assert [row.block for row in rows if row.anchor] == [0, 1, 2, 3, 4]
+    orders = [[row.cell for row in rows if row.block == block and not row.anchor] for block in range(4)]
+    assert all(sorted(order, key=repr) == sorted(orders[0], key=repr) for order in orders)
+    assert len({repr(order) for order in orders}) > 1
+
+
+def test_an_abort_costs_one_row_and_the_sweep_goes_on(tmp_path):
+    bad = mini("prefill", n_prompt=512, n_seq=6, policy="packed")
+    cells = (mini("prefill", n_prompt=16), bad, mini("prefill", n_prompt=24))
+    summary = runner.sweep(small_plan(cells, blocks=2), tmp_path / "j.jsonl")
+    assert [row.status for row in summary.rows if row.cell == bad] == ["abort", "abort"]
+    assert all(row.status == "ok" for row in summary.rows if row.cell != bad)
+    assert len(summary.failed) == 2
+    again = runner.sweep(small_plan(cells, blocks=2), tmp_path / "j.jsonl")
+    assert again.measured == 0
+    retried = runner.sweep(small_plan(cells, blocks=2), tmp_path / "j.jsonl", retry_failed=True)
+    assert retried.measured == 2
+
+
+SWEEP = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_runner import runner, small_plan
+runner.sweep(small_plan(), Path({path!r}))
+"""
+
+
+def test_nothing_is_lost_or_doubled_when_the_runner_is_killed_at_random_moments(tmp_path):
+    path, moments = tmp_path / "j.jsonl", random.Random(7)
+    script = SWEEP.format(tests=str(__file__).rsplit("/", 1)[0], path=str(path))
+    seen: dict[str, Row] = {}
+    for _ in range(KILLS):
+        process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+        time.sleep(moments.uniform(0.3, 1.5))
+        process.kill()
+        process.wait()
+        rows = journal.latest_rows(journal.read(path))
+        assert seen == {key: row for key, row in ((r.key, r) for r in rows) if key in seen}, "a finished row changed"
+        seen = {row.key: row for row in rows}
+    summary = runner.sweep(small_plan(), path)
+    written = [record for record in journal.read(path) if isinstance(record, Row)]
+    assert len(written) == len({row.key for row in written}) == len(summary.rows) == 1 + 3 * 5 + 1
+    assert {row.key: row for row in summary.rows} | seen == {row.key: row for row in written}
+    assert summary.measured == len(written) - len(seen)
+
+
+def test_progress_tells_what_comes_and_how_long_it_will_take(tmp_path):
+    events = []
+    runner.sweep(small_plan(), tmp_path / "j.jsonl", events.append)
+    finished = [event for event in events if event.row]
+    assert [event.done for event in finished] == list(range(1, 18))
+    assert all(event.total == 17 for event in events)
+    assert finished[-1].remaining_s == 0
+    assert finished[5].remaining_s > 0
+
+
+def test_a_drifting_anchor_marks_the_blocks_beside_it(tmp_path):
+    rows = runner.sweep(small_plan(blocks=2), tmp_path / "j.jsonl").rows
+    times = {0: 100, 1: 100, 2: 130}
+    fixed = [msgspec.structs.replace(r, samples_ns=[[times[r.block]] * 4]) if r.anchor else r for r in rows]
+    drift = frame.drift_by_block(fixed)
+    assert drift[0] == 0
+    assert drift[1] == pytest.approx(0.3)
+
+
+def test_marked_blocks_are_measured_again_at_most_as_often_as_planned(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "DRIFT_LIMIT", -1.0)
+    cells = (mini("prefill", n_prompt=16),)
+    summary = runner.sweep(replace(small_plan(cells, blocks=2), extra_blocks=1), tmp_path / "j.jsonl")
+    assert max(row.block for row in summary.rows if not row.anchor) == 2
+
+
+def test_rows_carry_their_provenance(tmp_path):
+    path = tmp_path / "j.jsonl"
+    rows = runner.sweep(small_plan(blocks=1), path).rows
+    facts = frame.facts(journal.read(path))
+    for row in rows:
+        assert facts[row.engine]["build"]
+        assert len(facts[row.engine]["sha256"]) == 64
+        assert facts[row.machine]["memory_bytes"] > 0
+        model = facts[row.model]
+        assert model["synthetic"] is True
+        assert model["tensors"]["ffn_up"]["type"] == "F16"
+        assert row.pid
+        assert row.started
+        assert row.conditions.peak_rss_bytes > 0
+
+
+def test_verdicts_need_the_gate(tmp_path):
+    path = tmp_path / "j.jsonl"
+    rows = runner.sweep(small_plan(blocks=1), path).rows
+    facts = frame.facts(journal.read(path))
+    table = frame.frame(rows, facts)
+    by_model = table[~table["anchor"] & (table["workload"] == "prefill")].groupby("model")["verdict"].unique()
+    assert list(by_model[HYBRID]) == ["valid"]
+    assert list(by_model[f"{ATTENTION}*"]) == ["ungated"], "no gate was planned for it, and its shape is assumed"
+
+
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [
+        (mini("prefill", n_prompt=0), "positive"),
+        (mini("prefill", n_prompt=-5), "positive"),
+        (mini("decode", n_prompt=16, n_gen=-1), "positive"),
+        (mini("decode", n_prompt=4000, n_gen=200), "do not fit"),
+        (mini("prefill", n_prompt=16, n_seq=0), "positive"),
+    ],
+)
+def test_token_counts_that_cannot_be_measured_are_refused_before_anything_runs(cell, why):
+    with pytest.raises(StudyError, match=why):
+        plan.check_cell(cell)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("01-phase-asymmetry", "elsewhere", "mini"), "source"),
+        (("01-phase-asymmetry", "live", "huge"), "scale"),
+        (("99-nothing", "live", "mini"), "study"),
+        (("01-phase-asymmetry", "recorded", "weights"), "no rows"),
+    ],
+)
+def test_what_cannot_be_collected_is_said(arguments, why):
+    with pytest.raises(StudyError, match=why):
+        collect.collect(*arguments)
+
+
+def test_an_engine_that_does_not_load_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
+    with pytest.raises(StudyError, match="does not load"):
+        runner.engine_facts()
