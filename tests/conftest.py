@@ -20,7 +20,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def mini(workload: str, model: str = HYBRID, **fields: object) -> Cell:
     """A cell on an embedded model, one thread, so that parallel tests do not wait for one another."""
-    return plan.change(Cell(workload="gate", model=model, scale="mini", dtype="F16", n_prompt=16), workload=workload, **fields)
+    return plan.change(
+        Cell(workload="gate", model=model, scale="mini", dtype="F16", n_prompt=16), workload=workload, **fields
+    )
 
 
 def mini_file(model: str = HYBRID) -> Path:

@@ -59,9 +59,14 @@ def test_a_ratio_is_paired_by_block():
 
 @pytest.mark.parametrize(
     ("low", "high", "above_one", "within"),
-    [(1.1, 1.2, "holds", "inconclusive"), (0.5, 0.8, "does not hold", "does not hold"), (0.95, 1.05, "inconclusive", "holds"),
-     (0.8, 1.3, "inconclusive", "inconclusive"), (NAN, NAN, "inconclusive", "inconclusive")],
-)  # fmt: skip
+    [
+        (1.1, 1.2, "holds", "inconclusive"),
+        (0.5, 0.8, "does not hold", "does not hold"),
+        (0.95, 1.05, "inconclusive", "holds"),
+        (0.8, 1.3, "inconclusive", "inconclusive"),
+        (NAN, NAN, "inconclusive", "inconclusive"),
+    ],
+)
 def test_a_claim_holds_fails_or_stays_open(low, high, above_one, within):
     estimate = Estimate(1.0, low, high, 5)
     assert estimate.above(1.0) == above_one
@@ -79,7 +84,11 @@ def test_a_percentile_needs_its_samples(q, n):
 
 @pytest.mark.parametrize(
     ("name", "state_mib", "kv_kib", "layers"),
-    [("plamo-2-1b", 8.375, 4, (8, 0, 8)), ("plamo-2-8b", 33.5, 32, (16, 0, 16)), ("plamo-3-nict-8b", 0, 64, (0, 28, 4))],
+    [
+        ("plamo-2-1b", 8.375, 4, (8, 0, 8)),
+        ("plamo-2-8b", 33.5, 32, (16, 0, 16)),
+        ("plamo-3-nict-8b", 0, 64, (0, 28, 4)),
+    ],
 )
 def test_state_and_cache_sizes_are_the_known_ones(name, state_mib, kv_kib, layers):
     model = fact(name)
@@ -124,8 +133,15 @@ def test_the_band_lies_between_full_overlap_and_none():
 
 def made_up(prefill_s=0.5, step_s=0.01, blocks=5):
     """Rows of one model with 2 and 1 threads: prefill and matmul gain 2.0 from threads, decode and reading gain 1.0."""
-    base = {"model": "plamo-2-1b", "anchor": False, "verdict": "valid", "drift": 0.0, "status": "ok", "n_seq": 1, "n_gpu_layers": 0,
-            "n_prompt": 0, "n_gen": 0, "n_bytes": 0, "n_flops": 0}  # fmt: skip
+    counts = dict.fromkeys(("n_gpu_layers", "n_prompt", "n_gen", "n_bytes", "n_flops"), 0)
+    base = counts | {
+        "model": "plamo-2-1b",
+        "anchor": False,
+        "verdict": "valid",
+        "drift": 0.0,
+        "status": "ok",
+        "n_seq": 1,
+    }
     entries = []
     for block in range(blocks):
         wobble = 1 + 0.01 * block
@@ -135,7 +151,15 @@ def made_up(prefill_s=0.5, step_s=0.01, blocks=5):
                 seconds = prefill_s * n / 512 * slow * wobble
                 entries.append(at | {"workload": "prefill", "n_prompt": n, "samples_ns": [[int(seconds * 1e9)]] * 3})
             for n in (32, 512):
-                entries.append(at | {"workload": "decode", "n_prompt": 128, "n_gen": n, "samples_ns": [[int(step_s * wobble * 1e9)] * n]})
+                entries.append(
+                    at
+                    | {
+                        "workload": "decode",
+                        "n_prompt": 128,
+                        "n_gen": n,
+                        "samples_ns": [[int(step_s * wobble * 1e9)] * n],
+                    }
+                )
             flops = {"workload": "matmul", "model": "", "n_flops": 10**9, "samples_ns": [[int(5e6 * slow)]]}
             read = {"workload": "read", "model": "", "n_bytes": 10**9, "samples_ns": [[int(6e6)]]}
             entries += [at | {"verdict": "n/a"} | flops, at | {"verdict": "n/a"} | read]

@@ -9,11 +9,11 @@ import pytest
 from plamo_study.errors import StudyError
 from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.rows import SCHEMA, Fact
-from plamo_study.selfcheck import _example_row
+from plamo_study.selfcheck import example_row
 
 
 def row(key):
-    return msgspec.structs.replace(_example_row(), key=key)
+    return msgspec.structs.replace(example_row(), key=key)
 
 
 def filled(path, *keys):

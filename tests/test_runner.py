@@ -129,7 +129,12 @@ def test_verdicts_need_the_gate(tmp_path):
     table = frame.frame(rows, facts)
     by_model = table[~table["anchor"] & (table["workload"] == "prefill")].groupby("model")["verdict"].unique()
     assert list(by_model[HYBRID]) == ["valid"]
-    assert list(by_model[f"{ATTENTION}*"]) == ["ungated"], "no gate was planned for it, and its shape is assumed"
+    assert list(by_model[ATTENTION]) == ["ungated"], "no gate was planned for it"
+
+
+def test_a_model_that_rests_on_assumptions_is_starred():
+    assert frame.starred({"name": "a", "assumptions": ["its width"]}) == "a*"
+    assert frame.starred({"name": "a", "assumptions": []}) == "a"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The `plamo-study` command: thin, and the only place that prints. Exit codes: 0 done, 1 something failed, 2 wrong usage."""
+"""Measure llama.cpp on PLaMo models. Exit codes: 0 done, 1 something failed, 2 wrong usage."""
+
+# Modules that load Jupyter or SciPy are imported by the commands that need them: the others answer a second sooner.
 
 import os
 import sys
@@ -10,13 +12,9 @@ import typer
 from rich.console import Console
 
 from plamo_study import paths, report
-from plamo_study import selfcheck as costs
 from plamo_study.errors import StudyError
 from plamo_study.measure import collect, plan
 from plamo_study.models import registry, synthetic
-from plamo_study.present import publish as pages
-from plamo_study.present import readme as readme_page
-from plamo_study.present import parameters, runs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 models_app = typer.Typer(no_args_is_help=True, help="Which model files are known and here; write the synthetic ones.")
@@ -47,9 +45,15 @@ def study(scale: Scale = "mini", engine: Engine = None) -> None:
 @app.command()
 def run(
     notebooks: Annotated[list[str] | None, typer.Argument(help="numbers, names or paths; none means all")] = None,
-    scale: Annotated[str | None, typer.Option(help="mini or shape; live runs default to mini, recorded ones to shape")] = None,
-    source: Annotated[str, typer.Option(help="live: measure here what is missing; recorded: read the tracked rows")] = "live",
-    parameter: Annotated[list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="a notebook parameter")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="mini or shape; live runs default to mini, recorded ones to shape")
+    ] = None,
+    source: Annotated[
+        str, typer.Option(help="live: measure here what is missing; recorded: read the tracked rows")
+    ] = "live",
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="a notebook parameter")
+    ] = None,
     engine: Engine = None,
     json: Json = False,
 ) -> None:
@@ -80,6 +84,8 @@ def measure(
 @app.command()
 def publish() -> None:
     """One offline HTML page per executed notebook in reports/, and an index."""
+    from plamo_study.present import publish as pages
+
     executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
     for page in pages.publish(executed, paths.REPORTS):
         report.console.print(f"published {report.short(page)}")
@@ -88,12 +94,16 @@ def publish() -> None:
 @app.command()
 def selfcheck(
     scale: Scale = "mini",
-    llama_bench: Annotated[Path | None, typer.Option(help="a llama-bench to compare rates with, run interleaved")] = None,
-    rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 6,
+    llama_bench: Annotated[
+        Path | None, typer.Option(help="a llama-bench to compare rates with, run interleaved")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 20,
     engine: Engine = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """What the harness itself costs, and whether its rates agree with llama-bench's."""
+    from plamo_study import selfcheck as costs
+
     _use_engine(engine)
     plan.check_scale(scale)
     found = costs.selfcheck(scale, llama_bench, rounds)
@@ -104,6 +114,8 @@ def selfcheck(
 @app.command()
 def readme(check: Annotated[bool, typer.Option(help="only say whether it is up to date")] = False) -> None:
     """Write the README's findings from the recorded rows."""
+    from plamo_study.present import readme as readme_page
+
     current = readme_page.is_current() if check else readme_page.write()
     raise typer.Exit(0 if current else 1)
 
@@ -129,8 +141,12 @@ def make_models(
             report.made(made, registry.spec(name, scale))
 
 
-def _run_all(notebooks: list[str], scale: str, source: str, values: dict[str, str], engine: Path | None, json: bool = False) -> int:
+def _run_all(
+    notebooks: list[str], scale: str, source: str, values: dict[str, str], engine: Path | None, json: bool = False
+) -> int:
     """Measure with a progress bar first, so that the notebooks find every row done; returns the exit code."""
+    from plamo_study.present import parameters, runs
+
     _use_engine(engine)
     plan.check_scale(scale)
     collect.check_source(source)
@@ -154,7 +170,9 @@ def _use_engine(folder: Path | None) -> None:
     if folder is None:
         return
     if not any(folder.glob("libllama.*")):
-        raise StudyError(str(folder), "holds no libllama", "build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder")
+        raise StudyError(
+            str(folder), "holds no libllama", "build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder"
+        )
     os.environ["LLAMA_CPP_LIB_PATH"] = str(folder.resolve())
 
 

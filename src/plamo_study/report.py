@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -15,8 +16,10 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import collect, plan, runner
 from plamo_study.models.registry import DTYPES, ModelSpec, model_path
-from plamo_study.present.runs import RunEvent, RunResult
-from plamo_study.selfcheck import Check
+
+if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait for in vain
+    from plamo_study.present.runs import RunEvent, RunResult
+    from plamo_study.selfcheck import Check
 
 console = Console(stderr=True, highlight=False)
 
@@ -26,26 +29,43 @@ def measure(study: str, scale: str, place: str, retry_failed: bool = False) -> r
     planned = collect.build(study, scale)
     with bytes_progress() as progress:
         plan.make_models(planned, lambda file, done, total: progress(file)(done, total))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(study, total=None, left="")
 
         def on_progress(event: runner.Progress) -> None:
-            left = f"about {event.remaining_s / 60:.0f} min left" if event.remaining_s > 90 else f"about {event.remaining_s:.0f} s left"
-            bar.update(task, total=event.total, completed=event.done, description=f"{study} {_name(event.task)}", left=left)
+            left = (
+                f"about {event.remaining_s / 60:.0f} min left"
+                if event.remaining_s > 90
+                else f"about {event.remaining_s:.0f} s left"
+            )
+            bar.update(
+                task, total=event.total, completed=event.done, description=f"{study} {_name(event.task)}", left=left
+            )
             if event.row and (event.row.status != "ok" or event.row.valid is False):
                 console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
 
         path = collect.journal_path(study, scale, place)
         summary = collect.measure(planned, path, on_progress, retry_failed)
-    console.print(f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, {len(summary.failed)} failed or wrong ({short(path)})")
+    console.print(
+        f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
+        f"{len(summary.failed)} failed or wrong ({short(path)})"
+    )
     return summary
 
 
 @contextmanager
 def bytes_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A bar per file that is written; nothing is shown when nothing is."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console) as bar:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
+    ) as bar:
         tasks: dict[str, int] = {}
 
         def of(name: str) -> Callable[[int, int], None]:
@@ -59,23 +79,25 @@ def bytes_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
         yield of
 
 
-def notebook_event(event: RunEvent) -> None:
+def notebook_event(event: "RunEvent") -> None:
     """One line when a notebook starts; the summary says how it ended."""
     if event.kind == "started":
         console.print(f"running {event.notebook.name}")
 
 
-def summary(results: list[RunResult]) -> bool:
+def summary(results: "list[RunResult]") -> bool:
     """Print what became of each notebook; returns whether any failed."""
     for result in results:
-        where = short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
+        where = (
+            short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
+        )
         style = "green" if result.status == "ok" else "red"
         console.print(f"[{style}]{result.status}[/{style}] {result.notebook.name} in {result.seconds:.0f} s: ", end="")
         console.print(where, markup=False, soft_wrap=True)
     return any(result.status != "ok" for result in results)
 
 
-def selfcheck(checks: list[Check]) -> None:
+def selfcheck(checks: "list[Check]") -> None:
     """The harness's own costs, measured beside what is wanted."""
     shown = Table("check", "measured", "wanted", "verdict")
     for check in checks:
@@ -92,14 +114,18 @@ def models(known: dict[tuple[str, str], ModelSpec], as_json: bool) -> None:
     shown = Table("model", "scale", "parameters", "files here", "licence of the released weights", "assumed")
     for spec, here in entries:
         licence = f"{spec.hub.licence}{', gated' if spec.hub.gated else ''}" if spec.hub else "unknown"
-        shown.add_row(spec.name, spec.scale, f"{spec.n_params:,}", ", ".join(here) or "none", licence, " ".join(spec.assumptions))
+        shown.add_row(
+            spec.name, spec.scale, f"{spec.n_params:,}", ", ".join(here) or "none", licence, " ".join(spec.assumptions)
+        )
     Console().print(shown)
 
 
 def made(path: Path, spec: ModelSpec) -> None:
     """Name a written file, and what is assumed about its shape."""
     assumed = f" (assumed: {' '.join(spec.assumptions)})" if spec.assumptions else ""
-    console.print(f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, synthetic{assumed}", markup=False, soft_wrap=True)
+    console.print(
+        f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, synthetic{assumed}", markup=False, soft_wrap=True
+    )
 
 
 def joined_parameters(arguments: list[str]) -> list[str]:

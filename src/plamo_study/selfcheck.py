@@ -43,8 +43,8 @@ def selfcheck(scale: str, llama_bench: Path | None, rounds: int) -> list[Check]:
     path = synthetic.make(cell.model, cell.scale, cell.dtype)
     checks = [overhead(cell, path), start_up(), *journal_speed()]
     if llama_bench:
-        for workload, n_prompt, n_gen in (("prefill", 512, 0), ("decode", 128, 64)):
-            ours = plan.change(cell, workload=workload, n_prompt=n_prompt, n_gen=n_gen, repetitions=3)
+        for workload, n_prompt, n_gen in (("prefill", 512, 0), ("decode", 128, 32)):
+            ours = plan.change(cell, workload=workload, n_prompt=n_prompt, n_gen=n_gen)
             checks.append(beside_llama_bench(ours, path, llama_bench, rounds))
     return checks
 
@@ -66,7 +66,7 @@ def start_up() -> Check:
 
 def journal_speed() -> list[Check]:
     """Synced rows appended per second, and the time to read a long journal."""
-    row = _example_row()
+    row = example_row()
     with tempfile.TemporaryDirectory() as folder:
         short, long = Path(folder) / "short.jsonl", Path(folder) / "long.jsonl"
         with journal.Journal(short) as opened:
@@ -82,7 +82,9 @@ def journal_speed() -> list[Check]:
     measured = f"{n_read:,} rows of {len(line):,} bytes in {seconds:.2f} s"
     return [
         Check("journal, synced appends", f"{rate:,.0f} rows/s", "reported", True),
-        Check("journal, reading", measured, f"{JOURNAL_ROWS:,} rows in under {READ_LIMIT_S:.0f} s", seconds < READ_LIMIT_S),
+        Check(
+            "journal, reading", measured, f"{JOURNAL_ROWS:,} rows in under {READ_LIMIT_S:.0f} s", seconds < READ_LIMIT_S
+        ),
     ]
 
 
@@ -90,9 +92,11 @@ def beside_llama_bench(cell: Cell, path: Path, llama_bench: Path, rounds: int) -
     """Our rate over llama-bench's on the same library and file, one run of each per round, the order alternating."""
     ours, theirs = [], []
     for number in range(rounds):
-        steps = [lambda: ours.append(_our_seconds(cell, path, number)), lambda: theirs.append(_their_seconds(cell, path, llama_bench))]
-        for step in steps if number % 2 == 0 else reversed(steps):
-            step()
+        if number % 2:
+            theirs.append(_their_seconds(cell, path, llama_bench))
+        ours.append(_our_seconds(cell, path, number))
+        if not number % 2:
+            theirs.append(_their_seconds(cell, path, llama_bench))
     ratio = stats.ratio(theirs, ours)
     verdict = ratio.within(1 - ALIKE, 1 + ALIKE)
     measured = f"{ratio:.3f} over {rounds} interleaved rounds: {verdict}"
@@ -105,8 +109,21 @@ def _our_seconds(cell: Cell, path: Path, replicate: int) -> float:
 
 
 def _their_seconds(cell: Cell, path: Path, llama_bench: Path) -> float:
-    tokens = ["-p", str(cell.n_prompt), "-n", "0"] if cell.workload == "prefill" else ["-p", "0", "-n", str(cell.n_gen), "-d", str(cell.n_prompt)]
-    settings = ["-t", str(cell.n_threads), "-b", str(cell.n_batch), "-ub", str(cell.n_ubatch), "-ngl", str(cell.n_gpu_layers)]
+    tokens = (
+        ["-p", str(cell.n_prompt), "-n", "0"]
+        if cell.workload == "prefill"
+        else ["-p", "0", "-n", str(cell.n_gen), "-d", str(cell.n_prompt)]
+    )
+    settings = [
+        "-t",
+        str(cell.n_threads),
+        "-b",
+        str(cell.n_batch),
+        "-ub",
+        str(cell.n_ubatch),
+        "-ngl",
+        str(cell.n_gpu_layers),
+    ]
     command = [str(llama_bench), "-m", str(path), *tokens, *settings, "-r", str(cell.repetitions), "-o", "json"]
     done = subprocess.run(command, capture_output=True, text=True, env=_same_library(), timeout=LIMIT_S, check=False)
     if done.returncode:
@@ -130,12 +147,38 @@ def _expect(outcome: Outcome) -> Measured:
     return outcome.measured
 
 
-def _example_row() -> Row:
+def example_row() -> Row:
     """A row the size of a prefill's, for the journal's own speed."""
-    cell = Cell(workload="prefill", model=plan.MODELS[0], scale="mini", dtype="F16", n_prompt=512, n_threads=2, repetitions=3)
-    checks: dict[str, float | bool] = {"second_path_error": 1.234e-3, "second_path": True, "finite": True, "evaluated": True, "n_rot": 64}
+    cell = Cell(
+        workload="prefill", model=plan.MODELS[0], scale="mini", dtype="F16", n_prompt=512, n_threads=2, repetitions=3
+    )
+    checks: dict[str, float | bool] = {
+        "second_path_error": 1.234e-3,
+        "second_path": True,
+        "finite": True,
+        "evaluated": True,
+        "n_rot": 64,
+    }
     return Row(
-        schema=SCHEMA, key="0" * 16, study="selfcheck", cell=cell, replicate=0, block=0, order=0, model="0" * 16, engine="0" * 16,
-        machine="0" * 16, status="ok", started="2026-01-01T00:00:00+00:00", elapsed_ns=10**9, pid=1, valid=True, checks=checks,
-        conditions=Conditions(load_1min=1.0), samples_ns=[[10**9]] * 3, warmup_ns=[10**9], load_ns=10**7, n_evaluated=1536,
-    )  # fmt: skip
+        schema=SCHEMA,
+        key="0" * 16,
+        study="selfcheck",
+        cell=cell,
+        replicate=0,
+        block=0,
+        order=0,
+        model="0" * 16,
+        engine="0" * 16,
+        machine="0" * 16,
+        status="ok",
+        started="2026-01-01T00:00:00+00:00",
+        elapsed_ns=10**9,
+        pid=1,
+        conditions=Conditions(load_1min=1.0),
+        samples_ns=[[10**9]] * 3,
+        warmup_ns=[10**9],
+        load_ns=10**7,
+        n_evaluated=1536,
+        checks=checks,
+        valid=True,
+    )

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import roofline, stats
-from plamo_study.analysis.roofline import Band, Ceilings, Model
-from plamo_study.analysis.usable import main_rows, usable
+from plamo_study.analysis import stats
+from plamo_study.analysis.usable import main_rows, model_names, usable
 
 PROMPTS = (128, 512, 2048)
 GENERATED = (16, 64, 128, 256, 512)
-DECODE_DEPTH = 128 + 512 / 2  # mean depth of the decode cell: 128 tokens of prompt, 512 steps
 EXPERIMENT = {"prefill": {"n_prompt": 128}, "decode": {"n_gen": 32}}  # cells measured at every thread count
 NS = 1e9
 
@@ -47,7 +45,7 @@ def asymmetry(rows: pd.DataFrame, n_prompt: int = 512, n_gen: int = 512) -> pd.D
     fast = found[(found["workload"] == "prefill") & (found["n_prompt"] == n_prompt)]
     slow = found[(found["workload"] == "decode") & (found["n_gen"] == n_gen)]
     entries = []
-    for model in fast["model"].unique():
+    for model in model_names(fast):
         prompt, step = (
             seconds_by_block(fast[fast["model"] == model]) / n_prompt,
             seconds_by_block(slow[slow["model"] == model]) / n_gen,
@@ -75,7 +73,7 @@ def request_map(rows: pd.DataFrame, n: int = 24) -> pd.DataFrame:
     """
     ins, outs = np.geomspace(min(PROMPTS), max(PROMPTS), n + 1), np.geomspace(min(GENERATED), max(GENERATED), n + 1)
     fast, slow, parts = prefill(rows), decode(rows), []
-    for model in fast["model"].unique():
+    for model in model_names(fast):
         t_in = _interpolate(fast[fast["model"] == model], "n_prompt", "ttft", np.sqrt(ins[1:] * ins[:-1]))
         t_out = _interpolate(slow[slow["model"] == model], "generated", "seconds", np.sqrt(outs[1:] * outs[:-1]))
         i, o = (axis.ravel() for axis in np.meshgrid(np.arange(n), np.arange(n)))
@@ -96,7 +94,7 @@ def thread_gains(rows: pd.DataFrame) -> dict[tuple[str, str], pd.Series]:
             cells = cells[cells[field] == value]
         for model, group in cells.groupby("model"):
             slow, fast = (
-                seconds_by_block(group[group["n_threads"] == threads], _median_sample) for threads in (few, many)
+                seconds_by_block(group[group["n_threads"] == threads], median_sample) for threads in (few, many)
             )
             gains[what, str(model)] = (slow / fast).dropna() if few != many else pd.Series(dtype=float)
     return gains
@@ -116,79 +114,10 @@ def gain_estimate(gain: pd.Series) -> stats.Estimate:
     return stats.ratio(gain.tolist(), [1.0] * len(gain))
 
 
-def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per ceiling, device and thread count: `best` sample and `usual` (median over processes), in B/s or FLOP/s."""
-    found = rows[rows["workload"].isin(["read", "matmul"]) & (rows["status"] == "ok")]
-    work = found["n_bytes"] + found["n_flops"]
-    best = work * NS / found["samples_ns"].map(lambda samples: min(chain(*samples)))
-    usual = work * NS / found["samples_ns"].map(_median_sample)
-    entries = []
-    for (ceiling, layers, threads), group in found.groupby(["workload", "n_gpu_layers", "n_threads"]):
-        key = {"ceiling": ceiling, "n_gpu_layers": layers, "n_threads": threads}
-        entries.append(key | {"best": best[group.index].max(), "usual": stats.median(usual[group.index].tolist())})
-    return pd.DataFrame(entries)
-
-
-def limits(rows: pd.DataFrame) -> Ceilings:
-    """The ceilings of the main set-up, best-of, as the roofline takes them."""
-    table = ceilings(rows)
-    table = table[table["n_gpu_layers"] == table["n_gpu_layers"].min()]
-    best = table[table["n_threads"] == table["n_threads"].max()].set_index("ceiling")["best"]
-    return Ceilings(read=float(best["read"]), matmul=float(best["matmul"]))
-
-
-def prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """What arithmetic says before a measurement: FLOPs and bytes, the nearer ceiling, and the band of seconds."""
-    limit, entries = limits(rows), []
-    for name in rows.loc[rows["model"] != "", "model"].unique():
-        model = models[name]
-        for n in PROMPTS:
-            moved: float = roofline.weight_bytes(model) * -(-n // 512)
-            band = roofline.prefill_band(model, n, limit)
-            entries.append(_predicted(name, f"prefill {n}", roofline.prefill_flops(model, n), moved, band))
-        flops, moved = roofline.decode_flops(model, DECODE_DEPTH), roofline.decode_bytes(model, DECODE_DEPTH)
-        entries.append(_predicted(name, "decode step", flops, moved, roofline.decode_band(model, DECODE_DEPTH, limit)))
-    return pd.DataFrame(entries)
-
-
-def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """Prediction beside measurement: `measured` (s), achieved `rate` of the nearer ceiling's unit, its `share`, `miss`.
-
-    The miss is 1 inside the band, measured over `high` above it, measured over `low` below it.
-    """
-    table, limit = prediction(rows, models), limits(rows)
-    measured = {(r["model"], f"prefill {r['n_prompt']}"): r["ttft"] for r in prefill(rows).to_dict("records")}
-    measured |= {(r["model"], "decode step"): r["itl"] for r in decode(rows, (512,)).to_dict("records")}
-    entries = []
-    for entry in table.to_dict("records"):
-        seconds = measured.get((entry["model"], entry["what"]))
-        if seconds:
-            memory = entry["bound"] == "memory"
-            rate = seconds_to_rate(seconds, entry["bytes" if memory else "flops"])
-            share = rate.scaled(1 / (limit.read if memory else limit.matmul))
-            miss = _miss(seconds.value, entry["low"], entry["high"])
-            entries.append(entry | {"measured": seconds, "rate": rate, "share": share, "miss": miss})
-    return pd.DataFrame(entries)
-
-
-def seconds_to_rate(seconds: stats.Estimate, work: float) -> stats.Estimate:
-    """Work per second; the interval turns round."""
-    return stats.Estimate(work / seconds.value, work / seconds.high, work / seconds.low, seconds.n)
-
-
 def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> stats.Estimate:
     """Ratio over the blocks that both series have."""
     both = pd.concat([numerator, denominator], axis=1, keys=["top", "bottom"]).dropna()
     return stats.ratio(both["top"].tolist(), both["bottom"].tolist())
-
-
-def _miss(measured: float, low: float, high: float) -> float:
-    return measured / high if measured > high else measured / low if measured < low else 1.0
-
-
-def _predicted(model: str, what: str, flops: float, moved: float, band: Band) -> dict[str, Any]:
-    ends = {"bound": band.bound, "low": band.low, "high": band.high}
-    return {"model": model, "what": what, "flops": flops, "bytes": moved, **ends}
 
 
 def _by(found: pd.DataFrame, by: list[str], entry: Callable[[pd.DataFrame], dict[str, Any]]) -> pd.DataFrame:
@@ -198,7 +127,7 @@ def _by(found: pd.DataFrame, by: list[str], entry: Callable[[pd.DataFrame], dict
 def _prefill_entry(group: pd.DataFrame) -> dict[str, Any]:
     seconds = [sum(chain(*samples)) / NS for samples in group["samples_ns"]]
     tokens = (group["samples_ns"].map(len) * group["n_prompt"] * group["n_seq"]).tolist()
-    medians = (group["samples_ns"].map(_median_sample) / NS).tolist()
+    medians = (group["samples_ns"].map(median_sample) / NS).tolist()
     return {
         "rate": stats.throughput(tokens, seconds),
         "ttft": stats.median(medians),
@@ -212,7 +141,7 @@ def _decode_entry(group: pd.DataFrame) -> dict[str, Any]:
     steps = [s / NS for s in chain(*chain(*group["samples_ns"]))]
     seconds = [sum(chain(*samples)) / NS / len(samples) for samples in group["samples_ns"]]
     tokens = [len(samples[0]) for samples in group["samples_ns"]]
-    medians = (group["samples_ns"].map(_median_sample) / NS).tolist()
+    medians = (group["samples_ns"].map(median_sample) / NS).tolist()
     return {
         "seconds": stats.median(seconds),
         "rate": stats.throughput(tokens, seconds),
@@ -223,7 +152,8 @@ def _decode_entry(group: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _median_sample(samples: list[list[int]]) -> float:
+def median_sample(samples: list[list[int]]) -> float:
+    """Median over all samples of a row, in nanoseconds."""
     return float(np.median(list(chain(*samples))))
 
 

@@ -26,6 +26,11 @@ def main_rows(rows: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
+def model_names(rows: pd.DataFrame) -> list[str]:
+    """The models of a frame, in alphabetical order."""
+    return sorted(name for name in rows["model"].unique() if name)
+
+
 def drifted(rows: pd.DataFrame) -> tuple[int, int]:
     """(blocks marked by the anchor, blocks in all)."""
     blocks = rows[(rows["block"] >= 0) & ~rows["anchor"]].groupby("block")["drift"].max()

@@ -62,7 +62,8 @@ class Session:
         self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
         self.n_past = [0] * config.n_seq_max
         self.n_evaluated = 0
-        self._batch = self._make_batch(config.n_batch)
+        self.n_batch: int = llama.llama_n_batch(self.context)  # at most the context: a longer batch would abort
+        self._batch = self._make_batch(self.n_batch)
 
     def __enter__(self) -> Self:
         return self
@@ -91,8 +92,8 @@ class Session:
         for group in groups:
             seq_ids = np.concatenate([np.full(len(prompts[seq]), seq, dtype=np.int32) for seq in group])
             tokens = np.concatenate([np.asarray(prompts[seq], dtype=np.int32) for seq in group])
-            for start in range(0, len(tokens), self.config.n_batch):
-                part = slice(start, start + self.config.n_batch)
+            for start in range(0, len(tokens), self.n_batch):
+                part = slice(start, start + self.n_batch)
                 for seq, row in self._evaluate(tokens[part], seq_ids[part], every):
                     logits[seq].append(row)
         return {seq: np.stack(rows if every else rows[-1:]) for seq, rows in logits.items()}

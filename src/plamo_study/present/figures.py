@@ -6,8 +6,7 @@ import pandas as pd
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present.theme import CATEGORIES
 
-MODEL = alt.Color("model:N", title="Model")
-SHAPE = alt.Shape("model:N", title="Model")
+Chart = alt.LayerChart | alt.FacetChart
 DIVERGING = ["#d55e00", "#f3f3f3", "#0072b2"]  # decode, neither, prefill
 
 
@@ -19,22 +18,26 @@ def spread(data: pd.DataFrame, column: str, factor: float = 1.0) -> pd.DataFrame
     return data.drop(columns=column).assign(value=[e.value for e in estimates], low=low, high=high)
 
 
-def time_by_length(data: pd.DataFrame, length: str, seconds: str, axis: str, title: str) -> alt.LayerChart:
+def time_by_length(data: pd.DataFrame, length: str, seconds: str, axis: str, title: str) -> Chart:
     """Time of a phase against a token count, both logarithmic, one line a model, whiskers the 95 % interval."""
     tidy = spread(data[["model", length, seconds]], seconds)
-    x = alt.X(f"{length}:Q", title=axis, scale=alt.Scale(type="log"), axis=alt.Axis(values=sorted(set(tidy[length]))))
-    base = alt.Chart(tidy).encode(x=x, color=MODEL)
-    y = alt.Y("value:Q", title="Seconds (log)", scale=alt.Scale(type="log"))
+    colour, shape = _marks("model", sorted(set(tidy["model"])))
+    log = alt.Scale(type="log", nice=False, padding=14)
+    x = alt.X(f"{length}:Q", title=axis, scale=log, axis=alt.Axis(values=sorted(set(tidy[length]))))
+    y = alt.Y("value:Q", title="Seconds (log)", scale=log, axis=alt.Axis(tickCount=5))
+    base = alt.Chart(tidy).encode(x=x, color=colour)
     lines = base.mark_line().encode(y=y)
-    points = base.mark_point().encode(y=y, shape=SHAPE, tooltip=_tips(length))
+    points = base.mark_point().encode(y=y, shape=shape, tooltip=_tips(length))
     whiskers = base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q")
-    ends = [f"{m}: {g['value'].iloc[0]:.3g} s at {g[length].iloc[0]} and {g['value'].iloc[-1]:.3g} s at {g[length].iloc[-1]}"
-            for m, g in tidy.groupby("model")]  # fmt: skip
+    ends = []
+    for model, group in tidy.sort_values(length).groupby("model"):
+        first, last = group.iloc[0], group.iloc[-1]
+        ends.append(f"{model}: {first['value']:.3g} s at {first[length]} and {last['value']:.3g} s at {last[length]}")
     return alt.layer(lines, whiskers, points).properties(title=title, description=f"{title}. {'; '.join(ends)}.")
 
 
-def request_map(data: pd.DataFrame, crossing: pd.DataFrame, title: str) -> alt.FacetChart:
-    """Share of a request spent in prefill over input and output length; the line is where both phases take equal time."""
+def request_map(data: pd.DataFrame, crossing: pd.DataFrame, title: str) -> Chart:
+    """Share of a request spent in prefill over input and output length; on the line both phases take equal time."""
     x = alt.X("n_in:Q", title="Input tokens (log)", scale=alt.Scale(type="log", nice=False))
     y = alt.Y("n_out:Q", title="Output tokens (log)", scale=alt.Scale(type="log", nice=False))
     colour = alt.Color(
@@ -62,9 +65,9 @@ def request_map(data: pd.DataFrame, crossing: pd.DataFrame, title: str) -> alt.F
     return chart.facet(column=alt.Column("model:N", title=None)).properties(title=title, description=description)
 
 
-def bands(data: pd.DataFrame, title: str) -> alt.FacetChart:
+def bands(data: pd.DataFrame, title: str) -> Chart:
     """Predicted band of seconds beside the measured median, one row a quantity, one panel a model."""
-    tidy = data.assign(measured_s=[e.value for e in data["measured"]])
+    tidy = data[["model", "what", "low", "high", "miss"]].assign(measured_s=[e.value for e in data["measured"]])
     y = alt.Y("what:N", title=None, sort=None)
     x = alt.X("low:Q", title="Seconds (log)", scale=alt.Scale(type="log"))
     bar = alt.Chart().mark_bar(height=10, color="#a6cbe3").encode(y=y, x=x, x2="high:Q")
@@ -78,7 +81,7 @@ def bands(data: pd.DataFrame, title: str) -> alt.FacetChart:
     return chart.facet(column=alt.Column("model:N", title=None)).properties(title=title, description=description)
 
 
-def gains(data: pd.DataFrame, title: str) -> alt.LayerChart:
+def gains(data: pd.DataFrame, title: str) -> Chart:
     """Gain of full threads over fewer, with intervals: ceilings first, then each model's phases."""
     tidy = spread(data, "gain")
     names = {"read": "read bandwidth", "matmul": "matrix throughput"}
@@ -86,25 +89,30 @@ def gains(data: pd.DataFrame, title: str) -> alt.LayerChart:
     tidy["kind"] = ["ceiling" if r.what in names else r.what for r in tidy.itertuples()]
     y = alt.Y("label:N", title=None, sort=None)
     x = alt.X("value:Q", title="Speed with all threads / speed with half (1 = no gain)", scale=alt.Scale(zero=False))
-    base = alt.Chart(tidy).encode(y=y, color=alt.Color("kind:N", title=None))
-    dots = base.mark_point().encode(
-        x=x, shape=alt.Shape("kind:N", title=None), tooltip=["label:N", alt.Tooltip("value:Q", format=".2f")]
-    )
+    colour, shape = _marks("kind", ["ceiling", "prefill", "decode"])
+    base = alt.Chart(tidy).encode(y=y, color=colour)
+    dots = base.mark_point().encode(x=x, shape=shape, tooltip=["label:N", alt.Tooltip("value:Q", format=".2f")])
     whiskers = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")
     words = "; ".join(f"{r.label} {r.value:.2f}" for r in tidy.itertuples())
     return alt.layer(whiskers, dots).properties(title=title, description=f"{title}: {words}.", height=200)
 
 
-def anchors(data: pd.DataFrame, limit: float, title: str) -> alt.LayerChart:
+def anchors(data: pd.DataFrame, limit: float, title: str) -> Chart:
     """The anchor cell between blocks, relative to its median; the band is the drift that is accepted."""
     box = alt.Chart(pd.DataFrame({"low": [1 - limit], "high": [1 + limit]}))
     band = box.mark_rect(color="#a6cbe3", opacity=0.5).encode(y="low:Q", y2="high:Q")
     x = alt.X("order:O", title="Before block")
-    y = alt.Y("relative:Q", title="Anchor step time / median", scale=alt.Scale(zero=False))
+    y = alt.Y("relative:Q", title="Anchor step time / median", scale=alt.Scale(zero=False, nice=False, padding=8))
     series = alt.Chart(data).mark_line(point=True).encode(x=x, y=y)
     widest = (data["relative"] - 1).abs().max()
     description = f"{title}. {len(data)} anchors, the furthest {widest:.0%} from the median; the band is {limit:.0%}."
     return alt.layer(band, series).properties(title=title, description=description, height=160)
+
+
+def _marks(field: str, names: list[str]) -> tuple[alt.Color, alt.Shape]:
+    """Colour and shape of one field; the same domain and no title make them one legend."""
+    domain = alt.Scale(domain=names)
+    return alt.Color(f"{field}:N", title=None, scale=domain), alt.Shape(f"{field}:N", title=None, scale=domain)
 
 
 def _tips(length: str) -> list[alt.Tooltip | str]:

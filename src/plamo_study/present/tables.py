@@ -10,7 +10,7 @@ from plamo_study.analysis.stats import Estimate
 
 Format = Callable[[Any], str] | str
 NOT_AVAILABLE = "n/a"
-ASSUMED = "* Some of this model's shape is assumed, not published: see the models table."
+ASSUMED = "* Rests on assumptions, which the models table names."
 
 
 class Table:
@@ -41,7 +41,7 @@ def table(data: pd.DataFrame, columns: Mapping[str, tuple[str, Format]]) -> Tabl
     return Table(pd.DataFrame(shown))
 
 
-def show(value: Any, how: Format) -> str:  # noqa: ANN401 - a cell of any table
+def show(value: Any, how: Format) -> str:
     """One value as text: an estimate with its interval, n/a for what is missing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return NOT_AVAILABLE

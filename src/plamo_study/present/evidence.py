@@ -1,0 +1,73 @@
+"""What every study shows before its numbers: where rows come from, which models, and whether they were right."""
+
+import pandas as pd
+
+from plamo_study.analysis.usable import drifted, model_names
+from plamo_study.measure.collect import Recording
+from plamo_study.present.tables import Table
+
+
+def provenance(recording: Recording) -> Table:
+    """Where the rows come from: machine, engine, files; a model's assumptions are spelled out here."""
+    facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique())]
+    machines, engines = [f for f in facts if "chip" in f], [f for f in facts if "binding" in f]
+    entries = [
+        ("machine", f"{f['chip']}, {f['performance_cores']} cores, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}")
+        for f in machines
+    ]
+    entries += [("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}") for f in engines]
+    entries += [("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}")]
+    return Table(pd.DataFrame(entries, columns=["what", "which"]))
+
+
+def models(recording: Recording) -> Table:
+    """The models measured: what kind of file, size, hash, and what is assumed about their shape."""
+    entries = []
+    for name in model_names(recording.rows):
+        fact = recording.facts[name]
+        kind = f"{'random weights' if fact['synthetic'] else 'released weights'}, {fact['dtype']}"
+        size = f"{fact['file_bytes'] / 1e6:,.1f} MB, {fact['n_params'] / 1e6:,.1f} M parameters"
+        assumed = " ".join(fact["assumptions"]) or "none"
+        entries.append({"model": name, "file": kind, "size": size, "sha256": fact["sha256"][:12], "assumed": assumed})
+    return Table(pd.DataFrame(entries))
+
+
+def verdicts(recording: Recording) -> Table:
+    """Rows counted by verdict, with the largest disagreement between the two paths and with the oracle."""
+    rows = recording.rows[recording.rows["model"] != ""]
+    entries = []
+    for (model, workload), group in rows.groupby(["model", "workload"]):
+        errors = [v for checks in group["checks"] for name, v in checks.items() if name.endswith("_error")]
+        counts = {verdict: int((group["verdict"] == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
+        against = "oracle" if workload == "gate" else "second path"
+        entries.append(
+            {
+                "model": model,
+                "cells": workload,
+                "against": against,
+                "largest error": f"{max(errors):.1e}" if errors else "n/a",
+            }
+            | counts
+        )
+    marked, blocks = drifted(recording.rows)
+    note = {"model": "blocks", "cells": f"{blocks} in all, {marked} marked by the anchor"}
+    return Table(pd.DataFrame([{k: str(v) for k, v in entry.items()} for entry in (*entries, note)]).fillna(""))
+
+
+def condition(recording: Recording) -> str:
+    """Scale, weights, machine and verdicts behind a number, as one clause."""
+    rows, facts = recording.rows, recording.facts
+    names = model_names(rows)
+    kinds = [f"{facts[m]['dtype']} {'random' if facts[m]['synthetic'] else 'released'} weights" for m in names]
+    chips = ", ".join(facts[i]["chip"] for i in rows["machine"].unique())
+    judged = rows[rows["model"] != ""]
+    valid = (judged["verdict"] == "valid").sum()
+    return (
+        f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips}, {rows['n_threads'].max()} threads; "
+        f"medians over processes with 95 % intervals. {valid} of {len(judged)} rows were computed right."
+    )
+
+
+def escaped(name: str) -> str:
+    """A starred name in Markdown."""
+    return name.replace("*", r"\*")
