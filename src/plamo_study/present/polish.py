@@ -5,14 +5,15 @@ or show a picture without words; tables get header scopes, numbers flushed right
 """
 
 import re
+from itertools import zip_longest
 
 from bs4 import BeautifulSoup, Tag
 
 from plamo_study.errors import StudyError
 
 FORBIDDEN = ["script", "iframe", "object", "embed", "link", "meta", "base", "form", "video", "audio"]
-WIDE_TABLE = 7
-"""More columns than this get the wide part of the page."""
+WIDE_TABLE = 64
+"""A table whose columns' longest texts have more characters than this together gets the wide part of the page."""
 NUMBER = re.compile(r"^[-+−±~≈<>≤≥×]?\s*\d[\d,._ ]*([eE][-+]?\d+)?\s*[%×]?$|^(n/a|NaN|inf|–|—|-)?$")
 
 
@@ -56,7 +57,8 @@ def _polish_table(tree: BeautifulSoup, table: Tag) -> None:
         head["scope"] = "row"
     _align(table)
     del table["border"]
-    wide = max((len(row.find_all(["td", "th"])) for row in table.find_all("tr")), default=0) > WIDE_TABLE
+    rows = [[len(cell.get_text().strip()) for cell in row.find_all(["td", "th"])] for row in table.find_all("tr")]
+    wide = sum(max(column) for column in zip_longest(*rows, fillvalue=0)) > WIDE_TABLE
     box = tree.new_tag("div", attrs={"class": "scroll wide" if wide else "scroll", "tabindex": "0", "role": "region"})
     caption = table.find("caption")
     box["aria-label"] = caption.get_text(" ", strip=True) if caption else "table"

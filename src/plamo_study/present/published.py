@@ -4,6 +4,7 @@ import tomllib
 from typing import Any
 
 import pandas as pd
+from IPython.display import Markdown
 
 from plamo_study import paths
 
@@ -13,6 +14,8 @@ def load(name: str) -> pd.DataFrame:
     return pd.read_csv(paths.PUBLISHED / f"{name}.csv")
 
 
-def source(name: str) -> dict[str, Any]:
+def source(name: str) -> Markdown:
     """Who published the figures, on which machine and build, and what to know when reading them."""
-    return tomllib.loads((paths.PUBLISHED / "sources.toml").read_text())[name]
+    entry: dict[str, Any] = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text())[name]
+    head = f"Source: *{entry['title']}*, {entry['subject']}; {entry['machine']}; {entry['engine']}; {entry['weights']}."
+    return Markdown("\n".join([head, "", *(f"- {note}" for note in entry["notes"])]))
