@@ -130,3 +130,21 @@ def test_selfcheck_reports_its_costs(root):
     found = {check["name"]: check for check in json.loads(done.stdout)}
     assert {"outside llama_decode", "worker start-up", "journal, synced appends", "journal, reading"} == found.keys()
     assert all(Path(root).name not in check["measured"] for check in found.values())
+
+
+def test_a_truncated_model_file_is_named_with_what_mends_it(root, tmp_path):
+    (tmp_path / "data/models").mkdir(parents=True)
+    (tmp_path / "data/models.toml").symlink_to(paths.MODELS_TOML)
+    whole = (paths.MODELS / "plamo-2-1b.mini.F16.gguf").read_bytes()
+    (tmp_path / "data/models/plamo-2-1b.mini.F16.gguf").write_bytes(whole[: len(whole) // 2])
+    done = run(tmp_path, "measure", "01-phase-asymmetry")
+    assert done.returncode == 2
+    assert "plamo-2-1b.mini.F16.gguf" in done.stderr
+    assert "mend:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_batching_law_holds_on_a_small_grid(root):
+    done = run(root, "law", "--seed", "3", "--n", "25")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "predicted" in done.stdout

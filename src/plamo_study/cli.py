@@ -112,6 +112,24 @@ def selfcheck(
 
 
 @app.command()
+def law(
+    seed: Annotated[int, typer.Option(help="of the grid; any other number is a fresh grid")] = 0,
+    n: Annotated[int, typer.Option(min=1, help="configurations")] = 160,
+    engine: Engine = None,
+) -> None:
+    """Hold the batching law of PLaMo 2 against the engine on a grid of configurations; prints the confusion table."""
+    from plamo_study.analysis import law_check
+
+    _use_engine(engine)
+    planned = plan.batching_law(seed, n)
+    path = collect.journal_path(planned.study, planned.scale, collect.LOCAL)
+    rows, facts = collect.framed(report.sweep(planned, path), path)
+    table = law_check.checked(rows, facts)
+    report.confusion(law_check.confusion(table))
+    raise typer.Exit(0 if table["exact"].all() else 1)
+
+
+@app.command()
 def readme(check: Annotated[bool, typer.Option(help="only say whether it is up to date")] = False) -> None:
     """Write the README's findings from the recorded rows."""
     from plamo_study.present import readme as readme_page

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,7 +27,12 @@ console = Console(stderr=True, highlight=False)
 
 def measure(study: str, scale: str, place: str, retry_failed: bool = False) -> runner.Summary:
     """Measure a study with a bar that says what runs, what came of the last cell, and how long it will take still."""
-    planned = collect.build(study, scale)
+    return sweep(collect.build(study, scale), collect.journal_path(study, scale, place), retry_failed)
+
+
+def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False) -> runner.Summary:
+    """Measure a plan, showing progress."""
+    study, scale = planned.study, planned.scale
     with bytes_progress() as progress:
         plan.make_models(planned, lambda file, done, total: progress(file)(done, total))
     columns = (
@@ -51,7 +57,6 @@ def measure(study: str, scale: str, place: str, retry_failed: bool = False) -> r
             if event.row and (event.row.status != "ok" or event.row.valid is False):
                 console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
 
-        path = collect.journal_path(study, scale, place)
         summary = collect.measure(planned, path, on_progress, retry_failed)
     console.print(
         f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
@@ -102,6 +107,14 @@ def selfcheck(checks: "list[Check]") -> None:
     shown = Table("check", "measured", "wanted", "verdict")
     for check in checks:
         shown.add_row(check.name, check.measured, check.wanted, "ok" if check.ok else "[red]not met[/red]")
+    Console().print(shown)
+
+
+def confusion(table: pd.DataFrame) -> None:
+    """The law's confusion table."""
+    shown = Table("model", "predicted", "observed", "configurations", "exact to the sequence")
+    for row in table.to_dict("records"):
+        shown.add_row(*(str(row[name]) for name in ("model", "predicted", "observed", "configurations", "exact")))
     Console().print(shown)
 
 

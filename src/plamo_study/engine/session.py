@@ -98,6 +98,11 @@ class Session:
                     logits[seq].append(row)
         return {seq: np.stack(rows if every else rows[-1:]) for seq, rows in logits.items()}
 
+    def evaluate(self, call: Sequence[tuple[int, np.ndarray]]) -> dict[int, np.ndarray]:
+        """One `llama_decode` of the next tokens of several sequences, in this order; each sequence's last logits."""
+        seq_ids = np.concatenate([np.full(len(tokens), seq, dtype=np.int32) for seq, tokens in call])
+        return dict(self._evaluate(np.concatenate([tokens for _, tokens in call]), seq_ids, every=False))
+
     def decode(self, tokens: Mapping[int, int]) -> None:
         """One step: one token for each of the given sequences, all in one `llama_decode`. Returns when it is done."""
         for i, (seq, token) in enumerate(tokens.items()):

@@ -52,6 +52,12 @@ def collect(
     return Recording(frame.frame(rows, facts), facts, study, scale, source)
 
 
+def framed(summary: runner.Summary, path: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
+    """The frame of a sweep's rows, and the facts of its journal."""
+    facts = frame.facts(journal.read(path))
+    return frame.frame(summary.rows, facts), facts
+
+
 def check_source(source: str) -> None:
     """StudyError unless rows can come from there."""
     if source not in SOURCES:

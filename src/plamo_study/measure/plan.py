@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine
+from plamo_study.measure import grid, machine
 from plamo_study.measure.rows import Cell
 from plamo_study.models import registry, synthetic, tensors
 
@@ -56,6 +56,15 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
             on_cpu = change(base, n_threads=threads, n_gpu_layers=0, n_prompt=128)
             cells += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", n_gen=32)]
     return _plan("01-phase-asymmetry", scale, tuple(dict.fromkeys(cells)) + ceilings(scale, gpu))
+
+
+def batching_law(seed: int, n: int) -> Plan:
+    """`n` configurations drawn from `seed` for the batching law, one process each, PLaMo 3 as control."""
+    cells = grid.grid(seed, n, *MODELS)
+    anchor = Cell(workload="decode", model=MODELS[0], scale="mini", dtype="F16", n_prompt=16, n_gen=32)
+    return Plan(
+        "03-batching-law", "mini", cells, (), anchor, blocks=1, extra_blocks=0, time_limit_s=TIME_LIMIT_S["mini"]
+    )
 
 
 def thread_counts() -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 SCHEMA = 1
-Workload = Literal["prefill", "decode", "gate", "overhead", "read", "matmul"]
+Workload = Literal["prefill", "decode", "gate", "replay", "overhead", "read", "matmul"]
 Status = Literal["ok", "abort", "hang", "killed", "error"]
 
 
@@ -28,6 +28,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type_v: str = "f16"
     flash_attn: Literal["auto", "on", "off"] = "auto"
     n_gpu_layers: int = 0
+    calls: tuple[tuple[tuple[int, int], ...], ...] = ()  # replay: (sequence, tokens) of each call; 0 tokens: it leaves
     size: int = 0  # bytes read (read), rows and columns of the weight matrix (matmul)
     repetitions: int = 1
     seed: int = 0

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ READ_WIDTH = 4096  # row length of the matrix a GPU's read ceiling is taken with
 # Relative error of logits that rounding explains. The engine rounds activations to the weights' type, keeps keys and
 # values in F16 and, on the CPU, sums attention in F16. The defects guarded against cause errors of 0.4 and more.
 TOLERANCE = {"F32": 1e-2, "F16": 1e-2, "BF16": 6e-2, "Q8_0": 0.15}
+LAW_TOLERANCE = 0.02  # of a replay on F16 minis: rounding is 1e-2 at most, a fading wrong state 0.05 at least
 LOOSEST = max(TOLERANCE.values())
 
 Prompts = dict[int, np.ndarray]
@@ -40,7 +42,9 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         return _read(cell) if cell.workload == "read" else _matmul(cell)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):
-        workload = {"prefill": _prefill, "decode": _decode, "gate": _gate, "overhead": _overhead}[cell.workload]
+        workload = {"prefill": _prefill, "decode": _decode, "gate": _gate, "replay": _replay, "overhead": _overhead}[
+            cell.workload
+        ]
         stage(cell.workload)
         measured = workload(cell, session, _draw(cell, session.n_vocab, replicate), path)
         return _finish(measured, load_ns, log)
@@ -130,6 +134,42 @@ def _gate(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Mea
     checks["degenerate_loop"] = len(set(greedy[-LOOP_TOKENS:])) <= 2
     agree = all(v.ok for v in verdicts.values())
     return Measured(checks=checks, valid=agree, n_evaluated=session.n_evaluated)
+
+
+def _replay(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+    """Any calls, in order: the error of every sequence's logits after each call against the same sequence alone.
+
+    Checks are named "call/sequence". Sequences are run alone first, so that an abort costs the row and no proof.
+    """
+    expected = {
+        key: row for seq, tokens in draws[0].items() for key, row in _alone_by_calls(session, cell, seq, tokens)
+    }
+    session.clear()
+    errors: dict[str, float | bool] = {}
+    streams = {seq: iter(tokens) for seq, tokens in draws[0].items()}
+    for number, call in enumerate(cell.calls):
+        for seq in (seq for seq, n_tokens in call if n_tokens == 0):
+            session.remove_tail(seq, 0)
+        parts = [(seq, np.fromiter(islice(streams[seq], n), np.int32, n)) for seq, n in call if n]
+        for seq, row in (session.evaluate(parts) if parts else {}).items():
+            errors[f"{number}/{seq}"] = relative_error(row, expected[number, seq])
+    right = all(error < LAW_TOLERANCE for error in errors.values())
+    return Measured(checks=errors, valid=right, n_evaluated=session.n_evaluated)
+
+
+def _alone_by_calls(
+    session: Session, cell: Cell, seq: int, tokens: np.ndarray
+) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
+    """One sequence's logits after each of its calls, ((call, sequence), row), nobody else being there."""
+    session.clear()
+    start = 0
+    for number, call in enumerate(cell.calls):
+        n_tokens = sum(n for s, n in call if s == seq)
+        if (seq, 0) in call:
+            session.clear()
+        elif n_tokens:
+            yield (number, seq), session.evaluate([(seq, tokens[start : start + n_tokens])])[seq]
+            start += n_tokens
 
 
 def _greedy(session: Session, n_tokens: int) -> list[int]:

@@ -1,0 +1,192 @@
+"""The batching law of PLaMo 2 on stock llama.cpp: from the shape of every call to right, silently wrong, or abort.
+
+It replays what the engine does with a batch: cut it into micro-batches of equal sequences (llama-batch.cpp,
+split_equal), give each sequence a cell of the recurrent memory (llama-memory-recurrent.cpp, find_slot), read the states
+from their rows, and write them back where build_plamo2_mamba_layer writes them. Two defects are in that replay:
+
+D2  a micro-batch with several sequences and several tokens each mixes their tokens;
+D3  the scan's states are stored from row head * n_seqs on instead of from row head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Call = Sequence[tuple[int, int]]  # (sequence, tokens) in stream order; no tokens: the sequence leaves
+Outcome = Literal["right", "wrong", "abort"]
+ZERO, GARBAGE = (-1, 0), (-2, 0)  # labels of a cleared row and of one that holds nobody's state
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Which defects a build has: stock has both, a corrected one none."""
+
+    mixes_tokens: bool = True
+    misplaces_states: bool = True
+
+
+STOCK, CORRECT = Engine(), Engine(mixes_tokens=False, misplaces_states=False)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a run: the sequences whose logits are wrong after each call, and the call that aborts, if any."""
+
+    wrong: list[frozenset[int]]
+    aborted_at: int | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst that happens."""
+        if self.aborted_at is not None:
+            return "abort"
+        return "wrong" if any(self.wrong) else "right"
+
+
+@dataclass
+class _Cell:
+    seqs: set[int] = field(default_factory=set)
+    src: int = -1  # row its state lies in; -1: nowhere yet
+    tail: int = -1  # of the sequence numbered like this cell
+
+
+def micro_batches(call: Call, n_ubatch: int) -> list[tuple[list[int], int]]:
+    """Cut one call into micro-batches: (sequences, tokens of each). Sequence numbers in one must rise by one."""
+    left: dict[int, int] = {}
+    for seq, n_tokens in call:
+        left[seq] = left.get(seq, 0) + n_tokens
+    batches = []
+    while any(left.values()):
+        chosen: list[int] = []
+        for seq, n_tokens in left.items():
+            if n_tokens and (not chosen or seq == chosen[-1] + 1) and len(chosen) <= n_ubatch:
+                chosen.append(seq)
+        most = max(n_ubatch // len(chosen), 1)
+        n_tokens = min(most, *(left[seq] for seq in chosen))
+        for seq in chosen:
+            left[seq] -= n_tokens
+        batches.append((chosen, n_tokens))
+    return batches
+
+
+def replay(calls: Sequence[Call], n_seq_max: int, n_ubatch: int = 512, engine: Engine = STOCK) -> Verdict:
+    """Follow a run call by call. Every call must already be at most n_batch tokens long."""
+    memory = _Memory(n_seq_max, engine)
+    wrong: list[frozenset[int]] = []
+    for number, call in enumerate(calls):
+        for seq in (seq for seq, n_tokens in call if n_tokens == 0):
+            memory.leave(seq)
+        for seqs, n_tokens in micro_batches(call, n_ubatch):
+            if not memory.step(seqs, n_tokens):
+                return Verdict(wrong, number)
+        wrong.append(frozenset(seq for seq, _ in call if seq in memory.wrong))
+    return Verdict(wrong, None)
+
+
+def packed(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
+    """The calls of a packed prefill: all prompts as one stream, cut every `n_batch` tokens."""
+    calls: list[list[tuple[int, int]]] = [[]]
+    room = n_batch
+    for seq, length in enumerate(prompts):
+        while length:
+            taken = min(length, room)
+            calls[-1].append((seq, taken))
+            length, room = length - taken, room - taken
+            if not room:
+                calls.append([])
+                room = n_batch
+    return [call for call in calls if call]
+
+
+def per_sequence(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
+    """The calls of a prefill that gives every prompt its own."""
+    return [[(seq, n)] for seq, length in enumerate(prompts) for n in _pieces(length, n_batch)]
+
+
+def _pieces(length: int, most: int) -> list[int]:
+    return [min(most, length - start) for start in range(0, length, most)]
+
+
+class _Memory:
+    """The recurrent memory: cells as the engine keeps them, and for every row whose state, after how many tokens."""
+
+    def __init__(self, size: int, engine: Engine):
+        self.size, self.engine, self.head, self.used = size, engine, 0, 0
+        self.cells = [_Cell() for _ in range(size)]
+        self.rows = [GARBAGE] * size
+        self.tokens = [0] * size  # of each sequence
+        self.wrong: set[int] = set()
+
+    def step(self, seqs: list[int], n_tokens: int) -> bool:
+        """One micro-batch; False when it aborts."""
+        low, high = self._find_slot(seqs)
+        n_seqs, sources = len(seqs), self._stage(low, high)
+        store = low * n_seqs if self.engine.misplaces_states else low
+        if store + n_seqs > self.size:
+            return False
+        read = [self.rows[sources[low + i]] for i in range(n_seqs)]
+        extra = [self.rows[sources[cell]] for cell in range(low + n_seqs, high + 1)]
+        self.rows[low + n_seqs : high + 1] = extra
+        mixed = self.engine.mixes_tokens and n_seqs > 1 and n_tokens > 1
+        for i, seq in enumerate(seqs):
+            expected = (seq, self.tokens[seq]) if self.tokens[seq] else ZERO
+            if mixed or read[i] != expected:
+                self.wrong.add(seq)
+            self.tokens[seq] += n_tokens
+            self.rows[store + i] = GARBAGE if seq in self.wrong else (seq, self.tokens[seq])
+        return True
+
+    def leave(self, seq: int) -> None:
+        """Forget a sequence; its cell is the first to be given out again."""
+        tail = self.cells[seq].tail
+        if tail >= 0:
+            self.cells[tail].seqs, self.cells[tail].src = set(), -1
+            self.used -= 1
+            self.head = min(self.head, tail)
+        self.cells[seq].tail, self.tokens[seq] = -1, 0
+        self.wrong.discard(seq)
+
+    def _find_slot(self, seqs: list[int]) -> tuple[int, int]:
+        """Cells for the sequences, gathered side by side from the lowest on; returns the range they span."""
+        if self.head > self.used + 2 * len(seqs):
+            self.head = 0
+        empty = self._next_empty(self.head)
+        for place, seq in enumerate(seqs):
+            if self.cells[seq].tail < 0:
+                self.cells[seq].tail = empty
+                if place + 1 < len(seqs):
+                    empty = self._next_empty(empty + 1)
+        tails = [self.cells[seq].tail for seq in seqs]
+        low, high = min(self.size - 1, *tails), max(0, *tails)
+        for place, seq in enumerate(seqs):
+            self._swap(low + place, self.cells[seq].tail)
+        for place, seq in enumerate(seqs):
+            self.cells[low + place].seqs = {seq}
+            self.cells[seq].tail = low + place
+        self.head, self.used = low, sum(bool(cell.seqs) for cell in self.cells)
+        return low, high
+
+    def _next_empty(self, start: int) -> int:
+        order = [(start + i) % self.size for i in range(self.size)]
+        return next((cell for cell in order if not self.cells[cell].seqs), order[0])
+
+    def _swap(self, to: int, source: int) -> None:
+        if to == source:
+            return
+        a, b = self.cells[to], self.cells[source]
+        a.src, b.src, a.seqs, b.seqs = b.src, a.src, b.seqs, a.seqs
+        for cell in self.cells:
+            cell.tail = {source: to, to: source}.get(cell.tail, cell.tail)
+
+    def _stage(self, low: int, high: int) -> dict[int, int]:
+        """Rows to read each cell's state from; a row nobody refers to is cleared for the new sequences."""
+        referred = {cell.src for cell in self.cells}
+        zero = next((row for row in range(low, high + 1) if row not in referred), -1)
+        if zero >= 0:
+            self.rows[zero] = ZERO
+        sources = {}
+        for number in range(low, high + 1):
+            cell = self.cells[number]
+            sources[number] = zero if cell.src < 0 else cell.src
+            cell.src = number
+        return sources

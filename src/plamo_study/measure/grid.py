@@ -1,0 +1,77 @@
+"""Configurations drawn to make the batching law and the engine disagree, if they can. One seed, one grid."""
+
+import random
+
+import msgspec
+
+from plamo_study.measure.rows import Cell
+
+Calls = list[list[tuple[int, int]]]
+LENGTHS = (1, 2, 3, 5, 8, 16, 21, 32)
+BATCHES = (8, 16, 24, 32, 64, 128)
+MOST_STEPS = 6
+
+
+def grid(seed: int, n: int, model: str, control: str) -> tuple[Cell, ...]:
+    """`n` replay cells, every fifth on `control`: packed or not, equal or not, slots leaving and joining."""
+    drawn = [_configuration(random.Random(f"{seed}/{number}")) for number in range(n)]
+    base = Cell(workload="replay", scale="mini", dtype="F16", n_threads=1)
+    cells = []
+    for number, (calls, n_seq, n_batch, n_ubatch) in enumerate(drawn):
+        frozen = tuple(tuple(call) for call in calls)
+        most = max(sum(k for call in calls for s, k in call if s == seq) for seq in range(n_seq))
+        fields = {"calls": frozen, "n_seq": n_seq, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_prompt": most}
+        cells.append(_changed(base, model=control if number % 5 == 4 else model, seed=number, **fields))
+    return tuple(cells)
+
+
+def _changed(cell: Cell, **fields: object) -> Cell:
+    return msgspec.structs.replace(cell, **fields)
+
+
+def _configuration(rng: random.Random) -> tuple[Calls, int, int, int]:
+    n_batch = rng.choice(BATCHES)
+    n_ubatch = rng.choice([size for size in BATCHES if size <= n_batch])
+    n_seq = rng.randint(1, 8)
+    n_used = rng.randint(1, n_seq)
+    lengths = [rng.choice(LENGTHS)] * n_used if rng.random() < 0.5 else rng.choices(LENGTHS, k=n_used)
+    prompts = list(enumerate(lengths))
+    if rng.random() < 0.3:
+        rng.shuffle(prompts)
+    calls = _packed(prompts, n_batch) if rng.random() < 0.4 else [c for p in prompts for c in _packed([p], n_batch)]
+    present = {seq for seq, _ in prompts}
+    for _ in range(rng.randint(1, MOST_STEPS)):
+        calls += _next_calls(rng, present, n_seq, n_batch)
+    return [*calls, *([(seq, 1)] for seq in sorted(present))], n_seq, n_batch, n_ubatch
+
+
+def _next_calls(rng: random.Random, present: set[int], n_seq: int, n_batch: int) -> Calls:
+    """A decode step of all or some slots, a sequence leaving, or one joining with a prompt, alone or amid a step."""
+    kind, absent = rng.random(), sorted(set(range(n_seq)) - present)
+    slots = sorted(present) if rng.random() < 0.5 else sorted(rng.sample(sorted(present), rng.randint(1, len(present))))
+    step = [(seq, 1) for seq in slots]
+    if kind < 0.15 and len(present) > 1:
+        seq = rng.choice(sorted(present))
+        present.remove(seq)
+        return [[(seq, 0)]]
+    if kind < 0.35 and absent:
+        seq = rng.choice(absent)
+        present.add(seq)
+        prompt = [(seq, rng.choice(LENGTHS))]
+        return _packed(step + prompt if rng.random() < 0.5 else prompt, n_batch)
+    return [step[:n_batch]]
+
+
+def _packed(prompts: list[tuple[int, int]], n_batch: int) -> Calls:
+    """Prompts as one stream, cut every `n_batch` tokens."""
+    calls: Calls = [[]]
+    for seq, length in prompts:
+        while length:
+            room = n_batch - sum(n for _, n in calls[-1])
+            if not room:
+                calls.append([])
+                continue
+            taken = min(length, room)
+            calls[-1].append((seq, taken))
+            length -= taken
+    return calls

@@ -1,0 +1,49 @@
+"""The batching law says what facts say, and what the engine does."""
+
+import pytest
+
+from plamo_study.analysis.batching_law import Engine, micro_batches, packed, per_sequence, replay
+
+
+def steps(slots, n=2):
+    return [[(slot, 1) for slot in slots]] * n
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "n_batch", "first_abort"),
+    [(512, 512, None), (512, 1024, 4), (512, 2048, 6), (512, 4096, 10), (512, 8192, 18), (128, 2048, 18)],
+)
+def test_the_smallest_aborting_number_of_sequences(n_prompt, n_batch, first_abort):
+    outcomes = [replay(packed([n_prompt] * n, n_batch) + steps(range(n)), n).outcome for n in range(1, 33)]
+    assert ([n for n, outcome in enumerate(outcomes, 1) if outcome == "abort"] or [None])[0] == first_abort
+
+
+@pytest.mark.parametrize(
+    ("slots", "outcome", "wrong"), [((0, 1), "right", set()), ((1, 2), "wrong", {1, 2, 3}), ((2, 3), "abort", None)]
+)
+def test_decoding_some_slots_of_four(slots, outcome, wrong):
+    verdict = replay(per_sequence([16] * 4, 2048) + steps(slots) + [[(slot, 1)] for slot in range(4)], 4)
+    assert verdict.outcome == outcome
+    assert wrong is None or set().union(*verdict.wrong) == wrong
+
+
+def test_the_first_token_after_a_misplaced_state_is_still_right():
+    verdict = replay(per_sequence([16] * 4, 2048) + steps((1, 2)), 4)
+    assert verdict.wrong[-2:] == [frozenset(), frozenset({1, 2})]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 16])
+def test_a_prefill_per_sequence_and_all_slots_together_is_right(n):
+    assert replay(per_sequence([100] * n, 64) + steps(range(n)), n).outcome == "right"
+
+
+def test_a_corrected_engine_is_right_everywhere():
+    fixed = Engine(mixes_tokens=False, misplaces_states=False)
+    assert replay(packed([512] * 8, 1024) + steps((3, 4)), 8, engine=fixed).outcome == "right"
+
+
+def test_micro_batches_hold_equal_sequences_with_rising_numbers():
+    assert micro_batches([(0, 3), (1, 5)], 512) == [([0, 1], 3), ([1], 2)]
+    assert micro_batches([(0, 1), (2, 1)], 512) == [([0], 1), ([2], 1)]
+    assert micro_batches([(1, 1), (0, 1)], 512) == [([1], 1), ([0], 1)]
+    assert micro_batches([(0, 300), (1, 300)], 512) == [([0, 1], 256), ([0, 1], 44)]
