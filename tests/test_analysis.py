@@ -186,6 +186,17 @@ def test_the_map_is_half_and_half_on_the_crossover():
     assert fields["share"].between(0, 1).all()
 
 
+def test_the_gpu_is_set_against_the_cpu_where_there_is_one():
+    rows = made_up()
+    assert study.offload(rows).empty
+    faster = rows[(rows["model"] != "") & (rows["n_threads"] == 2)]
+    quick = [[[t // 4 for t in steps] for steps in samples] for samples in faster["samples_ns"]]
+    both = pd.concat([rows, faster.assign(samples_ns=quick, n_gpu_layers=-1)], ignore_index=True)
+    gains = study.offload(both[(both["n_gpu_layers"] == 0) & (both["n_gen"] != 512) | (both["n_gpu_layers"] != 0)])
+    assert [gain.value for gain in gains["gain"]] == pytest.approx([4.0, 4.0])
+    assert study.prefill(both)["rate"].iloc[1].value == pytest.approx(4 * study.prefill(rows)["rate"].iloc[1].value)
+
+
 def test_the_thread_experiment_tells_compute_from_memory():
     gains = study.threads_experiment(made_up()).set_index("what")["gain"]
     assert (gains["prefill"].value, gains["matmul"].value) == pytest.approx((2.0, 2.0))

@@ -116,6 +116,21 @@ def test_charts_are_drawn_offline_without_complaint_and_fit_the_window(site, bro
         assert visit.complaints == []
 
 
+STUDIES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("notebook", STUDIES, ids=lambda path: path.stem)
+def test_every_study_becomes_a_page_that_keeps_these_promises(notebook, width, browser, tmp_path):
+    _, page = publish([notebook], tmp_path)
+    charts = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)
+    with Visit(browser, page, width) as visit:
+        visit.wait_for_charts(charts)
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+        assert all(image.get_attribute("alt") for image in visit.page.query_selector_all("img"))
+        assert (visit.requests, visit.complaints) == ([visit.url], [])
+
+
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_without_javascript_the_pictures_stand(site, browser, width):
     with Visit(browser, site / "article.html", width, script=False) as visit:

@@ -100,6 +100,25 @@ def thread_gains(rows: pd.DataFrame) -> dict[tuple[str, str], pd.Series]:
     return gains
 
 
+def offload(rows: pd.DataFrame) -> pd.DataFrame:
+    """`gain` of the GPU over all CPU threads, per model and phase: prefill of 128 tokens, the first 32 decode steps.
+
+    Empty where nothing was offloaded.
+    """
+    found, entries = usable(rows), []
+    found = found[found["n_threads"] == found["n_threads"].max()]
+    for model in model_names(found[found["n_gpu_layers"] != 0]):
+        of_model = found[found["model"] == model]
+        prompts = of_model[(of_model["workload"] == "prefill") & (of_model["n_prompt"] == 128)]
+        steps = of_model[of_model["workload"] == "decode"]
+        steps = steps.assign(samples_ns=[[s[:32] for s in samples] for samples in steps["samples_ns"]])
+        for phase, cells in (("prefill", prompts), ("decode", steps)):
+            on_gpu = cells["n_gpu_layers"] != 0
+            gain = paired_ratio(*(seconds_by_block(cells[where], median_sample) for where in (~on_gpu, on_gpu)))
+            entries.append({"model": model, "phase": phase, "gain": gain})
+    return pd.DataFrame(entries, columns=["model", "phase", "gain"])
+
+
 def threads_experiment(rows: pd.DataFrame) -> pd.DataFrame:
     """`gain` of full threads over fewer for both ceilings and for each model's phases (1 = none)."""
     entries = [

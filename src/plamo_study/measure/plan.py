@@ -90,7 +90,9 @@ def _plan(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1)
     files = dict.fromkeys((cell.model, cell.dtype) for cell in cells if cell.model)
     gate = change(base, workload="gate", n_prompt=GATE_TOKENS[scale], n_gen=GREEDY_TOKENS)
-    gates = tuple(change(gate, model=model, dtype=dtype) for model, dtype in files)
+    exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
+    kinds = (gate, exact) if scale == "mini" else (gate,)
+    gates = tuple(change(kind, model=model, dtype=dtype) for model, dtype in files for kind in kinds)
     anchor = change(base, workload="decode", n_prompt=16, n_gen=32)
     return Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
 

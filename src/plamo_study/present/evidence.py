@@ -1,5 +1,7 @@
 """What every study shows before its numbers: where rows come from, which models, and whether they were right."""
 
+from statistics import median
+
 import pandas as pd
 
 from plamo_study.analysis.usable import drifted, model_names
@@ -33,22 +35,20 @@ def models(recording: Recording) -> Table:
 
 
 def verdicts(recording: Recording) -> Table:
-    """Rows counted by verdict, with the largest disagreement between the two paths and with the oracle."""
+    """Rows counted by verdict, the largest disagreement with second path or oracle, and whether times were steady.
+
+    Steady: the median of the last quarter of the timed samples over that of the first, median over rows.
+    """
     rows = recording.rows[recording.rows["model"] != ""]
     entries = []
     for (model, workload), group in rows.groupby(["model", "workload"]):
         errors = [v for checks in group["checks"] for name, v in checks.items() if name.endswith("_error")]
-        counts = {verdict: int((group["verdict"] == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
-        against = "oracle" if workload == "gate" else "second path"
-        entries.append(
-            {
-                "model": model,
-                "cells": workload,
-                "against": against,
-                "largest error": f"{max(errors):.1e}" if errors else "n/a",
-            }
-            | counts
-        )
+        ratios = [checks["last_to_first_quarter"] for checks in group["checks"] if "last_to_first_quarter" in checks]
+        entry = {"model": model, "cells": workload, "against": "oracle" if workload == "gate" else "second path"}
+        entry["largest error"] = f"{max(errors):.1e}" if errors else "n/a"
+        entry |= {verdict: int((group["verdict"] == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
+        entry["last / first quarter"] = f"{median(ratios):.2f}" if ratios else "n/a"
+        entries.append(entry)
     marked, blocks = drifted(recording.rows)
     note = {"model": "blocks", "cells": f"{blocks} in all, {marked} marked by the anchor"}
     return Table(pd.DataFrame([{k: str(v) for k, v in entry.items()} for entry in (*entries, note)]).fillna(""))

@@ -177,6 +177,14 @@ def checked_claims(recording: Recording) -> Table:
     return table(claims(recording.rows, recording.facts), columns)
 
 
+def offload(recording: Recording) -> Table | Markdown:
+    """CPU against GPU where layers can be offloaded, and a plain sentence where they cannot."""
+    data = study.offload(recording.rows)
+    if data.empty:
+        return Markdown("No layers were offloaded on this machine: every number here is the CPU's.")
+    return table(data, {"model": ("model", ""), "phase": ("phase", ""), "gain": ("GPU over CPU", ".2f")})
+
+
 def beside_published(recording: Recording) -> Table:
     """The M4 Pro's figures beside ours: other machine, build and weights, so only the pattern compares."""
     theirs = published.load("m4-pro-b9596")
