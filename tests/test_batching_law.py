@@ -1,8 +1,10 @@
 """The batching law says what facts say, and what the engine does."""
 
 import pytest
+from conftest import ATTENTION, HYBRID
 
-from plamo_study.analysis.batching_law import Engine, micro_batches, packed, per_sequence, replay
+from plamo_study.analysis.batching_law import Engine, micro_batches, packed, per_sequence, replay, smallest_abort
+from plamo_study.measure import batch_tests
 
 
 def steps(slots, n=2):
@@ -14,8 +16,10 @@ def steps(slots, n=2):
     [(512, 512, None), (512, 1024, 4), (512, 2048, 6), (512, 4096, 10), (512, 8192, 18), (128, 2048, 18)],
 )
 def test_the_smallest_aborting_number_of_sequences(n_prompt, n_batch, first_abort):
-    outcomes = [replay(packed([n_prompt] * n, n_batch) + steps(range(n)), n).outcome for n in range(1, 33)]
-    assert ([n for n, outcome in enumerate(outcomes, 1) if outcome == "abort"] or [None])[0] == first_abort
+    assert smallest_abort(n_prompt, n_batch) == first_abort
+    outcomes = [replay(packed([n_prompt] * n, n_batch), n).outcome for n in range(1, 33)]
+    aborting = [outcome == "abort" for outcome in outcomes]
+    assert aborting == sorted(aborting), "bisection needs that more sequences never heal an abort"
 
 
 @pytest.mark.parametrize(
@@ -47,3 +51,14 @@ def test_micro_batches_hold_equal_sequences_with_rising_numbers():
     assert micro_batches([(0, 1), (2, 1)], 512) == [([0], 1), ([2], 1)]
     assert micro_batches([(1, 1), (0, 1)], 512) == [([1], 1), ([0], 1)]
     assert micro_batches([(0, 300), (1, 300)], 512) == [([0, 1], 256), ([0, 1], 44)]
+
+
+@pytest.mark.parametrize("test", list(batch_tests.TESTS))
+def test_the_hybrid_fails_what_attention_passes(test):
+    assert batch_tests.error(test, HYBRID) > 0.3
+    assert batch_tests.error(test, ATTENTION) < 0.02
+
+
+def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():
+    assert batch_tests.smallest_abort(HYBRID, 512, 2048, most=16) == (6, 5)
+    assert batch_tests.smallest_abort(HYBRID, 64, 2048, most=8) == (None, 1)

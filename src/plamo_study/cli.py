@@ -20,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 models_app = typer.Typer(no_args_is_help=True, help="Which model files are known and here; write the synthetic ones.")
 app.add_typer(models_app, name="models")
 
+LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
 Scale = Annotated[str, typer.Option(help="mini (embedded, seconds) or shape (full-size random weights)")]
 Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
 Engine = Annotated[Path | None, typer.Option(help="folder with another build of llama.cpp's shared libraries")]
@@ -117,8 +118,9 @@ def law(
     n: Annotated[int, typer.Option(min=1, help="configurations")] = 160,
     engine: Engine = None,
 ) -> None:
-    """Hold the batching law of PLaMo 2 against the engine on a grid of configurations; prints the confusion table."""
-    from plamo_study.analysis import law_check
+    """Hold the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
+    from plamo_study.analysis import batching_law, law_check
+    from plamo_study.measure import batch_tests
 
     _use_engine(engine)
     planned = plan.batching_law(seed, n)
@@ -126,6 +128,12 @@ def law(
     rows, facts = collect.framed(report.sweep(planned, path), path)
     table = law_check.checked(rows, facts)
     report.confusion(law_check.confusion(table))
+    report.batch_tests(
+        {(test, model): batch_tests.error(test, model) for test in batch_tests.TESTS for model in plan.MODELS}
+    )
+    sizes = (1024, 2048, 4096)
+    found = {size: batch_tests.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}
+    report.boundaries(LAW_PROMPT, found, {size: batching_law.smallest_abort(LAW_PROMPT, size) for size in sizes})
     raise typer.Exit(0 if table["exact"].all() else 1)
 
 

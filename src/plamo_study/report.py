@@ -118,6 +118,22 @@ def confusion(table: pd.DataFrame) -> None:
     Console().print(shown)
 
 
+def batch_tests(errors: dict[tuple[str, str], float]) -> None:
+    """Identity, isolation and bystander, per model."""
+    shown = Table("test", "model", "largest relative error")
+    for (test, model), error in errors.items():
+        shown.add_row(test, model, f"{error:.2g}")
+    Console().print(shown)
+
+
+def boundaries(n_prompt: int, found: dict[int, tuple[int | None, int]], predicted: dict[int, int | None]) -> None:
+    """The smallest aborting number of sequences by batch size, found and predicted."""
+    shown = Table("n_batch", f"smallest abort, {n_prompt}-token prompts", "the law says", "processes")
+    for size, (number, processes) in found.items():
+        shown.add_row(str(size), str(number), str(predicted[size]), str(processes))
+    Console().print(shown)
+
+
 def models(known: dict[tuple[str, str], ModelSpec], as_json: bool) -> None:
     """The registry with the files that are here."""
     entries = [(spec, [dtype for dtype in DTYPES if model_path(*key, dtype).exists()]) for key, spec in known.items()]

@@ -83,6 +83,12 @@ def replay(calls: Sequence[Call], n_seq_max: int, n_ubatch: int = 512, engine: E
     return Verdict(wrong, None)
 
 
+def smallest_abort(n_prompt: int, n_batch: int, most: int = 32) -> int | None:
+    """The smallest number of packed prompts of `n_prompt` tokens that aborts, as many sequences being allowed."""
+    numbers = range(1, most + 1)
+    return next((n for n in numbers if replay(packed([n_prompt] * n, n_batch), n).outcome == "abort"), None)
+
+
 def packed(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
     """The calls of a packed prefill: all prompts as one stream, cut every `n_batch` tokens."""
     calls: list[list[tuple[int, int]]] = [[]]

@@ -24,6 +24,7 @@ LOOSEST = max(TOLERANCE.values())
 EXACT_CACHE = 5e-3  # for F32 and F16 weights with keys and values in F32 and no flash attention
 
 Prompts = dict[int, np.ndarray]
+Calls = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def by_steps(session: Session, seq: int, tokens: np.ndarray) -> np.ndarray:
@@ -90,35 +91,34 @@ def replay(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Me
 
     Checks are named "call/sequence". Sequences are run alone first, so that an abort costs the row and no proof.
     """
-    expected = {
-        key: row for seq, tokens in draws[0].items() for key, row in _alone_by_calls(session, cell, seq, tokens)
-    }
+    expected: dict[tuple[int, int], np.ndarray] = {}
+    for seq in draws[0]:
+        alone_calls = tuple(tuple(part for part in call if part[0] == seq) for call in cell.calls)
+        expected |= dict(_by_calls(session, alone_calls, draws[0]))
+    found = _by_calls(session, cell.calls, draws[0])
+    errors: dict[str, float | bool] = {f"{at[0]}/{at[1]}": relative_error(row, expected[at]) for at, row in found}
+    return Measured(checks=errors, valid=max(errors.values()) < LAW_TOLERANCE, n_evaluated=session.n_evaluated)
+
+
+def isolation(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+    """The same calls twice, sequence 0 with the same tokens and its neighbours with others: may sequence 0 change?"""
+    first, second = draws
+    before = dict(_by_calls(session, cell.calls, first))
+    after = dict(_by_calls(session, cell.calls, {**second, 0: first[0]}))
+    error = max(relative_error(after[at], row) for at, row in before.items() if at[1] == 0)
+    return Measured(checks={"isolation_error": error}, valid=error < LAW_TOLERANCE, n_evaluated=session.n_evaluated)
+
+
+def _by_calls(session: Session, calls: Calls, tokens: Prompts) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
+    """Run calls from an empty memory; ((call, sequence), last logits) for every sequence of every call."""
     session.clear()
-    errors: dict[str, float | bool] = {}
-    streams = {seq: iter(tokens) for seq, tokens in draws[0].items()}
-    for number, call in enumerate(cell.calls):
+    streams = {seq: iter(stream) for seq, stream in tokens.items()}
+    for number, call in enumerate(calls):
         for seq in (seq for seq, n_tokens in call if n_tokens == 0):
             session.remove_tail(seq, 0)
         parts = [(seq, np.fromiter(islice(streams[seq], n), np.int32, n)) for seq, n in call if n]
         for seq, row in (session.evaluate(parts) if parts else {}).items():
-            errors[f"{number}/{seq}"] = relative_error(row, expected[number, seq])
-    right = all(error < LAW_TOLERANCE for error in errors.values())
-    return Measured(checks=errors, valid=right, n_evaluated=session.n_evaluated)
-
-
-def _alone_by_calls(
-    session: Session, cell: Cell, seq: int, tokens: np.ndarray
-) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
-    """One sequence's logits after each of its calls, ((call, sequence), row), nobody else being there."""
-    session.clear()
-    start = 0
-    for number, call in enumerate(cell.calls):
-        n_tokens = sum(n for s, n in call if s == seq)
-        if (seq, 0) in call:
-            session.clear()
-        elif n_tokens:
-            yield (number, seq), session.evaluate([(seq, tokens[start : start + n_tokens])])[seq]
-            start += n_tokens
+            yield (number, seq), row
 
 
 def _greedy(session: Session, n_tokens: int) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 SCHEMA = 1
-Workload = Literal["prefill", "decode", "gate", "replay", "overhead", "read", "matmul"]
+Workload = Literal["prefill", "decode", "gate", "replay", "isolation", "overhead", "read", "matmul"]
 Status = Literal["ok", "abort", "hang", "killed", "error"]
 
 

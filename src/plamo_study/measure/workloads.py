@@ -35,6 +35,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
             "decode": _decode,
             "gate": proof.gate,
             "replay": proof.replay,
+            "isolation": proof.isolation,
             "overhead": _overhead,
         }[cell.workload]
         stage(cell.workload)
