@@ -38,7 +38,8 @@ def cell(test: str, model: str, n_threads: int = 1) -> Cell:
 def error(test: str, model: str) -> float:
     """Largest relative error of the logits the test is about; NaN when the engine did not get that far."""
     checks = _run(cell(test, model)).measured.checks
-    wanted = [value for name, value in checks.items() if test != "bystander" or name.endswith("/3")]
+    ending = {"identity": ("/0", "/1", "/2", "/3"), "isolation": ("isolation_error",), "bystander": ("/3",)}[test]
+    wanted = [value for name, value in checks.items() if name.endswith(ending)]
     return float(max(wanted, default=float("nan")))
 
 
