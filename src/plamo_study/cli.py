@@ -13,7 +13,7 @@ from rich.console import Console
 
 from plamo_study import paths, report
 from plamo_study.errors import StudyError
-from plamo_study.measure import collect, plan
+from plamo_study.measure import collect, plan, runner
 from plamo_study.models import registry, synthetic
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -77,8 +77,7 @@ def measure(
     _use_engine(engine)
     summary = report.measure(name, scale, collect.REFERENCE if reference else collect.LOCAL, retry_failed)
     if json:
-        for row in summary.rows:
-            typer.echo(msgspec.json.encode(row).decode())
+        _print_rows(summary)
     raise typer.Exit(1 if summary.failed else 0)
 
 
@@ -186,10 +185,14 @@ def _run_all(
                 summary = report.measure(notebook.stem, scale, collect.LOCAL)
                 failed |= bool(summary.failed)
                 if json:
-                    for row in summary.rows:
-                        typer.echo(msgspec.json.encode(row).decode())
+                    _print_rows(summary)
     results = runs.run_notebooks(notebooks, values, paths.REPORTS, report.notebook_event)
     return 1 if report.summary(results) or failed else 0
+
+
+def _print_rows(summary: runner.Summary) -> None:
+    for row in summary.rows:
+        typer.echo(msgspec.json.encode(row).decode())
 
 
 def _use_engine(folder: Path | None) -> None:

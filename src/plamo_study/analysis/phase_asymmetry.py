@@ -34,8 +34,7 @@ def decode(rows: pd.DataFrame, generated: Sequence[int] = GENERATED) -> pd.DataF
     found = found[(found["workload"] == "decode") & (found["n_gen"] >= max(generated))]
     parts = []
     for n in generated:
-        cut = found.assign(samples_ns=[[steps[:n] for steps in samples] for samples in found["samples_ns"]])
-        parts.append(_by(cut, ["model"], _decode_entry).assign(generated=n))
+        parts.append(_by(_first_steps(found, n), ["model"], _decode_entry).assign(generated=n))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -110,8 +109,7 @@ def offload(rows: pd.DataFrame) -> pd.DataFrame:
     for model in model_names(found[found["n_gpu_layers"] != 0]):
         of_model = found[found["model"] == model]
         prompts = of_model[(of_model["workload"] == "prefill") & (of_model["n_prompt"] == 128)]
-        steps = of_model[of_model["workload"] == "decode"]
-        steps = steps.assign(samples_ns=[[s[:32] for s in samples] for samples in steps["samples_ns"]])
+        steps = _first_steps(of_model[of_model["workload"] == "decode"], 32)
         for phase, cells in (("prefill", prompts), ("decode", steps)):
             on_gpu = cells["n_gpu_layers"] != 0
             gain = paired_ratio(*(seconds_by_block(cells[where], median_sample) for where in (~on_gpu, on_gpu)))
@@ -137,6 +135,11 @@ def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> stats.Estimate
     """Ratio over the blocks that both series have."""
     both = pd.concat([numerator, denominator], axis=1, keys=["top", "bottom"]).dropna()
     return stats.ratio(both["top"].tolist(), both["bottom"].tolist())
+
+
+def _first_steps(found: pd.DataFrame, n: int) -> pd.DataFrame:
+    """Decode rows cut to their first `n` steps."""
+    return found.assign(samples_ns=[[steps[:n] for steps in samples] for samples in found["samples_ns"]])
 
 
 def _by(found: pd.DataFrame, by: list[str], entry: Callable[[pd.DataFrame], dict[str, Any]]) -> pd.DataFrame:

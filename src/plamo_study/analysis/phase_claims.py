@@ -62,22 +62,12 @@ def _flatness(rows: pd.DataFrame, model: str) -> Estimate:
 
 
 def _above(claim: str, model: str, estimate: Estimate, threshold: float) -> dict[str, Any]:
-    wanted = f"above {threshold:g}"
-    return {
-        "claim": claim,
-        "model": model,
-        "estimate": estimate,
-        "wanted": wanted,
-        "verdict": estimate.above(threshold),
-    }
+    return _claim(claim, model, estimate, f"above {threshold:g}", estimate.above(threshold))
 
 
 def _within(claim: str, model: str, estimate: Estimate, low: float, high: float) -> dict[str, Any]:
-    wanted = f"{low:.3g} to {high:.3g}"
-    return {
-        "claim": claim,
-        "model": model,
-        "estimate": estimate,
-        "wanted": wanted,
-        "verdict": estimate.within(low, high),
-    }
+    return _claim(claim, model, estimate, f"{low:.3g} to {high:.3g}", estimate.within(low, high))
+
+
+def _claim(claim: str, model: str, estimate: Estimate, wanted: str, verdict: str) -> dict[str, Any]:
+    return {"claim": claim, "model": model, "estimate": estimate, "wanted": wanted, "verdict": verdict}

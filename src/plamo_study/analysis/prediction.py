@@ -1,5 +1,6 @@
 """Study 01's arithmetic: this machine's ceilings, the time they allow each phase, and what was measured beside it."""
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -17,9 +18,7 @@ CEILING = {"memory": "read", "compute": "matmul"}
 def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
     """Per ceiling, device and thread count: `best` sample and `usual` (median over processes), in B/s or FLOP/s."""
     found = rows[rows["workload"].isin(["read", "matmul"]) & (rows["status"] == "ok")]
-    work = (found["n_bytes"] + found["n_flops"]) * study.NS
-    best = work / found["samples_ns"].map(lambda samples: min(chain(*samples)))
-    usual = work / found["samples_ns"].map(study.median_sample)
+    best, usual = _rate(found, lambda samples: min(chain(*samples))), _rate(found, study.median_sample)
     entries = []
     for (ceiling, layers, threads), group in found.groupby(["workload", "n_gpu_layers", "n_threads"]):
         key = {"ceiling": ceiling, "n_gpu_layers": layers, "n_threads": threads}
@@ -64,7 +63,7 @@ def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataF
 def _compared(entry: dict[str, Any], seconds: pd.Series, found: pd.DataFrame, limit: Ceilings) -> dict[str, Any]:
     memory = entry["bound"] == "memory"
     ceiling = found[found["workload"] == CEILING[entry["bound"]]].set_index("block")
-    usual = (ceiling["n_bytes"] + ceiling["n_flops"]) * study.NS / ceiling["samples_ns"].map(study.median_sample)
+    usual = _rate(ceiling, study.median_sample)
     work, best = (entry["bytes"], limit.read) if memory else (entry["flops"], limit.matmul)
     measured = stats.median(seconds.tolist())
     full = work / best
@@ -73,10 +72,15 @@ def _compared(entry: dict[str, Any], seconds: pd.Series, found: pd.DataFrame, li
     return {"measured": measured, "miss": miss, "of_best": share, "of_usual": study.paired_ratio(work / usual, seconds)}
 
 
+def _rate(found: pd.DataFrame, statistic: Callable[[list[list[int]]], float]) -> pd.Series:
+    """Work per second of ceiling rows, in B/s or FLOP/s, at a statistic of their samples."""
+    return (found["n_bytes"] + found["n_flops"]) * study.NS / found["samples_ns"].map(statistic)
+
+
 def _predictions(model: Model, limit: Ceilings, name: str) -> list[dict[str, Any]]:
     entries = []
     for n in study.PROMPTS:
-        moved = float(roofline.weight_bytes(model) * -(-n // 512))
+        moved = roofline.prefill_bytes(model, n)
         band = roofline.prefill_band(model, n, limit)
         what = {"model": name, "what": f"prefill {n}", "phase": "prefill", "n_prompt": n}
         entries.append(what | _band(roofline.prefill_flops(model, n), moved, band))

@@ -117,10 +117,15 @@ def decode_flops(model: Model, depth: float, n_seq: int = 1) -> float:
     return n_seq * (2 * (matmul_weights(model) + head_weights(model)) + attention + scan)
 
 
+def prefill_bytes(model: Model, n_tokens: int, n_ubatch: int = 512) -> float:
+    """Bytes of weights one prefill reads: all of them once per micro-batch."""
+    return -(-n_tokens // n_ubatch) * weight_bytes(model)
+
+
 def prefill_band(model: Model, n_tokens: int, ceilings: Ceilings, n_ubatch: int = 512) -> Band:
-    """Predicted seconds of a prefill. Weights are read once per micro-batch."""
-    reads = -(-n_tokens // n_ubatch)
-    return Band(prefill_flops(model, n_tokens) / ceilings.matmul, reads * weight_bytes(model) / ceilings.read)
+    """Predicted seconds of a prefill."""
+    moved = prefill_bytes(model, n_tokens, n_ubatch)
+    return Band(prefill_flops(model, n_tokens) / ceilings.matmul, moved / ceilings.read)
 
 
 def decode_band(model: Model, depth: float, ceilings: Ceilings, n_seq: int = 1) -> Band:

@@ -7,7 +7,7 @@ from plamo_study.analysis import phase_asymmetry as study
 from plamo_study.analysis import prediction as arithmetic
 from plamo_study.analysis.phase_claims import claims
 from plamo_study.analysis.stats import Estimate
-from plamo_study.analysis.usable import model_names
+from plamo_study.analysis.usable import NOISY, model_names
 from plamo_study.measure.collect import Recording
 from plamo_study.present import published
 from plamo_study.present.evidence import condition, escaped
@@ -213,4 +213,4 @@ def beside_published(recording: Recording) -> Table:
 
 
 def _noise(variation: float) -> str:
-    return f"{variation:.0%}" + (" noisy" if variation > 0.10 else "")
+    return f"{variation:.0%}" + (" noisy" if variation > NOISY else "")
