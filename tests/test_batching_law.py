@@ -4,7 +4,7 @@ import pytest
 from conftest import ATTENTION, HYBRID
 
 from plamo_study.analysis.batching_law import Engine, micro_batches, packed, per_sequence, replay, smallest_abort
-from plamo_study.measure import batch_tests
+from plamo_study.measure import batch_tests, grid
 
 
 def steps(slots, n=2):
@@ -53,7 +53,7 @@ def test_micro_batches_hold_equal_sequences_with_rising_numbers():
     assert micro_batches([(0, 300), (1, 300)], 512) == [([0, 1], 256), ([0, 1], 44)]
 
 
-@pytest.mark.parametrize("test", list(batch_tests.TESTS))
+@pytest.mark.parametrize("test", list(grid.TESTS))
 def test_the_hybrid_fails_what_attention_passes(test):
     assert batch_tests.error(test, HYBRID) > 0.3
     assert batch_tests.error(test, ATTENTION) < 0.02

@@ -71,14 +71,21 @@ def measure(
     reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
     retry_failed: Annotated[bool, typer.Option(help="measure rows again that crashed, hung or were killed")] = False,
     engine: Engine = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(help="another build, measured in the same blocks where the study compares builds"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure a study without its notebook; finished cells are not measured again."""
     _use_engine(engine)
-    summary = report.measure(name, scale, collect.REFERENCE if reference else collect.LOCAL, retry_failed)
+    for folder in beside or []:
+        _check_engine(folder)
+    place = collect.REFERENCE if reference else collect.LOCAL
+    summary = report.measure(name, scale, place, retry_failed, beside or [])
     if json:
         _print_rows(summary)
-    raise typer.Exit(1 if summary.failed else 0)
+    raise typer.Exit(1 if summary.unexpected else 0)
 
 
 @app.command()
@@ -119,17 +126,15 @@ def law(
 ) -> None:
     """Hold the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
     from plamo_study.analysis import batching_law, law_check
-    from plamo_study.measure import batch_tests
+    from plamo_study.measure import batch_tests, grid
 
     _use_engine(engine)
-    planned = plan.batching_law(seed, n)
+    planned = plan.batching_law("mini", seed=seed, n=n)
     path = collect.journal_path(planned.study, planned.scale, collect.LOCAL)
     rows, facts = collect.framed(report.sweep(planned, path), path)
     table = law_check.checked(rows, facts)
     report.confusion(law_check.confusion(table))
-    report.batch_tests(
-        {(test, model): batch_tests.error(test, model) for test in batch_tests.TESTS for model in plan.MODELS}
-    )
+    report.batch_tests({(test, model): batch_tests.error(test, model) for test in grid.TESTS for model in plan.MODELS})
     sizes = (1024, 2048, 4096)
     found = {size: batch_tests.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}
     report.boundaries(LAW_PROMPT, found, {size: batching_law.smallest_abort(LAW_PROMPT, size) for size in sizes})
@@ -181,9 +186,9 @@ def _run_all(
     failed = False
     if source == "live":
         for notebook in found:
-            if notebook.stem in plan.STUDIES:
-                summary = report.measure(notebook.stem, scale, collect.LOCAL)
-                failed |= bool(summary.failed)
+            for study, at in plan.of_notebook(notebook.stem, scale):
+                summary = report.measure(study, at, collect.LOCAL)
+                failed |= bool(summary.unexpected)
                 if json:
                     _print_rows(summary)
     results = runs.run_notebooks(notebooks, values, paths.REPORTS, report.notebook_event)
@@ -196,13 +201,16 @@ def _print_rows(summary: runner.Summary) -> None:
 
 
 def _use_engine(folder: Path | None) -> None:
-    if folder is None:
-        return
+    if folder is not None:
+        _check_engine(folder)
+        os.environ["LLAMA_CPP_LIB_PATH"] = str(folder.resolve())
+
+
+def _check_engine(folder: Path) -> None:
     if not any(folder.glob("libllama.*")):
         raise StudyError(
             str(folder), "holds no libllama", "build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder"
         )
-    os.environ["LLAMA_CPP_LIB_PATH"] = str(folder.resolve())
 
 
 if __name__ == "__main__":

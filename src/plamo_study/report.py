@@ -1,7 +1,7 @@
 """What the command line shows: progress with the time left, tables, summaries. All of it on stderr but JSON."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,12 +25,14 @@ if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait 
 console = Console(stderr=True, highlight=False)
 
 
-def measure(study: str, scale: str, place: str, retry_failed: bool = False) -> runner.Summary:
+def measure(
+    study: str, scale: str, place: str, retry_failed: bool = False, beside: Sequence[Path] = ()
+) -> runner.Summary:
     """Measure a study with a bar that says what runs, what came of the last cell, and how long it will take still."""
-    return sweep(collect.build(study, scale), collect.journal_path(study, scale, place), retry_failed)
+    return sweep(collect.build(study, scale), collect.journal_path(study, scale, place), retry_failed, beside)
 
 
-def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False) -> runner.Summary:
+def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Sequence[Path] = ()) -> runner.Summary:
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
     with bytes_progress() as progress:
@@ -54,10 +56,11 @@ def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False) -> runner.
             bar.update(
                 task, total=event.total, completed=event.done, description=f"{study} {_name(event.task)}", left=left
             )
-            if event.row and (event.row.status != "ok" or event.row.valid is False):
+            row = event.row
+            if row and (row.status != "ok" or row.valid is False) and not runner.asks_whether(row.cell):
                 console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
 
-        summary = collect.measure(planned, path, on_progress, retry_failed)
+        summary = collect.measure(planned, path, on_progress, retry_failed, beside)
     console.print(
         f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
         f"{len(summary.failed)} failed or wrong ({short(path)})"

@@ -7,6 +7,7 @@ which is why every measurement has its own process.
 import ctypes
 import hashlib
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -52,7 +53,13 @@ def describe() -> dict[str, Any]:
         "build": llama.llama_print_system_info().decode().strip(" |"),
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "sha256": digest.hexdigest(),
-    }
+    } | _own_words()
+
+
+def _own_words() -> dict[str, Any]:
+    """What a build's own `engine.toml` says of it: `description`, and `corrects`, the defects it lacks (D2, D3, D4)."""
+    note = Path(llama._base_path) / "engine.toml"
+    return tomllib.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Rows for a notebook: recorded ones of the reference machine, or live ones measured here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,12 @@ def build(study: str, scale: str) -> plan.Plan:
 
 
 def measure(
-    planned: plan.Plan, path: Path, on_progress: runner.OnProgress | None = None, retry_failed: bool = False
+    planned: plan.Plan,
+    path: Path,
+    on_progress: runner.OnProgress | None = None,
+    retry_failed: bool = False,
+    beside: Sequence[Path] = (),
 ) -> runner.Summary:
-    """Write the models a plan needs and measure what its journal lacks."""
+    """Write the models a plan needs and measure what its journal lacks, other builds of the engine beside it."""
     plan.make_models(planned)
-    return runner.sweep(planned, path, on_progress, retry_failed)
+    return runner.sweep(planned, path, on_progress, retry_failed, beside)

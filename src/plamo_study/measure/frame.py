@@ -11,12 +11,13 @@ import pandas as pd
 from plamo_study.measure.rows import Cell, Fact, Record, Row
 
 CELL_FIELDS = [field.name for field in msgspec.structs.fields(Cell)]
-ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started", "elapsed_ns",
-              "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns", "checks"]  # fmt: skip
+ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started",
+              "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
+              "checks"]  # fmt: skip
 
 
 def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """Columns: every field of the cell, the row's own, `verdict`, `drift`, `failure` (text) and the conditions.
+    """Columns: every field of the cell, the row's own, `build`, `verdict`, `drift`, `failure` and the conditions.
 
     `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star.
     """
@@ -25,6 +26,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     table = {name: [getattr(row.cell, name) for row in rows] for name in CELL_FIELDS}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
     table["model"] = [starred(known[row.model]) if row.model else "" for row in rows]
+    table["build"] = [build_name(known[row.engine]) for row in rows]
     table["verdict"] = [_verdict(row, gates) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [
@@ -45,6 +47,11 @@ def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
 def starred(model: dict[str, Any]) -> str:
     """A model's name, with a star when some of its shape is assumed and not published."""
     return model["name"] + ("*" if model["assumptions"] else "")
+
+
+def build_name(engine: dict[str, Any]) -> str:
+    """A build by the defects it corrects, "stock" when it names none."""
+    return "+".join(engine.get("corrects", ())) or "stock"
 
 
 def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:

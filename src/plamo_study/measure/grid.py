@@ -1,4 +1,7 @@
-"""Configurations drawn to make the batching law and the engine disagree, if they can. One seed, one grid."""
+"""Batches to hold the batching law against: drawn to disagree, a map of packed prompts, and an operator's three tests.
+
+One seed, one grid.
+"""
 
 import random
 
@@ -10,6 +13,13 @@ Calls = list[list[tuple[int, int]]]
 LENGTHS = (1, 2, 3, 5, 8, 16, 21, 32)
 BATCHES = (8, 16, 24, 32, 64, 128)
 MOST_STEPS = 6
+MAP_PROMPT, MAP_BATCHES, MAP_SEQUENCES = 128, (128, 256, 512, 1024), range(1, 13)
+TEST_PROMPTS, TEST_TOKENS = 4, 256  # the batch in which the defects were first seen
+TESTS = {
+    "identity": "a sequence in a batch equals itself alone",
+    "isolation": "a neighbour's prompt does not change your logits",
+    "bystander": "a sequence that is not in the step does not change",
+}
 
 
 def grid(seed: int, n: int, model: str, control: str) -> tuple[Cell, ...]:
@@ -23,6 +33,39 @@ def grid(seed: int, n: int, model: str, control: str) -> tuple[Cell, ...]:
         fields = {"calls": frozen, "n_seq": n_seq, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_prompt": most}
         cells.append(_changed(base, model=control if number % 5 == 4 else model, seed=number, **fields))
     return tuple(cells)
+
+
+def packed_map(model: str) -> tuple[Cell, ...]:
+    """Replay cells of 1 to 12 packed prompts at four batch sizes, each followed by one step of all."""
+    cells = []
+    for n_batch in MAP_BATCHES:
+        for n_seq in MAP_SEQUENCES:
+            calls = [*_packed([(seq, MAP_PROMPT) for seq in range(n_seq)], n_batch), [(seq, 1) for seq in range(n_seq)]]
+            fields = {"calls": tuple(tuple(call) for call in calls), "n_seq": n_seq, "n_batch": n_batch}
+            cell = Cell(workload="replay", model=model, scale="mini", dtype="F16", n_prompt=MAP_PROMPT + 1)
+            cells.append(_changed(cell, **fields))
+    return tuple(cells)
+
+
+def three_tests(test: str, model: str, n_threads: int = 1) -> Cell:
+    """The cell that answers one of `TESTS` for an embedded model: four packed prompts, or a step of two slots.
+
+    The bystander is slot 3: slots 1 and 2 step once, then 3 is asked for its next token.
+    """
+    packed = (tuple((seq, TEST_TOKENS) for seq in range(TEST_PROMPTS)),)
+    alone = tuple(((seq, TEST_TOKENS),) for seq in range(TEST_PROMPTS))
+    calls = (*alone, ((1, 1), (2, 1)), ((3, 1),)) if test == "bystander" else packed
+    return Cell(
+        workload="isolation" if test == "isolation" else "replay",
+        model=model,
+        scale="mini",
+        dtype="F16",
+        n_prompt=TEST_TOKENS + 1,
+        n_seq=TEST_PROMPTS,
+        n_threads=n_threads,
+        calls=calls,
+        repetitions=2 if test == "isolation" else 1,
+    )
 
 
 def _changed(cell: Cell, **fields: object) -> Cell:

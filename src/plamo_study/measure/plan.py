@@ -1,7 +1,7 @@
 """Which cells a study measures at which scale. A new study is one function here."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from plamo_study.measure.rows import Cell
 from plamo_study.models import registry, synthetic, tensors
 
 MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
+MATCHED = "plamo-3-matched"  # attention only, of the weight bytes of the first model
 DTYPE = {"mini": "F16", "shape": "Q8_0"}  # the type a study measures where it does not compare types
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
 MATMUL_SIZE = {"mini": 2048, "shape": 4096}
@@ -21,6 +22,12 @@ GATE_TOKENS = {"mini": 320, "shape": 8}  # mini: past the sliding window; shape:
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
 TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0}
+SEQUENCES = (*range(1, 17), 24, 32)
+FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
+DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
+SHORT_PROMPT = 8  # where packing prompts could pay: long ones fill a micro-batch each
+SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
+LAW_SEED, LAW_CELLS = 0, 160
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class Plan:
     extra_blocks: int
     time_limit_s: float
     seed: int = 0
+    compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
 
 
 def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
@@ -55,16 +63,51 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
         for threads in thread_counts():
             on_cpu = change(base, n_threads=threads, n_gpu_layers=0, n_prompt=128)
             cells += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", n_gen=32)]
-    return _plan("01-phase-asymmetry", scale, tuple(dict.fromkeys(cells)) + ceilings(scale, gpu))
+    return _plan("01-phase-asymmetry", scale, tuple(dict.fromkeys(cells)) + ceilings(scale, gpu, thread_counts()))
 
 
-def batching_law(seed: int, n: int) -> Plan:
-    """`n` configurations drawn from `seed` for the batching law, one process each, PLaMo 3 as control."""
-    cells = grid.grid(seed, n, *MODELS)
+def batch_scaling(scale: str, gpu: bool = False) -> Plan:
+    """Notebook 03: decode and prefill of 1 to 32 sequences, the matched model beside both, and the ceilings.
+
+    Decode starts from one prompt whose state every sequence gets a copy of, so a step costs what it costs after
+    prompts of their own and a cell does not spend its time on them.
+    """
+    check_scale(scale)
+    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=DEPTH, n_gen=STEPS)
+    base = change(base, policy="shared", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, n_gen=0)
+    cells = [change(base, model=model, n_seq=n) for model in MODELS for n in SEQUENCES]
+    cells += [change(base, model=MATCHED, n_seq=n) for n in FEW_SEQUENCES]
+    cells += [change(short, model=model, n_seq=n, policy="packed") for model in MODELS for n in SEQUENCES]
+    cells += [change(short, model=model, n_seq=n, policy="per_sequence") for model in MODELS for n in (4, 16)]
+    compared = [change(base, n_seq=n) for n in FEW_SEQUENCES]
+    compared += [change(short, n_seq=n, policy="packed") for n in (4, 16)]
+    planned = _plan("03-batch-scaling", scale, (*cells, *ceilings(scale, gpu, thread_counts()[:1])))
+    return replace(planned, compared=tuple(compared), blocks=BLOCKS if scale == "shape" else 2, extra_blocks=1)
+
+
+def source_table(scale: str, gpu: bool = False) -> Plan:
+    """The source's batch table under its own conditions: prompts of 512 tokens, 128 steps, packed and per sequence."""
+    check_scale(scale)
+    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=512, n_gen=128)
+    base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    cells = [change(base, n_seq=n, policy=policy) for n in (2, 8, 16) for policy in ("per_sequence", "packed")]
+    planned = _plan("03-source-table", scale, tuple(cells))
+    return replace(planned, blocks=SOURCE_BLOCKS if scale == "shape" else 2, extra_blocks=0)
+
+
+def batching_law(scale: str, gpu: bool = False, seed: int = LAW_SEED, n: int = LAW_CELLS) -> Plan:
+    """`n` configurations drawn from `seed` for the batching law, PLaMo 3 as control, one process each, on the CPU.
+
+    Beside them the map of packed prompts by number and batch size, and the operator's three tests. The law is about
+    the shape of calls, so it is held against the embedded models.
+    """
+    if scale != "mini":
+        raise StudyError(f"scale {scale!r}", "the law is held against the engine at mini", "choose --scale mini")
+    cells = (*grid.grid(seed, n, *MODELS), *grid.packed_map(MODELS[0]))
+    cells += tuple(grid.three_tests(test, model) for test in grid.TESTS for model in MODELS)
     anchor = Cell(workload="decode", model=MODELS[0], scale="mini", dtype="F16", n_prompt=16, n_gen=32)
-    return Plan(
-        "03-batching-law", "mini", cells, (), anchor, blocks=1, extra_blocks=0, time_limit_s=TIME_LIMIT_S["mini"]
-    )
+    return Plan("03-batching-law", "mini", cells, (), anchor, 1, 0, TIME_LIMIT_S["mini"], compared=cells)
 
 
 def thread_counts() -> tuple[int, ...]:
@@ -73,21 +116,21 @@ def thread_counts() -> tuple[int, ...]:
     return tuple(dict.fromkeys((cores, max(cores // 2, 1))))
 
 
-def ceilings(scale: str, gpu: bool) -> tuple[Cell, ...]:
+def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Cell, ...]:
     """Read bandwidth and matrix throughput of the CPU at each thread count, and of the GPU where there is one."""
     dtype, size = DTYPE[scale], MATMUL_SIZE[scale]
     read = Cell(workload="read", dtype=dtype, size=READ_CACHES * machine.last_level_cache(), repetitions=11)
     matmul = Cell(workload="matmul", dtype=dtype, size=size, repetitions=6)
-    cells = [change(cell, n_threads=threads) for threads in thread_counts() for cell in (read, matmul)]
+    cells = [change(cell, n_threads=n) for n in threads for cell in (read, matmul)]
     if gpu:
-        cells += [change(cell, n_threads=thread_counts()[0], n_gpu_layers=-1) for cell in (read, matmul)]
+        cells += [change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in (read, matmul)]
     return tuple(cells)
 
 
 def _plan(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     for cell in cells:
         check_cell(cell)
-    base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1)
+    base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1, n_seq=1, policy="per_sequence")
     files = dict.fromkeys((cell.model, cell.dtype) for cell in cells if cell.model)
     gate = change(base, workload="gate", n_prompt=GATE_TOKENS[scale], n_gen=GREEDY_TOKENS)
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
@@ -97,7 +140,18 @@ def _plan(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     return Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
 
 
-STUDIES: dict[str, Callable[..., Plan]] = {"01-phase-asymmetry": phase_asymmetry}
+STUDIES: dict[str, Callable[..., Plan]] = {
+    "01-phase-asymmetry": phase_asymmetry,
+    "03-batch-scaling": batch_scaling,
+    "03-source-table": source_table,
+    "03-batching-law": batching_law,
+}
+
+
+def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
+    """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`."""
+    own = [study for study in STUDIES if study[:2] == name[:2]]
+    return [(study, "mini" if study == "03-batching-law" else scale) for study in own]
 
 
 def change(cell: Cell, **changes: Any) -> Cell:
@@ -128,6 +182,8 @@ def check_cell(cell: Cell) -> None:
     if cell.n_prompt + cell.n_gen > spec.context_length:
         why = f"{cell.n_prompt} + {cell.n_gen} tokens do not fit the model's context of {spec.context_length}"
         raise StudyError(f"cell {cell.workload} of {cell.model}", why, "choose a shorter prompt or fewer steps")
+    if cell.policy == "shared" and (cell.workload != "decode" or not cell.n_prompt):
+        raise StudyError(f"cell {cell.workload} of {cell.model}", "only decode after a prompt can share it", "pack it")
 
 
 def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:

@@ -27,8 +27,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
 
 
-def work(job: Job, time_limit_s: float) -> Outcome:
-    """Spawn a worker for `job` and wait; past `time_limit_s` seconds it is killed and the outcome is a hang."""
+def work(job: Job, time_limit_s: float, engine: str = "") -> Outcome:
+    """Spawn a worker for `job` and wait; past `time_limit_s` seconds it is killed and the outcome is a hang.
+
+    `engine`: folder of another build of llama.cpp's libraries than the one in use.
+    """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
     command = [sys.executable, "-m", "plamo_study.measure.worker", str(lifeline)]
     with tempfile.TemporaryFile() as log:
@@ -40,6 +43,7 @@ def work(job: Job, time_limit_s: float) -> Outcome:
             stderr=log,
             pass_fds=[lifeline],
             start_new_session=True,
+            env=os.environ | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {}),
         )
         result, timed_out = b"", False
         try:

@@ -14,7 +14,7 @@ from plamo_study.engine.session import Session
 from plamo_study.measure.rows import Cell, Measured
 from plamo_study.oracle import Oracle, agreement, relative_error
 
-TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill; decode steps of a decode's warm-up
+TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
 # Relative error of logits that rounding explains. The engine rounds activations to the weights' type, keeps keys and
 # values in F16 and, on the CPU, sums attention in F16. The defects guarded against cause errors of 0.4 and more.
@@ -38,10 +38,16 @@ def by_steps(session: Session, seq: int, tokens: np.ndarray) -> np.ndarray:
     return logits
 
 
-def alone(session: Session, seq: int, tokens: np.ndarray) -> np.ndarray:
-    """Logits after one prefill of `tokens`, no other sequence present."""
+def alone(session: Session, seq: int, tokens: np.ndarray, known: tuple[bytes, int] | None = None) -> np.ndarray:
+    """Logits after one prefill of `tokens`, no other sequence present.
+
+    `known`: the state after so many first tokens, made by a prefill alone; only the others are evaluated then.
+    """
     session.clear()
-    return session.prefill({seq: tokens})[seq][-1]
+    state, n_past = known or (b"", 0)
+    if state:
+        session.set_state(seq, state, n_past)
+    return session.prefill({seq: tokens[n_past:]})[seq][-1]
 
 
 def checks(

@@ -20,7 +20,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_prompt: int = 0  # tokens per sequence: the prompt timed by prefill, the depth decode starts from
     n_gen: int = 0  # decode steps
     n_seq: int = 1  # sequences evaluated together
-    policy: Literal["per_sequence", "packed"] = "per_sequence"
+    policy: Literal["per_sequence", "packed", "shared"] = "per_sequence"  # shared: one prompt, its state copied to all
     n_threads: int = 1
     n_batch: int = 2048
     n_ubatch: int = 512
@@ -60,6 +60,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     samples_ns: list[list[int]] = []
     warmup_ns: list[int] = []
+    prefill_ns: list[int] = []  # of the prompts each timed decode starts from
     load_ns: int = 0
     n_evaluated: int = 0  # tokens the engine evaluated in the timed part
     n_bytes: int = 0  # read: bytes per sample
@@ -92,6 +93,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ro
     conditions: Conditions
     samples_ns: list[list[int]] = []
     warmup_ns: list[int] = []
+    prefill_ns: list[int] = []
     load_ns: int = 0
     n_evaluated: int = 0
     n_bytes: int = 0

@@ -1,7 +1,7 @@
 """The sweep: randomised blocks of cells, an anchor between them, one process a cell, resumed where it stopped."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ class Task:
     block: int
     order: int
     anchor: bool = False
+    engine: str = ""  # folder of another build than the one in use
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,30 @@ class Summary:
         """Rows that did not end well, or whose computation was wrong."""
         return [row for row in self.rows if row.status != "ok" or row.valid is False]
 
+    @property
+    def unexpected(self) -> list[Row]:
+        """Those of them that are not the answer to what their cell asks."""
+        return [row for row in self.failed if not asks_whether(row.cell)]
+
 
 OnProgress = Callable[[Progress], None]
 
 
-def sweep(plan: Plan, journal_path: Path, on_progress: OnProgress | None = None, retry_failed: bool = False) -> Summary:
+def sweep(
+    plan: Plan,
+    journal_path: Path,
+    on_progress: OnProgress | None = None,
+    retry_failed: bool = False,
+    beside: Sequence[Path] = (),
+) -> Summary:
     """Measure what the journal lacks of `plan`. A worker that crashes or hangs is a row, and the sweep goes on.
+
+    `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
 
     Blocks that the anchor marks are followed by fresh ones, `plan.extra_blocks` at most.
     """
     with Journal(journal_path) as journal, machine.awake():
-        run = _Sweep(plan, journal, on_progress, retry_failed)
+        run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside])
         run.blocks(range(plan.blocks))
         for extra in range(plan.blocks, plan.blocks + plan.extra_blocks):
             if run.unmarked_blocks(extra) >= plan.blocks:
@@ -76,9 +90,12 @@ def sweep(plan: Plan, journal_path: Path, on_progress: OnProgress | None = None,
 
 
 class _Sweep:
-    def __init__(self, plan: Plan, journal: Journal, on_progress: OnProgress | None, retry_failed: bool):
+    def __init__(
+        self, plan: Plan, journal: Journal, on_progress: OnProgress | None, retry_failed: bool, beside: list[str]
+    ):
         self.plan, self.journal, self.tell, self.measured = plan, journal, on_progress, 0
-        self.engine = self._add_fact("engine", engine_facts())
+        self.beside = beside
+        self.engines = {folder: self._add_fact("engine", engine_facts(folder)) for folder in ("", *beside)}
         self.machine = self._add_fact("machine", machine.facts())
         cells = [*plan.gates, plan.anchor, *plan.cells]
         names = dict.fromkeys((cell.model, cell.scale, cell.dtype) for cell in cells if cell.model)
@@ -113,15 +130,20 @@ class _Sweep:
     def _block(self, number: int) -> Iterator[Task]:
         if number == 0:
             yield from (Task(cell, 0, -1, order) for order, cell in enumerate(self.plan.gates))
+            files = {(cell.model, cell.dtype) for cell in self.plan.compared}
+            gates = [cell for cell in self.plan.gates if (cell.model, cell.dtype) in files]
+            yield from (Task(cell, 0, -1, n, engine=folder) for folder in self.beside for n, cell in enumerate(gates))
         yield Task(self.plan.anchor, number, number, 0, anchor=True)
-        cells = list(self.plan.cells)
+        cells = [(cell, "") for cell in self.plan.cells]
+        cells += [(cell, folder) for folder in self.beside for cell in self.plan.compared]
         random.Random(f"{self.plan.seed}/{number}").shuffle(cells)
-        yield from (Task(cell, number, number, order + 1) for order, cell in enumerate(cells))
+        yield from (Task(cell, number, number, n + 1, engine=folder) for n, (cell, folder) in enumerate(cells))
 
     def _measure(self, task: Task) -> Row:
         started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
         path = str(model_file(task.cell)) if task.cell.model else ""
-        outcome = work(Job(cell=task.cell, path=path, replicate=task.replicate), self.plan.time_limit_s)
+        job = Job(cell=task.cell, path=path, replicate=task.replicate)
+        outcome = work(job, self.plan.time_limit_s, task.engine)
         conditions = Conditions(
             load_1min=round(load, 2),
             throttled_us=machine.throttled_us() - throttled,
@@ -132,7 +154,17 @@ class _Sweep:
 
     def _row(self, task: Task, outcome: Outcome, conditions: Conditions, started: datetime) -> Row:
         measured = outcome.measured
-        kept = ("samples_ns", "warmup_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "checks", "valid")
+        kept = (
+            "samples_ns",
+            "warmup_ns",
+            "prefill_ns",
+            "load_ns",
+            "n_evaluated",
+            "n_bytes",
+            "n_flops",
+            "checks",
+            "valid",
+        )
         return Row(
             schema=SCHEMA,
             key=self._key(task),
@@ -143,7 +175,7 @@ class _Sweep:
             order=task.order,
             anchor=task.anchor,
             model=self.models.get((task.cell.model, task.cell.scale, task.cell.dtype), ""),
-            engine=self.engine,
+            engine=self.engines[task.engine],
             machine=self.machine,
             status=outcome.status,
             started=started.isoformat(timespec="seconds"),
@@ -157,7 +189,7 @@ class _Sweep:
     def _key(self, task: Task) -> str:
         model = self.models.get((task.cell.model, task.cell.scale, task.cell.dtype), "")
         study = f"{self.plan.study}/anchor" if task.anchor else self.plan.study
-        return row_key(study, task.cell, model, self.engine, self.machine, task.replicate)
+        return row_key(study, task.cell, model, self.engines[task.engine], self.machine, task.replicate)
 
     def _add_fact(self, what: Literal["model", "engine", "machine"], data: dict) -> str:
         fact = Fact(id=content_id(data), what=what, data=data)
@@ -172,8 +204,13 @@ class _Sweep:
             self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), todo[0], row, remaining))
 
 
-def engine_facts() -> dict:
-    """What the engine in this environment says of itself, asked in a process of its own.
+def asks_whether(cell: Cell) -> bool:
+    """Whether a cell asks if a batch is right: then a wrong result or an abort is its answer and no failure."""
+    return cell.policy == "packed" or cell.workload in ("replay", "isolation")
+
+
+def engine_facts(folder: str = "") -> dict:
+    """What an engine, by default the one in use, says of itself, asked in a process of its own.
 
     Raises
     ------
@@ -181,10 +218,12 @@ def engine_facts() -> dict:
         The engine does not load.
 
     """
-    outcome = work(Job(), START_LIMIT_S)
+    outcome = work(Job(), START_LIMIT_S, folder)
     if outcome.status != "ok":
         why = outcome.failure.message or "\n".join(outcome.failure.log_tail[-3:]) if outcome.failure else outcome.status
         raise StudyError(
-            "the engine", f"does not load ({why})", "unset LLAMA_CPP_LIB_PATH, or name a folder with libllama"
+            f"the engine {folder}".strip(),
+            f"does not load ({why})",
+            "unset LLAMA_CPP_LIB_PATH, or name a folder with libllama",
         )
     return outcome.measured.facts

@@ -13,9 +13,10 @@ from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.measure import proof
 from plamo_study.measure.machine import peak_rss
-from plamo_study.measure.proof import TAIL_STEPS, Prompts
+from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Cell, Measured
 
+WARM_STEPS = 3  # decode steps before the timed ones, of as many sequences
 FIRST_TOKEN = 5  # ids below are special tokens
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
 READ_WIDTH = 4096  # row length of the matrix a GPU's read ceiling is taken with
@@ -45,13 +46,14 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
 
 def _prefill(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
     start = clock()
-    expected = {seq: proof.by_steps(session, seq, tokens) for seq, tokens in draws[-1].items()}
+    other = proof.by_steps if cell.n_seq == 1 else proof.alone
+    expected = {seq: other(session, seq, tokens) for seq, tokens in draws[-1].items()}
     warmup = clock() - start
     samples, evaluated = [], 0
     for prompts in draws:
         session.clear()
         start = clock()
-        logits = session.prefill(prompts, cell.policy)
+        logits = session.prefill(prompts, "packed" if cell.policy == "packed" else "per_sequence")
         samples.append([clock() - start])
         evaluated += session.n_evaluated
     last = {seq: rows[-1] for seq, rows in logits.items()}
@@ -60,24 +62,47 @@ def _prefill(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> 
 
 
 def _decode(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+    """Fill the memory with prompts, then start warm-up and timed steps from the states kept of them."""
     start = clock()
-    expected = {seq: proof.alone(session, seq, tokens) for seq, tokens in draws[-1].items()}
-    _run_steps(session, cell, draws[-1], min(TAIL_STEPS, cell.n_gen))
-    warmup = clock() - start
-    samples, evaluated = [], 0
+    expected = {} if cell.policy == "shared" else {0: proof.alone(session, 0, draws[-1][0])}
+    warmup, fills, samples, evaluated = clock() - start, [], [], 0
     for tokens in draws:
-        samples.append(_run_steps(session, cell, tokens, cell.n_gen))
-        evaluated += session.n_evaluated - cell.n_prompt * cell.n_seq
+        states, fill = _fill(session, cell, tokens)
+        start = clock()
+        _run_steps(session, cell, states, tokens, min(WARM_STEPS, cell.n_gen))
+        warmup += clock() - start
+        samples.append(_run_steps(session, cell, states, tokens, cell.n_gen))
+        evaluated += session.n_evaluated
+        fills += [fill] if fill else []
     last = {seq: session.logits(row) for row, seq in enumerate(draws[-1])}
+    for seq in (seq for seq in draws[-1] if seq not in expected):
+        known = (states[seq], cell.n_prompt) if cell.policy == "shared" else None
+        expected[seq] = proof.alone(session, seq, draws[-1][seq], known)
     checks = proof.checks(cell, last, expected, evaluated, cell.repetitions * cell.n_gen * cell.n_seq)
-    return _measured(cell, samples, [warmup], evaluated, checks, samples[-1])
+    measured = _measured(cell, samples, [warmup], evaluated, checks, samples[-1])
+    return msgspec.structs.replace(measured, prefill_ns=fills)
 
 
-def _run_steps(session: Session, cell: Cell, tokens: Prompts, n_steps: int) -> list[int]:
-    """Prefill the prompts, then time each decode step: nanoseconds from the end of one step to the end of the next."""
+def _fill(session: Session, cell: Cell, tokens: Prompts) -> tuple[dict[int, bytes], int]:
+    """Prefill every sequence's prompt: its state, and the nanoseconds it took (0 for a shared prompt)."""
+    prompts = {seq: stream[: cell.n_prompt] for seq, stream in tokens.items()}
     session.clear()
-    if cell.n_prompt:
-        session.prefill({seq: t[: cell.n_prompt] for seq, t in tokens.items()}, cell.policy)
+    if not cell.n_prompt:
+        return {}, 0
+    if cell.policy == "shared":
+        session.prefill({0: prompts[0]})
+        return dict.fromkeys(prompts, session.get_state(0)), 0
+    start = clock()
+    session.prefill(prompts, "packed" if cell.policy == "packed" else "per_sequence")
+    spent = clock() - start
+    return {seq: session.get_state(seq) for seq in prompts}, spent
+
+
+def _run_steps(session: Session, cell: Cell, states: dict[int, bytes], tokens: Prompts, n_steps: int) -> list[int]:
+    """Restore the states and time each decode step: nanoseconds from the end of one step to the end of the next."""
+    session.clear()
+    for seq, state in states.items():
+        session.set_state(seq, state, cell.n_prompt)
     steps = [{seq: int(t[cell.n_prompt + i]) for seq, t in tokens.items()} for i in range(n_steps)]
     return _time_steps(session, steps)
 
@@ -93,7 +118,7 @@ def _time_steps(session: Session, steps: list[dict[int, int]]) -> list[int]:
 def _overhead(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
     """A decode whose native calls are timed too: what is left of a step is the harness."""
     tokens = [int(token) for token in draws[0][0]]
-    _run_steps(session, cell, draws[0], TAIL_STEPS)
+    _run_steps(session, cell, _fill(session, cell, draws[0])[0], draws[0], WARM_STEPS)
     session.clear()
     session.prefill({0: tokens[: cell.n_prompt]})
     with library.native_time() as inside:
@@ -148,6 +173,8 @@ def _draw(cell: Cell, n_vocab: int, replicate: int) -> list[Prompts]:
     tokens = rng.integers(FIRST_TOKEN, n_vocab, (cell.repetitions, cell.n_seq, length), dtype=np.int32)
     firsts = rng.permutation(n_vocab - FIRST_TOKEN)[: cell.repetitions * cell.n_seq] + FIRST_TOKEN
     tokens[:, :, 0] = firsts.reshape(cell.repetitions, cell.n_seq)
+    if cell.policy == "shared":
+        tokens[:, :, : cell.n_prompt] = tokens[:, :1, : cell.n_prompt]
     return [dict(enumerate(draw)) for draw in tokens]
 
 
