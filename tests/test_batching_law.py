@@ -3,8 +3,9 @@
 import pytest
 from conftest import ATTENTION, HYBRID
 
+from plamo_study.analysis import law_check
 from plamo_study.analysis.batching_law import Engine, micro_batches, packed, per_sequence, replay, smallest_abort
-from plamo_study.measure import batch_tests, grid
+from plamo_study.measure import bisection, frame, grid, journal, plan, runner
 
 
 def steps(slots, n=2):
@@ -53,12 +54,17 @@ def test_micro_batches_hold_equal_sequences_with_rising_numbers():
     assert micro_batches([(0, 300), (1, 300)], 512) == [([0, 1], 256), ([0, 1], 44)]
 
 
-@pytest.mark.parametrize("test", list(grid.TESTS))
-def test_the_hybrid_fails_what_attention_passes(test):
-    assert batch_tests.error(test, HYBRID) > 0.3
-    assert batch_tests.error(test, ATTENTION) < 0.02
+def test_the_hybrid_fails_what_attention_passes(tmp_path):
+    cells = tuple(grid.three_tests(test, model) for test in grid.TESTS for model in (HYBRID, ATTENTION))
+    anchor = plan.change(cells[0], workload="decode", label="", calls=(), n_seq=1, n_gen=4)
+    asked = plan.Plan("tests", "mini", cells, (), anchor, 1, 0, 60.0)
+    rows = runner.sweep(asked, tmp_path / "j.jsonl").rows
+    errors = law_check.three_tests(frame.frame(rows, frame.facts(journal.read(tmp_path / "j.jsonl"))))
+    assert len(errors) == 2 * len(grid.TESTS)
+    assert (errors[errors["model"] == HYBRID]["error"] > 0.3).all()
+    assert (errors[errors["model"] == ATTENTION]["error"] < law_check.WRONG).all()
 
 
 def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():
-    assert batch_tests.smallest_abort(HYBRID, 512, 2048, most=16) == (6, 5)
-    assert batch_tests.smallest_abort(HYBRID, 64, 2048, most=8) == (None, 1)
+    assert bisection.smallest_abort(HYBRID, 512, 2048, most=16) == (6, 5)
+    assert bisection.smallest_abort(HYBRID, 64, 2048, most=8) == (None, 1)

@@ -104,16 +104,19 @@ def selfcheck(
     llama_bench: Annotated[
         Path | None, typer.Option(help="a llama-bench to compare rates with, run interleaved")
     ] = None,
+    batched_bench: Annotated[
+        Path | None, typer.Option(help="a llama-batched-bench to compare batched rates with, run interleaved")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 20,
     engine: Engine = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """What the harness itself costs, and whether its rates agree with llama-bench's."""
+    """What the harness itself costs, and whether its rates agree with those of llama.cpp's own tools."""
     from plamo_study import selfcheck as costs
 
     _use_engine(engine)
     plan.check_scale(scale)
-    found = costs.selfcheck(scale, llama_bench, rounds)
+    found = costs.selfcheck(scale, llama_bench, batched_bench, rounds)
     typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)
     raise typer.Exit(0 if all(check.ok for check in found) else 1)
 
@@ -126,7 +129,7 @@ def law(
 ) -> None:
     """Hold the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
     from plamo_study.analysis import batching_law, law_check
-    from plamo_study.measure import batch_tests, grid
+    from plamo_study.measure import bisection
 
     _use_engine(engine)
     planned = plan.batching_law("mini", seed=seed, n=n)
@@ -134,9 +137,9 @@ def law(
     rows, facts = collect.framed(report.sweep(planned, path), path)
     table = law_check.checked(rows, facts)
     report.confusion(law_check.confusion(table))
-    report.batch_tests({(test, model): batch_tests.error(test, model) for test in grid.TESTS for model in plan.MODELS})
+    report.three_tests(law_check.three_tests(rows))
     sizes = (1024, 2048, 4096)
-    found = {size: batch_tests.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}
+    found = {size: bisection.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}
     report.boundaries(LAW_PROMPT, found, {size: batching_law.smallest_abort(LAW_PROMPT, size) for size in sizes})
     raise typer.Exit(0 if table["exact"].all() else 1)
 

@@ -121,11 +121,11 @@ def confusion(table: pd.DataFrame) -> None:
     Console().print(shown)
 
 
-def batch_tests(errors: dict[tuple[str, str], float]) -> None:
+def three_tests(table: pd.DataFrame) -> None:
     """Identity, isolation and bystander, per model."""
     shown = Table("test", "model", "largest relative error")
-    for (test, model), error in errors.items():
-        shown.add_row(test, model, f"{error:.2g}")
+    for row in table.to_dict("records"):
+        shown.add_row(row["test"], row["model"], f"{row['error']:.2g}")
     Console().print(shown)
 
 

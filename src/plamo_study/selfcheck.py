@@ -1,8 +1,5 @@
-"""What the harness costs, and whether its rates are llama-bench's: measured, never assumed."""
+"""What the harness costs, and whether its rates are those of llama.cpp's own tools: measured, never assumed."""
 
-import json
-import os
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -10,7 +7,8 @@ from statistics import median
 
 import msgspec
 
-from plamo_study.analysis import stats
+from plamo_study import crosscheck
+from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, machine, plan
 from plamo_study.measure.process import Outcome, work
@@ -36,16 +34,19 @@ class Check(msgspec.Struct, frozen=True):
     ok: bool
 
 
-def selfcheck(scale: str, llama_bench: Path | None, rounds: int) -> list[Check]:
-    """All checks on the first model of the studies at `scale`; with `llama_bench`, both rates beside its own."""
+def selfcheck(scale: str, llama_bench: Path | None, batched_bench: Path | None, rounds: int) -> list[Check]:
+    """All checks on the first model of the studies at `scale`; with a tool of llama.cpp's, rates beside its own."""
     cell = Cell(workload="overhead", model=plan.MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_prompt=16, n_gen=64)
     cell = plan.change(cell, n_threads=machine.performance_cores())
     path = synthetic.make(cell.model, cell.scale, cell.dtype)
     checks = [overhead(cell, path), start_up(), *journal_speed()]
-    if llama_bench:
-        for workload, n_prompt, n_gen in (("prefill", 512, 0), ("decode", 128, 32)):
-            ours = plan.change(cell, workload=workload, n_prompt=n_prompt, n_gen=n_gen)
-            checks.append(beside_llama_bench(ours, path, llama_bench, rounds))
+    tools = {
+        "llama-bench": (crosscheck.llama_bench, llama_bench),
+        "llama-batched-bench": (crosscheck.batched_bench, batched_bench),
+    }
+    for tool, (compare, binary) in tools.items():
+        ratios = compare(cell, path, binary, rounds) if binary else {}
+        checks += [alike(f"{what} rate / {tool}'s", ratio) for what, ratio in ratios.items()]
     return checks
 
 
@@ -88,56 +89,11 @@ def journal_speed() -> list[Check]:
     ]
 
 
-def beside_llama_bench(cell: Cell, path: Path, llama_bench: Path, rounds: int) -> Check:
-    """Our rate over llama-bench's on the same library and file, one run of each per round, the order alternating."""
-    ours, theirs = [], []
-    for number in range(rounds):
-        if number % 2:
-            theirs.append(_their_seconds(cell, path, llama_bench))
-        ours.append(_our_seconds(cell, path, number))
-        if not number % 2:
-            theirs.append(_their_seconds(cell, path, llama_bench))
-    ratio = stats.ratio(theirs, ours)
+def alike(name: str, ratio: Estimate) -> Check:
+    """Whether our rate over another tool's is 1 within the margin."""
     verdict = ratio.within(1 - ALIKE, 1 + ALIKE)
-    measured = f"{ratio:.3f} over {rounds} interleaved rounds: {verdict}"
-    return Check(f"{cell.workload} rate / llama-bench's", measured, f"within {ALIKE:.0%} of 1", verdict == "holds")
-
-
-def _our_seconds(cell: Cell, path: Path, replicate: int) -> float:
-    samples = _expect(work(Job(cell=cell, path=str(path), replicate=replicate), LIMIT_S)).samples_ns
-    return median(sum(repetition) for repetition in samples) / 1e9
-
-
-def _their_seconds(cell: Cell, path: Path, llama_bench: Path) -> float:
-    tokens = (
-        ["-p", str(cell.n_prompt), "-n", "0"]
-        if cell.workload == "prefill"
-        else ["-p", "0", "-n", str(cell.n_gen), "-d", str(cell.n_prompt)]
-    )
-    settings = [
-        "-t",
-        str(cell.n_threads),
-        "-b",
-        str(cell.n_batch),
-        "-ub",
-        str(cell.n_ubatch),
-        "-ngl",
-        str(cell.n_gpu_layers),
-    ]
-    command = [str(llama_bench), "-m", str(path), *tokens, *settings, "-r", str(cell.repetitions), "-o", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=_same_library(), timeout=LIMIT_S, check=False)
-    if done.returncode:
-        raise StudyError(str(llama_bench), f"failed ({done.stderr.strip().splitlines()[-1:]})", " ".join(command))
-    return median(json.loads(done.stdout)[0]["samples_ns"]) / 1e9
-
-
-def _same_library() -> dict[str, str]:
-    """An environment in which llama-bench loads the shared libraries that our workers load."""
-    from importlib.util import find_spec
-
-    package = find_spec("llama_cpp")
-    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or str(Path(str(package and package.origin)).parent / "lib")
-    return os.environ | {"LD_LIBRARY_PATH": folder, "DYLD_LIBRARY_PATH": folder}
+    measured = f"{ratio:.3f} over {ratio.n} interleaved rounds: {verdict}"
+    return Check(name, measured, f"within {ALIKE:.0%} of 1", verdict == "holds")
 
 
 def _expect(outcome: Outcome) -> Measured:

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import phase_asymmetry as study
+from plamo_study.analysis.claims import above, within
 from plamo_study.analysis.prediction import against_prediction
 from plamo_study.analysis.roofline import Model
 from plamo_study.analysis.stats import Estimate
@@ -23,15 +24,15 @@ def claims(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     entries = []
     for model, ratio in ratios.items():
         name = str(model)
-        entries.append(_above("prefill is faster per token than decode", name, ratio, 1.0))
+        entries.append(above("prefill is faster per token than decode", name, ratio, 1.0))
         flat = _flatness(rows, name)
-        entries.append(_within("the prefill rate is flat from 512 to 2048 tokens", name, flat, 1 - FLAT, 1 + FLAT))
+        entries.append(within("the prefill rate is flat from 512 to 2048 tokens", name, flat, 1 - FLAT, 1 + FLAT))
         entries += _thread_claims(name, gains)
         decode = shares[(shares["model"] == name) & (shares["what"] == "decode step")]["of_usual"].iloc[0]
-        entries.append(_above("decode reads at most of the bandwidth measured beside it", name, decode, SHARE))
+        entries.append(above("decode reads at most of the bandwidth measured beside it", name, decode, SHARE))
     first = str(ratios.index[0])
     low, high = PUBLISHED_RATIO / (1 + ALIKE), PUBLISHED_RATIO * (1 + ALIKE)
-    entries.append(_within("the M4 Pro's factor of 19 is found here", first, ratios[first], low, high))
+    entries.append(within("the M4 Pro's factor of 19 is found here", first, ratios[first], low, high))
     return pd.DataFrame(entries)
 
 
@@ -40,17 +41,17 @@ def _thread_claims(model: str, gains: dict[tuple[str, str], pd.Series]) -> list[
     matmul, read = gains["matmul", ""], gains["read", ""]
     low, high = 1 / (1 + ALIKE), 1 + ALIKE
     return [
-        _within(
+        within(
             "twice the threads speed prefill as they speed matrix products",
             model,
             study.paired_ratio(fast, matmul),
             low,
             high,
         ),
-        _within(
+        within(
             "twice the threads speed decode as they speed reading", model, study.paired_ratio(slow, read), low, high
         ),
-        _above("twice the threads speed prefill more than decode", model, study.paired_ratio(fast, slow), 1.0),
+        above("twice the threads speed prefill more than decode", model, study.paired_ratio(fast, slow), 1.0),
     ]
 
 
@@ -59,15 +60,3 @@ def _flatness(rows: pd.DataFrame, model: str) -> Estimate:
     found = found[(found["workload"] == "prefill") & (found["model"] == model)]
     short, long = (study.seconds_by_block(found[found["n_prompt"] == n]) / n for n in (512, 2048))
     return study.paired_ratio(short, long)
-
-
-def _above(claim: str, model: str, estimate: Estimate, threshold: float) -> dict[str, Any]:
-    return _claim(claim, model, estimate, f"above {threshold:g}", estimate.above(threshold))
-
-
-def _within(claim: str, model: str, estimate: Estimate, low: float, high: float) -> dict[str, Any]:
-    return _claim(claim, model, estimate, f"{low:.3g} to {high:.3g}", estimate.within(low, high))
-
-
-def _claim(claim: str, model: str, estimate: Estimate, wanted: str, verdict: str) -> dict[str, Any]:
-    return {"claim": claim, "model": model, "estimate": estimate, "wanted": wanted, "verdict": verdict}

@@ -68,8 +68,8 @@ def _compared(entry: dict[str, Any], seconds: pd.Series, found: pd.DataFrame, li
     measured = stats.median(seconds.tolist())
     full = work / best
     share = stats.Estimate(full / measured.value, full / measured.high, full / measured.low, measured.n)
-    miss = _miss(measured.value, entry["low"], entry["high"])
-    return {"measured": measured, "miss": miss, "of_best": share, "of_usual": study.paired_ratio(work / usual, seconds)}
+    off = miss(measured.value, entry["low"], entry["high"])
+    return {"measured": measured, "miss": off, "of_best": share, "of_usual": study.paired_ratio(work / usual, seconds)}
 
 
 def _rate(found: pd.DataFrame, statistic: Callable[[list[list[int]]], float]) -> pd.Series:
@@ -93,5 +93,6 @@ def _band(flops: float, moved: float, band: Band) -> dict[str, Any]:
     return {"flops": flops, "bytes": moved, "bound": band.bound, "low": band.low, "high": band.high}
 
 
-def _miss(measured: float, low: float, high: float) -> float:
+def miss(measured: float, low: float, high: float) -> float:
+    """1 inside the band; outside it, the measured time over the edge it lies beyond."""
     return measured / high if measured > high else measured / low if measured < low else 1.0

@@ -29,6 +29,12 @@ class Estimate:
             return "holds"
         return "does not hold" if self.high < threshold else "inconclusive"
 
+    def below(self, threshold: float) -> Claim:
+        """Whether the quantity stays under `threshold`, or the interval straddles it."""
+        if self.high < threshold:
+            return "holds"
+        return "does not hold" if self.low > threshold else "inconclusive"
+
     def within(self, low: float, high: float) -> Claim:
         """Whether the quantity lies in [low, high]: the equivalence test that "no difference" needs."""
         if low <= self.low and self.high <= high:

@@ -41,7 +41,7 @@ def packed_map(model: str) -> tuple[Cell, ...]:
     for n_batch in MAP_BATCHES:
         for n_seq in MAP_SEQUENCES:
             calls = [*_packed([(seq, MAP_PROMPT) for seq in range(n_seq)], n_batch), [(seq, 1) for seq in range(n_seq)]]
-            fields = {"calls": tuple(tuple(call) for call in calls), "n_seq": n_seq, "n_batch": n_batch}
+            fields = {"calls": tuple(tuple(call) for call in calls), "n_seq": n_seq, "n_batch": n_batch, "label": "map"}
             cell = Cell(workload="replay", model=model, scale="mini", dtype="F16", n_prompt=MAP_PROMPT + 1)
             cells.append(_changed(cell, **fields))
     return tuple(cells)
@@ -64,6 +64,7 @@ def three_tests(test: str, model: str, n_threads: int = 1) -> Cell:
         n_seq=TEST_PROMPTS,
         n_threads=n_threads,
         calls=calls,
+        label=test,
         repetitions=2 if test == "isolation" else 1,
     )
 

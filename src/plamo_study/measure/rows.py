@@ -29,6 +29,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     flash_attn: Literal["auto", "on", "off"] = "auto"
     n_gpu_layers: int = 0
     calls: tuple[tuple[tuple[int, int], ...], ...] = ()  # replay: (sequence, tokens) of each call; 0 tokens: it leaves
+    label: str = ""  # replay, isolation: what the calls are for (map, identity, isolation, bystander)
     size: int = 0  # bytes read (read), rows and columns of the weight matrix (matmul)
     repetitions: int = 1
     seed: int = 0

@@ -3,10 +3,16 @@
 from statistics import median
 
 import pandas as pd
+from IPython.display import Markdown
 
+from plamo_study.analysis import prediction
+from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import drifted, model_names
 from plamo_study.measure.collect import Recording
-from plamo_study.present.tables import Table
+from plamo_study.present.tables import Columns, Table, scaled, table
+
+PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
+CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
 
 
 def provenance(recording: Recording) -> Table:
@@ -54,6 +60,22 @@ def verdicts(recording: Recording) -> Table:
     return Table(pd.DataFrame([{k: str(v) for k, v in entry.items()} for entry in (*entries, note)]).fillna(""))
 
 
+def ceilings(recording: Recording) -> Table:
+    """Both ceilings of this machine at each thread count, best and usual."""
+    data = prediction.ceilings(recording.rows)
+    factors = [PER_SECOND[c] for c in data["ceiling"]]
+    shown = pd.DataFrame(
+        {
+            "ceiling": [CEILINGS[c] for c in data["ceiling"]],
+            "device": ["CPU" if n == 0 else "GPU" for n in data["n_gpu_layers"]],
+            "threads": data["n_threads"],
+            "best": [f"{best * f:.1f} {unit}" for best, (f, unit) in zip(data["best"], factors, strict=True)],
+            "median of processes": [scaled(f, ".1f")(e) for e, (f, _) in zip(data["usual"], factors, strict=True)],
+        }
+    )
+    return Table(shown)
+
+
 def condition(recording: Recording) -> str:
     """Scale, weights, machine and verdicts behind a number, as one clause."""
     rows, facts = recording.rows, recording.facts
@@ -66,6 +88,27 @@ def condition(recording: Recording) -> str:
         f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips}, {rows['n_threads'].max()} threads; "
         f"medians over processes with 95 % intervals. {valid} of {len(judged)} rows were computed right."
     )
+
+
+def guessed(guess: float, measured: Estimate) -> Markdown:
+    """The reader's guess of a factor beside the measured one."""
+    off = max(guess / measured.value, measured.value / guess)
+    return Markdown(
+        f"Your guess was a factor of **{guess:g}**; measured: **{measured:.1f}**. "
+        f"You were off by a factor of {off:.1f}."
+    )
+
+
+def claims(checked: pd.DataFrame) -> Table:
+    """Claims with their estimates, thresholds and verdicts."""
+    columns: Columns = {
+        "claim": ("claim", ""),
+        "model": ("model", ""),
+        "estimate": ("measured", ".2f"),
+        "wanted": ("needed", ""),
+        "verdict": ("verdict", ""),
+    }
+    return table(checked, columns)
 
 
 def escaped(name: str) -> str:

@@ -7,6 +7,8 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.present.theme import CATEGORIES
 
 Chart = alt.LayerChart | alt.FacetChart
+TICKS = [1, 2, 4, 8, 12, 16, 24, 32]  # numbers of sequences
+OUTCOMES = {"right": "#a6cbe3", "wrong": "#e69f00", "abort": "#d55e00"}
 DIVERGING = ["#d55e00", "#f3f3f3", "#0072b2"]  # decode, neither, prefill
 
 
@@ -118,3 +120,80 @@ def _marks(field: str, names: list[str]) -> tuple[alt.Color, alt.Shape]:
 def _tips(length: str) -> list[alt.Tooltip | str]:
     bounds = [alt.Tooltip(f"{name}:Q", format=".3~s", title=f"{name} (s)") for name in ("value", "low", "high")]
     return ["model:N", f"{length}:Q", *bounds]
+
+
+def curves(
+    data: pd.DataFrame, column: str, series: str, axis: str, title: str, reference: float | None = None
+) -> Chart:
+    """An estimate against the number of sequences, one line a series, whiskers the 95 % interval."""
+    tidy = spread(data[["n_seq", series, column]], column)
+    names = list(dict.fromkeys(tidy[series]))
+    colour, shape = _marks(series, names)
+    x = alt.X("n_seq:Q", title="Sequences", scale=alt.Scale(nice=False, padding=10), axis=alt.Axis(values=TICKS))
+    y = alt.Y("value:Q", title=axis)
+    base = alt.Chart(tidy).encode(x=x, color=colour)
+    layers = [
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
+        base.mark_line().encode(y=y),
+        base.mark_point().encode(y=y, shape=shape, tooltip=["n_seq:Q", alt.Tooltip("value:Q", format=".3~g")]),
+    ]
+    if reference is not None:
+        rule = alt.Chart(pd.DataFrame({"y": [reference]})).mark_rule(strokeDash=[4, 4]).encode(y="y:Q")
+        layers.insert(0, rule)
+    ends = "; ".join(f"{name}: {_ends(tidy[tidy[series] == name])}" for name in names)
+    return alt.layer(*layers).properties(title=title, description=f"{title}. {ends}.")
+
+
+def steps(data: pd.DataFrame, title: str) -> Chart:
+    """Measured step times inside or outside their predicted bands, one panel a model."""
+    tidy = spread(data[["model", "n_seq", "low_passes", "high_passes", "measured"]], "measured", 1e3)
+    tidy = tidy.assign(at_least=tidy["low_passes"] * 1e3, at_most=tidy["high_passes"] * 1e3)
+    x = alt.X("n_seq:Q", title="Sequences", scale=alt.Scale(nice=False, padding=10), axis=alt.Axis(values=TICKS))
+    band = alt.Chart().mark_area(color="#a6cbe3").encode(x=x, y=alt.Y("at_least:Q", title="Step (ms)"), y2="at_most:Q")
+    line = alt.Chart().mark_line(color=CATEGORIES[1]).encode(x=x, y="value:Q")
+    dots = alt.Chart().mark_point(color=CATEGORIES[1], shape="diamond").encode(x=x, y="value:Q")
+    whiskers = alt.Chart().mark_rule(color=CATEGORIES[1], strokeWidth=2).encode(x=x, y="low:Q", y2="high:Q")
+    ends = "; ".join(f"{name}: {_ends(group)} ms" for name, group in tidy.groupby("model"))
+    description = f"{title}. The band is the prediction, the line the measurement. {ends}."
+    chart = alt.layer(band, whiskers, line, dots, data=tidy).properties(width=240, height=220)
+    facets = chart.facet(column=alt.Column("model:N", title=None)).resolve_scale(y="independent")
+    return facets.properties(title=title, description=description)
+
+
+def packed_map(data: pd.DataFrame, title: str) -> Chart:
+    """What packed prompts come to, by their number and n_batch; a cross where the law says otherwise."""
+    x, y = alt.X("n_seq:O", title="Prompts packed"), alt.Y("n_batch:O", title="n_batch (tokens)")
+    scale = alt.Scale(domain=list(OUTCOMES), range=list(OUTCOMES.values()))
+    fields = (
+        alt.Chart().mark_rect(stroke="white").encode(x=x, y=y, color=alt.Color("observed:N", title=None, scale=scale))
+    )
+    words = alt.Chart().mark_text(fontSize=9).encode(x=x, y=y, text="mark:N")
+    tidy = data.assign(mark=["" if r.predicted == r.observed else "x" for r in data.itertuples()])
+    counts = "; ".join(f"{b}: {', '.join(f'{n} {o}' for o, n in g['observed'].value_counts().items())}"
+                       for b, g in data.groupby("build"))  # fmt: skip
+    off = (tidy["mark"] == "x").sum()
+    description = f"{title}. {counts}. The law says otherwise in {off} fields."
+    chart = alt.layer(fields, words, data=tidy).properties(width=240, height=110)
+    return chart.facet(column=alt.Column("build:N", title=None, sort=None)).properties(
+        title=title, description=description
+    )
+
+
+def three_tests(data: pd.DataFrame, limit: float, title: str) -> Chart:
+    """Relative error of the three tests on a logarithmic axis; right of the line a test fails."""
+    tidy = data.assign(label=data["model"] + ", " + data["build"], shown=data["error"].clip(lower=1e-8))
+    x = alt.X("shown:Q", title="Largest relative error (log; 1e-8 and less at the left)", scale=alt.Scale(type="log"))
+    colour, shape = _marks("label", list(dict.fromkeys(tidy["label"])))
+    dots = (
+        alt.Chart(tidy)
+        .mark_point(size=90)
+        .encode(y=alt.Y("test:N", title=None, sort=None), x=x, color=colour, shape=shape)
+    )
+    rule = alt.Chart(pd.DataFrame({"x": [limit]})).mark_rule(strokeDash=[4, 4]).encode(x="x:Q")
+    words = "; ".join(f"{r.test}, {r.label}: {r.error:.1e}" for r in tidy.itertuples())
+    return alt.layer(rule, dots).properties(title=title, description=f"{title}. {words}.", height=140)
+
+
+def _ends(group: pd.DataFrame) -> str:
+    first, last = group.iloc[0], group.iloc[-1]
+    return f"{first['value']:.3g} at {first['n_seq']} and {last['value']:.3g} at {last['n_seq']} sequences"

@@ -1,20 +1,16 @@
 """Notebook 01's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
-import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.analysis import phase_asymmetry as study
 from plamo_study.analysis import prediction as arithmetic
 from plamo_study.analysis.phase_claims import claims
 from plamo_study.analysis.stats import Estimate
-from plamo_study.analysis.usable import NOISY, model_names
+from plamo_study.analysis.usable import model_names
 from plamo_study.measure.collect import Recording
-from plamo_study.present import published
-from plamo_study.present.evidence import condition, escaped
-from plamo_study.present.tables import Table, scaled, significant, table
-
-PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
-CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
+from plamo_study.present import evidence, published
+from plamo_study.present.evidence import CEILINGS, condition, escaped
+from plamo_study.present.tables import Columns, Table, noise, significant, table
 
 
 def finding(recording: Recording) -> Markdown:
@@ -26,7 +22,7 @@ def finding(recording: Recording) -> Markdown:
     for model, ratio in ratios.items():
         prefill = fast[(fast["model"] == model) & (fast["n_prompt"] == 512)]["rate"].iloc[0]
         decode = slow[slow["model"] == model]["rate"].iloc[0]
-        rates = f"{significant(3)(prefill)} against {significant(3)(decode)} tokens per second"  # type: ignore[operator]
+        rates = f"{significant(3)(prefill)} against {significant(3)(decode)} tokens per second"
         parts.append(f"**{escaped(str(model))} reads {ratio:.1f} times as fast as it writes** ({rates})")
     return Markdown(
         "; ".join(parts)
@@ -59,31 +55,12 @@ def takeaway(recording: Recording) -> Markdown:
 def guess(recording: Recording, guessed: float) -> Markdown:
     """The reader's guess beside the measured ratio of the first model."""
     ratio: Estimate = study.asymmetry(recording.rows)["ratio"].iloc[0]
-    off = max(guessed / ratio.value, ratio.value / guessed)
-    return Markdown(
-        f"Your guess was a factor of **{guessed:g}**; measured: **{ratio:.1f}**. You were off by a factor of {off:.1f}."
-    )
-
-
-def ceilings(recording: Recording) -> Table:
-    """Both ceilings of this machine at each thread count, best and usual."""
-    data = arithmetic.ceilings(recording.rows)
-    factors = [PER_SECOND[c] for c in data["ceiling"]]
-    shown = pd.DataFrame(
-        {
-            "ceiling": [CEILINGS[c] for c in data["ceiling"]],
-            "device": ["CPU" if n == 0 else "GPU" for n in data["n_gpu_layers"]],
-            "threads": data["n_threads"],
-            "best": [f"{best * f:.1f} {unit}" for best, (f, unit) in zip(data["best"], factors, strict=True)],
-            "median of processes": [scaled(f, ".1f")(e) for e, (f, _) in zip(data["usual"], factors, strict=True)],  # type: ignore[operator]
-        }
-    )
-    return Table(shown)
+    return evidence.guessed(guessed, ratio)
 
 
 def prediction(recording: Recording) -> Table:
     """What arithmetic says before anything is timed."""
-    columns = {
+    columns: Columns = {
         "model": ("model", ""),
         "what": ("what", ""),
         "flops": ("GFLOP", significant(3, 1e-9)),
@@ -98,8 +75,8 @@ def prediction(recording: Recording) -> Table:
 def against_prediction(recording: Recording) -> Table:
     """Measured medians beside the predicted band, and how much of the nearer ceiling was reached."""
     data = arithmetic.against_prediction(recording.rows, recording.facts)
-    band = [f"{significant(2)(r['low'])} to {significant(2)(r['high'])}" for r in data.to_dict("records")]  # type: ignore[operator]
-    columns = {
+    band = [f"{significant(2)(r['low'])} to {significant(2)(r['high'])}" for r in data.to_dict("records")]
+    columns: Columns = {
         "model": ("model", ""),
         "what": ("what", ""),
         "band": ("predicted (s)", ""),
@@ -114,13 +91,13 @@ def against_prediction(recording: Recording) -> Table:
 
 def prefill(recording: Recording) -> Table:
     """Prefill by prompt length."""
-    columns = {
+    columns: Columns = {
         "model": ("model", ""),
         "n_prompt": ("prompt tokens", ""),
         "rate": ("prefill rate (t/s)", significant(3)),
         "ttft": ("TTFT, median (ms)", significant(3, 1e3)),
         "ttft_p95": ("TTFT, p95 (ms)", significant(3, 1e3)),
-        "noise": ("variation", _noise),
+        "noise": ("variation", noise),
         "n": ("processes", ""),
     }
     return table(study.prefill(recording.rows), columns)
@@ -128,14 +105,14 @@ def prefill(recording: Recording) -> Table:
 
 def decode(recording: Recording) -> Table:
     """Decode by output length."""
-    columns = {
+    columns: Columns = {
         "model": ("model", ""),
         "generated": ("output tokens", ""),
         "seconds": ("time (s)", significant(3)),
         "rate": ("decode rate (t/s)", significant(3)),
         "itl": ("ITL, median (ms)", significant(3, 1e3)),
         "itl_p95": ("ITL, p95 (ms)", significant(3, 1e3)),
-        "noise": ("variation", _noise),
+        "noise": ("variation", noise),
         "n": ("processes", ""),
     }
     return table(study.decode(recording.rows).sort_values(["model", "generated"]), columns)
@@ -150,7 +127,7 @@ def asymmetry(recording: Recording) -> Table:
 
 def crossover(recording: Recording) -> Table:
     """Where a request turns from prefill-bound to decode-bound."""
-    columns = {
+    columns: Columns = {
         "model": ("model", ""),
         "n_prompt": ("prompt tokens", ""),
         "tokens": ("output tokens of equal time", ".0f"),
@@ -167,14 +144,7 @@ def gains(recording: Recording) -> Table:
 
 def checked_claims(recording: Recording) -> Table:
     """Every claim of the text with its estimate, its threshold and its verdict."""
-    columns = {
-        "claim": ("claim", ""),
-        "model": ("model", ""),
-        "estimate": ("measured", ".2f"),
-        "wanted": ("needed", ""),
-        "verdict": ("verdict", ""),
-    }
-    return table(claims(recording.rows, recording.facts), columns)
+    return evidence.claims(claims(recording.rows, recording.facts))
 
 
 def offload(recording: Recording) -> Table | Markdown:
@@ -203,14 +173,10 @@ def beside_published(recording: Recording) -> Table:
         f"prefill of {r.n_prompt}" if r.quantity == "prefill" else f"decode of {r.n_gen} after {r.n_prompt}"
         for r in theirs.itertuples()
     ]
-    columns = {
+    columns: Columns = {
         "model": ("model", ""),
         "what": ("what", ""),
         "value": ("M4 Pro, published (t/s)", ",.0f"),
         "ours": ("here (t/s)", significant(3)),
     }
     return table(theirs.assign(what=what, ours=ours), columns)
-
-
-def _noise(variation: float) -> str:
-    return f"{variation:.0%}" + (" noisy" if variation > NOISY else "")

@@ -1,35 +1,65 @@
-"""The README's findings, written from the recorded rows, so that they cannot rot."""
+"""Tracked documents whose numbers are written from the recorded rows, so that they cannot rot."""
+
+from collections.abc import Callable
 
 from plamo_study import paths
-from plamo_study.measure.collect import collect
-from plamo_study.present import phase_asymmetry
+from plamo_study.measure.collect import Recording, collect
+from plamo_study.present import batch_scaling, batching_law, phase_asymmetry
+from plamo_study.present.tables import Table
 
-BEGIN, END = "<!-- findings: written by `plamo-study readme` -->", "<!-- end of findings -->"
-README = "README.md"
+README, REPORT = "README.md", "data/upstream/plamo2-batching.md"
 
 
 def findings() -> str:
-    """The generated part: the finding in a sentence, and the tables behind it."""
-    recording = collect("01-phase-asymmetry", "recorded", "shape")
-    tables = [phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover]
-    parts = [str(phase_asymmetry.finding(recording).data), *(show(recording)._repr_markdown_() for show in tables)]
-    return "\n\n".join(parts)
+    """The README's part: each notebook's finding in a paragraph, and the tables behind it."""
+    asymmetry, scaling, batches = _recorded("01-phase-asymmetry"), _recorded("03-batch-scaling"), _law()
+    tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
+    parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables)]
+    parts += [str(text.data) for text in (batch_scaling.finding(scaling), batching_law.finding(batches))]
+    return "\n\n".join([*parts, batch_scaling.summary(scaling)._repr_markdown_()])
+
+
+def _law() -> Recording:
+    return collect("03-batching-law", "recorded", "mini")
+
+
+def _recorded(study: str) -> Recording:
+    return collect(study, "recorded", "shape")
+
+
+def _shown(table: Callable[[Recording], Table], recording: Callable[[], Recording]) -> Callable[[], str]:
+    return lambda: table(recording())._repr_markdown_()
+
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    README: {"findings": findings},
+    REPORT: {
+        "tests": _shown(batching_law.three_tests, _law),
+        "law": _shown(batching_law.confusion, _law),
+        "aborts": _shown(batching_law.first_aborts, _law),
+        "speed": _shown(batch_scaling.builds, lambda: _recorded("03-batch-scaling")),
+    },
+}
 
 
 def write() -> bool:
-    """Put the findings into the README; returns True."""
-    path = paths.ROOT / README
-    path.write_text(_with_findings(path.read_text(encoding="utf-8")), encoding="utf-8")
+    """Put the generated parts into their documents; returns True."""
+    for name in PARTS:
+        path = paths.ROOT / name
+        path.write_text(_filled(name, path.read_text(encoding="utf-8")), encoding="utf-8")
     return True
 
 
 def is_current() -> bool:
-    """Whether the README says what the rows say."""
-    text = (paths.ROOT / README).read_text(encoding="utf-8")
-    return _with_findings(text) == text
+    """Whether the documents say what the rows say."""
+    texts = {name: (paths.ROOT / name).read_text(encoding="utf-8") for name in PARTS}
+    return all(_filled(name, text) == text for name, text in texts.items())
 
 
-def _with_findings(text: str) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{findings()}\n\n{END}{after}"
+def _filled(name: str, text: str) -> str:
+    for part, written in PARTS[name].items():
+        begin, end = f"<!-- {part}: written by `plamo-study readme` -->", f"<!-- end of {part} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n\n{written()}\n\n{end}{after}"
+    return text

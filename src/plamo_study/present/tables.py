@@ -7,8 +7,11 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.usable import NOISY
 
-Format = Callable[[Any], str] | str
+Formatter = Callable[[Any], str]
+Format = Formatter | str
+Columns = Mapping[str, tuple[str, Format]]  # name -> (heading, format spec or function)
 NOT_AVAILABLE = "n/a"
 ASSUMED = "* Rests on assumptions, which the models table names."
 
@@ -35,7 +38,7 @@ class Table:
         return self.frame.to_string(index=False) + (f"\n{self.note}" if self.note else "")
 
 
-def table(data: pd.DataFrame, columns: Mapping[str, tuple[str, Format]]) -> Table:
+def table(data: pd.DataFrame, columns: Columns) -> Table:
     """Choose, head and format columns: name -> (heading, format spec or function)."""
     shown = {heading: [show(value, how) for value in data[name]] for name, (heading, how) in columns.items()}
     return Table(pd.DataFrame(shown))
@@ -50,7 +53,12 @@ def show(value: Any, how: Format) -> str:
     return format(value, how) if how else str(value)
 
 
-def scaled(factor: float, spec: str) -> Format:
+def noise(variation: float) -> str:
+    """A coefficient of variation, marked where it makes a cell noisy."""
+    return f"{variation:.0%}" + (" noisy" if variation > NOISY else "")
+
+
+def scaled(factor: float, spec: str) -> Formatter:
     """A format that shows a number or an estimate in another unit."""
 
     def in_unit(value: float | Estimate) -> str:
@@ -60,12 +68,12 @@ def scaled(factor: float, spec: str) -> Format:
     return in_unit
 
 
-def significant(digits: int = 3, factor: float = 1.0) -> Format:
+def significant(digits: int = 3, factor: float = 1.0) -> Formatter:
     """A format with so many significant digits of the value, the interval at the same place."""
 
     def rounded(value: float | Estimate) -> str:
         middle = abs(value.value if isinstance(value, Estimate) else value) * factor
         places = max(digits - 1 - math.floor(math.log10(middle)), 0) if middle else 0
-        return scaled(factor, f",.{places}f")(value)  # type: ignore[operator] # `scaled` returns the callable kind
+        return scaled(factor, f",.{places}f")(value)
 
     return rounded

@@ -1,20 +1,11 @@
-"""What a server operator would ask of a batch, asked of the engine: three tests, and the smallest batch that aborts."""
+"""The smallest batch of packed prompts that aborts, found in as few processes as bisection needs."""
 
-from plamo_study.measure import grid
 from plamo_study.measure.plan import model_file
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Cell
 from plamo_study.measure.worker import Job
 
 LIMIT_S = 120.0
-
-
-def error(test: str, model: str) -> float:
-    """Largest relative error of the logits the test is about; NaN when the engine did not get that far."""
-    checks = _run(grid.three_tests(test, model)).measured.checks
-    ending = {"identity": ("/0", "/1", "/2", "/3"), "isolation": ("isolation_error",), "bystander": ("/3",)}[test]
-    wanted = [value for name, value in checks.items() if name.endswith(ending)]
-    return float(max(wanted, default=float("nan")))
 
 
 def smallest_abort(model: str, n_prompt: int, n_batch: int, most: int = 32) -> tuple[int | None, int]:

@@ -1,0 +1,119 @@
+"""Study 03's arithmetic: what a step of B sequences must move and compute, and the time the ceilings allow for it."""
+
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.analysis import batch_scaling as study
+from plamo_study.analysis import roofline, stats
+from plamo_study.analysis.kernels import column_tile, switches, weight_passes
+from plamo_study.analysis.phase_asymmetry import median_sample
+from plamo_study.analysis.prediction import limits, miss
+from plamo_study.analysis.roofline import Ceilings, Model
+from plamo_study.analysis.usable import usable
+
+Facts = dict[str, dict[str, Any]]
+
+
+def depth(rows: pd.DataFrame) -> float:
+    """Mean depth of the timed steps: the shared prompt and half of the steps."""
+    cell = rows[(rows["workload"] == "decode") & (rows["policy"] == "shared")].iloc[0]
+    return float(cell["n_prompt"] + cell["n_gen"] / 2)
+
+
+def prediction(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Per model and n_seq: `bytes` and `flops` of a step, the nearer ceiling (`bound`), the band `low` to `high` (s).
+
+    `bytes` = weights + n_seq * (keys and values at depth + recurrent state, read and written). `passes`: how often the
+    engine's kernel is known to read the weights (1 where that is not known), `low_passes` to `high_passes` the band
+    with them.
+    """
+    limit, at, tile = limits(rows), depth(rows), tile_of(rows, facts)
+    entries = []
+    for (build, model), curve in study.curves(rows).items():
+        for n in (int(str(n)) for n in curve.index) if build == study.STOCK else ():
+            moved, flops = roofline.decode_bytes(facts[model], at, n), roofline.decode_flops(facts[model], at, n)
+            passes = weight_passes(n, tile) if tile else 1
+            again = moved + (passes - 1) * roofline.weight_bytes(facts[model])
+            entry = {"model": model, "n_seq": n, "bytes": moved, "flops": flops, "passes": passes}
+            for end, band in (("", _band(flops, moved, limit)), ("_passes", _band(flops, again, limit))):
+                entry |= {f"low{end}": band.low, f"high{end}": band.high} | ({} if end else {"bound": band.bound})
+            entries.append(entry)
+    return pd.DataFrame(entries)
+
+
+def against_prediction(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Prediction beside the `measured` step (s); `miss` and `miss_passes`: 1 inside the band, else times its edge."""
+    measured = study.scaling(rows)
+    measured = measured[measured["build"] == study.STOCK].set_index(["model", "n_seq"])["step"]
+    table = prediction(rows, facts)
+    steps = [measured[row.model, row.n_seq] for row in table.itertuples()]
+    for end in ("", "_passes"):
+        edges = zip(steps, table[f"low{end}"], table[f"high{end}"], strict=True)
+        table[f"miss{end}"] = [miss(step.value, low, high) for step, low, high in edges]
+    return table.assign(measured=steps)
+
+
+def turning(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Per model: the n_seq from which a step waits for compute and no longer for memory.
+
+    `predicted`: where the roofline's two times are equal, ceilings best-of; `usual`: the ceilings of the same blocks.
+    `measured`: where the part every sequence adds has grown as large as the part all share. `miss`: measured over
+    predicted.
+    """
+    limit, at, fitted = limits(rows), depth(rows), study.fits(rows).set_index(["build", "model"])
+    found = usable(rows).set_index("block")
+    read, matmul = (found[found["workload"] == kind] for kind in ("read", "matmul"))
+    usual = Ceilings(
+        read=stats.median((read["n_bytes"] * study.NS / read["samples_ns"].map(median_sample)).tolist()).value,
+        matmul=stats.median((matmul["n_flops"] * study.NS / matmul["samples_ns"].map(median_sample)).tolist()).value,
+    )
+    entries = []
+    for build, model in fitted.index:
+        if build == study.STOCK:
+            half = fitted.loc[(build, model), "half"]
+            predicted = _turn(facts[model], at, limit)
+            entry = {"model": model, "predicted": predicted, "usual": _turn(facts[model], at, usual), "measured": half}
+            entries.append(entry | {"miss": half.scaled(1 / predicted)})
+    return pd.DataFrame(entries)
+
+
+def _turn(model: Model, at: float, limit: Ceilings) -> float:
+    """n with n * FLOPs / compute = (weights + n * its own bytes) / bandwidth."""
+    weights = roofline.weight_bytes(model)
+    own = roofline.decode_bytes(model, at) - weights
+    compute = roofline.decode_flops(model, at) / limit.matmul - own / limit.read
+    return weights / limit.read / compute if compute > 0 else float("inf")
+
+
+def _band(flops: float, moved: float, limit: Ceilings) -> roofline.Band:
+    return roofline.Band(flops / limit.matmul, moved / limit.read)
+
+
+def tile_of(rows: pd.DataFrame, facts: Facts) -> int | None:
+    """The column tile of the kernel these rows' matrices go through, where it is known."""
+    return column_tile(engine(rows, facts), _dtype(rows))
+
+
+def known_switches(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """The kernel switches the engine is known to make, and whether each curve shows them.
+
+    Columns n_seq (before), what, model, `jump` and `shown`: slower, faster, or not found.
+    """
+    jumps, entries = study.jumps(rows), []
+    jumps = jumps[jumps["build"] == study.STOCK]
+    for switch in switches(engine(rows, facts), _dtype(rows), int(rows["n_seq"].max())):
+        for row in jumps[jumps["n_seq"] == switch.n_seq].to_dict("records"):
+            shown = ("slower" if row["jump"].value > 1 else "faster") if row["found"] else "not found"
+            entries.append({"n_seq": switch.n_seq, "what": switch.what, "model": row["model"], "jump": row["jump"]})
+            entries[-1]["shown"] = shown
+    return pd.DataFrame(entries, columns=["n_seq", "what", "model", "jump", "shown"])
+
+
+def engine(rows: pd.DataFrame, facts: Facts) -> dict[str, Any]:
+    """The fact of the engine the study's main rows come from."""
+    return facts[rows[rows["build"] == study.STOCK]["engine"].iloc[0]]
+
+
+def _dtype(rows: pd.DataFrame) -> str:
+    return str(rows[rows["workload"] == "decode"]["dtype"].iloc[0])

@@ -1,0 +1,48 @@
+"""Which matrix kernel llama.cpp is known to choose for how many columns, so that a jump in a curve has a name.
+
+Read in the sources of llama.cpp 0c1e570: ggml-cpu/llamafile/sgemm.cpp (x86: `llamafile_sgemm`, `tinyBLAS_Q0_AVX`) and
+ggml-metal-ops.cpp. It knows Q8_0 and the two backends named here, and says nothing about any other.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Switch:
+    """From `n_seq` to `n_seq + 1` columns the engine computes a matrix product differently."""
+
+    n_seq: int
+    what: str
+
+
+def column_tile(engine: dict[str, Any], dtype: str) -> int | None:
+    """Columns of one tile of the x86 kernel for Q8_0: 4 where there are 32 vector registers, else 2; None elsewhere."""
+    build = engine["build"]
+    if dtype != "Q8_0" or engine["gpu_offload"] or "LLAMAFILE = 1" not in build or "AVX2 = 1" not in build:
+        return None
+    return 4 if "AVX512 = 1" in build else 2
+
+
+def weight_passes(n_seq: int, tile: int) -> int:
+    """How often a step of `n_seq` columns reads a weight matrix on x86.
+
+    Whole tiles of columns share one pass over the weights, the columns left over take another.
+    """
+    return 2 if n_seq > tile and n_seq % tile else 1
+
+
+def switches(engine: dict[str, Any], dtype: str, most: int) -> list[Switch]:
+    """The known switches up to `most` columns, in order; none where the backend is not known."""
+    if engine["gpu_offload"] and "Metal" in engine["build"]:
+        return [Switch(1, "matrix-vector to small-batch kernel"), Switch(8, "small-batch to matrix kernel")]
+    tile = column_tile(engine, dtype)
+    if tile is None:
+        return []
+    found = [Switch(1, "dot products to tiles")]
+    for n in range(tile, most):
+        before, after = weight_passes(n, tile), weight_passes(n + 1, tile)
+        if before != after:
+            what = "second pass for the columns left over" if after > before else "no columns left over: one pass"
+            found.append(Switch(n, what))
+    return found

@@ -1,0 +1,95 @@
+"""Notebook 03's sentences and tables on right and wrong: the batching law, the operator's three tests, the builds."""
+
+import pandas as pd
+from IPython.display import Markdown
+
+from plamo_study.analysis import law_check
+from plamo_study.measure.collect import Recording
+from plamo_study.measure.grid import TESTS
+from plamo_study.present.tables import Columns, Table, table
+
+
+def finding(recording: Recording) -> Markdown:
+    """What the law says of the drawn configurations and what the engine did, in one paragraph."""
+    data = law_check.checked(recording.rows, recording.facts)
+    stock = data[data["build"] == "stock"]
+    hybrid = stock[[recording.facts[m]["shape"]["arch"] == law_check.HYBRID for m in stock["model"]]]
+    counts = hybrid["observed"].value_counts()
+    wrong, aborted = counts.get("wrong", 0), counts.get("abort", 0)
+    builds = [
+        f"with {build} corrected {(group['observed'] == 'right').sum()} of {len(group)} are right"
+        for build, group in data[data["build"] != "stock"].groupby("build")
+    ]
+    return Markdown(
+        f"**Of {len(hybrid)} batches of PLaMo 2 on the engine as released, {wrong} came out silently wrong and "
+        f"{aborted} aborted; the batching law foretold {hybrid['exact'].sum()} of them to the sequence**, and "
+        f"{stock['exact'].sum() - hybrid['exact'].sum()} of the {len(stock) - len(hybrid)} of PLaMo 3, where "
+        f"nothing is wrong. {'; '.join(builds).capitalize()}{'.' if builds else ''}"
+    )
+
+
+def confusion(recording: Recording) -> Table:
+    """Predicted against observed, per build and model; anything off the diagonal is a finding."""
+    data = law_check.confusion(law_check.checked(recording.rows, recording.facts))
+    columns: Columns = {
+        "build": ("build", ""),
+        "model": ("model", ""),
+        "predicted": ("the law says", ""),
+        "observed": ("the engine did", ""),
+        "configurations": ("configurations", ""),
+        "exact": ("to the sequence", ""),
+    }
+    return table(data, columns)
+
+
+def off_diagonal(recording: Recording) -> Markdown:
+    """The configurations in which law and engine disagree, or the sentence that there are none."""
+    data = law_check.checked(recording.rows, recording.facts)
+    off = data[~data["exact"]]
+    if off.empty:
+        return Markdown(f"None of the {len(data)} configurations is off the diagonal, and no sequence in them.")
+    lines = [
+        f"- {r.build}, {r.model}, n_batch {r.n_batch}, n_ubatch {r.n_ubatch}, n_seq {r.n_seq}: "
+        f"the law says {r.predicted}, the engine {r.observed}; calls {r.calls}"
+        for r in off.itertuples()
+    ]
+    return Markdown("\n".join(lines))
+
+
+def three_tests(recording: Recording) -> Table:
+    """Identity, isolation and bystander, per build and model."""
+    data = tests(recording)
+    columns: Columns = {
+        "test": ("test", ""),
+        "asks": ("it asks that", ""),
+        "build": ("build", ""),
+        "model": ("model", ""),
+        "error": ("largest relative error", ".1e"),
+        "verdict": ("verdict", ""),
+    }
+    return table(data, columns)
+
+
+def tests(recording: Recording) -> pd.DataFrame:
+    """The three tests' errors with what each asks for and its verdict, in the order an operator would ask."""
+    data = law_check.three_tests(recording.rows)
+    order = {test: place for place, test in enumerate(TESTS)}
+    data = data.sort_values(["test", "model", "build"], key=lambda c: c.map(order) if c.name == "test" else c)
+    verdict = ["passes" if error < law_check.WRONG else "FAILS" for error in data["error"]]
+    return data.assign(asks=[TESTS[test] for test in data["test"]], verdict=verdict)
+
+
+def first_aborts(recording: Recording) -> Table:
+    """The smallest number of packed prompts that aborts, by batch size: law and engine."""
+    data = law_check.first_aborts(law_check.checked(recording.rows, recording.facts))
+    for column in ("predicted", "observed"):
+        data[column] = [
+            "none up to 12" if value is None or value != value else f"{value:.0f}" for value in data[column]
+        ]
+    columns: Columns = {
+        "build": ("build", ""),
+        "n_batch": ("n_batch", ""),
+        "predicted": ("first abort, the law says", ""),
+        "observed": ("first abort, the engine", ""),
+    }
+    return table(data, columns)
