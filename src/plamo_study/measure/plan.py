@@ -83,7 +83,7 @@ def batch_scaling(scale: str, gpu: bool = False) -> Plan:
     compared = [change(base, n_seq=n) for n in FEW_SEQUENCES]
     compared += [change(short, n_seq=n, policy="packed") for n in (4, 16)]
     planned = _plan("03-batch-scaling", scale, (*cells, *ceilings(scale, gpu, thread_counts()[:1])))
-    return replace(planned, compared=tuple(compared), blocks=BLOCKS if scale == "shape" else 2, extra_blocks=1)
+    return replace(planned, compared=tuple(compared), blocks=BLOCKS if scale == "shape" else 2)
 
 
 def source_table(scale: str, gpu: bool = False) -> Plan:

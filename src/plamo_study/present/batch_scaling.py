@@ -124,7 +124,16 @@ def prefill(recording: Recording) -> Table:
         "right": ("computed", ""),
         "n": ("processes", ""),
     }
-    return table(data.sort_values(["build", "model", "policy", "n_seq"]), columns)
+    shown = data[data["n_seq"].isin(SHOWN)]
+    return table(shown.sort_values(["build", "model", "policy", "n_seq"]), columns)
+
+
+def prefill_series(recording: Recording) -> pd.DataFrame:
+    """Every prefill rate of the engine as released, in one `series` per model and policy, marked where it is wrong."""
+    data = stock(study.prefill(recording.rows))
+    wrong = ~data.groupby(["model", "policy"])["right"].transform("all")
+    marks = [", WRONG from 2 on" if is_wrong else "" for is_wrong in wrong]
+    return data.assign(series=data["model"] + ", " + data["policy"].str.replace("_", " ") + marks)
 
 
 def comparison(recording: Recording) -> Table:
