@@ -90,13 +90,25 @@ def test_progress_tells_what_comes_and_how_long_it_will_take(tmp_path):
     assert finished[5].remaining_s > 0
 
 
-def test_a_drifting_anchor_marks_the_blocks_beside_it(tmp_path):
-    rows = runner.sweep(small_plan(blocks=2), tmp_path / "j.jsonl").rows
-    times = {0: 100, 1: 100, 2: 130}
-    fixed = [msgspec.structs.replace(r, samples_ns=[[times[r.block]] * 4]) if r.anchor else r for r in rows]
-    drift = frame.drift_by_block(fixed)
-    assert drift[0] == 0
-    assert drift[1] == pytest.approx(0.3)
+def timed(rows, anchors, cells):
+    """The same rows with made-up times by block."""
+    return [
+        msgspec.structs.replace(row, samples_ns=[[(anchors if row.anchor else cells)[row.block]] * 4]) if row.block >= 0 else row
+        for row in rows
+    ]
+
+
+def test_a_block_whose_anchor_and_cells_drift_is_marked(tmp_path):
+    rows = runner.sweep(small_plan(blocks=3), tmp_path / "j.jsonl").rows
+    drift = frame.drift_by_block(timed(rows, {0: 100, 1: 100, 2: 100, 3: 130}, {0: 1000, 1: 1000, 2: 1250}))
+    assert (drift[0], drift[1]) == (0, 0)
+    assert drift[2] == pytest.approx(0.25)
+
+
+def test_an_anchor_alone_marks_nothing(tmp_path):
+    rows = runner.sweep(small_plan(blocks=3), tmp_path / "j.jsonl").rows
+    drift = frame.drift_by_block(timed(rows, {0: 100, 1: 130, 2: 100, 3: 100}, {0: 1000, 1: 1010, 2: 990}))
+    assert max(drift.values()) == pytest.approx(0.01)
 
 
 def test_marked_blocks_are_measured_again_at_most_as_often_as_planned(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from plamo_study.measure.process import work
 from plamo_study.measure.rows import Cell
 from plamo_study.measure.worker import Job
 
-BATCHES, BATCH_PROMPT, BATCH_STEPS = (1, 4, 16), 64, 16
+BATCHES, BATCH_PROMPT, BATCH_STEPS = (1, 4, 16), 32, 12
 LIMIT_S = 600.0
 
 

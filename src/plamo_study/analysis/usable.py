@@ -32,7 +32,7 @@ def model_names(rows: pd.DataFrame) -> list[str]:
 
 
 def drifted(rows: pd.DataFrame) -> tuple[int, int]:
-    """(blocks marked by the anchor, blocks in all)."""
+    """(blocks marked as drifted, blocks in all)."""
     blocks = rows[(rows["block"] >= 0) & ~rows["anchor"]].groupby("block")["drift"].max()
     return int((blocks > DRIFT_LIMIT).sum()), len(blocks)
 

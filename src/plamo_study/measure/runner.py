@@ -18,7 +18,7 @@ from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Fact, Row, content_id, row_key
 from plamo_study.measure.worker import Job
 
-DRIFT_LIMIT = 0.10  # anchors further than this from their median mark a block
+DRIFT_LIMIT = 0.10  # a block further than this from the others is measured again
 START_LIMIT_S = 60.0
 
 
@@ -77,7 +77,7 @@ def sweep(
 
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
 
-    Blocks that the anchor marks are followed by fresh ones, `plan.extra_blocks` at most.
+    Blocks that drifted are followed by fresh ones, `plan.extra_blocks` at most.
     """
     with Journal(journal_path) as journal, machine.awake():
         run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside])
@@ -123,7 +123,7 @@ class _Sweep:
         return [self.done[key] for task in self.tasks if (key := self._key(task)) in self.done]
 
     def unmarked_blocks(self, n_blocks: int) -> int:
-        """How many of the first blocks lie between anchors that did not drift."""
+        """How many of the first blocks did not drift."""
         drift = drift_by_block(self.rows())
         return sum(drift.get(block, 0.0) <= DRIFT_LIMIT for block in range(n_blocks))
 

@@ -56,7 +56,7 @@ def verdicts(recording: Recording) -> Table:
         entry["last / first quarter"] = f"{median(ratios):.2f}" if ratios else "n/a"
         entries.append(entry)
     marked, blocks = drifted(recording.rows)
-    note = {"model": "blocks", "cells": f"{blocks} in all, {marked} marked by the anchor"}
+    note = {"model": "blocks", "cells": f"{blocks} in all, {marked} marked as drifted"}
     return Table(pd.DataFrame([{k: str(v) for k, v in entry.items()} for entry in (*entries, note)]).fillna(""))
 
 

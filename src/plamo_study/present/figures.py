@@ -7,7 +7,8 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.present.theme import CATEGORIES
 
 Chart = alt.LayerChart | alt.FacetChart
-TICKS = [1, 2, 4, 8, 12, 16, 24, 32]  # numbers of sequences
+TICKS = [1, 4, 8, 12, 16, 24, 32]  # numbers of sequences
+LONG_NAME = 24  # characters from which names of a legend stand one below the other
 OUTCOMES = {"right": "#a6cbe3", "wrong": "#e69f00", "abort": "#d55e00"}
 DIVERGING = ["#d55e00", "#f3f3f3", "#0072b2"]  # decode, neither, prefill
 
@@ -114,7 +115,9 @@ def anchors(data: pd.DataFrame, limit: float, title: str) -> Chart:
 def _marks(field: str, names: list[str]) -> tuple[alt.Color, alt.Shape]:
     """Colour and shape of one field; the same domain and no title make them one legend."""
     domain = alt.Scale(domain=names)
-    return alt.Color(f"{field}:N", title=None, scale=domain), alt.Shape(f"{field}:N", title=None, scale=domain)
+    legend = alt.Legend(columns=1 if max(map(len, names), default=0) > LONG_NAME else 0)
+    color = alt.Color(f"{field}:N", title=None, scale=domain, legend=legend)
+    return color, alt.Shape(f"{field}:N", title=None, scale=domain, legend=legend)
 
 
 def _tips(length: str) -> list[alt.Tooltip | str]:
@@ -130,7 +133,7 @@ def curves(
     names = list(dict.fromkeys(tidy[series]))
     colour, shape = _marks(series, names)
     x = alt.X("n_seq:Q", title="Sequences", scale=alt.Scale(nice=False, padding=10), axis=alt.Axis(values=TICKS))
-    y = alt.Y("value:Q", title=axis)
+    y = alt.Y("value:Q", title=axis, scale=alt.Scale(zero=reference is None))
     base = alt.Chart(tidy).encode(x=x, color=colour)
     layers = [
         base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
