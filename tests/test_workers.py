@@ -128,3 +128,9 @@ def test_a_worker_ends_when_its_parent_is_killed(without_rope):
     parent.wait()
     assert gone
     assert not alive
+
+
+def test_a_row_names_the_engine_s_source_and_not_where_it_was_built():
+    outcome = work(Job(cell=mini("prefill", n_prompt=512, n_seq=6, policy="packed"), path=str(mini_file())), 60.0)
+    assert outcome.failure.message.startswith("ggml/src/ggml.c:")
+    assert not any("/llama.cpp/" in line for line in outcome.failure.log_tail)

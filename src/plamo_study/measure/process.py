@@ -14,6 +14,7 @@ from plamo_study.measure.rows import Failure, Measured, Status
 from plamo_study.measure.worker import Job
 
 LOG_LINES = 20
+BUILD_FOLDER = re.compile(r"/\S*/llama\.cpp/|/\S*?/(?=ggml/src/)")  # where the engine was built: no row needs it
 ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
 
 
@@ -65,7 +66,7 @@ def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, lo
     if worker.returncode == 0 and result:
         measured = msgspec.json.decode(result, type=Measured)
         return Outcome(status="ok", pid=worker.pid, elapsed_ns=elapsed_ns, measured=measured)
-    lines = log.splitlines()
+    lines = BUILD_FOLDER.sub("", log).splitlines()
     stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
     asserts = [line for line in lines if ASSERT.search(line)]
     errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]

@@ -140,7 +140,7 @@ def comparison(recording: Recording) -> Table:
     """How much of the difference is architecture, size, and the engine's defects."""
     data = study.compared(recording.rows, pairs(recording.rows))
     columns = {"what": ("scaling factor of", ""), "n_seq": ("sequences", ""), "ratio": ("ratio", ".2f")}
-    return table(data, columns)
+    return table(data[data["n_seq"].isin(SHOWN)], columns)
 
 
 def against_prediction(recording: Recording) -> Table:

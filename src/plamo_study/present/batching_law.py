@@ -17,14 +17,14 @@ def finding(recording: Recording) -> Markdown:
     counts = hybrid["observed"].value_counts()
     wrong, aborted = counts.get("wrong", 0), counts.get("abort", 0)
     builds = [
-        f"with {build} corrected {(group['observed'] == 'right').sum()} of {len(group)} are right"
+        f"With {build} corrected, {(group['observed'] == 'right').sum()} of {len(group)} are right."
         for build, group in data[data["build"] != "stock"].groupby("build")
     ]
     return Markdown(
         f"**Of {len(hybrid)} batches of PLaMo 2 on the engine as released, {wrong} came out silently wrong and "
         f"{aborted} aborted; the batching law foretold {hybrid['exact'].sum()} of them to the sequence**, and "
         f"{stock['exact'].sum() - hybrid['exact'].sum()} of the {len(stock) - len(hybrid)} of PLaMo 3, where "
-        f"nothing is wrong. {'; '.join(builds).capitalize()}{'.' if builds else ''}"
+        f"nothing is wrong. {' '.join(builds)}"
     )
 
 
