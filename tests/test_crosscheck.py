@@ -1,4 +1,4 @@
-"""Rates are set beside those of llama.cpp's tools: the tool is told the same sizes, its answer is read, a failure is said.
+"""Rates are set beside those of llama.cpp's tools: same sizes, answers read, failures said.
 
 The tools themselves are built by whoever compares; here a script stands for each and prints what they print.
 """

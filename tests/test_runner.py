@@ -93,7 +93,9 @@ def test_progress_tells_what_comes_and_how_long_it_will_take(tmp_path):
 def timed(rows, anchors, cells):
     """The same rows with made-up times by block."""
     return [
-        msgspec.structs.replace(row, samples_ns=[[(anchors if row.anchor else cells)[row.block]] * 4]) if row.block >= 0 else row
+        msgspec.structs.replace(row, samples_ns=[[(anchors if row.anchor else cells)[row.block]] * 4])
+        if row.block >= 0
+        else row
         for row in rows
     ]
 

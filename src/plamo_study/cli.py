@@ -2,7 +2,6 @@
 
 # Modules that load Jupyter or SciPy are imported by the commands that need them: the others answer a second sooner.
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,19 +10,15 @@ import msgspec
 import typer
 from rich.console import Console
 
-from plamo_study import paths, report
+from plamo_study import cli_models, paths, report
 from plamo_study.errors import StudyError
 from plamo_study.measure import collect, plan, runner
-from plamo_study.models import registry, synthetic
+from plamo_study.options import Accept, Engine, Json, Scale, accept_findings, check_engine, use_engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-models_app = typer.Typer(no_args_is_help=True, help="Which model files are known and here; write the synthetic ones.")
-app.add_typer(models_app, name="models")
+app.add_typer(cli_models.app, name="models")
 
 LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
-Scale = Annotated[str, typer.Option(help="mini (embedded, seconds) or shape (full-size random weights)")]
-Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
-Engine = Annotated[Path | None, typer.Option(help="folder with another build of llama.cpp's shared libraries")]
 
 
 def main() -> None:
@@ -47,7 +42,7 @@ def study(scale: Scale = "mini", engine: Engine = None) -> None:
 def run(
     notebooks: Annotated[list[str] | None, typer.Argument(help="numbers, names or paths; none means all")] = None,
     scale: Annotated[
-        str | None, typer.Option(help="mini or shape; live runs default to mini, recorded ones to shape")
+        str | None, typer.Option(help="mini, shape or weights; live runs default to mini, recorded ones to shape")
     ] = None,
     source: Annotated[
         str, typer.Option(help="live: measure here what is missing; recorded: read the tracked rows")
@@ -56,9 +51,11 @@ def run(
         list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="a notebook parameter")
     ] = None,
     engine: Engine = None,
+    accept: Accept = None,
     json: Json = False,
 ) -> None:
     """Measure what is missing, then execute notebooks with papermill into reports/."""
+    accept_findings(accept)
     values = dict(report.name_and_value(text) for text in parameter or [])
     scale = scale or ("mini" if source == "live" else "shape")
     raise typer.Exit(_run_all(notebooks or [], scale, source, values, engine, json))
@@ -75,12 +72,14 @@ def measure(
         list[Path] | None,
         typer.Option(help="another build, measured in the same blocks where the study compares builds"),
     ] = None,
+    accept: Accept = None,
     json: Json = False,
 ) -> None:
     """Measure a study without its notebook; finished cells are not measured again."""
-    _use_engine(engine)
+    use_engine(engine)
+    accept_findings(accept)
     for folder in beside or []:
-        _check_engine(folder)
+        check_engine(folder)
     place = collect.REFERENCE if reference else collect.LOCAL
     summary = report.measure(name, scale, place, retry_failed, beside or [])
     if json:
@@ -114,7 +113,7 @@ def selfcheck(
     """What the harness itself costs, and whether its rates agree with those of llama.cpp's own tools."""
     from plamo_study import selfcheck as costs
 
-    _use_engine(engine)
+    use_engine(engine)
     plan.check_scale(scale)
     found = costs.selfcheck(scale, llama_bench, batched_bench, rounds)
     typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)
@@ -131,7 +130,7 @@ def law(
     from plamo_study.analysis import batching_law, law_check
     from plamo_study.measure import bisection
 
-    _use_engine(engine)
+    use_engine(engine)
     planned = plan.batching_law("mini", seed=seed, n=n)
     path = collect.journal_path(planned.study, planned.scale, collect.LOCAL)
     rows, facts = collect.framed(report.sweep(planned, path), path)
@@ -153,34 +152,13 @@ def readme(check: Annotated[bool, typer.Option(help="only say whether it is up t
     raise typer.Exit(0 if current else 1)
 
 
-@models_app.command("list")
-def list_models(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Every known model and scale: parameters, licence, assumptions, and which files are here."""
-    report.models(registry.load(), json)
-
-
-@models_app.command("make")
-def make_models(
-    scale: Scale = "mini",
-    dtype: Annotated[list[str] | None, typer.Option(help="F32, F16, BF16 or Q8_0")] = None,
-    model: Annotated[list[str] | None, typer.Option(help="only these models")] = None,
-) -> None:
-    """Write the synthetic files that are missing."""
-    plan.check_scale(scale)
-    for name in model or plan.MODELS:
-        for kind in dtype or [plan.DTYPE[scale]]:
-            with report.bytes_progress() as progress:
-                made = synthetic.make(name, scale, kind, progress=progress(f"{name} {scale} {kind}"))
-            report.made(made, registry.spec(name, scale))
-
-
 def _run_all(
     notebooks: list[str], scale: str, source: str, values: dict[str, str], engine: Path | None, json: bool = False
 ) -> int:
     """Measure with a progress bar first, so that the notebooks find every row done; returns the exit code."""
     from plamo_study.present import parameters, runs
 
-    _use_engine(engine)
+    use_engine(engine)
     plan.check_scale(scale)
     collect.check_source(source)
     found = runs.find_notebooks(notebooks)
@@ -201,19 +179,6 @@ def _run_all(
 def _print_rows(summary: runner.Summary) -> None:
     for row in summary.rows:
         typer.echo(msgspec.json.encode(row).decode())
-
-
-def _use_engine(folder: Path | None) -> None:
-    if folder is not None:
-        _check_engine(folder)
-        os.environ["LLAMA_CPP_LIB_PATH"] = str(folder.resolve())
-
-
-def _check_engine(folder: Path) -> None:
-    if not any(folder.glob("libllama.*")):
-        raise StudyError(
-            str(folder), "holds no libllama", "build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder"
-        )
 
 
 if __name__ == "__main__":

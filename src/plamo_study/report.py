@@ -1,22 +1,18 @@
 """What the command line shows: progress with the time left, tables, summaries. All of it on stderr but JSON."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import collect, plan, runner
-from plamo_study.models.registry import DTYPES, ModelSpec, model_path
+from plamo_study.measure import collect, files, plan, runner
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait for in vain
     from plamo_study.present.runs import RunEvent, RunResult
@@ -36,7 +32,7 @@ def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Se
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
     with bytes_progress() as progress:
-        plan.make_models(planned, lambda file, done, total: progress(file)(done, total))
+        files.make_models(planned, lambda file, done, total: progress(file)(done, total))
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -69,8 +65,8 @@ def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Se
 
 
 @contextmanager
-def bytes_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """A bar per file that is written; nothing is shown when nothing is."""
+def bytes_progress(verb: str = "writing") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """A bar per file that is written (or what `verb` says); nothing is shown when nothing is."""
     with Progress(
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
     ) as bar:
@@ -79,8 +75,8 @@ def bytes_progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
         def of(name: str) -> Callable[[int, int], None]:
             def update(done: int, total: int) -> None:
                 if name not in tasks:
-                    tasks[name] = bar.add_task(f"writing {name}", total=total)
-                bar.update(tasks[name], completed=done)  # type: ignore[arg-type] # rich's TaskID is an int
+                    tasks[name] = bar.add_task(f"{verb} {name}", total=total)
+                bar.update(tasks[name], completed=done, total=total)  # type: ignore[arg-type] # rich's TaskID is an int
 
             return update
 
@@ -135,29 +131,6 @@ def boundaries(n_prompt: int, found: dict[int, tuple[int | None, int]], predicte
     for size, (number, processes) in found.items():
         shown.add_row(str(size), str(number), str(predicted[size]), str(processes))
     Console().print(shown)
-
-
-def models(known: dict[tuple[str, str], ModelSpec], as_json: bool) -> None:
-    """The registry with the files that are here."""
-    entries = [(spec, [dtype for dtype in DTYPES if model_path(*key, dtype).exists()]) for key, spec in known.items()]
-    if as_json:
-        typer.echo(json.dumps([asdict(spec) | {"n_params": spec.n_params, "here": here} for spec, here in entries]))
-        return
-    shown = Table("model", "scale", "parameters", "files here", "licence of the released weights", "assumed")
-    for spec, here in entries:
-        licence = f"{spec.hub.licence}{', gated' if spec.hub.gated else ''}" if spec.hub else "unknown"
-        shown.add_row(
-            spec.name, spec.scale, f"{spec.n_params:,}", ", ".join(here) or "none", licence, " ".join(spec.assumptions)
-        )
-    Console().print(shown)
-
-
-def made(path: Path, spec: ModelSpec) -> None:
-    """Name a written file, and what is assumed about its shape."""
-    assumed = f" (assumed: {' '.join(spec.assumptions)})" if spec.assumptions else ""
-    console.print(
-        f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, synthetic{assumed}", markup=False, soft_wrap=True
-    )
 
 
 def joined_parameters(arguments: list[str]) -> list[str]:

@@ -52,10 +52,10 @@ class Session:
 
     def __init__(self, path: Path | str, config: SessionConfig):
         self.config = config
-        self.model = llama.llama_model_load_from_file(str(path).encode(), _model_params(config))
+        self.model = llama.llama_model_load_from_file(str(path).encode(), model_params(config))
         if not self.model:
             raise EngineError(f"llama.cpp cannot load {path}")
-        self.context = llama.llama_init_from_model(self.model, _context_params(config))
+        self.context = llama.llama_init_from_model(self.model, context_params(config))
         if not self.context:
             raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
         self.memory = llama.llama_get_memory(self.context)
@@ -177,13 +177,15 @@ class Session:
         return batch
 
 
-def _model_params(config: SessionConfig) -> llama.llama_model_params:
+def model_params(config: SessionConfig) -> llama.llama_model_params:
+    """What llama.cpp is told when it loads a model."""
     params = llama.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
     return params
 
 
-def _context_params(config: SessionConfig) -> llama.llama_context_params:
+def context_params(config: SessionConfig) -> llama.llama_context_params:
+    """What llama.cpp is told when it makes a context."""
     params = llama.llama_context_default_params()
     params.n_ctx = config.n_ctx_seq * config.n_seq_max
     for name in ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"):

@@ -9,7 +9,7 @@ import pandas as pd
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import frame, journal, plan, runner
+from plamo_study.measure import files, frame, journal, plan, runner
 
 REFERENCE, LOCAL = "reference", "local"
 SOURCES = ("recorded", "live")
@@ -81,5 +81,5 @@ def measure(
     beside: Sequence[Path] = (),
 ) -> runner.Summary:
     """Write the models a plan needs and measure what its journal lacks, other builds of the engine beside it."""
-    plan.make_models(planned)
+    files.make_models(planned)
     return runner.sweep(planned, path, on_progress, retry_failed, beside)

@@ -1,8 +1,7 @@
 """Which cells a study measures at which scale. A new study is one function here."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,21 @@ import msgspec
 from plamo_study.errors import StudyError
 from plamo_study.measure import grid, machine
 from plamo_study.measure.rows import Cell
-from plamo_study.models import registry, synthetic, tensors
+from plamo_study.models import registry
 
 MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
 MATCHED = "plamo-3-matched"  # attention only, of the weight bytes of the first model
-DTYPE = {"mini": "F16", "shape": "Q8_0"}  # the type a study measures where it does not compare types
+DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study measures where it does not compare types
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
-MATMUL_SIZE = {"mini": 2048, "shape": 4096}
-GATE_TOKENS = {"mini": 320, "shape": 8}  # mini: past the sliding window; shape: what the oracle does in seconds
+MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096}
+GATE_TOKENS = {
+    "mini": 320,
+    "shape": 8,
+    "weights": 8,
+}  # mini: past the sliding window; else what the oracle does in seconds
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
-TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0}
+TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0}
 SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
 DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
@@ -77,13 +80,14 @@ def batch_scaling(scale: str, gpu: bool = False) -> Plan:
     base = change(base, policy="shared", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, n_gen=0)
     cells = [change(base, model=model, n_seq=n) for model in MODELS for n in SEQUENCES]
-    cells += [change(base, model=MATCHED, n_seq=n) for n in FEW_SEQUENCES]
+    if scale != "weights":  # the matched model is invented
+        cells += [change(base, model=MATCHED, n_seq=n) for n in FEW_SEQUENCES]
     cells += [change(short, model=model, n_seq=n, policy="packed") for model in MODELS for n in SEQUENCES]
     cells += [change(short, model=model, n_seq=n, policy="per_sequence") for model in MODELS for n in (4, 16)]
     compared = [change(base, n_seq=n) for n in FEW_SEQUENCES]
     compared += [change(short, n_seq=n, policy="packed") for n in (4, 16)]
     planned = _plan("03-batch-scaling", scale, (*cells, *ceilings(scale, gpu, thread_counts()[:1])))
-    return replace(planned, compared=tuple(compared), blocks=BLOCKS if scale == "shape" else 2)
+    return replace(planned, compared=tuple(compared), blocks=2 if scale == "mini" else BLOCKS)
 
 
 def source_table(scale: str, gpu: bool = False) -> Plan:
@@ -93,7 +97,7 @@ def source_table(scale: str, gpu: bool = False) -> Plan:
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = [change(base, n_seq=n, policy=policy) for n in (2, 8, 16) for policy in ("per_sequence", "packed")]
     planned = _plan("03-source-table", scale, tuple(cells))
-    return replace(planned, blocks=SOURCE_BLOCKS if scale == "shape" else 2, extra_blocks=0)
+    return replace(planned, blocks=2 if scale == "mini" else SOURCE_BLOCKS, extra_blocks=0)
 
 
 def batching_law(scale: str, gpu: bool = False, seed: int = LAW_SEED, n: int = LAW_CELLS) -> Plan:
@@ -184,36 +188,3 @@ def check_cell(cell: Cell) -> None:
         raise StudyError(f"cell {cell.workload} of {cell.model}", why, "choose a shorter prompt or fewer steps")
     if cell.policy == "shared" and (cell.workload != "decode" or not cell.n_prompt):
         raise StudyError(f"cell {cell.workload} of {cell.model}", "only decode after a prompt can share it", "pack it")
-
-
-def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
-    """What every row of a model shares: identity, shape, assumptions, and its tensors by kind."""
-    path = registry.model_path(name, scale, dtype)
-    spec = registry.spec(name, scale)
-    table = tensors.tensor_table(path)
-    kinds: dict[str, dict[str, Any]] = {}
-    for tensor in table:
-        kind = kinds.setdefault(f"{tensor.kind}", {"type": tensor.dtype, "count": 0, "n_elements": 0, "n_bytes": 0})
-        kind["count"] += 1
-        kind["n_elements"] += tensor.n_elements
-        kind["n_bytes"] += tensor.n_bytes
-    shape = {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in ("name", "scale")}
-    return {
-        "name": name,
-        "scale": scale,
-        "dtype": dtype,
-        "synthetic": True,
-        "sha256": tensors.sha256(path),
-        "file_bytes": path.stat().st_size,
-        "n_params": spec.n_params,
-        "assumptions": list(spec.assumptions),
-        "shape": shape,
-        "tensors": kinds,
-    }
-
-
-def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> None:
-    """Write the synthetic files a plan needs and lacks. `progress` is told (file, bytes done, bytes in all)."""
-    for name, scale, dtype in dict.fromkeys((c.model, c.scale, c.dtype) for c in plan.cells if c.model):
-        file = registry.model_path(name, scale, dtype).name
-        synthetic.make(name, scale, dtype, progress=partial(progress, file) if progress else None)

@@ -59,10 +59,11 @@ def work(job: Job, time_limit_s: float, engine: str = "") -> Outcome:
         elapsed = time.perf_counter_ns() - start
         log.seek(0)
         text = log.read().decode(errors="replace")
-    return _outcome(worker, result, timed_out, text, elapsed)
+    return outcome_of(worker, result, timed_out, text, elapsed)
 
 
-def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, log: str, elapsed_ns: int) -> Outcome:
+def outcome_of(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, log: str, elapsed_ns: int) -> Outcome:
+    """The outcome of a worker that has ended, from its exit code, its answer and its log."""
     if worker.returncode == 0 and result:
         measured = msgspec.json.decode(result, type=Measured)
         return Outcome(status="ok", pid=worker.pid, elapsed_ns=elapsed_ns, measured=measured)

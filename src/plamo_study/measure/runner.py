@@ -11,9 +11,10 @@ import psutil
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
+from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows
-from plamo_study.measure.plan import Plan, model_fact, model_file
+from plamo_study.measure.plan import Plan, model_file
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Fact, Row, content_id, row_key
 from plamo_study.measure.worker import Job

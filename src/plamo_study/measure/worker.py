@@ -29,7 +29,7 @@ def main() -> None:
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the engine prints is log, not result
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
-    threading.Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     try:
         measured = _do(job)
     except Exception as error:
@@ -41,21 +41,23 @@ def main() -> None:
 
 
 def _do(job: Job) -> Measured:
-    _stage("start")
+    stage("start")
     if job.cell is None:
         from plamo_study.engine import library
 
         return Measured(facts=library.describe())
     from plamo_study.measure import workloads
 
-    return workloads.run(job.cell, Path(job.path), job.replicate, _stage)
+    return workloads.run(job.cell, Path(job.path), job.replicate, stage)
 
 
-def _stage(name: str) -> None:
+def stage(name: str) -> None:
+    """Say on stderr what begins now, so that a crash can be told where it happened."""
     print(f"@stage {name}", file=sys.stderr, flush=True)
 
 
-def _end_with_parent(lifeline: int) -> None:
+def end_with_parent(lifeline: int) -> None:
+    """End this process when the other end of a pipe closes, however the parent died."""
     os.read(lifeline, 1)
     os._exit(ORPHANED)
 

@@ -3,8 +3,9 @@
 It knows shapes, never weights: a `ModelSpec` says which tensors a file must hold, not whether a file exists.
 """
 
+import re
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -20,12 +21,25 @@ ARCHS = ("plamo2", "plamo3")
 
 @dataclass(frozen=True)
 class Hub:
-    """Where the released weights lie, as their publishers report it."""
+    """Where the released weights lie, as their publishers report it, and what pins them.
+
+    `revision` is a commit (40 hex digits, "" while unpinned), `sha256` the hash by file name at that commit.
+    """
 
     repository: str
     licence: str
     gated: bool
     gguf: str = ""
+    revision: str = ""
+    sha256: dict[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.revision and not re.fullmatch("[0-9a-f]{40}", self.revision):
+            raise TypeError(f"hub.revision {self.revision!r} is not a commit of 40 hex digits")
+        if self.sha256 and not self.revision:
+            raise TypeError("hub.sha256 holds for one revision, and none is given")
+        if wrong := [name for name, pin in self.sha256.items() if not re.fullmatch("[0-9a-f]{64}", pin)]:
+            raise TypeError(f"hub.sha256 of {wrong[0]!r} is not 64 hex digits")
 
 
 @dataclass(frozen=True)
@@ -169,6 +183,8 @@ def _spec(path: Path, name: str, scale: str, entry: dict[str, Any], archs: dict[
 def spec(name: str, scale: str) -> ModelSpec:
     """The spec of a model at a scale; StudyError listing the known ones when there is none."""
     known = load()
+    if scale == "weights" and (name, "shape") in known and known[name, "shape"].hub:
+        return replace(known[name, "shape"], scale=scale)
     if (name, scale) in known:
         return known[name, scale]
     at_scale = [n for n, s in known if s == scale]
@@ -178,10 +194,23 @@ def spec(name: str, scale: str) -> ModelSpec:
     raise StudyError(f"model {name!r}", why, "plamo-study models list")
 
 
+def hub(name: str) -> Hub:
+    """Where a model's weights are released. StudyError for an unknown model, and for one without a release."""
+    known = {n: spec.hub for (n, _), spec in load().items()}
+    if name not in known:
+        why = f"not in the registry; known: {', '.join(known)}"
+        raise StudyError(f"model {name!r}", why, "plamo-study models list")
+    found = known[name]
+    if found is None:
+        raise StudyError(f"model {name!r}", "no repository of its weights is known", f"add its hub to {MODELS_TOML}")
+    return found
+
+
 def model_path(name: str, scale: str, dtype: str) -> Path:
     """Where the file of a registered model lies: data/models/<name>.<scale>.<dtype>.gguf. It need not exist."""
-    check_dtype(dtype)
     known = spec(name, scale)
+    if scale != "weights":  # a released file may have any type or recipe
+        check_dtype(dtype)
     return MODELS / f"{known.name}.{known.scale}.{dtype}.gguf"
 
 

@@ -1,0 +1,110 @@
+"""llama.cpp's own quantizer, called in this process: it can abort, so call it in a process made for it.
+
+It does not know recipes or importance matrices as files: types are numbers, sums are arrays.
+"""
+
+import ctypes
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+
+from plamo_study.engine.session import EngineError
+
+BUFFER = 1 << 28  # bytes of one tensor's rows in memory at a time; llama.cpp's own default is 8 GiB
+LONGEST = 127  # bytes of a key or a text in llama_model_kv_override
+_keep_alive: list[Any] = []
+
+
+def quantize(
+    source: Path,
+    out: Path,
+    file_type: int,
+    patterns: Sequence[tuple[str, int]] = (),
+    metadata: Mapping[str, int | str] | None = None,
+    imatrix: Mapping[str, np.ndarray] | None = None,
+    n_threads: int = 0,
+    requantize: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """Write `out`: `source` as llama_ftype `file_type`, with a line of llama.cpp's log per tensor.
+
+    `patterns` are (regular expression, ggml type), the first that matches a tensor's name decides; they count only
+    when the file type is a quantized one. `imatrix` holds the mean square per input column, float32, by tensor name;
+    `metadata` goes into the file (texts are cut at 127 bytes). `n_threads` 0 means all.
+    Raises EngineError when llama.cpp refuses, or is another build than the binding was made for.
+    """
+    llama.llama_backend_init()
+    params = llama.llama_model_quantize_default_params()
+    check_layout(params)
+    params.nthread, params.ftype, params.max_buf_size = n_threads, file_type, BUFFER
+    params.allow_requantize, params.dry_run = requantize, dry_run
+    if patterns:
+        params.tt_overrides = _overrides(patterns)
+    if imatrix:
+        params.imatrix = _entries({name: np.ascontiguousarray(v, dtype=np.float32) for name, v in imatrix.items()})
+    if metadata:
+        params.kv_overrides = _metadata(metadata)
+    if llama.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params)):
+        raise EngineError("llama.cpp refused to quantize (its log says why)")
+
+
+def check_layout(params: llama.llama_model_quantize_params) -> None:
+    """EngineError unless the defaults of llama.h stand where the binding expects them, the last field included."""
+    found = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)
+    flags = (params.allow_requantize, params.only_copy, params.pure, params.keep_split, params.dry_run)
+    pointers = (params.imatrix, params.kv_overrides, params.tt_overrides, params.prune_layers)
+    if found != (0, 7, True, 8 << 30) or any(flags) or any(pointers):
+        raise EngineError("this build's quantizer takes other parameters than the binding knows")
+
+
+def log_to_stderr() -> None:
+    """Print llama.cpp's log as it comes; llama-cpp-python silences it otherwise."""
+
+    @llama.llama_log_callback
+    def on_log(level: int, text: bytes, user_data: int) -> None:
+        sys.stderr.buffer.write(text)
+        sys.stderr.buffer.flush()
+
+    _keep_alive.append(on_log)
+    llama.llama_log_set(on_log, ctypes.c_void_p())
+
+
+def _overrides(patterns: Sequence[tuple[str, int]]) -> Any:
+    entries = [llama.llama_model_tensor_override(pattern.encode(), dtype) for pattern, dtype in patterns]
+    return _array(llama.llama_model_tensor_override, [*entries, llama.llama_model_tensor_override()])
+
+
+def _entries(imatrix: Mapping[str, np.ndarray]) -> Any:
+    _keep_alive.append(imatrix)
+    pointer = ctypes.POINTER(ctypes.c_float)
+    entries = [
+        llama.llama_model_imatrix_data(name.encode(), values.ctypes.data_as(pointer), values.size)
+        for name, values in imatrix.items()
+    ]
+    return _array(llama.llama_model_imatrix_data, [*entries, llama.llama_model_imatrix_data()])
+
+
+def _metadata(values: Mapping[str, int | str]) -> Any:
+    entries = []
+    for key, value in values.items():
+        if isinstance(value, str):
+            tag, held = llama.LLAMA_KV_OVERRIDE_TYPE_STR, llama.llama_model_kv_override_value(val_str=_cut(value))
+        else:
+            tag, held = llama.LLAMA_KV_OVERRIDE_TYPE_INT, llama.llama_model_kv_override_value(val_i64=value)
+        entries.append(llama.llama_model_kv_override(tag, key.encode()[:LONGEST], held))
+    return _array(llama.llama_model_kv_override, [*entries, llama.llama_model_kv_override()])
+
+
+def _cut(text: str) -> bytes:
+    return text.encode()[:LONGEST].decode(errors="ignore").encode()
+
+
+def _array(kind: Any, entries: list[Any]) -> Any:
+    """A C array as the pointer a parameter takes. ctypes keeps the entries' texts alive through it, we keep it."""
+    array = (kind * len(entries))(*entries)
+    _keep_alive.append((array, entries))
+    return ctypes.cast(array, ctypes.POINTER(kind))

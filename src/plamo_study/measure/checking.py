@@ -1,0 +1,36 @@
+"""All that can be found out about a model file: what it shows itself, then what the engine makes of it.
+
+The engine meets only files in which nothing blocking was found, in a process of its own with limits of time and memory.
+"""
+
+import sys
+from pathlib import Path
+
+from plamo_study.measure import checkup
+from plamo_study.models.check import inspect
+from plamo_study.models.finding import Finding, blocking, ordered
+from plamo_study.models.finite import Progress
+from plamo_study.models.tensor_check import ssm_out_findings
+
+
+def check(
+    path: Path,
+    sha256: str = "",
+    gate: bool = True,
+    time_limit_s: float | None = None,
+    memory_limit: int | None = None,
+    progress: Progress | None = None,
+) -> list[Finding]:
+    """Findings about a file, worst first; none of them blocking means that it may be measured.
+
+    `sha256`: 64 hex digits it should have. `gate`: let the engine load and decode it, in a worker that gets
+    `time_limit_s` seconds and `memory_limit` bytes beside the weights (None: limits that grow with the file).
+    `progress` is called with (bytes done, bytes in all) while weights are searched.
+    Raises StudyError where there is no file, or `sha256` is no hash.
+    """
+    found, header = inspect(path, sha256, progress)
+    gpu = sys.platform == "darwin"
+    if header and gate and not blocking(found):
+        verdict = checkup.gate(path, time_limit_s, memory_limit)
+        found, gpu = found + verdict.findings, verdict.gpu
+    return ordered(found + (ssm_out_findings(header, gpu) if header else []))

@@ -1,0 +1,216 @@
+"""The gate of a model file: a process of its own loads it, decodes, and holds the logits against the oracle.
+
+Time and memory are limited; a hang, a crash or a refusal of the engine becomes a finding. It does not look at the file
+itself: models/check.py does, and checking.py lets nothing through in which that found a reason not to.
+"""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+
+from plamo_study.measure import machine, worker
+from plamo_study.measure.process import Outcome, outcome_of
+from plamo_study.measure.rows import Measured
+from plamo_study.models import header
+from plamo_study.models.finding import AGAIN, Finding, printable
+
+N_PROMPT, N_STEPS = 16, 4  # tokens prefilled, and decoded one by one after them
+FIRST_TOKEN = 5  # ids below are special tokens
+TIME_S, BYTES_PER_S = 30.0, 50e6  # time limit: start and arithmetic, and reading the file from a slow disk
+MEMORY = 1 << 30  # bytes beside the weights, which may be mapped and repacked: twice the file
+WATCH_S = 0.05  # between two looks at the process's memory
+ORACLE_WEIGHTS = 1 << 28  # the largest file, in weights, that the NumPy oracle is asked about
+FOLDERS = re.compile(r"\S+/(?=\S+\.(?:cpp|c|h):\d)")  # of whoever built the engine
+OTHER = "plamo-study models list names files that are known to work"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate found, and whether the engine in use puts weights on a GPU."""
+
+    findings: list[Finding]
+    gpu: bool = False
+
+
+def gate(path: Path, time_limit_s: float | None = None, memory_limit: int | None = None) -> Verdict:
+    """Let the engine load and decode `path` within limits in seconds and in bytes beside the weights."""
+    size = path.stat().st_size
+    seconds = TIME_S + size / BYTES_PER_S if time_limit_s is None else time_limit_s
+    outcome = _spawn(path, seconds, (MEMORY if memory_limit is None else memory_limit) + 2 * size)
+    if outcome.status != "ok":
+        return Verdict([_failure(outcome, seconds)])
+    return Verdict(_verdicts(outcome.measured, outcome.elapsed_ns / 1e9), bool(outcome.measured.checks["gpu"]))
+
+
+def _spawn(path: Path, time_limit_s: float, memory: int) -> Outcome:
+    command = [sys.executable, "-m", "plamo_study.measure.checkup", str(path.resolve()), str(memory)]
+    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as log:
+        start, timed_out = time.perf_counter_ns(), False
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=result, stderr=log, start_new_session=True)
+        try:
+            child.wait(time_limit_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+        finally:
+            child.kill()
+            child.wait()
+            assert child.stdin is not None
+            child.stdin.close()  # the lifeline: the child ends when our end closes, even if we are killed
+        elapsed = time.perf_counter_ns() - start
+        result.seek(0)
+        log.seek(0)
+        return outcome_of(child, result.read(), timed_out, log.read().decode(errors="replace"), elapsed)
+
+
+def _failure(outcome: Outcome, seconds: float) -> Finding:
+    failure = outcome.failure
+    assert failure is not None
+    said = next((line for line in reversed(failure.log_tail) if "error" in line), "")
+    text = printable(FOLDERS.sub("", said or failure.message or failure.signal), 300)
+    ends = {
+        "hang": f"no answer within {seconds:.0f} s",
+        "abort": f"the engine aborted: {text}",
+        "killed": f"the engine's process was killed ({failure.signal})",
+        "error": text,
+    }
+    code = "memory" if failure.message.startswith("MemoryError") else f"engine-{outcome.status}"
+    return Finding("blocking", code, f"{ends[outcome.status]} (stage: {failure.stage})", OTHER)
+
+
+def _verdicts(measured: Measured, seconds: float) -> list[Finding]:
+    checks, found = measured.checks, []
+    if checks.get("n_rot") == 0:
+        found.append(Finding("blocking", "rope-lost", "the engine rotates 0 dimensions: RoPE is lost (D1)", AGAIN))
+    for place in ("cpu", "gpu"):
+        if checks.get(f"finite_{place}") is False:
+            why = f"logits on the {place.upper()} are not finite"
+            found.append(Finding("blocking", "logits-not-finite", why, "try ssm_out as BF16 (D5), or " + AGAIN))
+    if checks.get("gpu_loads") is False:
+        found.append(Finding("warning", "gpu-refused", "loads on the CPU but not on the GPU", "use n_gpu_layers = 0"))
+    error = checks.get("oracle_error")
+    if checks.get("oracle_agrees") is False:
+        why = f"logits differ from the reference computation by {error:.2g} (more than {checks['tolerance']:g})"
+        found.append(Finding("blocking", "oracle", why, AGAIN))
+    if not found:
+        judged = f"within {error:.2g} of the oracle" if error is not None else "; ".join(measured.log)
+        why = f"loads, decodes {N_PROMPT + N_STEPS} tokens in {seconds:.1f} s with finite logits; {judged}"
+        found.append(Finding("note", "gate", why, "nothing to mend"))
+    return found
+
+
+def main() -> None:
+    """Examine the one file named on the command line; a `Measured` goes to stdout, everything else to stderr."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    result = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    threading.Thread(target=worker.end_with_parent, args=(0,), daemon=True).start()
+    _limit_memory(int(sys.argv[2]))
+    log: list[str] = []
+    try:
+        measured = _examine(Path(sys.argv[1]), log)
+    except Exception as error:
+        print(*("".join(log).splitlines()[-10:]), f"@error {type(error).__name__}: {error}", sep="\n", file=sys.stderr)
+        sys.stderr.flush()
+        os._exit(1)
+    result.write(msgspec.json.encode(measured))
+    result.flush()
+    os._exit(0)
+
+
+def _limit_memory(n_bytes: int) -> None:
+    """Data beyond the limit cannot be allocated (Linux); resident memory beyond it ends the process (anywhere)."""
+    if sys.platform == "linux":
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = n_bytes if hard == resource.RLIM_INFINITY else min(n_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    threading.Thread(target=_watch_memory, args=(n_bytes,), daemon=True).start()
+
+
+def _watch_memory(n_bytes: int) -> None:
+    process = psutil.Process()
+    while process.memory_info().rss <= n_bytes:
+        time.sleep(WATCH_S)
+    print(f"@error MemoryError: more than {n_bytes:,} bytes", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _examine(path: Path, log: list[str]) -> Measured:
+    worker.stage("start")
+    from plamo_study.engine import library
+
+    library.capture_log(log)
+    gpu = bool(library.describe()["gpu_offload"])
+    checks: dict[str, float | bool] = {"gpu": gpu}
+    worker.stage("load")
+    tokens, logits = _logits(path, 0)
+    checks["finite_cpu"] = bool(np.isfinite(logits).all())
+    if found := re.search(r"\bn_rot\s*=\s*(\d+)", "".join(log)):
+        checks["n_rot"] = int(found.group(1))
+    if gpu:
+        checks |= _on_gpu(path)
+    notes: list[str] = []
+    if checks["finite_cpu"]:
+        worker.stage("oracle")
+        checks |= _against_oracle(path, tokens, logits, notes)
+    return Measured(checks=checks, log=notes, peak_rss_bytes=machine.peak_rss())
+
+
+def _on_gpu(path: Path) -> dict[str, float | bool]:
+    from plamo_study.engine.session import EngineError
+
+    worker.stage("load on the GPU")
+    try:
+        return {"finite_gpu": bool(np.isfinite(_logits(path, -1)[1]).all())}
+    except EngineError:
+        return {"gpu_loads": False}
+
+
+def _logits(path: Path, n_gpu_layers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random tokens (n,) and the engine's logits after each (n, n_vocab), the last of them decoded one by one."""
+    from plamo_study.engine.session import Session, SessionConfig
+
+    n, threads = N_PROMPT + N_STEPS, psutil.cpu_count(logical=False) or 1
+    config = SessionConfig(n, n_threads=threads, n_threads_batch=threads, n_gpu_layers=n_gpu_layers)
+    with Session(path, config) as session:
+        tokens = np.random.default_rng(0).integers(FIRST_TOKEN, session.n_vocab, n)
+        worker.stage("prefill")
+        rows = [session.prefill({0: tokens[:N_PROMPT]}, every=True)[0]]
+        worker.stage("decode")
+        for token in tokens[N_PROMPT:]:
+            session.decode({0: int(token)})
+            rows.append(session.logits()[None])
+    return tokens, np.concatenate(rows)
+
+
+def _against_oracle(path: Path, tokens: np.ndarray, logits: np.ndarray, notes: list[str]) -> dict[str, float | bool]:
+    from plamo_study.errors import StudyError
+    from plamo_study.measure.proof import LOOSEST, TOLERANCE
+    from plamo_study.oracle import Oracle, agreement
+
+    tensors = header.read(path).tensors
+    n_weights = sum(int(np.prod(t.dims, dtype=object)) for t in tensors)
+    if n_weights > ORACLE_WEIGHTS:
+        notes.append(f"{n_weights:,} weights are too many for the oracle")
+        return {}
+    tolerance = max(TOLERANCE.get(t.type_name, LOOSEST) for t in tensors)
+    try:
+        verdict = agreement(logits, Oracle(path, round_activations=True).logits(tokens), tolerance)
+    except (StudyError, ValueError) as error:
+        notes.append(f"the oracle cannot judge it: {getattr(error, 'why', error)}")
+        return {}
+    return {"oracle_error": verdict.max_relative_error, "oracle_agrees": verdict.ok, "tolerance": tolerance}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Quantized files and importance matrices, made by llama.cpp in a process of its own: it can abort and it can hang.
+
+It stands in measure/ because it starts processes that drive the engine, which models/ may not. It does not know which
+types come out (models/recipes.py) nor how llama.cpp is called (measure/quantizing_worker.py).
+"""
+
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine
+from plamo_study.measure.process import ASSERT
+from plamo_study.measure.quantizing_worker import Evaluating, Quantizing
+from plamo_study.models import imatrix as matrices
+from plamo_study.models import recipes, tensors
+from plamo_study.models.recipes import Recipe
+from plamo_study.models.synthetic import Progress
+
+CHUNK = 512  # tokens evaluated together for an importance matrix, llama-imatrix's default
+SILENCE_S = 600.0  # longest wait for a line of the child's log: no tensor of 0.5 G weights takes that long
+LOG_LINES = 50
+TENSOR = re.compile(r"\[ *(\d+)/ *\d+\]")  # llama.cpp's log: this tensor is being written
+REFUSED = re.compile(r"(?<=failed to quantize: ).*|(?<=error loading model: ).*")
+OWN = re.compile(r"(?<=^@error ).*")
+
+
+def quantize(
+    source: Path,
+    out: Path,
+    recipe: Recipe,
+    progress: Progress | None = None,
+    imatrix: Path | None = None,
+    requantize: bool = False,
+    silence_s: float = SILENCE_S,
+) -> Path:
+    """Write `out`, `source` quantized by llama.cpp as the recipe says, and return it; nothing is left on failure.
+
+    `progress` is called with (bytes done, bytes in all) of `out`. Raises StudyError for everything
+    `recipes.plan_sizes` and `imatrix.read` raise it for, when `out` is `source` or the disk is too full, and when the
+    quantizer refuses, aborts, or says nothing for `silence_s` seconds.
+    """
+    weights = matrices.read(imatrix) if imatrix else None
+    steps = recipes.plan_sizes(source, recipe, weights or False, requantize)
+    sizes = [step.after.n_bytes for step in steps]
+    file_type, patterns, right = recipes.quantizer_arguments(recipe)
+    job = Quantizing(
+        source=str(source),
+        out=str(out),
+        file_type=file_type,
+        patterns=patterns,
+        metadata={**right, **(_provenance(imatrix, weights) if imatrix and weights else {})},
+        imatrix=str(imatrix or ""),
+        requantize=requantize,
+        n_threads=machine.performance_cores(),
+    )
+
+    def on_line(line: str) -> None:
+        if progress and (at := TENSOR.match(line)):
+            progress(sum(sizes[: int(at[1])]), sum(sizes))
+
+    return _make(job, sum(sizes) + _header_bytes(source, steps), on_line, silence_s)
+
+
+def compute_imatrix(
+    source: Path,
+    text: Path,
+    out: Path,
+    progress: Progress | None = None,
+    chunk: int = CHUNK,
+    silence_s: float = SILENCE_S,
+) -> Path:
+    """Write the importance matrix of `source` over a UTF-8 text, `chunk` tokens at a time, and return its path.
+
+    Each chunk is evaluated alone, from an empty state (D2); what is left over at the end of the text is not. Progress
+    counts bytes of text. Raises StudyError for a text that cannot be read, is not UTF-8 or too short, and when the
+    engine refuses the model, aborts, meets values that are not finite, or says nothing for `silence_s` seconds.
+    """
+    n_bytes = sum(4 * tensor.shape[-1] for tensor in tensors.tensor_table(source))
+    size = _text_size(text)
+    job = Evaluating(
+        source=str(source), text=str(text), out=str(out), chunk=chunk, n_threads=machine.performance_cores()
+    )
+
+    def on_line(line: str) -> None:
+        if progress and line.startswith("@chunk "):
+            done, total = map(int, line.split()[1:])
+            progress(size * done // total, size)
+
+    return _make(job, n_bytes, on_line, silence_s)
+
+
+def _make(job: Quantizing | Evaluating, n_bytes: int, on_line: Callable[[str], None], silence_s: float) -> Path:
+    """Run the job, which writes `<out>.partial` and renames it when it is whole."""
+    out = Path(job.out)
+    _check_target(Path(job.source), out, n_bytes)
+    try:
+        code, log = _run(job, on_line, silence_s)
+    finally:
+        out.with_name(out.name + ".partial").unlink(missing_ok=True)
+    if code is None:
+        why = f"the engine gave no sign of life for {silence_s:g} s and was stopped"
+        raise StudyError(job.source, why, f"plamo-study models check {job.source}")
+    if code != 0:
+        raise _failure(job, code, log)
+    return out
+
+
+def _run(
+    job: Quantizing | Evaluating, on_line: Callable[[str], None], silence_s: float
+) -> tuple[int | None, list[str]]:
+    """One child from spawn to end: its exit code, None when it was silent too long, and the end of its log."""
+    command = [sys.executable, "-m", "plamo_study.measure.quantizing_worker"]
+    env = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an assertion's text is enough; the backtrace costs seconds
+    pipe, log = subprocess.PIPE, deque[str](maxlen=LOG_LINES)
+    child = subprocess.Popen(
+        command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, env=env, start_new_session=True
+    )
+    assert child.stdin is not None
+    assert child.stderr is not None
+    try:
+        with suppress(BrokenPipeError):  # it is gone already; its log says why
+            child.stdin.write(msgspec.json.encode(job) + b"\n")
+            child.stdin.flush()
+        ended = _follow(child.stderr.fileno(), log, on_line, silence_s)
+        return (child.wait() if ended else None), list(log)
+    finally:
+        child.kill()
+        child.wait()
+        child.stderr.close()
+        with suppress(BrokenPipeError):
+            child.stdin.close()
+
+
+def _follow(log_fd: int, log: deque[str], on_line: Callable[[str], None], silence_s: float) -> bool:
+    """Read the child's log line by line until it ends (True) or falls silent (False)."""
+    rest = b""
+    while select.select([log_fd], [], [], silence_s)[0]:
+        piece = os.read(log_fd, 1 << 16)
+        if not piece:
+            return True
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            log.append(line.decode(errors="replace"))
+            on_line(log[-1])
+    return False
+
+
+def _failure(job: Quantizing | Evaluating, code: int, log: list[str]) -> StudyError:
+    for line in log:
+        if line.startswith("@study "):
+            return StudyError(*json.loads(line.removeprefix("@study ")))
+    told = [found[0].strip() for pattern in (ASSERT, REFUSED, OWN) for line in log if (found := pattern.search(line))]
+    why = next(iter(told + log[-1:]), "no word")
+    if "iostream error" in why:  # all that llama.cpp says of a write that failed
+        return StudyError(job.out, f"cannot be written ({why})", f"free space in {Path(job.out).parent}")
+    ended = f"ended with {signal.Signals(-code).name}" if code < 0 else "refused"
+    return StudyError(job.source, f"the engine {ended}: {why}", f"plamo-study models check {job.source}")
+
+
+def _provenance(path: Path, weights: matrices.Imatrix) -> dict[str, int | str]:
+    """The keys llama-quantize writes; the file by its name alone, folders are nobody's business."""
+    return {
+        "quantize.imatrix.file": path.name,
+        "quantize.imatrix.dataset": weights.dataset,
+        "quantize.imatrix.entries_count": len(weights.sums),
+        "quantize.imatrix.chunks_count": weights.chunks,
+    }
+
+
+def _header_bytes(source: Path, steps: list[recipes.Step]) -> int:
+    """What a file holds besides its tensors, and room for what is added: keys and padding."""
+    return source.stat().st_size - sum(step.before.n_bytes for step in steps) + 64 * len(steps) + (1 << 20)
+
+
+def _check_target(source: Path, out: Path, n_bytes: int) -> None:
+    if out.resolve() == source.resolve():
+        raise StudyError(str(out), "is the source itself", "name another file with --out")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out.parent).free
+    except OSError as error:
+        raise StudyError(str(out), f"cannot be written ({error})", "choose a writable folder") from error
+    if free < n_bytes:
+        raise StudyError(str(out), f"needs {n_bytes:,} bytes, only {free:,} are free", f"free space in {out.parent}")
+
+
+def _text_size(path: Path) -> int:
+    """Size in bytes of a UTF-8 text."""
+    try:
+        return len(path.read_text(encoding="utf-8").encode())
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be read ({error.strerror})", "name a text file") from error
+    except UnicodeDecodeError as error:
+        raise StudyError(str(path), f"is not UTF-8 ({error})", "convert it to UTF-8, e.g. with iconv") from error

@@ -1,0 +1,57 @@
+"""Whether a GGUF can be trusted with a measurement: all that can be known before an engine sees it.
+
+It does not know what an engine makes of the file (measure/checking.py does), nor whether finite, well-formed weights
+are those that were released: a pinned SHA-256 does.
+"""
+
+import re
+from pathlib import Path
+
+from plamo_study.errors import StudyError
+from plamo_study.models import tensors
+from plamo_study.models.expected import read_spec, rope_findings
+from plamo_study.models.finding import AGAIN, Finding
+from plamo_study.models.finite import Progress, finite_findings
+from plamo_study.models.header import HeaderError, read
+from plamo_study.models.header_parts import Header
+from plamo_study.models.tensor_check import layout_findings, tensor_findings
+from plamo_study.models.tokenizer_check import tokenizer_findings
+
+
+def inspect(path: Path, sha256: str = "", progress: Progress | None = None) -> tuple[list[Finding], Header | None]:
+    """Findings about a file that no engine has seen, and its header where that can be read.
+
+    `sha256`: 64 hex digits it should have. `progress` is called with (bytes done, bytes in all) while weights are
+    searched. Raises StudyError where there is no file, or `sha256` is no hash.
+    """
+    found = _hash_findings(path, sha256)
+    try:
+        header = read(path)
+    except HeaderError as damage:
+        return [*found, Finding("blocking", damage.code, damage.why, damage.mend)], None
+    return found + _static_findings(header, progress), header
+
+
+def _hash_findings(path: Path, sha256: str) -> list[Finding]:
+    if not sha256:
+        return []
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        raise StudyError(f"hash {sha256[:80]!r}", "is not 64 hex digits", "copy the SHA-256 as its publisher gives it")
+    if not path.is_file():
+        raise StudyError(str(path), "no such file", "name a .gguf file")
+    found = tensors.sha256(path)
+    if found == sha256.lower():
+        return []
+    return [Finding("blocking", "hash", f"SHA-256 is {found}, not {sha256.lower()}", AGAIN)]
+
+
+def _static_findings(header: Header, progress: Progress | None) -> list[Finding]:
+    """What the file itself shows. Weights are read only where every tensor lies where it should."""
+    spec, found = read_spec(header)
+    layout = layout_findings(header)
+    found += layout
+    if spec:
+        found += tensor_findings(header, spec) + rope_findings(spec)
+    if not any(finding.code == "architecture" for finding in found):
+        found += tokenizer_findings(header)
+    return found if layout else found + finite_findings(header, progress)

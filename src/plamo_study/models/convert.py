@@ -1,0 +1,201 @@
+"""Released PLaMo weights (Hugging Face safetensors) as a GGUF file, without PyTorch and without remote code.
+
+Tensors are converted a chunk at a time, so memory does not depend on the model. The file has the tensors, order and
+types of `tensors.planned_table`: what `tensors.stays_f32` names is F32, the rest has the type asked for. head_count
+is one number, not the per-layer array of llama.cpp's own conversion, which makes the engine lose RoPE.
+
+`hf_config` says which configuration keys decide what, `hf_names` how values change, `vocabulary` what becomes of the
+tokenizer. This module does not fetch and does not check quality: `check` does.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from plamo_study.errors import StudyError
+from plamo_study.models import hf, hf_config, hf_names, numbers, registry, tensors, vocabulary
+from plamo_study.models.hf import Stored
+from plamo_study.models.hf_config import Configuration
+from plamo_study.models.hf_names import Rule
+from plamo_study.models.registry import ModelSpec
+from plamo_study.models.synthetic import FILE_TYPES, Progress
+from plamo_study.models.tensors import TensorInfo
+
+MARGIN = 64 << 20  # bytes on disk for header and vocabulary, below 16 MiB, and for whatever else is going on
+UNUSED = ".rotary_emb.inv_freq"  # end of names of tensors that follow from the configuration
+
+
+@dataclass(frozen=True)
+class Step:
+    """One tensor to convert: what the file will hold, where the weights lie, and how their values change."""
+
+    tensor: TensorInfo
+    source: Stored
+    rule: Rule
+
+
+def convert(source: Path, out: Path, dtype: str, progress: Progress | None = None) -> Path:
+    """Convert the folder `source` to the GGUF file `out` with weights of type F32, F16, BF16 or Q8_0; returns `out`.
+
+    `progress` is called with (bytes done, bytes in all). An existing `out` is replaced once the new file is whole;
+    nothing is left behind on failure.
+    Raises StudyError for a folder that is damaged or no PLaMo 2 or 3, a tensor that is missing, too many or has
+    another shape, a number that is not finite or that `dtype` cannot hold, and too little free space.
+    """
+    registry.check_dtype(dtype)
+    configuration = hf_config.read(source)
+    steps = plan(source, configuration.spec, dtype)
+    words = vocabulary.read_hf(source, configuration.spec.vocab)
+    partial = out.with_name(out.name + ".partial")
+    writer = gguf.GGUFWriter(partial, configuration.spec.arch)
+    try:
+        _check_space(out, sum(step.tensor.n_bytes for step in steps))
+        _add_metadata(writer, configuration, dtype)
+        words.add_to(writer)
+        _write(writer, steps, progress)
+        os.replace(partial, out)
+    except OSError as error:
+        raise StudyError(str(out), f"cannot be written ({error})", "choose a writable folder") from error
+    finally:
+        writer.close()
+        if partial.exists():
+            partial.unlink()
+    return out
+
+
+def plan(source: Path, spec: ModelSpec, dtype: str) -> list[Step]:
+    """Every tensor of the file to be, in order, with its source. Reads headers only; StudyError as `convert`."""
+    stored = hf.stored_tensors(source)
+    rules = hf_names.rules(spec)
+    needed = {rule.name for rule in rules.values()}
+    ignored = {name for name in stored if name.endswith(UNUSED)}
+    if spec.tied:  # the reference takes the embeddings then, whatever the file holds
+        ignored.add("lm_head.weight")
+    if missing := [name for name in needed if name not in stored]:
+        raise hf.damaged(f"{source}, tensor {min(missing)}", f"is missing, {len(missing)} of {len(needed)} are")
+    if extra := sorted(stored.keys() - needed - ignored):
+        name = extra[0]
+        why = f"is not part of the model that config.json describes, {len(extra)} are not"
+        raise hf.damaged(f"{stored[name].path}, tensor {name}", why)
+    table = tensors.planned_table(spec, dtype)
+    steps = [Step(tensor, stored[rules[tensor.name].name], rules[tensor.name]) for tensor in table]
+    for step in steps:
+        _check_shape(step)
+    return steps
+
+
+def _check_shape(step: Step) -> None:
+    what = f"{step.source.path}, tensor {step.rule.name}"
+    if step.source.shape != step.rule.shape:
+        why = f"has shape {step.source.shape}, config.json asks for {step.rule.shape}"
+        raise hf.damaged(what, why)
+    if step.tensor.dtype == "Q8_0" and step.tensor.shape[-1] % numbers.BLOCK:
+        why = f"has rows of {step.tensor.shape[-1]} numbers, Q8_0 needs multiples of {numbers.BLOCK}"
+        raise StudyError(what, why, "convert to F16, BF16 or F32")
+
+
+def _check_space(out: Path, n_bytes: int) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    need, free = n_bytes + MARGIN, shutil.disk_usage(out.parent).free
+    if free < need:
+        raise StudyError(str(out), f"needs {need:,} bytes, only {free:,} are free", f"free space in {out.parent}")
+
+
+def _write(writer: gguf.GGUFWriter, steps: list[Step], progress: Progress | None) -> None:
+    for step in steps:
+        t = step.tensor
+        writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.n_bytes, gguf.GGMLQuantizationType[t.dtype])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    file, done, total = writer.fout[0], 0, sum(step.tensor.n_bytes for step in steps)
+    writer.write_padding(file, file.tell())
+    for step in steps:
+        for items in _items(step):
+            file.write(items.data)
+            done += items.nbytes
+            if progress:
+                progress(done, total)
+        writer.write_padding(file, step.tensor.n_bytes)
+    writer.close()
+
+
+def _items(step: Step) -> Iterator[NDArray[Any]]:
+    """One tensor as the file will hold it, a chunk at a time."""
+    what = f"{step.source.path}, tensor {step.rule.name}"
+    try:
+        with step.source.path.open("rb") as file:
+            for values in numbers.chunks(file, step.source.start, step.source.n_elements, step.source.dtype):
+                items = numbers.narrow(step.rule.to_gguf(values), step.tensor.dtype)
+                if not numbers.is_finite(items, step.tensor.dtype):
+                    raise _not_finite(what, step.tensor.dtype, bool(np.isfinite(values).all()))
+                yield items
+    except (OSError, EOFError) as error:
+        raise hf.damaged(what, f"cannot be read ({error})") from error
+
+
+def _not_finite(what: str, dtype: str, source_is: bool) -> StudyError:
+    if source_is:
+        return StudyError(what, f"holds numbers that {dtype} cannot hold", "convert to BF16 or F32")
+    return hf.damaged(what, "holds numbers that are not finite")
+
+
+def _add_metadata(writer: gguf.GGUFWriter, configuration: Configuration, dtype: str) -> None:
+    """The keys llama.cpp's loader reads, from the configuration alone."""
+    spec = configuration.spec
+    kv_heads = [spec.kv_heads_of(layer) for layer in range(spec.layers)]
+    writer.add_name(spec.name)
+    writer.add_description(_description(configuration))
+    writer.add_file_type(FILE_TYPES[dtype])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_vocab_size(spec.vocab)
+    writer.add_context_length(spec.context_length)
+    writer.add_embedding_length(spec.hidden)
+    writer.add_block_count(spec.layers)
+    writer.add_feed_forward_length(spec.ffn)
+    writer.add_head_count(spec.heads)
+    writer.add_head_count_kv(kv_heads if spec.arch == "plamo2" else spec.kv_heads)
+    writer.add_key_length(spec.head_dim)
+    writer.add_value_length(spec.head_dim)
+    writer.add_layer_norm_rms_eps(spec.rms_eps)
+    writer.add_rope_freq_base(spec.rope_theta)
+    _add_mamba(writer, spec) if spec.arch == "plamo2" else _add_window(writer, configuration)
+
+
+def _add_mamba(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
+    writer.add_ssm_state_size(spec.d_state)
+    writer.add_ssm_conv_kernel(spec.d_conv)
+    writer.add_ssm_time_step_rank(spec.mamba_heads)
+    writer.add_ssm_inner_size(spec.d_inner)
+    writer.add_ssm_group_count(0)
+
+
+def _add_window(writer: gguf.GGUFWriter, configuration: Configuration) -> None:
+    writer.add_sliding_window(configuration.spec.window)
+    writer.add_sliding_window_pattern(configuration.spec.window_pattern)
+    writer.add_rope_freq_base_swa(configuration.spec.rope_theta_swa)
+    if configuration.yarn:  # the reference's constants, as llama.cpp's conversion writes them
+        factor, original = configuration.yarn
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(factor)
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_yarn_beta_fast(32.0)
+        writer.add_rope_scaling_yarn_beta_slow(1.0)
+
+
+def _description(configuration: Configuration) -> str:
+    text = "Converted from released weights by plamo-study."
+    if configuration.window:
+        text += (
+            f" The reference model's attention looks back {configuration.window:,} tokens; llama.cpp applies no window"
+            " to this architecture, so the two agree up to that length only."
+        )
+    return text

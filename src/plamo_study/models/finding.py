@@ -1,0 +1,47 @@
+"""What a check says of a file: one thing found, how bad it is, what proves it, and what mends it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["blocking", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("blocking", "warning", "note")
+AGAIN = "fetch or convert the file again: plamo-study models fetch NAME, plamo-study models convert FOLDER OUT"
+SHOWN = 4  # names listed before the rest is only counted
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`blocking`: numbers from this file mean nothing; `warning`: they may; `note`: good to know.
+
+    `code` is stable, for scripts; `evidence` and `mend` are sentences for people.
+    """
+
+    severity: Severity
+    code: str
+    evidence: str
+    mend: str
+
+
+def blocking(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that forbid using the file."""
+    return [finding for finding in findings if finding.severity == "blocking"]
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Worst first, otherwise as found."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def listed(names: Iterable[object]) -> str:
+    """The first few of many names, and how many there are."""
+    shown = [printable(name) for name in names]
+    rest = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
+    return ", ".join(shown[:SHOWN]) + rest
+
+
+def printable(value: object, longest: int = 80) -> str:
+    """Text out of a stranger's file, cut short and without control characters."""
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:longest])
+    return text[:longest] + ("…" if len(text) > longest else "")

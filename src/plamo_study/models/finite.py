@@ -1,0 +1,84 @@
+"""Infinities and NaNs among a file's weights, found in pieces of constant memory.
+
+Float types are looked at number by number, block types by their F16 scales, as llama.cpp's own validation does
+(ggml-quants.c, ggml_validate_row_data). It does not know whether finite weights are the right ones.
+"""
+
+from collections.abc import Callable
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plamo_study.models.finding import AGAIN, Finding, listed
+from plamo_study.models.header_parts import Header, TensorRecord
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+PIECE = 8 << 20  # bytes read at a time
+# A number is infinite or NaN when all bits of its exponent are set: the words, and these bits.
+EXPONENT = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+# Bytes at which the F16 scales of a block lie (ggml-common.h)
+SCALES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Q1_0", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
+
+
+def finite_findings(header: Header, progress: Progress | None = None) -> list[Finding]:
+    """Tensors with numbers that are not finite. The layout must have been checked: every byte is read once."""
+    total = sum(tensor.n_bytes for tensor in header.tensors)
+    bad: dict[str, int] = {}
+    unknown: set[str] = set()
+    done = 0
+    with header.path.open("rb") as file:
+        for tensor in header.tensors:
+            if tensor.type_name not in EXPONENT.keys() | SCALES.keys():
+                unknown.add(tensor.type_name)
+            elif n := _count(file, header.data_start + tensor.offset, tensor):
+                bad[tensor.name] = n
+            done += tensor.n_bytes
+            if progress:
+                progress(done, total)
+    return _findings(bad, unknown)
+
+
+def _findings(bad: dict[str, int], unknown: set[str]) -> list[Finding]:
+    found = []
+    if bad:
+        shown = listed(f"{name} ({n:,})" for name, n in bad.items())
+        found.append(Finding("blocking", "not-finite", f"infinities or NaNs in {len(bad)} tensors: {shown}", AGAIN))
+    if unknown:
+        why = f"weights of type {listed(sorted(unknown))} were not searched for NaNs"
+        found.append(Finding("note", "not-searched", why, "trust the gate instead"))
+    return found
+
+
+def _count(file: BinaryIO, start: int, tensor: TensorRecord) -> int:
+    """Numbers, or scales of blocks, that are not finite."""
+    _, size = tensor.block
+    step, n, left = PIECE // size * size, 0, tensor.n_bytes
+    file.seek(start)
+    while left:
+        piece = np.frombuffer(file.read(min(step, left)), np.uint8)
+        if not piece.size:
+            break
+        n += _not_finite(piece, tensor.type_name, size)
+        left -= piece.size
+    return n
+
+
+def _not_finite(piece: NDArray[np.uint8], type_name: str, size: int) -> int:
+    if type_name in EXPONENT:
+        word, exponent = EXPONENT[type_name]
+        return int(np.count_nonzero((piece.view(word) & exponent) == exponent))
+    blocks, n = piece.reshape(-1, size), 0
+    for at in SCALES[type_name]:
+        n += int(np.count_nonzero((blocks[:, at + 1] & 0x7C) == 0x7C))  # the high byte holds an F16's exponent
+    return n

@@ -1,0 +1,174 @@
+"""Reads the header of a GGUF that may come from anybody: bounded time, bounded memory, one clear error per damage.
+
+Layout (ggml/src/gguf.cpp): magic, version, number of tensors, number of keys, key/value records, tensor records,
+padding to the alignment, tensor data. At most MAX_HEADER bytes are read, no count is believed before the bytes it
+promises are there, and what llama.cpp would refuse is an error here. It does not know PLaMo, and never reads weights.
+"""
+
+import os
+import struct
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study.errors import StudyError
+from plamo_study.models.finding import AGAIN, printable
+from plamo_study.models.header_parts import ARRAY, NUMBERS, STRING, TYPE_NAMES, UINT32, Header, Record, TensorRecord
+
+MAX_HEADER = 32 << 20  # bytes; a vocabulary of 107,520 tokens takes 3 MB
+MAX_RECORDS = 1 << 14  # keys, or tensors; the largest PLaMo has some 40 and 500
+MAX_STRINGS = 1 << 20  # entries of one array of strings
+MAX_KEY = 1 << 16  # bytes, as the format says
+MAX_NAME = 63  # bytes of a tensor's name (ggml.h, GGML_MAX_NAME)
+MAX_DIMS = 4  # ggml.h, GGML_MAX_DIMS
+VERSIONS = (2, 3)  # 1 had other widths; 3 differs from 2 only in that big-endian files are allowed
+DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 20
+
+
+class HeaderError(StudyError):
+    """A header that cannot be used; `code` says which kind of damage it is."""
+
+    def __init__(self, path: Path, code: str, why: str):
+        super().__init__(str(path), why, AGAIN)
+        self.code = code
+
+
+def read(path: Path) -> Header:
+    """The header of a GGUF file.
+
+    Raises HeaderError (a StudyError) for a header that llama.cpp would refuse or that is out of all proportion, and
+    StudyError for a path that is no readable file.
+    """
+    if not path.is_file():
+        raise StudyError(str(path), "no such file", "name a .gguf file; plamo-study models list shows those here")
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return _Parser(path, size, file.read(MAX_HEADER)).header()
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be read ({error.strerror})", "make the file readable") from error
+
+
+class _Parser:
+    """A position in the first bytes of a file, moved only over bytes that are there."""
+
+    def __init__(self, path: Path, size: int, data: bytes):
+        self.path, self.size, self.data, self.at = path, size, data, 0
+
+    def header(self) -> Header:
+        version, n_tensors, n_keys = self._opening()
+        records: dict[str, Record] = {}
+        for number in range(n_keys):
+            record = self._record(number)
+            if record.key in records:
+                raise self._damage("duplicate-key", f"key {printable(record.key)} stands in the file twice")
+            records[record.key] = record
+        keys_end, alignment = self.at, self._alignment(records.get("general.alignment"))
+        tensors = [self._tensor(number) for number in range(n_tensors)]
+        names = {tensor.name for tensor in tensors}
+        if len(names) < len(tensors):
+            raise self._damage("duplicate-tensor", f"{len(tensors)} tensors have only {len(names)} names")
+        end, start = self.at, -(-self.at // alignment) * alignment
+        head = self.data[:end]
+        return Header(self.path, self.size, version, alignment, records, tensors, keys_end, end, start, head)
+
+    def _opening(self) -> tuple[int, int, int]:
+        if self.data[:4] != b"GGUF":
+            raise self._damage("not-gguf", f"is not a GGUF file (it starts with {self.data[:4]!r})")
+        self.at = 4
+        version = self._number("<I", "the version")
+        if version & 0xFFFF == 0:
+            raise self._damage("byte-order", f"version {version:#x}: written for machines of the other byte order")
+        if version not in VERSIONS:
+            newer = "newer" if version > max(VERSIONS) else "older"
+            raise self._damage("version", f"GGUF version {version} is {newer} than the known ones ({VERSIONS})")
+        return version, self._count("tensors", MAX_RECORDS, 24), self._count("keys", MAX_RECORDS, 13)
+
+    def _record(self, number: int) -> Record:
+        start, key = self.at, self._text(f"key {number}")
+        kind = item = self._number("<I", f"the type of {key}")
+        count = 1
+        if kind == ARRAY:
+            item = self._number("<I", f"the element type of {key}")
+            if item == ARRAY:
+                raise self._damage("nested-array", f"{printable(key)} is an array of arrays, which llama.cpp refuses")
+            least = 8 if item == STRING else np.dtype(NUMBERS.get(item, "u1")).itemsize
+            count = self._count(f"entries of {key}", MAX_STRINGS if item == STRING else MAX_HEADER, least)
+        payload = self.at
+        if item == STRING:
+            self._skip_strings(key, count)
+        elif item in NUMBERS:
+            self._skip(count * np.dtype(NUMBERS[item]).itemsize, f"the value of {key}")
+        else:
+            raise self._damage("value-type", f"{printable(key)} has type {item}; GGUF has {len(TYPE_NAMES)} types")
+        return Record(key, kind, item, count, start, payload, self.at)
+
+    def _skip_strings(self, key: str, count: int) -> None:
+        """Step over strings: a tight loop, because a vocabulary has 100,000 of them."""
+        data, at, last, unpack = self.data, self.at, len(self.data) - 8, struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            if at > last:  # no room for a length: let _skip say so
+                at = last + 9
+                break
+            at += 8 + unpack(data, at)[0]
+        self._skip(at - self.at, f"the text of {key}")
+
+    def _tensor(self, number: int) -> TensorRecord:
+        name = self._text(f"tensor {number}", MAX_NAME)
+        shown = printable(name)
+        n_dims = self._number("<I", f"the dimensions of {name}")
+        if n_dims > MAX_DIMS:
+            raise self._damage("dimensions", f"tensor {shown} has {n_dims:,} dimensions, more than {MAX_DIMS}")
+        dims = tuple(self._number("<q", f"the shape of {name}") for _ in range(n_dims)) or (1,)
+        if min(dims) < 1 or prod(dims) >= 1 << 63:
+            raise self._damage("dimensions", f"tensor {shown} has the shape {dims[::-1]}")
+        return TensorRecord(
+            name, dims, self._number("<I", f"the type of {name}"), self._number("<Q", f"the offset of {name}")
+        )
+
+    def _alignment(self, record: Record | None) -> int:
+        if record is None:
+            return DEFAULT_ALIGNMENT
+        if record.kind != UINT32:
+            raise self._damage("alignment", f"general.alignment is {record.type_name}, not u32")
+        (alignment,) = struct.unpack_from("<I", self.data, record.payload)
+        if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            why = f"general.alignment is {alignment:,}, not a power of two up to {MAX_ALIGNMENT:,}"
+            raise self._damage("alignment", why)
+        return int(alignment)
+
+    def _text(self, what: str, longest: int = MAX_KEY) -> str:
+        n = self._number("<Q", f"the name of {what}")
+        if not 0 < n <= longest:
+            raise self._damage("name", f"the name of {what} is {n:,} bytes long; 1 to {longest:,} are allowed")
+        start = self._skip(n, f"the name of {what}")
+        try:
+            return self.data[start : self.at].decode()
+        except UnicodeDecodeError:
+            raise self._damage("name", f"the name of {what} is not text: {self.data[start : start + 40]!r}") from None
+
+    def _count(self, what: str, most: int, least_bytes: int) -> int:
+        """A number of things, believed only where they can fit into what is left of the file."""
+        n = self._number("<Q", f"the number of {what}")
+        if n > most or n * least_bytes > self.size - self.at:
+            room = f"{self.size - self.at:,} bytes are left"
+            raise self._damage("absurd-count", f"{n:,} {printable(what)}: {room}, and at most {most:,} are believed")
+        return n
+
+    def _number(self, form: str, what: str) -> int:
+        return int(struct.unpack_from(form, self.data, self._skip(struct.calcsize(form), what))[0])
+
+    def _skip(self, n: int, what: str) -> int:
+        """Move over n bytes; returns where they start."""
+        start, self.at = self.at, self.at + n
+        if self.at > self.size:
+            short = f"needs {self.at:,} bytes for {printable(what)}, the file has {self.size:,}"
+            raise self._damage("cut-short", f"is cut short or damaged: {short}")
+        if self.at > len(self.data):
+            why = f"its header is longer than {MAX_HEADER:,} bytes at {printable(what)}"
+            raise self._damage("header-too-long", why)
+        return start
+
+    def _damage(self, code: str, why: str) -> HeaderError:
+        return HeaderError(self.path, code, why)

@@ -1,0 +1,126 @@
+"""Importance matrices on disk, in the GGUF format of llama.cpp's llama-imatrix (tools/imatrix/imatrix.cpp).
+
+For every weight matrix W of y = W x: the sum of x_j² per input column j over all tokens seen, and their number. The
+quantizer weighs the rounding error of column j by the mean. It does not know how the sums come about.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from plamo_study.errors import StudyError
+
+SUMS, COUNTS = ".in_sum2", ".counts"
+CHUNKS, CHUNK_SIZE, DATASETS = "imatrix.chunk_count", "imatrix.chunk_size", "imatrix.datasets"
+KEYS = {DATASETS: list, CHUNKS: int, CHUNK_SIZE: int}
+RECOMPUTE = "plamo-study models quantize SOURCE --imatrix-text FILE"
+
+
+@dataclass(frozen=True)
+class Imatrix:
+    """By tensor name: `sums` of squares (n_columns,) float32, and `counts`, the tokens summed over.
+
+    `dataset` names the text, of which `chunks` pieces of `chunk_size` tokens were evaluated.
+    """
+
+    sums: dict[str, NDArray[np.float32]]
+    counts: dict[str, int]
+    dataset: str = ""
+    chunks: int = 0
+    chunk_size: int = 0
+
+    def means(self) -> dict[str, NDArray[np.float32]]:
+        """Mean square per input column, what the quantizer takes; ones where no token was counted."""
+        return {
+            name: sums / np.float32(self.counts[name]) if self.counts[name] else np.ones_like(sums)
+            for name, sums in self.sums.items()
+        }
+
+
+def write(path: Path, imatrix: Imatrix) -> Path:
+    """Write `path` as llama-imatrix would, entries in the order of their names; nothing half-written is left behind.
+
+    Raises StudyError when the folder cannot be written.
+    """
+    partial = path.with_name(path.name + ".partial")
+    writer = gguf.GGUFWriter(partial, arch="")  # like llama-imatrix, whose files name no architecture
+    writer.add_type(gguf.GGUFType.IMATRIX)
+    writer.add_array(DATASETS, [imatrix.dataset])
+    writer.add_uint32(CHUNKS, imatrix.chunks)
+    writer.add_uint32(CHUNK_SIZE, imatrix.chunk_size)
+    for name in sorted(imatrix.sums):
+        writer.add_tensor(name + SUMS, imatrix.sums[name].astype(np.float32))
+        writer.add_tensor(name + COUNTS, np.array([imatrix.counts[name]], dtype=np.float32))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(partial, path)
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error
+    finally:
+        writer.close()
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def read(path: Path) -> Imatrix:
+    """Read an importance matrix of llama-imatrix or of `write`.
+
+    Raises StudyError when the file is missing, damaged, in the older format without GGUF header, has experts (PLaMo
+    has none), or holds values that are not finite.
+    """
+    reader = _open(path)
+    try:
+        tensors = {str(tensor.name): tensor for tensor in reader.tensors}
+        names = sorted(name.removesuffix(SUMS) for name in tensors if name.endswith(SUMS))
+        sums = {name: _values(path, tensors, name + SUMS) for name in names}
+        counts = {name: _values(path, tensors, name + COUNTS) for name in names}
+        value: dict[str, Any] = {key: field.contents() if (field := reader.get_field(key)) else None for key in KEYS}
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise StudyError(str(path), f"is damaged ({error})", RECOMPUTE) from error
+    _check(path, sums, counts, value)
+    tokens = {name: round(float(counts[name][0])) for name in names}
+    return Imatrix(sums, tokens, next(iter(value[DATASETS]), ""), value[CHUNKS], value[CHUNK_SIZE])
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be read ({error.strerror})", RECOMPUTE) from error
+    if magic != b"GGUF":
+        why = "is no GGUF file (llama.cpp's older .dat format has no header)"
+        raise StudyError(str(path), why, f"llama-imatrix --in-file {path} -o {path.with_suffix('.gguf')}")
+    try:
+        return gguf.GGUFReader(path)
+    except Exception as error:  # the reader raises whatever NumPy makes of damaged bytes
+        raise StudyError(str(path), f"is damaged or cut short ({error})", RECOMPUTE) from error
+
+
+def _values(path: Path, tensors: dict[str, Any], name: str) -> NDArray[np.float32]:
+    tensor = tensors.get(name)
+    if tensor is None or tensor.tensor_type != gguf.GGMLQuantizationType.F32:
+        raise StudyError(str(path), f"{name} is missing or not F32", RECOMPUTE)
+    return np.array(tensor.data, dtype=np.float32).ravel()
+
+
+def _check(
+    path: Path, sums: dict[str, NDArray[np.float32]], counts: dict[str, NDArray[np.float32]], value: dict[str, Any]
+) -> None:
+    missing = [key for key, kind in KEYS.items() if not isinstance(value[key], kind)]
+    if not sums or missing:
+        raise StudyError(str(path), f"is no importance matrix (it lacks {', '.join(missing) or 'sums'})", RECOMPUTE)
+    for name in sums:
+        if len(counts[name]) != 1:
+            raise StudyError(str(path), f"{name} has {len(counts[name])} experts, PLaMo has none", RECOMPUTE)
+        if not (np.isfinite(sums[name]).all() and np.isfinite(counts[name]).all() and counts[name][0] >= 0):
+            raise StudyError(str(path), f"{name} holds values that are not finite", RECOMPUTE)

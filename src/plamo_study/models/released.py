@@ -1,0 +1,179 @@
+"""The inverse of `convert`: a GGUF of this project written as a released repository, for tests of the whole road.
+
+Matrices get the type asked for; norms, biases and Mamba scalars stay F32 and the logarithms of decay rates are F64,
+where real releases have one type for everything. That is what makes the way back exact: `Rule.to_released` says for
+which values. It does not write model code or a model card.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader
+from numpy.typing import NDArray
+
+from plamo_study.errors import StudyError
+from plamo_study.models import hf, hf_config, hf_names, numbers, tensors, vocabulary
+from plamo_study.models.hf_names import Rule
+from plamo_study.models.registry import ModelSpec
+from plamo_study.models.tensors import TensorInfo
+
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by PyTorch's names
+WORDS_SPACE = 64 << 20  # bytes on disk for vocabulary and configuration, with room to spare
+ARCHITECTURES = {arch: name for name, arch in reversed(hf_config.ARCHITECTURES.items())}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor to write: where the GGUF has it, from byte `start`, and what the released file calls it."""
+
+    tensor: TensorInfo
+    start: int
+    rule: Rule
+    dtype: str
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes in the released file."""
+        return self.tensor.n_elements * numbers.STORED[self.dtype].itemsize
+
+
+def write_released(gguf: Path, folder: Path, shards: int = 1, dtype: str = "F32") -> Path:
+    """Write `folder` in Hugging Face layout from a GGUF of this project (F32, F16, BF16 or Q8_0); returns `folder`.
+
+    `dtype`: F32, F16 or BF16, of the matrices, rounded to nearest even. `shards`: number of safetensors files.
+    Memory does not depend on the model; nothing is left behind on failure.
+    Raises StudyError for a file that is no such GGUF, a `folder` that exists, and too little free space.
+    """
+    if dtype not in DTYPES:
+        raise StudyError(f"type {dtype!r}", f"unknown; known: {', '.join(DTYPES)}", "choose one of these")
+    if folder.exists():
+        raise StudyError(str(folder), "exists already", "name a new folder")
+    spec = spec_of(gguf)
+    parts, words = _read(gguf, spec, dtype)
+    if not 1 <= shards <= len(parts):
+        raise StudyError(f"{shards} shards", f"not a number from 1 to {len(parts)}", "choose fewer")
+    partial = folder.with_name(folder.name + ".partial")
+    try:
+        partial.mkdir(parents=True)
+        _check_space(folder, sum(part.n_bytes for part in parts))
+        _write_shards(gguf, partial, parts, shards)
+        _write_json(partial / "config.json", configuration(spec, dtype))
+        words.write_hf(partial, spec.arch)
+        os.replace(partial, folder)
+    except OSError as error:
+        raise StudyError(str(folder), f"cannot be written ({error})", "choose a writable folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def spec_of(path: Path) -> ModelSpec:
+    """The spec of a GGUF, from its metadata and tensor table. StudyError when it is no whole PLaMo."""
+    facts, table = tensors.metadata(path), tensors.tensor_table(path)
+    arch = facts["general.architecture"]
+    names = {"hidden": "embedding_length", "layers": "block_count", "ffn": "feed_forward_length"}
+    names |= {"context_length": "context_length", "head_dim": "attention.key_length", "rope_theta": "rope.freq_base"}
+    names |= {"rms_eps": "attention.layer_norm_rms_epsilon", "vocab": "vocab_size"}
+    if arch == "plamo2":
+        names |= {"mamba_heads": "ssm.time_step_rank", "d_state": "ssm.state_size", "d_conv": "ssm.conv_kernel"}
+    else:
+        names |= {"window": "attention.sliding_window", "window_pattern": "attention.sliding_window_pattern"}
+        names |= {"rope_theta_swa": "rope.freq_base_swa"}
+    try:
+        fields: dict[str, Any] = {name: facts[f"{arch}.{key}"] for name, key in names.items()}
+        fields |= {"heads": np.max(facts[f"{arch}.attention.head_count"]).item()}
+        fields |= {"kv_heads": np.max(facts[f"{arch}.attention.head_count_kv"]).item()}
+        if arch == "plamo2":
+            fields["mamba_head_dim"] = facts["plamo2.ssm.inner_size"] // fields["mamba_heads"]
+    except KeyError as error:
+        raise StudyError(str(path), f"has no metadata key {error}", f"plamo-study models check {path}") from error
+    tied = all(tensor.name != "output.weight" for tensor in table)
+    spec = ModelSpec(name=str(facts.get("general.name", path.stem)), scale="", arch=arch, tied=tied, **fields)
+    if {tensor.name: tensor.shape for tensor in table} != spec.tensor_shapes():
+        raise StudyError(str(path), "does not have the tensors of its metadata", f"plamo-study models check {path}")
+    return spec
+
+
+def configuration(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+    """config.json of a spec: what `hf_config.read` turns into the same spec, with the engine's full attention."""
+    config = {key: getattr(spec, name) for name, key in hf_config.SIZES[spec.arch].items()}
+    config |= {"architectures": [ARCHITECTURES[spec.arch]], "model_type": spec.arch, "_name_or_path": spec.name}
+    config |= {"rms_norm_eps": spec.rms_eps, "rope_theta": spec.rope_theta, "tie_word_embeddings": spec.tied}
+    config["torch_dtype"] = DTYPES[dtype]
+    if spec.arch == "plamo3":
+        return config | {"window_size": spec.window, "rope_local_theta": spec.rope_theta_swa}
+    config |= {"mamba_enabled": True, "mamba_step": 2, "mamba_chunk_size": 256, "attention_window_size": 2048}
+    config["full_attention_idx"] = [layer for layer in range(spec.layers) if not spec.is_mamba(layer)]
+    return config if spec.mamba_head_dim == spec.head_dim else config | {"mamba_head_dim": spec.mamba_head_dim}
+
+
+def _read(path: Path, spec: ModelSpec, dtype: str) -> tuple[list[Part], vocabulary.Vocabulary]:
+    """Reads the header only. Tensors come by falling item size, as the format's own library orders them."""
+    reader, rules = GGUFReader(path), hf_names.rules(spec)
+    parts = []
+    for found in reader.tensors:
+        if found.tensor_type.name not in numbers.STORED:
+            known = ", ".join(numbers.STORED)
+            raise StudyError(f"{path}, tensor {found.name}", f"has type {found.tensor_type.name}", f"use {known}")
+        tensor = TensorInfo(found.name, found.tensor_type.name, tuple(found.shape[::-1].tolist()))
+        kind = "F64" if rules[found.name].logarithm else "F32" if tensors.stays_f32(found.name) else dtype
+        parts.append(Part(tensor, found.data_offset, rules[found.name], kind))
+    try:
+        words = vocabulary.read_gguf(reader)
+    except (KeyError, ValueError) as error:
+        raise StudyError(str(path), f"has no readable vocabulary ({error})", tensors.REMAKE) from error
+    return sorted(parts, key=lambda part: -numbers.STORED[part.dtype].itemsize), words
+
+
+def _check_space(folder: Path, n_bytes: int) -> None:
+    need, free = n_bytes + WORDS_SPACE, shutil.disk_usage(folder.parent).free
+    if free < need:
+        raise StudyError(str(folder), f"needs {need:,} bytes, only {free:,} are free", f"free space in {folder.parent}")
+
+
+def _write_shards(gguf: Path, folder: Path, parts: list[Part], shards: int) -> None:
+    """One safetensors file, or several of about as many tensors each and their index."""
+    if shards == 1:
+        _write_file(gguf, folder / hf.SINGLE, parts)
+        return
+    weight_map: dict[str, str] = {}
+    for i in range(shards):
+        name = f"model-{i + 1:05d}-of-{shards:05d}.safetensors"
+        mine = parts[i * len(parts) // shards : (i + 1) * len(parts) // shards]
+        _write_file(gguf, folder / name, mine)
+        weight_map |= {part.rule.name: name for part in mine}
+    total = sum(part.n_bytes for part in parts)
+    _write_json(folder / hf.INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_file(gguf: Path, path: Path, parts: list[Part]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for part in parts:
+        start, end = end, end + part.n_bytes
+        header[part.rule.name] = {"dtype": part.dtype, "shape": part.rule.shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for part in parts:
+            for items in _items(gguf, part):
+                file.write(items.data)
+
+
+def _items(gguf: Path, part: Part) -> Iterator[NDArray[Any]]:
+    """One tensor as the released file will hold it, a chunk at a time."""
+    with gguf.open("rb") as file:
+        for values in numbers.chunks(file, part.start, part.tensor.n_elements, part.tensor.dtype):
+            released = part.rule.to_released(values)
+            yield released if part.dtype == "F64" else numbers.narrow(released, part.dtype)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,127 @@
+"""Writes a file again with its metadata put right and its tensor data byte for byte the same.
+
+Records that are right are copied as they stand, unknown keys included. It mends what metadata alone can mend, and
+refuses a file that would still be unusable afterwards. It never judges whether a rope theta is the right one.
+"""
+
+import os
+import shutil
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from plamo_study.errors import StudyError
+from plamo_study.models.check import inspect
+from plamo_study.models.finding import blocking
+from plamo_study.models.header import read
+from plamo_study.models.header_parts import ARRAY, FLOAT32, INT32, UINT32, Header
+from plamo_study.models.tokenizer_check import PREFIX, SPECIAL, special_ids
+
+PIECE = 8 << 20  # bytes copied at a time
+SLACK = 1 << 20  # bytes that new records may add
+
+
+def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str = "") -> list[str]:
+    """Write `path` with corrected metadata to `out`; returns what was changed, one sentence each.
+
+    Corrected: a head count per layer becomes a scalar (D1); missing ids of special tokens are added where the
+    vocabulary has their texts; the rotary base becomes `rope_theta` where one is given. `sha256`: what `path` should
+    hash to. Memory is constant; nothing is left behind on failure.
+    Raises StudyError when there is nothing to correct, when the file would stay unusable, when `out` is the file
+    itself, or for a folder that cannot be written or is too full.
+    """
+    if rope_theta is not None and not 1 <= rope_theta <= 1e12:
+        raise StudyError(f"rope theta {rope_theta:g}", "is no rotary base", "give the one of the model's config.json")
+    partial = out.with_name(out.name + ".partial")
+    header = read(path)
+    _refuse_in_place(path, out, partial)
+    changes = _changes(header, rope_theta)
+    if not changes:
+        raise StudyError(str(path), "has nothing that can be repaired", f"plamo-study models check {path}")
+    left = [f for f in blocking(inspect(path, sha256)[0]) if f.code not in _mended(header, changes)]
+    if left:
+        raise StudyError(str(path), f"would stay unusable: {left[0].evidence}", left[0].mend)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(out, header.size + SLACK)
+        _write(header, {key: record for key, (record, _) in changes.items()}, partial)
+        os.replace(partial, out)
+    except OSError as error:
+        raise StudyError(str(out), f"cannot be written ({error.strerror})", "choose a writable folder") from error
+    finally:
+        if partial.exists():
+            partial.unlink()
+    return [text for _, text in changes.values()]
+
+
+def _changes(header: Header, rope_theta: float | None) -> dict[str, tuple[bytes, str]]:
+    """Key → its new record, and a sentence about it."""
+    arch = header.text("general.architecture")
+    changes = {}
+    for key, token in special_ids(header).items():
+        changes[key] = _u32(key, token), f"{key} is {token}"
+    key = f"{arch}.attention.head_count"
+    record = header.records.get(key)
+    if record and record.kind == ARRAY and record.item in (UINT32, INT32) and record.count:
+        values = [int(value) for value in header.value(key)]
+        if values[0] == 0 and len(set(values) - {0}) == 1:
+            changes[key] = _u32(key, max(values)), f"{key} is {max(values)} instead of an array that starts with 0"
+    key = f"{arch}.rope.freq_base"
+    before = header.number(key)
+    if rope_theta is not None and before != rope_theta:
+        changes[key] = _f32(key, rope_theta), f"{key} is {rope_theta:g} instead of {before}"
+    return changes
+
+
+def _mended(header: Header, changes: Iterable[str]) -> set[str]:
+    """Codes of the blocking findings that these changes take away."""
+    mistyped = {
+        k for k in (PREFIX + name for name in SPECIAL) if k in header.records and header.records[k].kind != UINT32
+    }
+    heads = any(key.endswith(".attention.head_count") for key in changes)
+    return ({"head-count-array"} if heads else set()) | ({"token-id"} if mistyped <= set(changes) else set())
+
+
+def _u32(key: str, value: int) -> bytes:
+    return _key(key) + struct.pack("<II", UINT32, value)
+
+
+def _f32(key: str, value: float) -> bytes:
+    return _key(key) + struct.pack("<If", FLOAT32, value)
+
+
+def _key(key: str) -> bytes:
+    return struct.pack("<Q", len(key.encode())) + key.encode()
+
+
+def _refuse_in_place(path: Path, out: Path, partial: Path) -> None:
+    for target in (out, partial):
+        if target.exists() and target.samefile(path):
+            raise StudyError(str(target), "is the file to be repaired", "name another file: a repair is never in place")
+    if out.is_dir():
+        raise StudyError(str(out), "is a folder", "name a file in it")
+
+
+def _check_space(out: Path, need: int) -> None:
+    free = shutil.disk_usage(out.parent).free
+    if free < need:
+        raise StudyError(str(out), f"needs {need:,} bytes, only {free:,} are free", f"free space in {out.parent}")
+
+
+def _write(header: Header, changes: dict[str, bytes], partial: Path) -> None:
+    """The same file with some records replaced and new ones behind them; offsets count from the data and stay."""
+    records = [changes.get(key, header.data[r.start : r.end]) for key, r in header.records.items()]
+    records += [record for key, record in changes.items() if key not in header.records]
+    opening = b"GGUF" + struct.pack("<IQQ", header.version, len(header.tensors), len(records))
+    head = b"".join([opening, *records, header.data[header.keys_end : header.tensors_end]])
+    head += bytes(-len(head) % header.alignment)
+    with header.path.open("rb") as source, partial.open("wb") as target:
+        target.write(head)
+        source.seek(header.data_start)
+        _copy(source, target)
+
+
+def _copy(source: BinaryIO, target: BinaryIO) -> None:
+    while piece := source.read(PIECE):
+        target.write(piece)

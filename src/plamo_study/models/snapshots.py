@@ -1,0 +1,169 @@
+"""Snapshots: the files of one commit of a released repository, and the record of what came.
+
+data/models/hub/<model>/<commit>/ holds the files and fetched.json. A folder named <commit>.partial is an unfinished
+download; it takes its final name in one step when every file is verified, so a folder with a record is complete.
+
+It knows no network and no tensors: fetch.py brings the files, convert.py reads them.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from plamo_study.errors import StudyError
+from plamo_study.models import registry, tensors
+from plamo_study.models.registry import Hub
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+RECORD = "fetched.json"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # a name that stays in its folder on any system
+
+
+@dataclass(frozen=True)
+class Held:
+    """One file of a snapshot: bytes, and the SHA-256 it had when it was verified (64 hex digits)."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What came: repository and commit, what was asked for (a branch, a tag, the commit), and when (ISO 8601, UTC)."""
+
+    repository: str
+    revision: str
+    asked: str
+    fetched: str
+    files: dict[str, Held]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+
+def root(name: str) -> Path:
+    """Where the snapshots of a model lie: data/models/hub/<name>. It need not exist."""
+    return registry.MODELS / "hub" / name
+
+
+def folder_of(name: str, revision: str) -> Path:
+    """Where the snapshot of a model at a commit lies: data/models/hub/<name>/<commit>. It need not exist."""
+    return root(name) / revision
+
+
+def pins(hub: Hub, revision: str) -> dict[str, str]:
+    """The pinned SHA-256 by file name that hold for a commit: none for any but the pinned one."""
+    return hub.sha256 if revision == hub.revision else {}
+
+
+def pinned(hub: Hub) -> str:
+    """How far data/models.toml pins a release: "pinned", "revision only" or "unpinned"."""
+    return "unpinned" if not hub.revision else "pinned" if hub.sha256 else "revision only"
+
+
+def read(folder: Path) -> Snapshot | None:
+    """The record of a snapshot folder, None when there is none. StudyError when the record is damaged."""
+    path = folder / RECORD
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        files = {name: Held(int(file["size"]), str(file["sha256"])) for name, file in raw["files"].items()}
+        told = {key: str(raw[key]) for key in ("repository", "revision", "asked", "fetched")}
+        snapshot = Snapshot(**told, files=files)
+        if not all(map(PLAIN.fullmatch, files)) or not COMMIT.fullmatch(snapshot.revision):
+            raise ValueError("a file name or the revision is not one")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StudyError(str(path), f"is damaged ({error})", f"delete {folder}, then fetch again") from error
+    return snapshot
+
+
+def held(name: str) -> list[Snapshot]:
+    """The complete snapshots of a model, the latest last."""
+    found = [read(folder) for folder in root(name).glob("*") if COMMIT.fullmatch(folder.name)]
+    return sorted((snapshot for snapshot in found if snapshot), key=lambda snapshot: snapshot.fetched)
+
+
+def find(name: str, revision: str | None) -> Snapshot | None:
+    """The latest complete snapshot of a model at a commit, branch or tag; at any of them without `revision`."""
+    matching = (s for s in held(name) if revision in (None, s.revision, s.asked))
+    return max(matching, key=lambda snapshot: snapshot.fetched, default=None)
+
+
+def faults(
+    folder: Path, snapshot: Snapshot, pins: Mapping[str, str], progress: Progress | None = None
+) -> dict[str, str]:
+    """What is wrong with the files of a snapshot, by file name; every byte is read and hashed.
+
+    A pin counts more than the record. Also names files that are pinned and not there.
+    """
+    found, done = {name: "is pinned, and not there" for name in pins.keys() - snapshot.files.keys()}, 0
+    for name, file in snapshot.files.items():
+        fault = _fault(folder / name, file.size, pins.get(name, file.sha256))
+        if fault:
+            found[name] = fault
+        done += file.size
+        if progress:
+            progress(done, snapshot.size)
+    return found
+
+
+def _fault(path: Path, size: int, sha256: str) -> str:
+    if not path.is_file():
+        return "is missing"
+    if path.stat().st_size != size:
+        return f"has {path.stat().st_size:,} bytes instead of {size:,}"
+    digest = tensors.sha256(path)
+    return "" if digest == sha256 else f"has SHA-256 {digest[:12]}… instead of {sha256[:12]}…"
+
+
+def git_blob(path: Path) -> str:
+    """The id git gives a file's content: SHA-1 of "blob <bytes>\\0" and the content, as 40 hex digits."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def reopen(folder: Path, damaged: Mapping[str, str]) -> None:
+    """Take a snapshot back to an unfinished download without its damaged files; what was recorded still holds."""
+    for name in damaged:
+        (folder / name).unlink(missing_ok=True)
+    unfinished = partial(folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
+    os.replace(folder, unfinished)
+
+
+def partial(folder: Path) -> Path:
+    """Where a snapshot grows before it is complete."""
+    return folder.with_name(folder.name + ".partial")
+
+
+def finish(folder: Path, snapshot: Snapshot) -> Path:
+    """Write the record beside the verified files, then give the folder its name; returns the folder."""
+    unfinished = partial(folder)
+    record = unfinished / f"{RECORD}.partial"
+    with record.open("w", encoding="utf-8") as file:
+        json.dump(asdict(snapshot), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(record, unfinished / RECORD)
+    os.replace(unfinished, folder)
+    return folder
+
+
+def toml(name: str, snapshot: Snapshot) -> str:
+    """The lines that pin a snapshot, for [models.<name>.hub] in data/models.toml."""
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else f'"{name}"'
+    files = "\n".join(f'"{file}" = "{held.sha256}"' for file, held in snapshot.files.items())
+    return f'[models.{key}.hub]\nrevision = "{snapshot.revision}"\n\n[models.{key}.hub.sha256]\n{files}'

@@ -1,0 +1,114 @@
+"""Whether a file's tensors are the ones its metadata asks for, of usable types, and where they should lie.
+
+It reads no weights: models/finite.py does.
+"""
+
+from collections.abc import Iterator
+
+from plamo_study.models.finding import AGAIN, Finding, listed, printable
+from plamo_study.models.header_parts import Header, TensorRecord
+from plamo_study.models.registry import ModelSpec
+from plamo_study.models.tensors import stays_f32
+
+NO_WEIGHTS = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}  # ggml multiplies with none of these
+CPU_ACTIVATIONS = {  # ggml-cpu.c, vec_dot_type: what the CPU rounds the input of a product to, and its largest value
+    "F16": ("F16", 65504.0),
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), ("Q8_0", 127 * 65504.0)),
+}
+KEEP = "quantize again with --keep ssm_out=bf16: plamo-study models quantize"
+
+
+def layout_findings(header: Header) -> list[Finding]:
+    """Types, row lengths and places. llama.cpp wants the tensors one after the other in the order of the header."""
+    found: list[Finding] = []
+    expected = 0
+    for tensor in header.tensors:
+        name, weights = printable(tensor.name), tensor.block[0]
+        if not weights:
+            why = f"{name} has type {tensor.type_name}, which the gguf package here does not know"
+            return [*found, _block("tensor-type", why, "update the gguf package, or use another file")]
+        if tensor.dims[0] % weights:
+            why = f"rows of {name} hold {tensor.dims[0]:,} weights, no multiple of {tensor.type_name}'s {weights}"
+            return [*found, _block("tensor-shape", why)]
+        if tensor.offset != expected:
+            return [*found, _misplaced(tensor, expected, header.alignment)]
+        expected += -(-tensor.n_bytes // header.alignment) * header.alignment
+    if header.tensors:
+        last = header.tensors[-1]
+        found += _cut(header, header.data_start + last.offset + last.n_bytes)
+    return found
+
+
+def _misplaced(tensor: TensorRecord, expected: int, alignment: int) -> Finding:
+    if tensor.offset % alignment:
+        how = f"which is no multiple of the alignment {alignment}"
+    else:
+        how = "inside the tensor before it" if tensor.offset < expected else "behind a gap"
+    why = f"{printable(tensor.name)} starts at {tensor.offset:,}, {how}; {expected:,} is where llama.cpp wants it"
+    return _block("tensor-offset", why)
+
+
+def _cut(header: Header, need: int) -> list[Finding]:
+    if need <= header.size:
+        return []
+    return [_block("cut-short", f"the tensors end at {need:,} bytes, the file at {header.size:,}")]
+
+
+def tensor_findings(header: Header, spec: ModelSpec) -> list[Finding]:
+    """Missing, additional and misshapen tensors, and types that llama.cpp cannot use there."""
+    wanted, here = spec.tensor_shapes(), {tensor.name: tensor for tensor in header.tensors}
+    return [
+        *_names("tensor-missing", "are missing", wanted.keys() - here.keys()),
+        *_names("tensor-extra", "belong to no such model; llama.cpp refuses them", here.keys() - wanted.keys()),
+        *_shapes({name: here[name] for name in wanted if name in here}, wanted),
+        *_types(header.tensors),
+    ]
+
+
+def _names(code: str, what: str, names: set[str]) -> Iterator[Finding]:
+    if names:
+        yield _block(code, f"{len(names)} tensors {what}: {listed(sorted(names))}")
+
+
+def _shapes(here: dict[str, TensorRecord], wanted: dict[str, tuple[int, ...]]) -> Iterator[Finding]:
+    wrong = [(name, tensor.shape, _core(wanted[name])) for name, tensor in here.items()]
+    wrong = [(name, is_, should) for name, is_, should in wrong if is_ != should]
+    if wrong:
+        name, is_, should = wrong[0]
+        others = f", and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
+        yield _block("tensor-shape", f"{name} is {is_}, the metadata asks for {should}{others}")
+
+
+def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without leading ones: (1, 128) and (128,) are the same to ggml."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _types(tensors: list[TensorRecord]) -> Iterator[Finding]:
+    if useless := [t.name for t in tensors if t.type_name in NO_WEIGHTS]:
+        yield _block("tensor-type", f"whole numbers or internal types where weights belong: {listed(useless)}")
+    if small := [t.name for t in tensors if stays_f32(t.name) and t.type_name != "F32"]:
+        why = f"norms, biases and Mamba scalars that are not F32: {listed(small)}; llama.cpp may refuse or round them"
+        yield Finding("warning", "tensor-type", why, AGAIN)
+
+
+def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
+    """D5: the input of `ssm_out` is unnormalised, and overflows where a backend rounds it to F16.
+
+    `gpu`: weights lie on a GPU (Metal, CUDA), whose matrix kernels round the input of most types to F16.
+    """
+    types = sorted({t.type_name for t in header.tensors if t.name.endswith("ssm_out.weight")})
+    if gpu and (risky := [name for name in types if name not in ("F32", "BF16")]):
+        why = f"ssm_out is {listed(risky)}: GPU kernels may round its input to F16, which overflows beyond 65,504 (D5)"
+        return [Finding("warning", "ssm-out-type", why, KEEP)]
+    if not gpu and (rounded := [name for name in types if name in CPU_ACTIVATIONS]):
+        to, most = CPU_ACTIVATIONS[rounded[0]]
+        why = f"ssm_out is {listed(rounded)}: the CPU rounds its input to {to}, which overflows beyond {most:,.0f} (D5)"
+        return [Finding("note", "ssm-out-type", why, KEEP)]
+    return []
+
+
+def _block(code: str, why: str, mend: str = AGAIN) -> Finding:
+    return Finding("blocking", code, why, mend)

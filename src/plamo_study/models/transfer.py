@@ -1,0 +1,141 @@
+"""One file from the hub to the disk: resumed where it was cut, verified before it gets its name.
+
+The hub's own client transfers; what it lacks is kept here: a partial file that outlives the process, a body that may
+not be longer than announced, and the hash of what came. It goes by plain HTTP, which can be resumed byte by byte, and
+asks for 10 MiB at a time, so a cut costs less than that. It knows no models.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.file_download import http_get
+
+from plamo_study.errors import StudyError
+from plamo_study.models import snapshots, tensors
+
+RESETS = 3  # connections in a row that are reset without a new byte; every other failure the client retries itself
+PAUSE_S = 1.0  # between two of them, as long as the client waits
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One file as it must be: bytes, its SHA-256 and the id git gives its content ("" where nobody told)."""
+
+    name: str
+    size: int
+    sha256: str
+    git: str
+
+
+class CorruptError(Exception):
+    """A body that is not what was announced; it has been deleted."""
+
+
+def checked(path: Path, file: Wanted) -> tuple[str, str]:
+    """The SHA-256 of a file on disk and what is wrong with it, "" for nothing; every byte is read."""
+    if not path.is_file():
+        return "", "is missing"
+    size = path.stat().st_size
+    if size != file.size:
+        return "", f"has {size:,} bytes instead of {file.size:,}"
+    digest = tensors.sha256(path)
+    if file.sha256 and digest != file.sha256:
+        return digest, f"has SHA-256 {digest[:12]}… instead of {file.sha256[:12]}…"
+    if file.git and snapshots.git_blob(path) != file.git:
+        return digest, f"is not the content that git knows as {file.git[:12]}…"
+    return digest, ""
+
+
+def check_space(folder: Path, files: Sequence[Wanted]) -> None:
+    """StudyError unless what is missing of `files` fits on the disk of `folder`."""
+    need = sum(file.size - min(file.size, _here(folder / file.name)) for file in files)
+    free = shutil.disk_usage(folder).free
+    if free < need:
+        why = f"needs {need:,} bytes more, only {free:,} are free"
+        raise StudyError(str(folder), why, f"free space in {folder.parents[2]}, or link it to a larger disk")
+
+
+def _here(path: Path) -> int:
+    found = [p.stat().st_size for p in (path, unfinished(path)) if p.exists()]
+    return max(found, default=0)
+
+
+def unfinished(path: Path) -> Path:
+    """Where a file grows before it is verified."""
+    return path.with_name(path.name + ".partial")
+
+
+def transfer(url: str, path: Path, file: Wanted, headers: dict[str, str], report: Callable[[int], None]) -> str:
+    """Bring one file to `path` and return its SHA-256; `report` is called with the bytes of it that are here.
+
+    Raises CorruptError when what came is not `file`, and whatever the client raises when it gives up; what came until
+    then is kept beside `path`, and the next call goes on from there.
+    """
+    growing = unfinished(path)
+    path.unlink(missing_ok=True)
+    if _here(path) > file.size:
+        growing.unlink()
+    try:
+        _grow(url, growing, file, headers, report)
+    finally:
+        if growing.exists() and not growing.stat().st_size and file.size:
+            growing.unlink()
+    digest, fault = checked(growing, file)
+    if fault:
+        growing.unlink(missing_ok=True)
+        raise CorruptError(fault)
+    os.replace(growing, path)
+    return digest
+
+
+def _grow(url: str, growing: Path, file: Wanted, headers: dict[str, str], report: Callable[[int], None]) -> None:
+    bar = type("Bar", (_Bar,), {"size": file.size, "report": staticmethod(report)})
+    whole = {**headers, "Accept-Encoding": "identity"}  # a range of a compressed body would be of other bytes
+    resets = 0
+    with growing.open("ab") as target:
+        while resets < RESETS:
+            start = target.tell()
+            try:
+                http_get(url, target, resume_size=start, headers=whole, expected_size=file.size, tqdm_class=bar)
+                return
+            except httpx2.ReadError:
+                resets = 0 if target.tell() > start else resets + 1
+                if resets == RESETS:
+                    raise
+                time.sleep(PAUSE_S)
+            except HfHubHTTPError:
+                raise
+            except OSError as error:
+                if error.errno is not None:
+                    raise
+                return  # the client's complaint about the length: what came is checked like any other body
+
+
+class _Bar:
+    """What the client takes for its progress bar: counts bytes, and ends a body that is longer than announced."""
+
+    size: int
+    report: Any
+
+    def __init__(self, *_: object, initial: int = 0, **__: object):
+        self.position = initial
+
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, n: int = 1) -> None:
+        """Count `n` bytes more, or fewer where the server starts anew."""
+        self.position += n
+        if self.position > self.size:
+            raise OSError("longer than announced")
+        self.report(self.position)

@@ -1,0 +1,280 @@
+"""Importance matrices: sums the oracle confirms, a file llama.cpp reads, and a quantization that heeds them."""
+
+import ctypes
+import re
+import struct
+import subprocess
+import sys
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+from conftest import ATTENTION, HYBRID, mini_file
+from gguf.quants import dequantize
+
+from plamo_study.engine.activations import InputSquares
+from plamo_study.engine.library import capture_log, ggml
+from plamo_study.engine.session import SessionConfig
+from plamo_study.errors import StudyError
+from plamo_study.measure import quantizing
+from plamo_study.measure.quantizing_worker import ORPHANED, Evaluating
+from plamo_study.models import imatrix, recipes, registry, synthetic, tensors
+from plamo_study.models.imatrix import Imatrix
+from plamo_study.models.recipes import Recipe
+from plamo_study.oracle import Oracle
+
+CHUNK = 32
+TEXT = "".join(f"{a} and {b}, " for a, b in zip("abcdefghijklm" * 2, "nopqrstuvwxyz" * 2, strict=True)) + "あいう 猫"
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module", params=[HYBRID, ATTENTION])
+def model(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def computed(model, text, tmp_path_factory):
+    """The importance matrix of an embedded model, with what progress was told."""
+    told = []
+    out = tmp_path_factory.mktemp("computed") / "matrix.gguf"
+    quantizing.compute_imatrix(mini_file(model), text, out, lambda *at: told.append(at), chunk=CHUNK)
+    return out, told
+
+
+@pytest.fixture(scope="module")
+def without_rope(tmp_path_factory):
+    path = tmp_path_factory.mktemp("defects") / "array.gguf"
+    return synthetic.write(registry.spec(HYBRID, "mini"), "F16", path, head_count_array=True)
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A matrix made by hand, and its file."""
+    sums = {"blk.1.b.weight": np.array([3, 6], np.float32), "blk.0.a.weight": np.arange(4, dtype=np.float32)}
+    matrix = Imatrix(sums, {"blk.1.b.weight": 3, "blk.0.a.weight": 0}, "text.txt", 3, 1)
+    return matrix, imatrix.write(tmp_path / "small.gguf", matrix)
+
+
+def oracle_sums(path, chunks):
+    """What the oracle multiplies each matrix with: sums of squares by tensor name."""
+    oracle, sums = Oracle(path), {}
+    linear = oracle._weights.linear
+
+    def summing(x, name):
+        sums[name] = sums.get(name, 0) + np.square(x, dtype=np.float64).sum(axis=0)
+        return linear(x, name)
+
+    oracle._weights.linear = summing
+    for tokens in chunks:
+        oracle.logits(tokens)
+    return sums
+
+
+# ---------------------------------------------------------------- the sums
+
+
+def test_the_sums_are_those_of_the_oracle(model, text, computed):
+    capture_log([])
+    with InputSquares(mini_file(model), SessionConfig(CHUNK, n_gpu_layers=0)) as engine:
+        tokens = engine.tokenize(text.read_bytes())
+    whole = len(tokens) // CHUNK
+    assert whole >= 3
+    assert len(tokens) % CHUNK, "the tail that is left out is tested only when there is one"
+    expected = oracle_sums(mini_file(model), tokens[: whole * CHUNK].reshape(whole, CHUNK))
+    found = imatrix.read(computed[0])
+    blocks = {name for name in expected if name.startswith("blk.")}
+    assert found.sums.keys() == blocks
+    assert blocks == {
+        t.name
+        for t in tensors.tensor_table(mini_file(model))
+        if t.layer is not None and len(t.shape) > 1 and not tensors.stays_f32(t.name)
+    }
+    assert set(found.counts.values()) == {whole * CHUNK}
+    assert (found.chunks, found.chunk_size, found.dataset) == (whole, CHUNK, "text.txt")
+    for name in blocks:
+        error = np.linalg.norm(found.sums[name] - expected[name]) / np.linalg.norm(expected[name])
+        assert error < 5e-3, name
+
+
+def test_progress_counts_the_bytes_of_the_text(text, computed):
+    size, told = text.stat().st_size, computed[1]
+    assert (told[0], told[-1]) == ((0, size), (size, size))
+    assert len(told) == imatrix.read(computed[0]).chunks + 1
+
+
+def test_a_piece_of_text_sees_nothing_of_the_one_before():
+    capture_log([])
+    first, second = np.random.default_rng(0).integers(5, 512, (2, CHUNK)).astype(np.int32)
+    sums = []
+    for pieces in ([first, second], [first], [second]):
+        with InputSquares(mini_file(), SessionConfig(CHUNK, n_gpu_layers=0)) as engine:
+            for piece in pieces:
+                engine.add(piece)
+            sums.append(engine.sums)
+    both, one, other = sums
+    assert all(np.allclose(both[name], one[name] + other[name], rtol=1e-6) for name in both)
+    assert not all(np.allclose(one[name], other[name], rtol=1e-2) for name in both)
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_a_file_read_back_is_what_was_written(small):
+    matrix, path = small
+    back = imatrix.read(path)
+    assert (back.counts, back.dataset, back.chunks, back.chunk_size) == (matrix.counts, "text.txt", 3, 1)
+    assert all(np.array_equal(back.sums[name], matrix.sums[name]) for name in matrix.sums)
+    assert back.means()["blk.1.b.weight"].tolist() == [1, 2]
+    assert back.means()["blk.0.a.weight"].tolist() == [1, 1, 1, 1], "nothing counted: every column weighs the same"
+
+
+def test_the_file_is_laid_out_as_llama_imatrix_lays_it_out(small):
+    reader = gguf.GGUFReader(small[1])
+    keys = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    assert keys == {
+        "general.type": "imatrix",
+        "imatrix.datasets": ["text.txt"],
+        "imatrix.chunk_count": 3,
+        "imatrix.chunk_size": 1,
+    }
+    assert [(t.name, t.shape.tolist(), t.tensor_type.name) for t in reader.tensors] == [
+        ("blk.0.a.weight.in_sum2", [4], "F32"),
+        ("blk.0.a.weight.counts", [1], "F32"),
+        ("blk.1.b.weight.in_sum2", [2], "F32"),
+        ("blk.1.b.weight.counts", [1], "F32"),
+    ]
+    assert list(small[1].parent.iterdir()) == [small[1]]
+
+
+class _ReaderParams(ctypes.Structure):  # gguf.h, struct gguf_init_params
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
+
+
+def test_llama_cpps_own_reader_opens_it(small):
+    base = ggml("ggml-base")
+    base.gguf_init_from_file.restype, base.gguf_get_tensor_name.restype = ctypes.c_void_p, ctypes.c_char_p
+    file = ctypes.c_void_p(base.gguf_init_from_file(str(small[1]).encode(), _ReaderParams(True, None)))
+    assert file
+    names = [base.gguf_get_tensor_name(file, ctypes.c_int64(i)) for i in range(4)]
+    assert names[:2] == [b"blk.0.a.weight.in_sum2", b"blk.0.a.weight.counts"]
+    assert all(base.gguf_find_key(file, key.encode()) >= 0 for key in imatrix.KEYS)
+    base.gguf_free(file)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda data: data[:60], "damaged or cut short"),
+        (lambda data: data.replace(b"a.weight.counts", b"a.weight.coun_s"), "counts is missing"),
+        (lambda data: data.replace(struct.pack("<2f", 3, 6), struct.pack("<2f", 3, np.nan)), "not finite"),
+        (lambda data: data.replace(b"imatrix.chunk_size", b"imatrix.chunk_siz_"), "no importance matrix"),
+        (lambda data: b"\x02\0\0\0\x0e\0\0\0" + data, "no GGUF file"),
+    ],
+)
+def test_a_damaged_matrix_is_refused(small, spoil, message):
+    path = small[1]
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(StudyError, match=message):
+        imatrix.read(path)
+
+
+def test_a_model_is_no_importance_matrix():
+    with pytest.raises(StudyError, match="no importance matrix"):
+        imatrix.read(mini_file())
+
+
+# ---------------------------------------------------------------- what it does to a quantized file
+
+
+def test_a_matrix_lowers_the_error_it_weighs_and_is_named_in_the_file(model, computed, tmp_path):
+    source, made_by = mini_file(model), Recipe("Q4_K_M")
+    plain = quantizing.quantize(source, tmp_path / "plain.gguf", made_by)
+    heeded = quantizing.quantize(source, tmp_path / "heeded.gguf", made_by, imatrix=computed[0])
+    means = imatrix.read(computed[0]).means()
+    exact, without, with_it = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (source, plain, heeded))
+
+    def weighed(file, name):
+        error = dequantize(file[name].data, file[name].tensor_type) - exact[name].data.astype(np.float32)
+        return float(np.sum(means[name] * np.square(error)))
+
+    for kind in {name.split(".", 2)[2] for name in means}:
+        names = [name for name in means if name.endswith("." + kind)]
+        assert sum(weighed(with_it, name) for name in names) < sum(weighed(without, name) for name in names), kind
+    assert np.array_equal(without["token_embd.weight"].data, with_it["token_embd.weight"].data), "it has no entry"
+    facts = tensors.metadata(heeded)
+    assert facts["quantize.imatrix.file"] == "matrix.gguf"
+    assert facts["quantize.imatrix.dataset"] == "text.txt"
+    assert facts["quantize.imatrix.entries_count"] == len(means)
+    assert facts["quantize.imatrix.chunks_count"] == imatrix.read(computed[0]).chunks
+    assert "quantize.imatrix.file" not in tensors.metadata(plain)
+
+
+def test_a_matrix_of_another_model_is_refused(small, tmp_path):
+    with pytest.raises(StudyError, match="computed on another model"):
+        quantizing.quantize(mini_file(), tmp_path / "out.gguf", Recipe("Q4_0"), imatrix=small[1])
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_float_type_needs_no_entry(small):
+    assert recipes.plan_sizes(mini_file(), Recipe("BF16"), small[0])
+
+
+# ---------------------------------------------------------------- what can go wrong
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read"),
+        (b"caf\xe9", "is not UTF-8"),
+        (b"short", "tokens long, one piece takes 512"),
+        (b"", "0 tokens"),
+    ],
+)
+def test_a_text_that_does_not_do_is_named_with_its_mend(tmp_path, content, message):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StudyError, match=message) as refused:
+        quantizing.compute_imatrix(mini_file(), path, tmp_path / "out.gguf")
+    assert str(path) in refused.value.what
+    assert "text" in refused.value.mend or "UTF-8" in refused.value.mend
+    assert [found for found in tmp_path.iterdir() if found != path] == []
+
+
+def test_a_model_that_hangs_the_engine_is_given_up(without_rope, text, tmp_path):
+    with pytest.raises(StudyError, match="no sign of life for 3 s") as stopped:
+        quantizing.compute_imatrix(without_rope, text, tmp_path / "out.gguf", chunk=CHUNK, silence_s=3)
+    assert "models check" in stopped.value.mend
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_activations_that_are_not_finite_end_it_with_the_tensors_name(text, tmp_path):
+    data, reader = bytearray(mini_file().read_bytes()), gguf.GGUFReader(mini_file())
+    norm = next(tensor for tensor in reader.tensors if tensor.name == "blk.2.attn_norm.weight")
+    data[norm.data_offset : norm.data_offset + norm.n_bytes] = struct.pack("<f", 3e38) * norm.n_elements
+    source = tmp_path / "huge.gguf"
+    source.write_bytes(data)
+    with pytest.raises(StudyError, match=re.escape("blk.2.ssm_in.weight is not finite")):
+        quantizing.compute_imatrix(source, text, tmp_path / "out.gguf", chunk=CHUNK)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_the_process_ends_with_its_parent_even_inside_the_engine(without_rope, text, tmp_path):
+    job = Evaluating(source=str(without_rope), text=str(text), out=str(tmp_path / "o"), chunk=CHUNK, n_threads=1)
+    command = [sys.executable, "-m", "plamo_study.measure.quantizing_worker"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdin.write(msgspec.json.encode(job) + b"\n")
+    child.stdin.flush()
+    assert any(line.startswith(b"@chunk 0 ") for line in child.stderr), "it evaluates, and would for ever"
+    assert child.poll() is None
+    child.stdin.close()
+    assert child.wait(timeout=30) == ORPHANED

@@ -1,0 +1,310 @@
+"""Quantized files: what the dry run foretells is what llama.cpp writes, and every refusal says how to mend it."""
+
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from conftest import ATTENTION, HYBRID, mini, mini_file
+
+from plamo_study.engine import quantizer
+from plamo_study.engine.library import capture_log
+from plamo_study.engine.session import EngineError
+from plamo_study.errors import StudyError
+from plamo_study.measure import quantizing
+from plamo_study.measure.process import work
+from plamo_study.measure.worker import Job
+from plamo_study.models import recipes, registry, synthetic, tensors
+from plamo_study.models.recipes import FILE_TYPES, RECIPES, Recipe, recipe
+
+SHAPES = [spec for (_, scale), spec in registry.load().items() if scale == "shape"]
+PLAIN = [Recipe(name) for name in FILE_TYPES]
+WRITTEN = [(HYBRID, name) for name in RECIPES] + [(ATTENTION, name) for name in FILE_TYPES]
+TENSOR = re.compile(r"\[ *\d+/ *\d+\] +(\S+) .*?type = +(\S+), size = [^(\n]*(?:\((\w+)\))?")
+ANY_IMATRIX = {"any.weight": np.ones(1, np.float32)}  # that there is one changes the choice of types
+
+
+def run_quantizer(source, out, made_by, imatrix=None, dry_run=False):
+    """llama.cpp's quantizer in this process; returns its log."""
+    log = []
+    capture_log(log)
+    file_type, patterns, metadata = recipes.quantizer_arguments(made_by)
+    quantizer.quantize(source, out, file_type, patterns, metadata, imatrix, n_threads=1, dry_run=dry_run)
+    return "".join(log)
+
+
+def hollow(spec, path):
+    """A file of any size that takes no room: header without vocabulary, and a hole instead of F16 weights."""
+    writer = gguf.GGUFWriter(path, spec.arch)
+    synthetic._add_metadata(writer, spec, "F16", head_count_array=False)
+    table = tensors.planned_table(spec, "F16")
+    for tensor in table:
+        dtype = gguf.GGMLQuantizationType[tensor.dtype]
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.n_bytes, dtype)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    header = writer.fout[0].tell()
+    writer.close()
+    with path.open("r+b") as file:
+        file.truncate(header + 32 + sum(-(-tensor.n_bytes // 32) * 32 for tensor in table))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("quantized")
+
+
+@pytest.fixture
+def patched(tmp_path):
+    """A copy of the embedded hybrid with some bytes replaced after a marker."""
+
+    def make(marker, skip, content):
+        data = bytearray(mini_file().read_bytes())
+        at = data.find(marker) + len(marker) + skip
+        data[at : at + len(content)] = content
+        path = tmp_path / "patched.gguf"
+        path.write_bytes(data)
+        return path
+
+    return make
+
+
+# ---------------------------------------------------------------- the dry run
+
+
+@pytest.mark.parametrize(("model", "name"), WRITTEN)
+def test_the_plan_is_what_the_quantizer_writes(folder, model, name):
+    source, out = mini_file(model), folder / f"{model}.{name}.gguf"
+    steps = recipes.plan_sizes(source, RECIPES[name])
+    run_quantizer(source, out, RECIPES[name])
+    written = tensors.tensor_table(out)
+    assert written == [step.after for step in steps]
+    sizes = {size.kind: size.bytes_after for size in recipes.by_kind(steps)}
+    assert sizes == {kind: sum(t.n_bytes for t in written if t.kind == kind) for kind in {t.kind for t in written}}
+    assert tensors.metadata(out)["general.file_type"] == FILE_TYPES[RECIPES[name].file_type][0]
+
+
+@pytest.mark.parametrize("with_imatrix", [False, True])
+@pytest.mark.parametrize("spec", SHAPES, ids=lambda spec: spec.name)
+def test_the_plan_is_the_quantizers_own_dry_run_on_every_full_shape(tmp_path, spec, with_imatrix):
+    source = hollow(spec, tmp_path / "hollow.gguf")
+    imatrix = ANY_IMATRIX if with_imatrix else None
+    for made_by in PLAIN if spec.arch == "plamo3" else RECIPES.values():
+        log = run_quantizer(source, tmp_path / "none", made_by, imatrix, dry_run=True)
+        chosen = [(name, (after or before).upper()) for name, before, after in TENSOR.findall(log)]
+        assert chosen == [
+            (step.after.name, step.after.dtype) for step in recipes.plan_sizes(source, made_by, with_imatrix)
+        ]
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("ffn", [64, 48])  # a multiple of 32 but not of 256, and of neither
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_that_fit_no_block_fall_back_as_the_quantizer_does(tmp_path, ffn, tied):
+    spec = replace(registry.spec(HYBRID, "mini"), ffn=ffn, tied=tied)
+    source = synthetic.write(spec, "F16", tmp_path / "odd.gguf")
+    for made_by in (*PLAIN, Recipe("Q4_0", (("ffn_down", "Q6_K"), ("token_embd", "Q3_K")))):
+        steps = recipes.plan_sizes(source, made_by)
+        run_quantizer(source, tmp_path / "out.gguf", made_by)
+        assert tensors.tensor_table(tmp_path / "out.gguf") == [step.after for step in steps]
+    found = {size.kind: size for size in recipes.by_kind(recipes.plan_sizes(source, Recipe("Q4_K_M")))}
+    assert found["ssm_dt"].types_after == "Q5_0"
+    assert found["ssm_dt"].fallbacks == found["ssm_dt"].n_tensors == 2
+    assert ("F16" in found["ffn_down"].types_after) is (ffn == 48)
+    assert found["ssm_in"].fallbacks == 0
+
+
+def test_a_norm_of_one_head_is_written_as_a_vector(tmp_path):
+    spec = replace(registry.spec(HYBRID, "mini"), kv_heads=1)
+    source = synthetic.write(spec, "F16", tmp_path / "one.gguf")
+    run_quantizer(source, tmp_path / "out.gguf", Recipe("Q8_0"))
+    written = tensors.tensor_table(tmp_path / "out.gguf")
+    assert written == [step.after for step in recipes.plan_sizes(source, Recipe("Q8_0"))]
+    assert {t.shape for t in written if t.kind == "attn_k_norm"} == {(64,)}
+
+
+def test_an_importance_matrix_guards_the_first_eighth_of_q4_0(tmp_path):
+    source = hollow(registry.spec(HYBRID, "shape"), tmp_path / "hollow.gguf")
+    for with_imatrix, guarded in ((False, set()), (True, {0, 1})):
+        steps = recipes.plan_sizes(source, Recipe("Q4_0"), with_imatrix)
+        assert {step.after.layer for step in steps if step.after.dtype == "Q4_1"} == guarded
+
+
+# ---------------------------------------------------------------- recipes
+
+
+def test_recipes_are_found_in_any_case_and_take_exceptions():
+    assert recipe("q4_k_m") == RECIPES["Q4_K_M"]
+    assert recipe("Q4_0", ["SSM_OUT=f16"]) == RECIPES["Q4_0-ssm_out-F16"]
+    assert recipe("Q4_0-ssm_out-F16", ["ssm_out=BF16"]).keep == (("ssm_out", "BF16"),)
+    assert recipe("Q8_0", ["ssm_out=BF16", "ffn_down=F16"]).name == "Q8_0-ssm_out-BF16-ffn_down-F16"
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "message"),
+    [
+        ("Q9", [], "known: F16, BF16, Q8_0"),
+        ("Q4_0", ["ssm_out"], "is not KIND=TYPE"),
+        ("Q4_0", ["=F16"], "is not KIND=TYPE"),
+        ("Q4_0", ["ssm_out=IQ1_S"], "known: F32, F16, BF16"),
+    ],
+)
+def test_what_is_no_recipe_is_named_with_what_is(name, keep, message):
+    with pytest.raises(StudyError, match=re.escape(message)):
+        recipe(name, keep)
+
+
+def test_a_command_line_names_one_recipe():
+    assert recipes.chosen(None, "Q6_K", ["ssm_out=BF16"]) == recipes.chosen("Q6_K-ssm_out-BF16", None)
+    for name, file_type in ((None, None), ("Q4_0", "Q4_0")):
+        with pytest.raises(StudyError, match="names") as refused:
+            recipes.chosen(name, file_type)
+        assert "--recipe NAME or --type TYPE" in refused.value.mend
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("plamo-2.1-2b.BF16.gguf", "plamo-2.1-2b.Q4_0.gguf"),
+        ("plamo-2.1-2b.gguf", "plamo-2.1-2b.Q4_0.gguf"),
+        ("a/m.mini.f16.gguf", "a/m.mini.Q4_0.gguf"),
+        ("F16.gguf", "F16.Q4_0.gguf"),
+    ],
+)
+def test_the_recipe_takes_the_place_of_the_type_in_the_name(source, expected):
+    assert recipes.default_out(Path(source), Recipe("Q4_0")) == Path(expected)
+
+
+@pytest.mark.parametrize("kind", ["ssm_ou", "attn_norm", "ssm_conv1d"])
+def test_an_exception_for_a_kind_that_cannot_have_one_is_refused(kind):
+    with pytest.raises(StudyError, match="ffn_down, ffn_up, ssm_dt, ssm_in, ssm_out"):
+        recipes.plan_sizes(mini_file(), Recipe("Q4_0", ((kind, "F16"),)))
+
+
+def test_a_model_without_ssm_out_refuses_the_exemption():
+    with pytest.raises(StudyError, match="has no 'ssm_out'"):
+        recipes.plan_sizes(mini_file(ATTENTION), RECIPES["Q4_0-ssm_out-F16"])
+
+
+# ---------------------------------------------------------------- in a process of its own
+
+
+def test_a_quantized_file_is_whole_computes_and_reports_its_progress(tmp_path):
+    seen, out = [], tmp_path / "deep" / "out.gguf"
+    made_by = recipe("Q8_0", ["ssm_out=BF16"])
+    assert quantizing.quantize(mini_file(), out, made_by, lambda *at: seen.append(at)) == out
+    total = sum(step.after.n_bytes for step in recipes.plan_sizes(mini_file(), made_by))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (total, total)
+    assert len(seen) == len(tensors.tensor_table(out))
+    assert sorted(path.name for path in out.parent.iterdir()) == ["out.gguf"]
+    found = work(Job(cell=mini("gate", dtype="Q8_0", n_prompt=32, n_gen=4), path=str(out)), 60.0)
+    assert found.measured.valid is True, found
+
+
+def test_an_exempted_tensor_stays_byte_for_byte(tmp_path):
+    out = quantizing.quantize(mini_file(), tmp_path / "out.gguf", RECIPES["Q4_0-ssm_out-F16"])
+    before, after = ({t.name: t for t in gguf.GGUFReader(path).tensors} for path in (mini_file(), out))
+    exempt = [name for name in before if "ssm_out" in name]
+    assert len(exempt) == 2
+    assert all(np.array_equal(before[name].data, after[name].data) for name in exempt)
+    assert after["blk.0.ssm_in.weight"].tensor_type == gguf.GGMLQuantizationType.Q4_0
+
+
+def test_float_types_take_exceptions_too(tmp_path):
+    out = quantizing.quantize(mini_file(), tmp_path / "out.gguf", recipe("F16", ["ssm_out=BF16", "ffn_up=Q8_0"]))
+    types = {tensor.kind: tensor.dtype for tensor in tensors.tensor_table(out)}
+    assert (types["ssm_out"], types["ffn_up"], types["ffn_down"], types["token_embd"]) == ("BF16", "Q8_0", "F16", "F16")
+    assert tensors.metadata(out)["general.file_type"] == 1
+
+
+def test_quantizing_twice_must_be_asked_for(tmp_path):
+    once = quantizing.quantize(mini_file(), tmp_path / "once.gguf", Recipe("Q8_0"))
+    with pytest.raises(StudyError, match="is quantized already") as refused:
+        quantizing.quantize(once, tmp_path / "twice.gguf", Recipe("Q4_0"))
+    assert "--requantize" in refused.value.mend
+    assert not (tmp_path / "twice.gguf").exists()
+    twice = quantizing.quantize(once, tmp_path / "twice.gguf", Recipe("Q4_0"), requantize=True)
+    planned = recipes.plan_sizes(once, Recipe("Q4_0"), requantize=True)
+    assert tensors.tensor_table(twice) == [step.after for step in planned]
+
+
+def test_a_source_that_cannot_be_read_is_named(tmp_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(mini_file().read_bytes()[:100_000])
+    for path, message in ((tmp_path / "none.gguf", "cannot be read"), (cut, "damaged or cut short")):
+        with pytest.raises(StudyError, match=message):
+            quantizing.quantize(path, tmp_path / "out.gguf", Recipe("Q4_0"))
+    assert list(tmp_path.iterdir()) == [cut]
+
+
+def test_a_file_is_never_quantized_in_place(tmp_path):
+    source = shutil.copy(mini_file(), tmp_path / "source.gguf")
+    before = tensors.sha256(source)
+    with pytest.raises(StudyError, match="is the source itself"):
+        quantizing.quantize(source, tmp_path / "." / "source.gguf", Recipe("Q4_0"))
+    assert tensors.sha256(source) == before
+
+
+def test_a_disk_too_full_is_told_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(1_000_000))
+    with pytest.raises(StudyError, match="only 1,000,000 are free"):
+        quantizing.quantize(mini_file(), tmp_path / "out.gguf", Recipe("Q4_0"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_disk_that_fills_up_on_the_way_is_told_as_such(tmp_path):
+    (tmp_path / "out.gguf.partial").symlink_to("/dev/full")
+    with pytest.raises(StudyError, match="cannot be written") as full:
+        quantizing.quantize(mini_file(), tmp_path / "out.gguf", Recipe("Q8_0"))
+    assert full.value.mend == f"free space in {tmp_path}"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_abort_of_the_engine_is_told_with_its_assertion(patched, tmp_path):
+    source = patched(b"plamo2.block_count", 4, struct.pack("<I", 0))
+    with pytest.raises(StudyError, match=r"SIGABRT: GGML_ASSERT\(.*n_layer.*failed") as aborted:
+        quantizing.quantize(source, tmp_path / "out.gguf", Recipe("Q4_0"))
+    assert "models check" in aborted.value.mend
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_refusal_of_the_engine_is_told_in_its_words_and_leaves_nothing(patched, tmp_path):
+    source = patched(b"", mini_file().stat().st_size - 200_000, struct.pack("<e", np.nan) * 64)
+    with pytest.raises(StudyError, match=r"refused: tensor '.*' has invalid data"):
+        quantizing.quantize(source, tmp_path / "out.gguf", Recipe("Q4_0"))
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_an_interruption_stops_the_engine_and_leaves_nothing(tmp_path):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantizing.quantize(mini_file(), tmp_path / "out.gguf", Recipe("Q4_K_M"), interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_builds_parameters_are_refused():
+    import llama_cpp.llama_cpp as llama
+
+    params = llama.llama_model_quantize_default_params()
+    quantizer.check_layout(params)
+    params.max_buf_size = 0
+    with pytest.raises(EngineError, match="other parameters"):
+        quantizer.check_layout(params)
+
+
+def test_the_dry_run_needs_no_engine():
+    code = "import sys, plamo_study.models.recipes, plamo_study.models.imatrix; print('llama_cpp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

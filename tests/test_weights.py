@@ -1,0 +1,67 @@
+"""Released files are measured like any other, once they are here and nothing blocking was found in them."""
+
+import shutil
+
+import pytest
+from conftest import HYBRID, mini_file
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import files, frame, journal, plan, runner
+from plamo_study.measure.rows import Cell
+from plamo_study.models import convert, registry, released, synthetic
+
+CELL = Cell(workload="prefill", model=HYBRID, scale="weights", dtype="BF16", n_prompt=16)
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """An empty folder of models."""
+    monkeypatch.setattr(registry, "MODELS", tmp_path / "models")
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+def small_plan():
+    gate = plan.change(CELL, workload="gate", n_prompt=8, n_gen=4)
+    anchor = plan.change(CELL, workload="decode", n_gen=4)
+    return plan.Plan("small", "weights", (CELL,), (gate,), anchor, 1, 0, 60.0)
+
+
+def test_a_released_repository_becomes_rows_that_say_so(models, tmp_path):
+    folder = released.write_released(mini_file(), tmp_path / "released", shards=2)
+    convert.convert(folder, plan.model_file(CELL), "BF16")
+    rows = runner.sweep(small_plan(), tmp_path / "j.jsonl").rows
+    assert all(row.status == "ok" and row.valid for row in rows)
+    facts = frame.facts(journal.read(tmp_path / "j.jsonl"))
+    fact = facts[rows[0].model]
+    assert (fact["synthetic"], fact["scale"], fact["assumptions"]) == (False, "weights", [])
+    assert fact["shape"]["hidden"] == registry.spec(HYBRID, "mini").hidden, "the file's own shape, not the registry's"
+
+
+def test_a_file_that_is_not_here_is_asked_for(models):
+    with pytest.raises(StudyError, match="not here") as refused:
+        files.model_fact(HYBRID, "weights", "BF16")
+    assert "models fetch" in refused.value.mend
+
+
+def test_a_blocking_finding_is_refused_unless_accepted_in_words_that_enter_the_rows(models, monkeypatch):
+    spec = registry.spec(HYBRID, "mini")
+    synthetic.write(spec, "BF16", plan.model_file(CELL), head_count_array=True)
+    with pytest.raises(StudyError, match="must not be measured"):
+        files.model_fact(HYBRID, "weights", "BF16")
+    monkeypatch.setenv(files.ACCEPT, "to show the hang")
+    fact = files.model_fact(HYBRID, "weights", "BF16")
+    assert "to show the hang" in fact["assumptions"][0]
+    assert frame.starred(fact) == f"{HYBRID}*"
+
+
+def test_the_invented_model_has_no_released_weights(models):
+    assert not [cell for cell in plan.batch_scaling("weights").cells if cell.model == plan.MATCHED]
+    with pytest.raises(StudyError, match="not in the registry"):
+        registry.spec(plan.MATCHED, "weights")
+
+
+def test_a_recipe_names_a_file_too(models):
+    shutil.copy(mini_file(), registry.model_path(HYBRID, "weights", "Q4_0-ssm_out-F16"))
+    with pytest.raises(StudyError, match="unknown"):
+        registry.model_path(HYBRID, "mini", "Q4_0-ssm_out-F16")
