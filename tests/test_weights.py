@@ -10,6 +10,7 @@ from plamo_study.measure import files, frame, journal, plan, runner
 from plamo_study.measure.rows import Cell
 from plamo_study.models import convert, registry, released, synthetic
 
+MINI = mini_file()
 CELL = Cell(workload="prefill", model=HYBRID, scale="weights", dtype="BF16", n_prompt=16)
 
 
@@ -28,7 +29,7 @@ def small_plan():
 
 
 def test_a_released_repository_becomes_rows_that_say_so(models, tmp_path):
-    folder = released.write_released(mini_file(), tmp_path / "released", shards=2)
+    folder = released.write_released(MINI, tmp_path / "released", shards=2)
     convert.convert(folder, plan.model_file(CELL), "BF16")
     rows = runner.sweep(small_plan(), tmp_path / "j.jsonl").rows
     assert all(row.status == "ok" and row.valid for row in rows)
@@ -57,11 +58,12 @@ def test_a_blocking_finding_is_refused_unless_accepted_in_words_that_enter_the_r
 
 def test_the_invented_model_has_no_released_weights(models):
     assert not [cell for cell in plan.batch_scaling("weights").cells if cell.model == plan.MATCHED]
-    with pytest.raises(StudyError, match="not in the registry"):
+    with pytest.raises(StudyError, match="no released weights"):
         registry.spec(plan.MATCHED, "weights")
 
 
 def test_a_recipe_names_a_file_too(models):
-    shutil.copy(mini_file(), registry.model_path(HYBRID, "weights", "Q4_0-ssm_out-F16"))
+    shutil.copy(MINI, registry.model_path(HYBRID, "weights", "Q4_0-ssm_out-F16"))
+    assert [path.name for path in models.iterdir()] == [f"{HYBRID}.weights.Q4_0-ssm_out-F16.gguf"]
     with pytest.raises(StudyError, match="unknown"):
         registry.model_path(HYBRID, "mini", "Q4_0-ssm_out-F16")

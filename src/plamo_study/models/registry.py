@@ -187,6 +187,8 @@ def spec(name: str, scale: str) -> ModelSpec:
         return replace(known[name, "shape"], scale=scale)
     if (name, scale) in known:
         return known[name, scale]
+    if scale == "weights":
+        raise StudyError(f"model {name!r}", "no released weights of it are known", "plamo-study models list")
     at_scale = [n for n, s in known if s == scale]
     if not at_scale:
         raise StudyError(f"scale {scale!r}", f"unknown; known: {', '.join(SCALES)}", "choose one of these")
