@@ -98,7 +98,8 @@ def check(
             report.console.print(change, markup=False)
         file, sha256 = repair, ""
     found = checking.check(file, sha256, gate)
-    inventory.record(file, sha256, [asdict(finding) for finding in found])
+    if file.resolve().is_relative_to(registry.MODELS.resolve()):  # what lies elsewhere is not listed
+        inventory.record(file, sha256, [asdict(finding) for finding in found])
     if json:
         for finding in found:
             typer.echo(msgspec.json.encode({"file": str(file)} | asdict(finding)).decode())
