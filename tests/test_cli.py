@@ -8,8 +8,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from conftest import mini_file
+from hub import files_of, serve
 
 from plamo_study import paths
+from plamo_study.measure import plan
+from plamo_study.models import registry, released
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli"]
 
@@ -157,3 +161,32 @@ def test_the_batching_law_holds_on_a_small_grid(root):
     done = run(root, "law", "--seed", "3", "--n", "25")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predicted" in done.stdout
+
+
+# The road stands in this file because it measures with all cores, as the live run above: two at once would only wait.
+
+
+def done(root, *arguments, **environment):
+    finished = run(root, *arguments, **environment)
+    assert finished.returncode == 0, finished.stderr
+    return finished
+
+
+@pytest.mark.timeout(600)
+def test_from_a_released_repository_to_an_executed_notebook(root, tmp_path):
+    models = root / "data" / "models"
+    for name in plan.MODELS:
+        repository = released.write_released(mini_file(name), tmp_path / name, shards=2)
+        with serve(files_of(repository), registry.hub(name).repository) as hub:
+            fetched = done(root, "models", "fetch", name, HF_ENDPOINT=hub.url)
+        assert "UNPINNED" in fetched.stderr
+        done(root, "models", "convert", name)
+        converted = models / f"{name}.weights.BF16.gguf"
+        done(root, "models", "check", str(converted))
+        done(root, "models", "quantize", str(converted), "--type", "Q8_0")
+        assert (models / f"{name}.weights.Q8_0.gguf").stat().st_size < converted.stat().st_size
+    done(root, "run", "01", "--scale", "weights")
+    notebook = nbformat.read(root / "reports/01-phase-asymmetry.ipynb", as_version=4)
+    text = "".join(str(cell.get("outputs", "")) for cell in notebook.cells)
+    assert "released weights, Q8_0" in text
+    assert "scale weights (Q8_0 released weights)" in text
