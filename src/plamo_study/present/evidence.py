@@ -23,7 +23,9 @@ def provenance(recording: Recording) -> Table:
         ("machine", f"{f['chip']}, {f['performance_cores']} cores, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}")
         for f in machines
     ]
-    entries += [("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}") for f in engines]
+    for f in engines:
+        said = f"; {'+'.join(f['corrects'])}: {f['description']}" if f.get("corrects") else ""
+        entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}{said}"))
     entries += [("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}")]
     return Table(pd.DataFrame(entries, columns=["what", "which"]))
 
