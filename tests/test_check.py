@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -562,7 +563,7 @@ def test_what_cannot_be_repaired_is_said_and_nothing_is_written(spoil, theta, me
 
 
 def test_a_full_disk_or_a_broken_write_leaves_nothing_behind(without_rope, tmp_path, monkeypatch):
-    monkeypatch.setattr(repair.shutil, "disk_usage", lambda _: _Usage())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage())
     with pytest.raises(StudyError, match="only 1,000 are free"):
         mend(without_rope, tmp_path / "out.gguf")
     monkeypatch.undo()

@@ -18,7 +18,8 @@ from plamo_study.engine.library import capture_log, ggml
 from plamo_study.engine.session import SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import quantizing
-from plamo_study.measure.quantizing_worker import ORPHANED, Evaluating
+from plamo_study.measure.quantizing_worker import Evaluating
+from plamo_study.measure.worker import ORPHANED
 from plamo_study.models import imatrix, recipes, registry, synthetic, tensors
 from plamo_study.models.imatrix import Imatrix
 from plamo_study.models.recipes import Recipe

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,7 +173,7 @@ def test_nothing_is_left_behind_when_writing_stops(tmp_path: Path, failure: type
 
 
 def test_a_full_disk_is_named_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda _: _Usage())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage())
     with pytest.raises(StudyError, match="only 1,000 are free"):
         synthetic.write(registry.spec("plamo-2-1b", "shape"), "Q8_0", tmp_path / "m.gguf")
     assert list(tmp_path.iterdir()) == []

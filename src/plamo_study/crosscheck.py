@@ -15,7 +15,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure.plan import change
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Cell
+from plamo_study.measure.rows import Cell, Measured
 from plamo_study.measure.worker import Job
 
 BATCHES, BATCH_PROMPT, BATCH_STEPS = (1, 4, 16), 32, 12
@@ -58,13 +58,19 @@ def _ratios(cell: Cell, path: Path, rounds: int, command: list[str], names: tupl
 
 def _our_seconds(cell: Cell, path: Path, replicate: int) -> list[float]:
     """Seconds of the packed prompts, if that is what the cell times too, and of its samples."""
+    found = measured(cell, path, replicate)
+    samples = median(sum(repetition) for repetition in found.samples_ns)
+    fills = found.prefill_ns if cell.policy == "packed" else []
+    return [nanoseconds / 1e9 for nanoseconds in (*fills, samples)]
+
+
+def measured(cell: Cell, path: Path, replicate: int = 0) -> Measured:
+    """What a worker measured of a cell; StudyError when it ended badly."""
     outcome = work(Job(cell=cell, path=str(path), replicate=replicate), LIMIT_S)
     if outcome.status != "ok":
         why = f"{outcome.status}: {outcome.failure.message if outcome.failure else ''}"
         raise StudyError("selfcheck", f"its worker ended badly ({why})", "plamo-study selfcheck --scale mini")
-    samples = median(sum(repetition) for repetition in outcome.measured.samples_ns)
-    fills = outcome.measured.prefill_ns if cell.policy == "packed" else []
-    return [nanoseconds / 1e9 for nanoseconds in (*fills, samples)]
+    return outcome.measured
 
 
 def _their_seconds(command: list[str]) -> list[float]:

@@ -9,10 +9,9 @@ import msgspec
 
 from plamo_study import crosscheck
 from plamo_study.analysis.stats import Estimate
-from plamo_study.errors import StudyError
 from plamo_study.measure import journal, machine, plan
-from plamo_study.measure.process import Outcome, work
-from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Measured, Row
+from plamo_study.measure.process import work
+from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Row
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
 
@@ -22,7 +21,6 @@ JOURNAL_ROWS = 100_000
 APPENDED_ROWS = 200
 ALIKE = 0.02  # rates agree with llama-bench's within this margin
 STARTS = 5
-LIMIT_S = 600.0
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -52,7 +50,7 @@ def selfcheck(scale: str, llama_bench: Path | None, batched_bench: Path | None, 
 
 def overhead(cell: Cell, path: Path) -> Check:
     """Share of a decode step spent outside llama_decode and llama_synchronize."""
-    found = _expect(work(Job(cell=cell, path=str(path)), LIMIT_S)).checks
+    found = crosscheck.measured(cell, path).checks
     outside, step = found["outside_ns"], found["step_ns"]
     wanted = f"under {OVERHEAD_LIMIT:.0%} at shape"
     measured = f"{outside / 1e3:.1f} us of {step / 1e3:,.0f} us ({outside / step:.2%}) per decode step, {cell.scale}"
@@ -61,7 +59,7 @@ def overhead(cell: Cell, path: Path) -> Check:
 
 def start_up() -> Check:
     """Spawn a worker, load the engine's libraries, answer, end."""
-    seconds = median(work(Job(), LIMIT_S).elapsed_ns for _ in range(STARTS)) / 1e9
+    seconds = median(work(Job(), crosscheck.LIMIT_S).elapsed_ns for _ in range(STARTS)) / 1e9
     return Check("worker start-up", f"{seconds:.2f} s, median of {STARTS}", "reported", True)
 
 
@@ -94,13 +92,6 @@ def alike(name: str, ratio: Estimate) -> Check:
     verdict = ratio.within(1 - ALIKE, 1 + ALIKE)
     measured = f"{ratio:.3f} over {ratio.n} interleaved rounds: {verdict}"
     return Check(name, measured, f"within {ALIKE:.0%} of 1", verdict == "holds")
-
-
-def _expect(outcome: Outcome) -> Measured:
-    if outcome.status != "ok":
-        why = f"{outcome.status}: {outcome.failure.message if outcome.failure else ''}"
-        raise StudyError("selfcheck", f"its worker ended badly ({why})", "plamo-study selfcheck --scale mini")
-    return outcome.measured
 
 
 def example_row() -> Row:

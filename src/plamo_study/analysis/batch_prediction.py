@@ -5,10 +5,9 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import batch_scaling as study
-from plamo_study.analysis import roofline, stats
+from plamo_study.analysis import roofline
 from plamo_study.analysis.kernels import column_tile, switches, weight_passes
-from plamo_study.analysis.phase_asymmetry import median_sample
-from plamo_study.analysis.prediction import limits, miss
+from plamo_study.analysis.prediction import limits, miss, usual_limits
 from plamo_study.analysis.roofline import Ceilings, Model
 from plamo_study.analysis.usable import usable
 
@@ -36,7 +35,10 @@ def prediction(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
             passes = weight_passes(n, tile) if tile else 1
             again = moved + (passes - 1) * roofline.weight_bytes(facts[model])
             entry = {"model": model, "n_seq": n, "bytes": moved, "flops": flops, "passes": passes}
-            for end, band in (("", _band(flops, moved, limit)), ("_passes", _band(flops, again, limit))):
+            for end, band in (
+                ("", roofline.band(flops, moved, limit)),
+                ("_passes", roofline.band(flops, again, limit)),
+            ):
                 entry |= {f"low{end}": band.low, f"high{end}": band.high} | ({} if end else {"bound": band.bound})
             entries.append(entry)
     return pd.DataFrame(entries)
@@ -62,12 +64,7 @@ def turning(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     predicted.
     """
     limit, at, fitted = limits(rows), depth(rows), study.fits(rows).set_index(["build", "model"])
-    found = usable(rows).set_index("block")
-    read, matmul = (found[found["workload"] == kind] for kind in ("read", "matmul"))
-    usual = Ceilings(
-        read=stats.median((read["n_bytes"] * study.NS / read["samples_ns"].map(median_sample)).tolist()).value,
-        matmul=stats.median((matmul["n_flops"] * study.NS / matmul["samples_ns"].map(median_sample)).tolist()).value,
-    )
+    usual = usual_limits(usable(rows))
     entries = []
     for build, model in fitted.index:
         if build == study.STOCK:
@@ -84,10 +81,6 @@ def _turn(model: Model, at: float, limit: Ceilings) -> float:
     own = roofline.decode_bytes(model, at) - weights
     compute = roofline.decode_flops(model, at) / limit.matmul - own / limit.read
     return weights / limit.read / compute if compute > 0 else float("inf")
-
-
-def _band(flops: float, moved: float, limit: Ceilings) -> roofline.Band:
-    return roofline.Band(flops / limit.matmul, moved / limit.read)
 
 
 def tile_of(rows: pd.DataFrame, facts: Facts) -> int | None:

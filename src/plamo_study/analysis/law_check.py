@@ -5,8 +5,9 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis.batching_law import Engine, replay
+from plamo_study.limits import LAW_TOLERANCE
 
-WRONG = 0.02  # relative error of logits from which a sequence counts as wrong: above rounding, below any defect seen
+WRONG = LAW_TOLERANCE  # relative error of logits from which a sequence counts as wrong
 HYBRID = "plamo2"  # the architecture whose graph has the defects
 ASKED = {"identity": ("/0", "/1", "/2", "/3"), "isolation": ("isolation_error",), "bystander": ("/3",)}
 

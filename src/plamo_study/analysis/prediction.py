@@ -28,10 +28,20 @@ def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
 
 def limits(rows: pd.DataFrame) -> Ceilings:
     """The ceilings of the main set-up, best-of, as the roofline takes them."""
+    best = _main_ceilings(rows)["best"]
+    return Ceilings(read=float(best["read"]), matmul=float(best["matmul"]))
+
+
+def usual_limits(rows: pd.DataFrame) -> Ceilings:
+    """The same ceilings as they usually are: medians over processes."""
+    usual = _main_ceilings(rows)["usual"]
+    return Ceilings(read=usual["read"].value, matmul=usual["matmul"].value)
+
+
+def _main_ceilings(rows: pd.DataFrame) -> pd.DataFrame:
     table = ceilings(rows)
     table = table[table["n_gpu_layers"] == table["n_gpu_layers"].min()]
-    best = table[table["n_threads"] == table["n_threads"].max()].set_index("ceiling")["best"]
-    return Ceilings(read=float(best["read"]), matmul=float(best["matmul"]))
+    return table[table["n_threads"] == table["n_threads"].max()].set_index("ceiling")
 
 
 def prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:

@@ -122,12 +122,16 @@ def prefill_bytes(model: Model, n_tokens: int, n_ubatch: int = 512) -> float:
     return -(-n_tokens // n_ubatch) * weight_bytes(model)
 
 
+def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
+    """Predicted seconds of so many FLOPs and bytes."""
+    return Band(flops / ceilings.matmul, moved / ceilings.read)
+
+
 def prefill_band(model: Model, n_tokens: int, ceilings: Ceilings, n_ubatch: int = 512) -> Band:
     """Predicted seconds of a prefill."""
-    moved = prefill_bytes(model, n_tokens, n_ubatch)
-    return Band(prefill_flops(model, n_tokens) / ceilings.matmul, moved / ceilings.read)
+    return band(prefill_flops(model, n_tokens), prefill_bytes(model, n_tokens, n_ubatch), ceilings)
 
 
 def decode_band(model: Model, depth: float, ceilings: Ceilings, n_seq: int = 1) -> Band:
     """Predicted seconds of one decode step."""
-    return Band(decode_flops(model, depth, n_seq) / ceilings.matmul, decode_bytes(model, depth, n_seq) / ceilings.read)
+    return band(decode_flops(model, depth, n_seq), decode_bytes(model, depth, n_seq), ceilings)

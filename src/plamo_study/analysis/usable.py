@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-DRIFT_LIMIT = 0.10
+from plamo_study.limits import DRIFT_LIMIT
+
 LEAST_BLOCKS = 2
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 

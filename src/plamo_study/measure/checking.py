@@ -9,7 +9,7 @@ from pathlib import Path
 from plamo_study.measure import checkup
 from plamo_study.models.check import inspect
 from plamo_study.models.finding import Finding, blocking, ordered
-from plamo_study.models.finite import Progress
+from plamo_study.models.gguf_file import Progress
 from plamo_study.models.tensor_check import ssm_out_findings
 
 

@@ -7,9 +7,7 @@ itself: models/check.py does, and checking.py lets nothing through in which that
 import os
 import re
 import resource
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import numpy as np
 import psutil
 
 from plamo_study.measure import machine, worker
-from plamo_study.measure.process import Outcome, outcome_of
+from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
 from plamo_study.models import header
 from plamo_study.models.finding import AGAIN, Finding, printable
@@ -29,10 +27,17 @@ N_PROMPT, N_STEPS = 16, 4  # tokens prefilled, and decoded one by one after them
 FIRST_TOKEN = 5  # ids below are special tokens
 TIME_S, BYTES_PER_S = 30.0, 50e6  # time limit: start and arithmetic, and reading the file from a slow disk
 MEMORY = 1 << 30  # bytes beside the weights, which may be mapped and repacked: twice the file
+LOG_LINES = 10  # of the engine, said before an error
 WATCH_S = 0.05  # between two looks at the process's memory
 ORACLE_WEIGHTS = 1 << 28  # the largest file, in weights, that the NumPy oracle is asked about
-FOLDERS = re.compile(r"\S+/(?=\S+\.(?:cpp|c|h):\d)")  # of whoever built the engine
 OTHER = "plamo-study models list names files that are known to work"
+
+
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
+    """A file to examine, and the bytes the process may use."""
+
+    path: str
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -47,37 +52,18 @@ def gate(path: Path, time_limit_s: float | None = None, memory_limit: int | None
     """Let the engine load and decode `path` within limits in seconds and in bytes beside the weights."""
     size = path.stat().st_size
     seconds = TIME_S + size / BYTES_PER_S if time_limit_s is None else time_limit_s
-    outcome = _spawn(path, seconds, (MEMORY if memory_limit is None else memory_limit) + 2 * size)
+    memory = (MEMORY if memory_limit is None else memory_limit) + 2 * size
+    outcome = work(Examination(path=str(path.resolve()), memory=memory), seconds, worker=__name__)
     if outcome.status != "ok":
         return Verdict([_failure(outcome, seconds)])
     return Verdict(_verdicts(outcome.measured, outcome.elapsed_ns / 1e9), bool(outcome.measured.checks["gpu"]))
-
-
-def _spawn(path: Path, time_limit_s: float, memory: int) -> Outcome:
-    command = [sys.executable, "-m", "plamo_study.measure.checkup", str(path.resolve()), str(memory)]
-    with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as log:
-        start, timed_out = time.perf_counter_ns(), False
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=result, stderr=log, start_new_session=True)
-        try:
-            child.wait(time_limit_s)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-        finally:
-            child.kill()
-            child.wait()
-            assert child.stdin is not None
-            child.stdin.close()  # the lifeline: the child ends when our end closes, even if we are killed
-        elapsed = time.perf_counter_ns() - start
-        result.seek(0)
-        log.seek(0)
-        return outcome_of(child, result.read(), timed_out, log.read().decode(errors="replace"), elapsed)
 
 
 def _failure(outcome: Outcome, seconds: float) -> Finding:
     failure = outcome.failure
     assert failure is not None
     said = next((line for line in reversed(failure.log_tail) if "error" in line), "")
-    text = printable(FOLDERS.sub("", said or failure.message or failure.signal), 300)
+    text = printable(said or failure.message or failure.signal, 300)
     ends = {
         "hang": f"no answer within {seconds:.0f} s",
         "abort": f"the engine aborted: {text}",
@@ -110,22 +96,18 @@ def _verdicts(measured: Measured, seconds: float) -> list[Finding]:
 
 
 def main() -> None:
-    """Examine the one file named on the command line; a `Measured` goes to stdout, everything else to stderr."""
-    os.environ["GGML_NO_BACKTRACE"] = "1"
-    result = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    threading.Thread(target=worker.end_with_parent, args=(0,), daemon=True).start()
-    _limit_memory(int(sys.argv[2]))
+    """Examine the one file that the job on stdin names."""
+    worker.serve(Examination, _limited)
+
+
+def _limited(job: Examination) -> Measured:
+    _limit_memory(job.memory)
     log: list[str] = []
     try:
-        measured = _examine(Path(sys.argv[1]), log)
-    except Exception as error:
-        print(*("".join(log).splitlines()[-10:]), f"@error {type(error).__name__}: {error}", sep="\n", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(1)
-    result.write(msgspec.json.encode(measured))
-    result.flush()
-    os._exit(0)
+        return _examine(Path(job.path), log)
+    except Exception:
+        print(*"".join(log).splitlines()[-LOG_LINES:], sep="\n", file=sys.stderr)
+        raise
 
 
 def _limit_memory(n_bytes: int) -> None:

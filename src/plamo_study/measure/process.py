@@ -11,10 +11,12 @@ import time
 import msgspec
 
 from plamo_study.measure.rows import Failure, Measured, Status
-from plamo_study.measure.worker import Job
 
+WORKER = "plamo_study.measure.worker"
 LOG_LINES = 20
-BUILD_FOLDER = re.compile(r"/\S*/llama\.cpp/|/\S*?/(?=ggml/src/)")  # where the engine was built: no row needs it
+BUILD_FOLDER = re.compile(  # where the engine was built: no row needs it
+    r"(?<![\w./-])/\S*?(?:llama\.cpp/|(?=ggml/src/)|(?<=/)(?=[^/\s]+\.(?:cpp|c|h):\d))"
+)
 ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
 
 
@@ -28,16 +30,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     failure: Failure | None = None
 
 
-def work(job: Job, time_limit_s: float, engine: str = "") -> Outcome:
+def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str = WORKER) -> Outcome:
     """Spawn a worker for `job` and wait; past `time_limit_s` seconds it is killed and the outcome is a hang.
 
-    `engine`: folder of another build of llama.cpp's libraries than the one in use.
+    `engine`: folder of another build of llama.cpp's libraries than the one in use. `worker`: module that takes the job.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
-    command = [sys.executable, "-m", "plamo_study.measure.worker", str(lifeline)]
+    command = [sys.executable, "-m", worker, str(lifeline)]
     with tempfile.TemporaryFile() as log:
         start = time.perf_counter_ns()
-        worker = subprocess.Popen(
+        child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -48,22 +50,21 @@ def work(job: Job, time_limit_s: float, engine: str = "") -> Outcome:
         )
         result, timed_out = b"", False
         try:
-            result, _ = worker.communicate(msgspec.json.encode(job) + b"\n", timeout=time_limit_s)
+            result, _ = child.communicate(msgspec.json.encode(job) + b"\n", timeout=time_limit_s)
         except subprocess.TimeoutExpired:
             timed_out = True
         finally:
-            worker.kill()
-            worker.wait()
+            child.kill()
+            child.wait()
             os.close(lifeline)
             os.close(ours)
         elapsed = time.perf_counter_ns() - start
         log.seek(0)
         text = log.read().decode(errors="replace")
-    return outcome_of(worker, result, timed_out, text, elapsed)
+    return _outcome(child, result, timed_out, text, elapsed)
 
 
-def outcome_of(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, log: str, elapsed_ns: int) -> Outcome:
-    """The outcome of a worker that has ended, from its exit code, its answer and its log."""
+def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, log: str, elapsed_ns: int) -> Outcome:
     if worker.returncode == 0 and result:
         measured = msgspec.json.decode(result, type=Measured)
         return Outcome(status="ok", pid=worker.pid, elapsed_ns=elapsed_ns, measured=measured)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from plamo_study.engine.session import Session
+from plamo_study.limits import LAW_TOLERANCE
 from plamo_study.measure.rows import Cell, Measured
 from plamo_study.oracle import Oracle, agreement, relative_error
 
@@ -19,7 +20,6 @@ LOOP_TOKENS = 16  # a greedy tail of this length with at most two different toke
 # Relative error of logits that rounding explains. The engine rounds activations to the weights' type, keeps keys and
 # values in F16 and, on the CPU, sums attention in F16. The defects guarded against cause errors of 0.4 and more.
 TOLERANCE = {"F32": 1e-2, "F16": 1e-2, "BF16": 6e-2, "Q8_0": 0.15}
-LAW_TOLERANCE = 0.02  # of a replay on F16 minis: rounding is 1e-2 at most, a fading wrong state 0.05 at least
 LOOSEST = max(TOLERANCE.values())
 EXACT_CACHE = 5e-3  # for F32 and F16 weights with keys and values in F32 and no flash attention
 

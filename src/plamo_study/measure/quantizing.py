@@ -8,7 +8,6 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,8 +24,8 @@ from plamo_study.measure.process import ASSERT
 from plamo_study.measure.quantizing_worker import Evaluating, Quantizing
 from plamo_study.models import imatrix as matrices
 from plamo_study.models import recipes, tensors
+from plamo_study.models.gguf_file import Progress, check_space
 from plamo_study.models.recipes import Recipe
-from plamo_study.models.synthetic import Progress
 
 CHUNK = 512  # tokens evaluated together for an importance matrix, llama-imatrix's default
 SILENCE_S = 600.0  # longest wait for a line of the child's log: no tensor of 0.5 G weights takes that long
@@ -188,12 +187,9 @@ def _check_target(source: Path, out: Path, n_bytes: int) -> None:
     if out.resolve() == source.resolve():
         raise StudyError(str(out), "is the source itself", "name another file with --out")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
+        check_space(out, n_bytes)
     except OSError as error:
         raise StudyError(str(out), f"cannot be written ({error})", "choose a writable folder") from error
-    if free < n_bytes:
-        raise StudyError(str(out), f"needs {n_bytes:,} bytes, only {free:,} are free", f"free space in {out.parent}")
 
 
 def _text_size(path: Path) -> int:

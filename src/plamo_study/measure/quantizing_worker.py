@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 
 from plamo_study.errors import StudyError
+from plamo_study.measure.worker import end_with_parent
 from plamo_study.models import imatrix as matrices
-
-ORPHANED = 9
 
 
 class Quantizing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -43,7 +42,7 @@ class Evaluating(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 def main() -> None:
     """Do the one job that stands on stdin; its log on stderr is what the parent follows."""
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Quantizing | Evaluating)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(0,), daemon=True).start()
     try:
         _quantize(job) if isinstance(job, Quantizing) else _evaluate(job)
     except StudyError as error:
@@ -92,12 +91,6 @@ def _evaluate(job: Evaluating) -> None:
         _say(f"@chunk {chunks} {chunks}")
     found = matrices.Imatrix(model.sums, model.counts, text.name, chunks, job.chunk)
     matrices.write(Path(job.out), found)
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 1024):
-        pass
-    os._exit(ORPHANED)
 
 
 def _say(line: str) -> None:

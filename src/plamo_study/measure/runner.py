@@ -10,6 +10,7 @@ from typing import Literal
 import psutil
 
 from plamo_study.errors import StudyError
+from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
@@ -19,7 +20,6 @@ from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Fact, Row, content_id, row_key
 from plamo_study.measure.worker import Job
 
-DRIFT_LIMIT = 0.10  # a block further than this from the others is measured again
 START_LIMIT_S = 60.0
 
 

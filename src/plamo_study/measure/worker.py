@@ -6,13 +6,18 @@ It dies with its parent: a thread waits for the end of a pipe whose other end on
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from plamo_study.measure.rows import Cell, Measured
 
 ORPHANED = 9
+
+
+Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,16 +30,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """Run the one job that stands on stdin."""
+    serve(Job, _do)
+
+
+def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
+    """Read a job of this kind from stdin, do it, write what was measured to stdout, and end the process."""
     os.environ["GGML_NO_BACKTRACE"] = "1"  # an assertion's text is enough; the backtrace costs seconds
     result = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the engine prints is log, not result
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
     threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     try:
-        measured = _do(job)
+        measured = do(job)
     except Exception as error:
         print(f"@error {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
+        os._exit(1)  # no teardown: the engine may be in any state
     result.write(msgspec.json.encode(measured))
     result.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time

@@ -53,7 +53,7 @@ def _prefill(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> 
     for prompts in draws:
         session.clear()
         start = clock()
-        logits = session.prefill(prompts, "packed" if cell.policy == "packed" else "per_sequence")
+        logits = _prompt(session, cell, prompts)
         samples.append([clock() - start])
         evaluated += session.n_evaluated
     last = {seq: rows[-1] for seq, rows in logits.items()}
@@ -93,9 +93,14 @@ def _fill(session: Session, cell: Cell, tokens: Prompts) -> tuple[dict[int, byte
         session.prefill({0: prompts[0]})
         return dict.fromkeys(prompts, session.get_state(0)), 0
     start = clock()
-    session.prefill(prompts, "packed" if cell.policy == "packed" else "per_sequence")
+    _prompt(session, cell, prompts)
     spent = clock() - start
     return {seq: session.get_state(seq) for seq in prompts}, spent
+
+
+def _prompt(session: Session, cell: Cell, prompts: Prompts) -> Prompts:
+    """Prefill the prompts as the cell's policy says; the logits after each."""
+    return session.prefill(prompts, "packed" if cell.policy == "packed" else "per_sequence")
 
 
 def _run_steps(session: Session, cell: Cell, states: dict[int, bytes], tokens: Prompts, n_steps: int) -> list[int]:

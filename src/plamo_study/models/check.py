@@ -11,7 +11,8 @@ from plamo_study.errors import StudyError
 from plamo_study.models import tensors
 from plamo_study.models.expected import read_spec, rope_findings
 from plamo_study.models.finding import AGAIN, Finding
-from plamo_study.models.finite import Progress, finite_findings
+from plamo_study.models.finite import finite_findings
+from plamo_study.models.gguf_file import Progress
 from plamo_study.models.header import HeaderError, read
 from plamo_study.models.header_parts import Header
 from plamo_study.models.tensor_check import layout_findings, tensor_findings

@@ -8,8 +8,6 @@ is one number, not the per-layer array of llama.cpp's own conversion, which make
 tokenizer. This module does not fetch and does not check quality: `check` does.
 """
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
-from plamo_study.models import hf, hf_config, hf_names, numbers, registry, tensors, vocabulary
+from plamo_study.models import gguf_file, hf, hf_config, hf_names, numbers, registry, tensors, vocabulary
+from plamo_study.models.gguf_file import Progress
 from plamo_study.models.hf import Stored
 from plamo_study.models.hf_config import Configuration
 from plamo_study.models.hf_names import Rule
 from plamo_study.models.registry import ModelSpec
-from plamo_study.models.synthetic import FILE_TYPES, Progress
 from plamo_study.models.tensors import TensorInfo
 
 MARGIN = 64 << 20  # bytes on disk for header and vocabulary, below 16 MiB, and for whatever else is going on
@@ -53,20 +51,11 @@ def convert(source: Path, out: Path, dtype: str, progress: Progress | None = Non
     configuration = hf_config.read(source)
     steps = plan(source, configuration.spec, dtype)
     words = vocabulary.read_hf(source, configuration.spec.vocab)
-    partial = out.with_name(out.name + ".partial")
-    writer = gguf.GGUFWriter(partial, configuration.spec.arch)
-    try:
-        _check_space(out, sum(step.tensor.n_bytes for step in steps))
+    with gguf_file.writing(out, configuration.spec.arch) as writer:
+        gguf_file.check_space(out, sum(step.tensor.n_bytes for step in steps) + MARGIN)
         _add_metadata(writer, configuration, dtype)
         words.add_to(writer)
-        _write(writer, steps, progress)
-        os.replace(partial, out)
-    except OSError as error:
-        raise StudyError(str(out), f"cannot be written ({error})", "choose a writable folder") from error
-    finally:
-        writer.close()
-        if partial.exists():
-            partial.unlink()
+        gguf_file.stream(writer, [(step.tensor, _items(step)) for step in steps], progress)
     return out
 
 
@@ -101,33 +90,6 @@ def _check_shape(step: Step) -> None:
         raise StudyError(what, why, "convert to F16, BF16 or F32")
 
 
-def _check_space(out: Path, n_bytes: int) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    need, free = n_bytes + MARGIN, shutil.disk_usage(out.parent).free
-    if free < need:
-        raise StudyError(str(out), f"needs {need:,} bytes, only {free:,} are free", f"free space in {out.parent}")
-
-
-def _write(writer: gguf.GGUFWriter, steps: list[Step], progress: Progress | None) -> None:
-    for step in steps:
-        t = step.tensor
-        writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.n_bytes, gguf.GGMLQuantizationType[t.dtype])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    assert writer.fout is not None
-    file, done, total = writer.fout[0], 0, sum(step.tensor.n_bytes for step in steps)
-    writer.write_padding(file, file.tell())
-    for step in steps:
-        for items in _items(step):
-            file.write(items.data)
-            done += items.nbytes
-            if progress:
-                progress(done, total)
-        writer.write_padding(file, step.tensor.n_bytes)
-    writer.close()
-
-
 def _items(step: Step) -> Iterator[NDArray[Any]]:
     """One tensor as the file will hold it, a chunk at a time."""
     what = f"{step.source.path}, tensor {step.rule.name}"
@@ -150,38 +112,9 @@ def _not_finite(what: str, dtype: str, source_is: bool) -> StudyError:
 
 def _add_metadata(writer: gguf.GGUFWriter, configuration: Configuration, dtype: str) -> None:
     """The keys llama.cpp's loader reads, from the configuration alone."""
-    spec = configuration.spec
-    kv_heads = [spec.kv_heads_of(layer) for layer in range(spec.layers)]
-    writer.add_name(spec.name)
+    writer.add_name(configuration.spec.name)
     writer.add_description(_description(configuration))
-    writer.add_file_type(FILE_TYPES[dtype])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_vocab_size(spec.vocab)
-    writer.add_context_length(spec.context_length)
-    writer.add_embedding_length(spec.hidden)
-    writer.add_block_count(spec.layers)
-    writer.add_feed_forward_length(spec.ffn)
-    writer.add_head_count(spec.heads)
-    writer.add_head_count_kv(kv_heads if spec.arch == "plamo2" else spec.kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
-    writer.add_layer_norm_rms_eps(spec.rms_eps)
-    writer.add_rope_freq_base(spec.rope_theta)
-    _add_mamba(writer, spec) if spec.arch == "plamo2" else _add_window(writer, configuration)
-
-
-def _add_mamba(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
-    writer.add_ssm_state_size(spec.d_state)
-    writer.add_ssm_conv_kernel(spec.d_conv)
-    writer.add_ssm_time_step_rank(spec.mamba_heads)
-    writer.add_ssm_inner_size(spec.d_inner)
-    writer.add_ssm_group_count(0)
-
-
-def _add_window(writer: gguf.GGUFWriter, configuration: Configuration) -> None:
-    writer.add_sliding_window(configuration.spec.window)
-    writer.add_sliding_window_pattern(configuration.spec.window_pattern)
-    writer.add_rope_freq_base_swa(configuration.spec.rope_theta_swa)
+    gguf_file.add_shape(writer, configuration.spec, dtype)
     if configuration.yarn:  # the reference's constants, as llama.cpp's conversion writes them
         factor, original = configuration.yarn
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)

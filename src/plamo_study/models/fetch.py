@@ -26,8 +26,9 @@ from huggingface_hub.utils import build_hf_headers
 
 from plamo_study.errors import StudyError
 from plamo_study.models import registry, snapshots, transfer
+from plamo_study.models.gguf_file import Progress
 from plamo_study.models.refusals import Question, explained
-from plamo_study.models.snapshots import COMMIT, PLAIN, Held, Progress, Snapshot
+from plamo_study.models.snapshots import COMMIT, PLAIN, Held, Snapshot
 from plamo_study.models.transfer import Wanted
 
 NEEDED = (

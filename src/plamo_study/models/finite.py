@@ -4,16 +4,14 @@ Float types are looked at number by number, block types by their F16 scales, as 
 (ggml-quants.c, ggml_validate_row_data). It does not know whether finite weights are the right ones.
 """
 
-from collections.abc import Callable
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.models.finding import AGAIN, Finding, listed
+from plamo_study.models.gguf_file import Progress
 from plamo_study.models.header_parts import Header, TensorRecord
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 PIECE = 8 << 20  # bytes read at a time
 # A number is infinite or NaN when all bits of its exponent are set: the words, and these bits.

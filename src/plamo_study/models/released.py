@@ -9,16 +9,18 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
 from plamo_study.models import hf, hf_config, hf_names, numbers, tensors, vocabulary
+from plamo_study.models.expected import read_spec
+from plamo_study.models.gguf_file import check_space
+from plamo_study.models.header import read
 from plamo_study.models.hf_names import Rule
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import TensorInfo
@@ -61,7 +63,7 @@ def write_released(gguf: Path, folder: Path, shards: int = 1, dtype: str = "F32"
     partial = folder.with_name(folder.name + ".partial")
     try:
         partial.mkdir(parents=True)
-        _check_space(folder, sum(part.n_bytes for part in parts))
+        check_space(folder, sum(part.n_bytes for part in parts) + WORDS_SPACE)
         _write_shards(gguf, partial, parts, shards)
         _write_json(partial / "config.json", configuration(spec, dtype))
         words.write_hf(partial, spec.arch)
@@ -75,29 +77,13 @@ def write_released(gguf: Path, folder: Path, shards: int = 1, dtype: str = "F32"
 
 def spec_of(path: Path) -> ModelSpec:
     """The spec of a GGUF, from its metadata and tensor table. StudyError when it is no whole PLaMo."""
-    facts, table = tensors.metadata(path), tensors.tensor_table(path)
-    arch = facts["general.architecture"]
-    names = {"hidden": "embedding_length", "layers": "block_count", "ffn": "feed_forward_length"}
-    names |= {"context_length": "context_length", "head_dim": "attention.key_length", "rope_theta": "rope.freq_base"}
-    names |= {"rms_eps": "attention.layer_norm_rms_epsilon", "vocab": "vocab_size"}
-    if arch == "plamo2":
-        names |= {"mamba_heads": "ssm.time_step_rank", "d_state": "ssm.state_size", "d_conv": "ssm.conv_kernel"}
-    else:
-        names |= {"window": "attention.sliding_window", "window_pattern": "attention.sliding_window_pattern"}
-        names |= {"rope_theta_swa": "rope.freq_base_swa"}
-    try:
-        fields: dict[str, Any] = {name: facts[f"{arch}.{key}"] for name, key in names.items()}
-        fields |= {"heads": np.max(facts[f"{arch}.attention.head_count"]).item()}
-        fields |= {"kv_heads": np.max(facts[f"{arch}.attention.head_count_kv"]).item()}
-        if arch == "plamo2":
-            fields["mamba_head_dim"] = facts["plamo2.ssm.inner_size"] // fields["mamba_heads"]
-    except KeyError as error:
-        raise StudyError(str(path), f"has no metadata key {error}", f"plamo-study models check {path}") from error
-    tied = all(tensor.name != "output.weight" for tensor in table)
-    spec = ModelSpec(name=str(facts.get("general.name", path.stem)), scale="", arch=arch, tied=tied, **fields)
-    if {tensor.name: tensor.shape for tensor in table} != spec.tensor_shapes():
+    header = read(path)
+    spec, found = read_spec(header)
+    if spec is None:
+        raise StudyError(str(path), found[0].evidence, found[0].mend)
+    if {tensor.name: tensor.shape for tensor in tensors.tensor_table(path)} != spec.tensor_shapes():
         raise StudyError(str(path), "does not have the tensors of its metadata", f"plamo-study models check {path}")
-    return spec
+    return replace(spec, name=header.text("general.name") or path.stem)
 
 
 def configuration(spec: ModelSpec, dtype: str) -> dict[str, Any]:
@@ -129,12 +115,6 @@ def _read(path: Path, spec: ModelSpec, dtype: str) -> tuple[list[Part], vocabula
     except (KeyError, ValueError) as error:
         raise StudyError(str(path), f"has no readable vocabulary ({error})", tensors.REMAKE) from error
     return sorted(parts, key=lambda part: -numbers.STORED[part.dtype].itemsize), words
-
-
-def _check_space(folder: Path, n_bytes: int) -> None:
-    need, free = n_bytes + WORDS_SPACE, shutil.disk_usage(folder.parent).free
-    if free < need:
-        raise StudyError(str(folder), f"needs {need:,} bytes, only {free:,} are free", f"free space in {folder.parent}")
 
 
 def _write_shards(gguf: Path, folder: Path, parts: list[Part], shards: int) -> None:

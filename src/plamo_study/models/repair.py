@@ -5,7 +5,6 @@ refuses a file that would still be unusable afterwards. It never judges whether 
 """
 
 import os
-import shutil
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import BinaryIO
 from plamo_study.errors import StudyError
 from plamo_study.models.check import inspect
 from plamo_study.models.finding import blocking
+from plamo_study.models.gguf_file import check_space
 from plamo_study.models.header import read
 from plamo_study.models.header_parts import ARRAY, FLOAT32, INT32, UINT32, Header
 from plamo_study.models.tokenizer_check import PREFIX, SPECIAL, special_ids
@@ -43,8 +43,7 @@ def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str =
     if left:
         raise StudyError(str(path), f"would stay unusable: {left[0].evidence}", left[0].mend)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        _check_space(out, header.size + SLACK)
+        check_space(out, header.size + SLACK)
         _write(header, {key: record for key, (record, _) in changes.items()}, partial)
         os.replace(partial, out)
     except OSError as error:
@@ -101,12 +100,6 @@ def _refuse_in_place(path: Path, out: Path, partial: Path) -> None:
             raise StudyError(str(target), "is the file to be repaired", "name another file: a repair is never in place")
     if out.is_dir():
         raise StudyError(str(out), "is a folder", "name a file in it")
-
-
-def _check_space(out: Path, need: int) -> None:
-    free = shutil.disk_usage(out.parent).free
-    if free < need:
-        raise StudyError(str(out), f"needs {need:,} bytes, only {free:,} are free", f"free space in {out.parent}")
 
 
 def _write(header: Header, changes: dict[str, bytes], partial: Path) -> None:

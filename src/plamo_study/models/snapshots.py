@@ -11,15 +11,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plamo_study.errors import StudyError
 from plamo_study.models import registry, tensors
+from plamo_study.models.gguf_file import Progress
 from plamo_study.models.registry import Hub
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 RECORD = "fetched.json"
 COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -10,9 +10,7 @@ It does not know PLaMo: the weights are noise scaled so that activations keep a 
 
 import hashlib
 import math
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice, product
 from pathlib import Path
 from string import ascii_lowercase
@@ -23,16 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
-from plamo_study.models import registry, tensors
+from plamo_study.models import gguf_file, numbers, registry, tensors
+from plamo_study.models.gguf_file import Progress
+from plamo_study.models.numbers import BLOCK
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import TensorInfo
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-
-BLOCK = 32  # weights that share one step: the block of Q8_0
+WORDS_SPACE = 16 << 20  # bytes on disk for header and vocabulary, with room to spare
 CHUNK = 1 << 15  # blocks generated at a time: 1 Mi weights stay in the processor's cache
 Q_STD = math.sqrt((128**2 - 1) / 6)  # of the difference of two uniform draws from 128 whole numbers
-FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama.cpp's general.file_type
 
 # Norms have the sizes the converter leaves in released files (offsets 1, 1/5 and 1/5^1.5), with two exceptions.
 # Query and key norms above one keep attention from averaging thousands of random values, which magnifies rounding.
@@ -81,48 +78,12 @@ def write(
     """
     registry.check_dtype(dtype)
     table = tensors.planned_table(spec, dtype)
-    partial = path.with_name(path.name + ".partial")
-    writer = gguf.GGUFWriter(partial, spec.arch)
-    _add_metadata(writer, spec, dtype, head_count_array)
-    _add_vocabulary(writer, spec.vocab)
-    try:
-        _check_space(path, sum(t.n_bytes for t in table))
-        _stream(writer, table, seed, progress)
-        os.replace(partial, path)
-    except OSError as error:
-        raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error
-    finally:
-        writer.close()
-        if partial.exists():
-            partial.unlink()
+    with gguf_file.writing(path, spec.arch) as writer:
+        _add_metadata(writer, spec, dtype, head_count_array)
+        _add_vocabulary(writer, spec.vocab)
+        gguf_file.check_space(path, sum(t.n_bytes for t in table) + WORDS_SPACE)
+        gguf_file.stream(writer, [(tensor, _chunks(tensor, seed)) for tensor in table], progress)
     return path
-
-
-def _check_space(path: Path, n_bytes: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    need, free = n_bytes + (16 << 20), shutil.disk_usage(path.parent).free  # header and vocabulary: below 16 MiB
-    if free < need:
-        raise StudyError(str(path), f"needs {need:,} bytes, only {free:,} are free", f"free space in {path.parent}")
-
-
-def _stream(writer: gguf.GGUFWriter, table: list[TensorInfo], seed: int, progress: Progress | None) -> None:
-    """Write everything, tensors in chunks: `GGUFWriter.write_tensor_data` wants whole tensors of up to 0.4 GB."""
-    for t in table:
-        writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.n_bytes, gguf.GGMLQuantizationType[t.dtype])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    assert writer.fout is not None
-    file, done, total = writer.fout[0], 0, sum(t.n_bytes for t in table)
-    writer.write_padding(file, file.tell())
-    for tensor in table:
-        for chunk in _chunks(tensor, seed):
-            file.write(chunk.data)
-            done += chunk.nbytes
-            if progress:
-                progress(done, total)
-        writer.write_padding(file, tensor.n_bytes)
-    writer.close()
 
 
 def _chunks(tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
@@ -146,11 +107,7 @@ def _encode(dtype: str, q: NDArray[np.int8], steps: NDArray[np.float32]) -> NDAr
         blocks[:, :2] = steps.astype("<f2").view(np.uint8).reshape(-1, 2)
         blocks[:, 2:] = q.view(np.uint8)
         return blocks
-    values = q * steps[:, None]
-    if dtype == "BF16":  # upper half of the F32 bits, rounded to nearest even
-        bits = values.view(np.uint32)
-        return ((bits + ((bits >> 16 & 1) + 0x7FFF)) >> 16).astype("<u2")
-    return values.astype("<f2" if dtype == "F16" else "<f4")
+    return numbers.narrow(q * steps[:, None], dtype)
 
 
 def _step(std: float) -> tuple[float, int]:
@@ -192,39 +149,11 @@ def _quants(plus: np.random.PCG64, minus: np.random.PCG64, n: int) -> NDArray[np
 
 
 def _add_metadata(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, head_count_array: bool) -> None:
-    """The keys llama.cpp's loader reads. head_count is a scalar: an array with 0 at layer 0 makes it lose RoPE."""
-    kv_heads = [spec.kv_heads_of(layer) for layer in range(spec.layers)]
     writer.add_name(f"Synthetic {spec.name} ({spec.scale} scale, random weights)")
     notes = ["Random weights in the tensor shapes of the named model; not its released weights.", *spec.assumptions]
     writer.add_description(" ".join(notes))
-    writer.add_file_type(FILE_TYPES[dtype])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    writer.add_vocab_size(spec.vocab)
-    writer.add_context_length(spec.context_length)
-    writer.add_embedding_length(spec.hidden)
-    writer.add_block_count(spec.layers)
-    writer.add_feed_forward_length(spec.ffn)
-    writer.add_head_count([spec.heads if n else 0 for n in kv_heads] if head_count_array else spec.heads)
-    writer.add_head_count_kv(kv_heads if spec.arch == "plamo2" else spec.kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
-    writer.add_layer_norm_rms_eps(spec.rms_eps)
-    writer.add_rope_freq_base(spec.rope_theta)
-    _add_mamba(writer, spec) if spec.arch == "plamo2" else _add_window(writer, spec)
-
-
-def _add_mamba(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
-    writer.add_ssm_state_size(spec.d_state)
-    writer.add_ssm_conv_kernel(spec.d_conv)
-    writer.add_ssm_time_step_rank(spec.mamba_heads)
-    writer.add_ssm_inner_size(spec.d_inner)
-    writer.add_ssm_group_count(0)
-
-
-def _add_window(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
-    writer.add_sliding_window(spec.window)
-    writer.add_sliding_window_pattern(spec.window_pattern)
-    writer.add_rope_freq_base_swa(spec.rope_theta_swa)
+    by_layer = [0 if spec.is_mamba(layer) else spec.heads for layer in range(spec.layers)]
+    gguf_file.add_shape(writer, spec, dtype, by_layer if head_count_array else None)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, vocab: int) -> None:
