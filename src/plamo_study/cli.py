@@ -12,7 +12,7 @@ from rich.console import Console
 
 from plamo_study import cli_models, paths, report
 from plamo_study.errors import StudyError
-from plamo_study.measure import collect, plan, runner
+from plamo_study.measure import collect, plan, runner, studies
 from plamo_study.options import Accept, Engine, Json, Scale, accept_findings, check_engine, use_engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -167,7 +167,7 @@ def _run_all(
     failed = False
     if source == "live":
         for notebook in found:
-            for study, at in plan.of_notebook(notebook.stem, scale):
+            for study, at in studies.of_notebook(notebook.stem, scale):
                 summary = report.measure(study, at, collect.LOCAL)
                 failed |= bool(summary.unexpected)
                 if json:

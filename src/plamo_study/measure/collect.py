@@ -9,7 +9,7 @@ import pandas as pd
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, frame, journal, plan, runner
+from plamo_study.measure import files, frame, journal, plan, runner, studies
 
 REFERENCE, LOCAL = "reference", "local"
 SOURCES = ("recorded", "live")
@@ -67,10 +67,10 @@ def check_source(source: str) -> None:
 
 def build(study: str, scale: str) -> plan.Plan:
     """The plan of a study for the engine and machine at hand."""
-    if study not in plan.STUDIES:
-        raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(plan.STUDIES)}", "plamo-study run")
+    if study not in studies.STUDIES:
+        raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
-    return plan.STUDIES[study](scale, gpu=runner.engine_facts()["gpu_offload"])
+    return studies.STUDIES[study](scale, gpu=runner.engine_facts()["gpu_offload"])
 
 
 def measure(

@@ -13,7 +13,7 @@ from plamo_study.measure.rows import Cell, Fact, Record, Row
 CELL_FIELDS = [field.name for field in msgspec.structs.fields(Cell)]
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
-              "checks"]  # fmt: skip
+              "checks", "series"]  # fmt: skip
 
 
 def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame:

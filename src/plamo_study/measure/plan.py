@@ -1,6 +1,5 @@
-"""Which cells a study measures at which scale. A new study is one function here."""
+"""Which cells the studies of phase asymmetry and batch scaling measure at which scale, and what every plan shares."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,20 +141,6 @@ def _plan(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     gates = tuple(change(kind, model=model, dtype=dtype) for model, dtype in files for kind in kinds)
     anchor = change(base, workload="decode", n_prompt=16, n_gen=32)
     return Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
-
-
-STUDIES: dict[str, Callable[..., Plan]] = {
-    "01-phase-asymmetry": phase_asymmetry,
-    "03-batch-scaling": batch_scaling,
-    "03-source-table": source_table,
-    "03-batching-law": batching_law,
-}
-
-
-def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
-    """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`."""
-    own = [study for study in STUDIES if study[:2] == name[:2]]
-    return [(study, "mini" if study == "03-batching-law" else scale) for study in own]
 
 
 def change(cell: Cell, **changes: Any) -> Cell:

@@ -6,7 +6,10 @@ from typing import Any, Literal
 import msgspec
 
 SCHEMA = 1
-Workload = Literal["prefill", "decode", "gate", "replay", "isolation", "overhead", "read", "matmul"]
+Workload = Literal[
+    "prefill", "decode", "gate", "replay", "isolation", "overhead", "read", "matmul",
+    "quality", "scan", "ranges", "trace", "depth", "naive",
+]  # fmt: skip
 Status = Literal["ok", "abort", "hang", "killed", "error"]
 
 
@@ -30,6 +33,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_gpu_layers: int = 0
     calls: tuple[tuple[tuple[int, int], ...], ...] = ()  # replay: (sequence, tokens) of each call; 0 tokens: it leaves
     label: str = ""  # replay, isolation: what the calls are for (map, identity, isolation, bystander)
+    candidates: tuple[str, ...] = ()  # quality, scan: types or recipes held against `dtype`
+    text: str = ""  # quality, scan, ranges: UTF-8 text evaluated, a name in data/corpus or a path
+    text_sha256: str = ""  # of that text
+    n_chunks: int = 0  # quality, scan: chunks of n_prompt tokens taken of it
     size: int = 0  # bytes read (read), rows and columns of the weight matrix (matmul)
     repetitions: int = 1
     seed: int = 0
@@ -67,6 +74,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_bytes: int = 0  # read: bytes per sample
     n_flops: int = 0  # matmul: floating-point operations per sample
     checks: dict[str, float | bool] = {}
+    series: dict[str, list[float]] = {}  # named results that are many numbers: one per chunk, layer or depth
     valid: bool | None = None
     peak_rss_bytes: int = 0
     log: list[str] = []
@@ -100,6 +108,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ro
     n_bytes: int = 0
     n_flops: int = 0
     checks: dict[str, float | bool] = {}
+    series: dict[str, list[float]] = {}
     valid: bool | None = None
     failure: Failure | None = None
 

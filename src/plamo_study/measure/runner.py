@@ -164,6 +164,7 @@ class _Sweep:
             "n_bytes",
             "n_flops",
             "checks",
+            "series",
             "valid",
         )
         return Row(

@@ -1,5 +1,6 @@
 """What a worker does for each kind of cell: warm up, time, and have the result proved; the proof is the warm-up."""
 
+import importlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Cell, Measured
 
+ALONE = ("quality", "scan", "ranges", "trace", "depth", "naive")  # each a module here that opens what it needs
 WARM_STEPS = 3  # decode steps before the timed ones, of as many sequences
 FIRST_TOKEN = 5  # ids below are special tokens
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
@@ -29,6 +31,9 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
     if cell.workload in ("read", "matmul"):
         stage(cell.workload)
         return _read(cell) if cell.workload == "read" else _matmul(cell)
+    if cell.workload in ALONE:
+        stage(cell.workload)
+        return importlib.import_module(f"plamo_study.measure.{cell.workload}").run(cell, path, stage)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):
         workload = {
