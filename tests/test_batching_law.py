@@ -61,7 +61,7 @@ def test_the_hybrid_fails_what_attention_passes(tmp_path):
     rows = runner.sweep(asked, tmp_path / "j.jsonl").rows
     errors = law_check.three_tests(frame.frame(rows, frame.facts(journal.read(tmp_path / "j.jsonl"))))
     assert len(errors) == 2 * len(grid.TESTS)
-    assert (errors[errors["model"] == HYBRID]["error"] > 0.3).all()
+    assert (errors[errors["model"] == HYBRID]["error"] > law_check.WRONG).all()  # 0.08 to 1: trained weights forget
     assert (errors[errors["model"] == ATTENTION]["error"] < law_check.WRONG).all()
 
 

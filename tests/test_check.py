@@ -405,7 +405,7 @@ TOKENIZER = {
     "a text that is not UTF-8": ("warning", "token-text", vocabulary("tokens", put(300, b"\xff"))),
     "an empty text": ("warning", "token-empty", vocabulary("tokens", put(300, b""))),
     "no BOS": ("warning", "token-id", key("tokenizer.ggml.bos_token_id", None)),
-    "an EOS outside the vocabulary": ("warning", "token-id", value("tokenizer.ggml.eos_token_id", U32, 512)),
+    "an EOS outside the vocabulary": ("warning", "token-id", value("tokenizer.ggml.eos_token_id", U32, 2048)),
     "another token as EOT": ("warning", "token-id", value("tokenizer.ggml.eot_token_id", U32, 300)),
 }  # fmt: skip
 

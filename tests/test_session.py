@@ -55,11 +55,11 @@ def test_a_long_prompt_is_cut_at_n_batch_and_only_its_end_is_returned():
     tokens = np.arange(5, 105)
     with Session(mini_file(), config) as cut, Session(mini_file(), SessionConfig(128, n_gpu_layers=0)) as whole:
         short, long = cut.prefill({0: tokens})[0], whole.prefill({0: tokens})[0]
-        assert short.shape == long.shape == (1, 512)
+        assert short.shape == long.shape == (1, cut.n_vocab)
         assert cut.n_evaluated == whole.n_evaluated == 100
         assert relative_error(short, long) < 1e-2
         cut.clear()
-        assert cut.prefill({0: tokens}, every=True)[0].shape == (100, 512)
+        assert cut.prefill({0: tokens}, every=True)[0].shape == (100, cut.n_vocab)
 
 
 def test_a_full_context_is_an_engine_error(session):

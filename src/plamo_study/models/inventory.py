@@ -69,7 +69,8 @@ def as_dict(entry: Entry) -> dict[str, Any]:
 def _entry(spec: ModelSpec) -> Entry:
     files = tuple(_ggufs(spec))
     if spec.scale != "weights" or spec.hub is None:
-        return Entry(spec, "none: synthetic", False, "pinned" if spec.sha256 else "", files)
+        licence = "MIT, trained on PSF-licensed text" if spec.trained else "none: synthetic"
+        return Entry(spec, licence, False, "pinned" if spec.sha256 else "", files)
     return Entry(spec, spec.hub.licence, spec.hub.gated, snapshots.pinned(spec.hub), (*_released(spec.name), *files))
 
 

@@ -13,6 +13,7 @@ from plamo_study.models import tensors
 from plamo_study.models.tensors import TensorInfo
 
 FILE_TYPES = {  # name: llama.h's enum llama_ftype, and the type of a matrix that no rule treats otherwise
+    "F32": (0, "F32"),
     "F16": (1, "F16"),
     "BF16": (32, "BF16"),
     "Q8_0": (7, "Q8_0"),

@@ -78,6 +78,20 @@ def recipe(name: str, keep: Sequence[str] = ()) -> Recipe:
     return replace(found, keep=tuple((dict(found.keep) | dict(_exception(word) for word in keep)).items()))
 
 
+def by_name(name: str) -> Recipe:
+    """The recipe a file's name states: a file type, then kinds and types in turn, as `Recipe.name` joins them.
+
+    Raises StudyError for a name that no recipe has.
+    """
+    file_type, *words = name.split("-")
+    pairs = tuple(zip(words[::2], words[1::2], strict=False))
+    found = Recipe(file_type, pairs)
+    if file_type not in FILE_TYPES or len(words) % 2 or any(dtype not in KEPT for _, dtype in pairs):
+        why = f"unknown; known: {', '.join(RECIPES)}, or a file type with -KIND-TYPE after it"
+        raise StudyError(f"type {name!r}", why, CHOOSE)
+    return found
+
+
 def _exception(word: str) -> tuple[str, str]:
     kind, _, dtype = word.partition("=")
     if not kind or not dtype:

@@ -47,7 +47,7 @@ class ModelSpec:
     """One model at one scale: every number that decides the tensors of its file.
 
     Sizes are element counts, `context_length` and `window` are tokens. Mamba fields are 0 for PLaMo 3,
-    window fields 0 for PLaMo 2.
+    window fields 0 for PLaMo 2. `trained`: its F16 file is committed (models/embedded.py), not random.
     """
 
     name: str
@@ -73,6 +73,7 @@ class ModelSpec:
     d_conv: int = 0
     parameters: int | None = None
     hub: Hub | None = None
+    trained: bool = False
     assumptions: tuple[str, ...] = ()
     sha256: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -209,14 +210,19 @@ def hub(name: str) -> Hub:
 
 
 def model_path(name: str, scale: str, dtype: str) -> Path:
-    """Where the file of a registered model lies: data/models/<name>.<scale>.<dtype>.gguf. It need not exist."""
+    """Where the file of a registered model lies: data/models/<name>.<scale>.<dtype>.gguf. It need not exist.
+
+    `dtype` is a tensor type or the name of a recipe of quantization (models/recipes.py); StudyError for any other.
+    """
+    from plamo_study.models import recipes  # it reads tensor tables, and those read this registry
+
     known = spec(name, scale)
-    if scale != "weights":  # a released file may have any type or recipe
-        check_dtype(dtype)
+    if scale != "weights":  # a released file may have a name of its publisher's
+        recipes.by_name(dtype)
     return MODELS / f"{known.name}.{known.scale}.{dtype}.gguf"
 
 
 def check_dtype(dtype: str) -> None:
-    """StudyError unless `dtype` is a tensor type that can be written."""
+    """StudyError unless `dtype` is a tensor type that can be written without the quantizer."""
     if dtype not in DTYPES:
         raise StudyError(f"type {dtype!r}", f"unknown; known: {', '.join(DTYPES)}", "choose one of these")

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
-from plamo_study.models import gguf_file, numbers, registry, tensors
+from plamo_study.models import embedded, gguf_file, numbers, registry, tensors
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.numbers import BLOCK
 from plamo_study.models.registry import ModelSpec
@@ -45,12 +45,14 @@ GAINS = {"token_embd": 0.25, "output": 0.25, "ssm_dt": 0.5}  # of the weights' s
 
 
 def make(name: str, scale: str, dtype: str, progress: Progress | None = None) -> Path:
-    """The path of a registered synthetic model (seed 0), written when it is missing.
+    """The path of a registered model, written when it is missing: random weights (seed 0), or the trained ones.
 
     Raises StudyError when an existing file is damaged, differs from its pinned hash (mini) or lacks the planned
-    tensors (shape), and for everything `write` and `registry.spec` raise it for.
+    tensors (shape), and for everything `write`, `embedded.make` and `registry.spec` raise it for.
     """
     spec, path = registry.spec(name, scale), registry.model_path(name, scale, dtype)
+    if spec.trained:
+        return embedded.make(spec, dtype, progress)
     if not path.exists():
         return write(spec, dtype, path, progress=progress)
     pin = spec.sha256.get(dtype)

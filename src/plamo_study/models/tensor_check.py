@@ -3,18 +3,16 @@
 It reads no weights: models/finite.py does.
 """
 
+import platform
 from collections.abc import Iterator
 
+from plamo_study import casts
 from plamo_study.models.finding import AGAIN, Finding, listed, printable
 from plamo_study.models.header_parts import Header, TensorRecord
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import stays_f32
 
 NO_WEIGHTS = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}  # ggml multiplies with none of these
-CPU_ACTIVATIONS = {  # ggml-cpu.c, vec_dot_type: what the CPU rounds the input of a product to, and its largest value
-    "F16": ("F16", 65504.0),
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), ("Q8_0", 127 * 65504.0)),
-}
 KEEP = "quantize again with --keep ssm_out=bf16: plamo-study models quantize"
 
 
@@ -95,19 +93,27 @@ def _types(tensors: list[TensorRecord]) -> Iterator[Finding]:
 
 
 def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
-    """D5: the input of `ssm_out` is unnormalised, and overflows where a backend rounds it to F16.
+    """D5: the input of `ssm_out` is unnormalised, and overflows where a backend casts it to F16.
 
-    `gpu`: weights lie on a GPU (Metal, CUDA), whose matrix kernels round the input of most types to F16.
+    `gpu`: weights lie on a GPU, Metal's or CUDA's. How large the input becomes, only the gate's probe tells.
     """
     types = sorted({t.type_name for t in header.tensors if t.name.endswith("ssm_out.weight")})
-    if gpu and (risky := [name for name in types if name not in ("F32", "BF16")]):
-        why = f"ssm_out is {listed(risky)}: GPU kernels may round its input to F16, which overflows beyond 65,504 (D5)"
-        return [Finding("warning", "ssm-out-type", why, KEEP)]
-    if not gpu and (rounded := [name for name in types if name in CPU_ACTIVATIONS]):
-        to, most = CPU_ACTIVATIONS[rounded[0]]
-        why = f"ssm_out is {listed(rounded)}: the CPU rounds its input to {to}, which overflows beyond {most:,.0f} (D5)"
-        return [Finding("note", "ssm-out-type", why, KEEP)]
-    return []
+    backends = ("Metal", "CUDA") if gpu else (casts.host(platform.machine()),)
+    limits = [
+        (cast, name)
+        for name in types
+        for backend in backends
+        for path in casts.PATHS
+        if (cast := casts.limit(backend, name, path))
+    ]
+    if not limits:
+        return []
+    lowest = min(limits, key=lambda found: found[0].limit)[0]
+    why = (
+        f"ssm_out is {listed(dict.fromkeys(name for _, name in limits))}: {lowest.backend} casts its input to "
+        f"{lowest.cast}, which overflows beyond {lowest.limit:,.0f} (D5)"
+    )
+    return [Finding("warning" if gpu else "note", "ssm-out-type", why, KEEP)]
 
 
 def _block(code: str, why: str, mend: str = AGAIN) -> Finding:

@@ -1,0 +1,61 @@
+"""The tokenizer of a model file alone: text to token ids and back, without loading weights."""
+
+import ctypes
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+from numpy.typing import NDArray
+
+from plamo_study.engine.session import EngineError
+
+LONGEST = 1024  # bytes of a piece
+
+
+class Tokenizer:
+    """The vocabulary of a GGUF as llama.cpp uses it; `bos` and `eos` are token ids.
+
+    Raises
+    ------
+    EngineError
+        The file does not load, or a text is refused.
+
+    """
+
+    def __init__(self, path: Path | str):
+        params = llama.llama_model_default_params()
+        params.vocab_only = True
+        self._model = llama.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise EngineError(f"llama.cpp cannot load the vocabulary of {path}")
+        self._vocab = llama.llama_model_get_vocab(self._model)
+        self.bos: int = llama.llama_vocab_bos(self._vocab)
+        self.eos: int = llama.llama_vocab_eos(self._vocab)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        llama.llama_model_free(self._model)
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Token ids (n_tokens,) of a text and nothing around it.
+
+        A special token's name within the text becomes that token: this kind of tokenizer makes no difference.
+        """
+        raw = text.encode()
+        ids = (llama.llama_token * (len(raw) + 1))()
+        n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), False, False)
+        if n < 0:
+            raise EngineError("the model's tokenizer refuses the text")
+        return np.ctypeslib.as_array(ids)[:n].astype(np.int32)
+
+    def decode(self, ids: NDArray[np.int32]) -> bytes:
+        """The bytes that token ids spell; special tokens spell nothing."""
+        buffer, spelt = ctypes.create_string_buffer(LONGEST), []
+        for token in ids.tolist():
+            n = llama.llama_token_to_piece(self._vocab, token, buffer, LONGEST, 0, False)
+            spelt.append(buffer.raw[: max(n, 0)])
+        return b"".join(spelt)

@@ -1,0 +1,92 @@
+"""The training text: the running Python's standard library, and the modules of it that are held out.
+
+A module is held out by a hash of its path, so nobody chooses. Left out are the test suites (many installations lack
+them), what pip installs, files that are mostly tables of literals, files that are not UTF-8, and exact duplicates.
+
+It knows no tokens.
+"""
+
+import hashlib
+import re
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+SALT = "plamo-study/3"  # the first that holds out 150 to 250 kB, at least 12 modules, none of them above a quarter
+ONE_IN = 40  # modules: one of so many is held out
+NO_PART = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
+TABLE_LINE = re.compile(r"\s*(?:['\"](?!['\"]{2})|0[xX]|\d|\()")  # begins with a text, a number or a tuple
+LONG_LINE = 40  # characters from which a line that occurs twice is hardly chance
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file: its path below the standard library, with forward slashes, and its text."""
+
+    path: str
+    text: str
+
+    @property
+    def n_bytes(self) -> int:
+        """Length as UTF-8."""
+        return len(self.text.encode())
+
+
+def modules(root: Path | None = None) -> list[Module]:
+    """The modules below `root` (default: this Python's standard library) that are used, in the order of their paths."""
+    root = root or Path(sysconfig.get_path("stdlib"))
+    found: dict[str, Module] = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if NO_PART & set(parts[:-1]):
+            continue
+        text = _text(path)
+        if text and not is_table(text):
+            found.setdefault(text, Module("/".join(parts), text))
+    return sorted(found.values(), key=lambda module: module.path)
+
+
+def is_table(text: str) -> bool:
+    """Whether most lines are entries of a table: codecs' character maps, error lists, help topics."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return sum(bool(TABLE_LINE.match(line)) for line in lines) > len(lines) / 2
+
+
+def is_held_out(path: str) -> bool:
+    """Decided by the path alone: SHA-256 of salt and path, modulo `ONE_IN`."""
+    digest = hashlib.sha256(f"{SALT}/{path}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") % ONE_IN == 0
+
+
+def split(found: Iterable[Module]) -> tuple[list[Module], list[Module]]:
+    """Training part and held-out part."""
+    held_out = [module for module in found if is_held_out(module.path)]
+    return [module for module in found if not is_held_out(module.path)], held_out
+
+
+def sha256(found: Iterable[Module]) -> str:
+    """One hash of paths and texts, in order."""
+    digest = hashlib.sha256()
+    for module in found:
+        digest.update(f"{module.path}\0{module.n_bytes}\0{module.text}".encode())
+    return digest.hexdigest()
+
+
+def seen_before(train: Iterable[Module], held_out: Iterable[Module]) -> float:
+    """Share of the held-out lines of at least 40 characters (without indentation) that the training part holds too."""
+    known = {line for module in train for line in _long_lines(module.text)}
+    lines = [line for module in held_out for line in _long_lines(module.text)]
+    return sum(line in known for line in lines) / max(1, len(lines))
+
+
+def _long_lines(text: str) -> list[str]:
+    return [line for line in map(str.strip, text.splitlines()) if len(line) >= LONG_LINE]
+
+
+def _text(path: Path) -> str:
+    """The text as it stands in the file, "" when it is not UTF-8."""
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return ""
