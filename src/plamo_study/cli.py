@@ -10,13 +10,14 @@ import msgspec
 import typer
 from rich.console import Console
 
-from plamo_study import cli_models, paths, report
+from plamo_study import cli_models, cli_trace, paths, report
 from plamo_study.errors import StudyError
 from plamo_study.measure import collect, plan, runner, studies
 from plamo_study.options import Accept, Engine, Json, Scale, accept_findings, check_engine, use_engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
+app.command("trace")(cli_trace.trace)
 
 LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
 
@@ -106,6 +107,9 @@ def selfcheck(
     batched_bench: Annotated[
         Path | None, typer.Option(help="a llama-batched-bench to compare batched rates with, run interleaved")
     ] = None,
+    perplexity: Annotated[
+        Path | None, typer.Option(help="a llama-perplexity to compare quality figures, time and disk with")
+    ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 20,
     engine: Engine = None,
     json: Annotated[bool, typer.Option("--json")] = False,
@@ -115,7 +119,7 @@ def selfcheck(
 
     use_engine(engine)
     plan.check_scale(scale)
-    found = costs.selfcheck(scale, llama_bench, batched_bench, rounds)
+    found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
     typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)
     raise typer.Exit(0 if all(check.ok for check in found) else 1)
 
@@ -141,6 +145,27 @@ def law(
     found = {size: bisection.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}
     report.boundaries(LAW_PROMPT, found, {size: batching_law.smallest_abort(LAW_PROMPT, size) for size in sizes})
     raise typer.Exit(0 if table["exact"].all() else 1)
+
+
+@app.command()
+def quality(
+    text: Annotated[str, typer.Argument(help="a text of data/corpus, or any UTF-8 file")] = "python-heldout",
+    scale: Scale = "mini",
+    engine: Engine = None,
+    accept: Accept = None,
+) -> None:
+    """Hold every type and recipe against F16 on a text: perplexity, KL divergence, loops."""
+    from plamo_study import report_quality
+    from plamo_study.analysis import quality as figures
+    from plamo_study.measure import plan_quality
+
+    use_engine(engine)
+    accept_findings(accept)
+    planned = plan_quality.quality(scale, runner.engine_facts()["gpu_offload"], text)
+    path = collect.journal_path(planned.study, planned.scale, collect.LOCAL)
+    summary = report.sweep(planned, path)
+    report_quality.quality(figures.table(collect.framed(summary, path)[0]))
+    raise typer.Exit(1 if summary.unexpected else 0)
 
 
 @app.command()

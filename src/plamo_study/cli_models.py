@@ -1,4 +1,4 @@
-"""The commands on model files: list, make, fetch, convert, check, quantize."""
+"""The commands on model files: list, make, train, fetch, convert, check, quantize, ranges, scan."""
 
 # Modules that load the hub's client are imported by the command that needs them: the others answer a second sooner.
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from plamo_study import report, report_models
+from plamo_study import cli_scan, report, report_models
 from plamo_study.errors import StudyError
 from plamo_study.measure import checking, plan, quantizing
 from plamo_study.models import convert, inventory, recipes, registry, synthetic
@@ -19,6 +19,7 @@ from plamo_study.models.finding import blocking
 from plamo_study.options import Engine, Json, Scale, use_engine
 
 app = typer.Typer(no_args_is_help=True, help="Model files: known, made, fetched, converted, checked, quantized.")
+app.command("scan")(cli_scan.scan)
 
 
 @app.command("list")
@@ -40,6 +41,22 @@ def make(
             with report.bytes_progress() as progress:
                 made = synthetic.make(name, scale, kind, progress=progress(f"{name} {scale} {kind}"))
             report_models.made(made, registry.spec(name, scale))
+
+
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(help="plamo-2-1b or plamo-3-nict-2b")],
+    steps: Annotated[int, typer.Option(help="0: the recipe's")] = 0,
+) -> None:
+    """Train an embedded model again on this Python's standard library; writes its file, record and card."""
+    from plamo_study import training
+
+    training.require()
+    from plamo_study.training import run
+
+    report_models.written(run.train(name, typer.echo, steps))
+    for dtype, digest in run.pins(name).items():
+        typer.echo(f'{dtype} = "{digest}"')
 
 
 @app.command()
@@ -140,3 +157,26 @@ def quantize(
             imatrix = quantizing.compute_imatrix(source, imatrix_text, beside, progress(beside.name))
         quantizing.quantize(source, target, chosen, progress(target.name), imatrix, requantize)
     report_models.written(target)
+
+
+@app.command("ranges")
+def probe_ranges(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")],
+    text: Annotated[Path, typer.Option(help="a UTF-8 text; a short one is taken whole")],
+    n_prompt: Annotated[int, typer.Option(help="tokens of the prompt, at most")] = 512,
+    n_gen: Annotated[int, typer.Option(help="tokens decoded after it, at most")] = 32,
+    gpu: Annotated[bool, typer.Option("--gpu", help="probe on the GPU instead of the CPU")] = False,
+    engine: Engine = None,
+    json: Json = False,
+) -> None:
+    """The largest input of every matrix product over a text, against what CPU, Metal and CUDA cast it to."""
+    from plamo_study.measure import ranges
+
+    use_engine(engine)
+    found = ranges.probe_file(file, text, n_prompt, n_gen, -1 if gpu else 0)
+    if json:
+        typer.echo(msgspec.json.encode({"file": str(file), "checks": found.checks, "series": found.series}).decode())
+        return
+    from plamo_study.present import numeric_range
+
+    typer.echo(repr(numeric_range.for_file(found.series)))

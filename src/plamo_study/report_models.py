@@ -60,7 +60,9 @@ def made(path: Path, spec: ModelSpec) -> None:
     """Name a written file, and what is assumed about its shape."""
     assumed = f" (assumed: {' '.join(spec.assumptions)})" if spec.assumptions else ""
     console.print(
-        f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, synthetic{assumed}", markup=False, soft_wrap=True
+        f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, {'trained' if spec.trained else 'synthetic'}{assumed}",
+        markup=False,
+        soft_wrap=True,
     )
 
 

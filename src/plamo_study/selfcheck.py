@@ -7,9 +7,9 @@ from statistics import median
 
 import msgspec
 
-from plamo_study import crosscheck
+from plamo_study import crosscheck, crosscheck_perplexity
 from plamo_study.analysis.stats import Estimate
-from plamo_study.measure import journal, machine, plan
+from plamo_study.measure import files, journal, machine, plan, plan_quality
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Row
 from plamo_study.measure.worker import Job
@@ -21,6 +21,7 @@ JOURNAL_ROWS = 100_000
 APPENDED_ROWS = 200
 ALIKE = 0.02  # rates agree with llama-bench's within this margin
 STARTS = 5
+PERPLEXITY_ROUNDS = 5
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -32,8 +33,13 @@ class Check(msgspec.Struct, frozen=True):
     ok: bool
 
 
-def selfcheck(scale: str, llama_bench: Path | None, batched_bench: Path | None, rounds: int) -> list[Check]:
-    """All checks on the first model of the studies at `scale`; with a tool of llama.cpp's, rates beside its own."""
+def selfcheck(
+    scale: str, llama_bench: Path | None, batched_bench: Path | None, rounds: int, perplexity: Path | None = None
+) -> list[Check]:
+    """All checks on the first model of the studies at `scale`; with a tool of llama.cpp's, our figures beside its own.
+
+    With `perplexity` the quality of every type of both models is held against llama-perplexity's.
+    """
     cell = Cell(workload="overhead", model=plan.MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_prompt=16, n_gen=64)
     cell = plan.change(cell, n_threads=machine.performance_cores())
     path = synthetic.make(cell.model, cell.scale, cell.dtype)
@@ -45,6 +51,17 @@ def selfcheck(scale: str, llama_bench: Path | None, batched_bench: Path | None, 
     for tool, (compare, binary) in tools.items():
         ratios = compare(cell, path, binary, rounds) if binary else {}
         checks += [alike(f"{what} rate / {tool}'s", ratio) for what, ratio in ratios.items()]
+    return checks + (against_perplexity(scale, perplexity, min(rounds, PERPLEXITY_ROUNDS)) if perplexity else [])
+
+
+def against_perplexity(scale: str, binary: Path, rounds: int) -> list[Check]:
+    """Figures, time and disk of the whole quality table beside llama-perplexity's, model by model."""
+    planned = plan_quality.quality(scale)
+    files.make_models(planned)
+    checks = []
+    for cell in planned.cells:
+        compared = crosscheck_perplexity.compare(cell, plan.model_file(cell), binary, rounds)
+        checks += [Check(*line) for line in crosscheck_perplexity.lines(cell.model, compared)]
     return checks
 
 

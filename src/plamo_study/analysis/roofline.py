@@ -1,16 +1,23 @@
 """Bytes and FLOPs of a forward pass from a model's tensor table, and the time the machine's ceilings allow for them.
 
-A model is its fact: `shape` (hyper-parameters) and `tensors` (kind -> type, count, n_elements, n_bytes).
+A model is its fact: `shape` (hyper-parameters) and `tensors` (kind -> type, count, n_elements, n_bytes). Both phases
+are one account, `parts`: a decode step is one new token per sequence, a prefill many. It counts what has to come from
+memory: weights, cache and state. Activations are left out, and it does not know caches: what it says of a file that
+fits one is an upper bound.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 Model = dict[str, Any]
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
+            "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # fmt: skip
 STATE_BYTES = 4  # llama.cpp keeps recurrent and convolution state in F32
 NO_MATMUL = {"token_embd", "output", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt.bias"}
 SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output multiply-add (2), and exp's multiply
+
+
+PRODUCTS = ("weights of the blocks", "output head")  # the parts that are matrix products
 
 
 @dataclass(frozen=True)
@@ -19,6 +26,15 @@ class Ceilings:
 
     read: float
     matmul: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one part of a forward pass must compute (FLOPs) and move (bytes)."""
+
+    name: str
+    flops: float
+    bytes: float
 
 
 @dataclass(frozen=True)
@@ -59,26 +75,32 @@ def weight_bytes(model: Model) -> int:
     return sum(t["n_bytes"] for kind, t in model["tensors"].items() if not (untied and kind == "token_embd"))
 
 
-def kv_bytes_per_token(model: Model, type_kv: str = "f16") -> float:
-    """Bytes of key and value that one token adds in one attention layer."""
+def head_bytes(model: Model) -> int:
+    """Bytes of the output head: its own tensor, or the embedding it is tied to."""
+    tensors = model["tensors"]
+    found = tensors.get("output") or tensors.get("token_embd") or {"n_bytes": 0}
+    return int(found["n_bytes"])
+
+
+def kv_bytes_per_token(model: Model, type_kv: str = "f16", type_v: str = "") -> float:
+    """Bytes of key and value that one token adds in one attention layer; values of another type than keys if given."""
     shape = model["shape"]
-    return 2 * shape["kv_heads"] * shape["head_dim"] * KV_BYTES[type_kv]
+    return shape["kv_heads"] * shape["head_dim"] * (KV_BYTES[type_kv] + KV_BYTES[type_v or type_kv])
+
+
+def scan_state_bytes(model: Model) -> int:
+    """Bytes of the scan's state per sequence: d_inner x d_state in every Mamba layer."""
+    return layers(model)[0] * _d_inner(model) * model["shape"]["d_state"] * STATE_BYTES
+
+
+def conv_state_bytes(model: Model) -> int:
+    """Bytes of the convolution's state per sequence: d_inner x (d_conv - 1) in every Mamba layer."""
+    return layers(model)[0] * _d_inner(model) * max(model["shape"]["d_conv"] - 1, 0) * STATE_BYTES
 
 
 def state_bytes(model: Model) -> int:
-    """Bytes of recurrent state per sequence: scan, d_inner x d_state, and convolution, d_inner x (d_conv - 1)."""
-    shape = model["shape"]
-    d_inner = shape["mamba_heads"] * shape["mamba_head_dim"]
-    return layers(model)[0] * d_inner * (shape["d_state"] + max(shape["d_conv"] - 1, 0)) * STATE_BYTES
-
-
-def decode_bytes(model: Model, depth: float, n_seq: int = 1, type_kv: str = "f16") -> float:
-    """Bytes one decode step moves: weights + n_seq * (KV read at `depth` + KV written + state read and written)."""
-    _, sliding, full = layers(model)
-    window = model["shape"]["window"] or depth
-    seen = full * depth + sliding * min(depth, window)
-    per_token = kv_bytes_per_token(model, type_kv)
-    return weight_bytes(model) + n_seq * (per_token * (seen + sliding + full) + 2 * state_bytes(model))
+    """Bytes of recurrent state per sequence: scan and convolution."""
+    return scan_state_bytes(model) + conv_state_bytes(model)
 
 
 def matmul_weights(model: Model) -> int:
@@ -92,34 +114,85 @@ def head_weights(model: Model) -> int:
     return model["shape"]["vocab"] * model["shape"]["hidden"]
 
 
-def prefill_flops(model: Model, n_tokens: int) -> float:
-    """FLOPs of one prompt from an empty context, the head for its last token only.
+def parts(
+    model: Model,
+    n_tokens: int,
+    depth: float = 0,
+    n_seq: int = 1,
+    *,
+    n_ubatch: int = 512,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    together: bool = True,
+) -> list[Part]:
+    """FLOPs and bytes of evaluating `n_tokens` new tokens of each of `n_seq` sequences that have `depth` behind them.
 
-    2 per weight and token; 4 * heads * head_dim per visible key (q.k and p.v, causal, window-limited); the scan.
+    The head is computed for each sequence's last token. Weights are read once per micro-batch of `n_ubatch` tokens, the
+    head's where one ends a sequence; every micro-batch reads the keys and values before it and reads and writes the
+    states of its sequences. `together`: one stream of all sequences, else a call for each. FLOPs: 2 per weight and
+    token; 4 * heads * head_dim per visible key (q.k and p.v, causal, window-limited); scan; convolution.
     """
-    shape = model["shape"]
-    mamba, sliding, full = layers(model)
-    window = min(shape["window"] or n_tokens, n_tokens)
-    causal = n_tokens * (n_tokens + 1) / 2
-    windowed = window * (window + 1) / 2 + (n_tokens - window) * window
-    attention = 4 * shape["heads"] * shape["head_dim"] * (full * causal + sliding * windowed)
-    scan = SCAN_FLOPS * mamba * shape["mamba_heads"] * shape["mamba_head_dim"] * shape["d_state"] * n_tokens
-    return 2 * matmul_weights(model) * n_tokens + 2 * head_weights(model) + attention + scan
+    shape, (mamba, sliding, full) = model["shape"], layers(model)
+    total, pieces = n_seq * n_tokens, -(-n_tokens // n_ubatch)
+    passes = -(-total // n_ubatch) if together else n_seq * pieces
+    ends = {-(-n_tokens * (n + 1) // n_ubatch) for n in range(n_seq)} if together else range(n_seq)
+    window = shape["window"] or depth + n_tokens
+    pairs = full * _pairs(n_tokens, depth, depth + n_tokens) + sliding * _pairs(n_tokens, depth, window)
+    before = [depth + piece * n_ubatch for piece in range(pieces)]
+    read = sum(full * past + sliding * min(past, window) for past in before)
+    per_key = kv_bytes_per_token(model, type_k, type_v)
+    scan = SCAN_FLOPS * mamba * _d_inner(model) * shape["d_state"]
+    row = head_bytes({"tensors": {"token_embd": model["tensors"].get("token_embd")}}) / max(shape["vocab"], 1)
+    head = head_bytes(model)
+    return [
+        Part("weights of the blocks", 2 * matmul_weights(model) * total, passes * (weight_bytes(model) - head)),
+        Part("output head", 2 * head_weights(model) * n_seq, len(ends) * head),
+        Part("embedding rows", 0, total * row),
+        Part("keys and values read", 4 * shape["heads"] * shape["head_dim"] * n_seq * pairs, n_seq * per_key * read),
+        Part("keys and values written", 0, total * per_key * (sliding + full)),
+        Part("scan state", scan * total, 2 * n_seq * pieces * scan_state_bytes(model)),
+        Part("convolution state", 2 * mamba * _d_inner(model) * shape["d_conv"] * total,
+             2 * n_seq * pieces * conv_state_bytes(model)),
+    ]  # fmt: skip
+
+
+def work(account: list[Part]) -> tuple[float, float]:
+    """(FLOPs, bytes) of all parts together."""
+    return sum(part.flops for part in account), sum(part.bytes for part in account)
+
+
+def _pairs(n_tokens: int, depth: float, window: float) -> float:
+    """Visible (query, key) pairs of `n_tokens` queries after `depth` tokens, each seeing `window` keys at most."""
+    growing = min(max(window - depth, 0), n_tokens)
+    return growing * depth + growing * (growing + 1) / 2 + (n_tokens - growing) * window
+
+
+def _d_inner(model: Model) -> int:
+    return int(model["shape"]["mamba_heads"] * model["shape"]["mamba_head_dim"])
+
+
+def decode_bytes(model: Model, depth: float, n_seq: int = 1, type_kv: str = "f16") -> float:
+    """Bytes one decode step moves: weights + n_seq * (KV read at `depth` + KV written + state read and written).
+
+    The embedding rows, a few kilobytes, are left out.
+    """
+    account = parts(model, 1, depth, n_seq, n_ubatch=max(n_seq, 1), type_k=type_kv, type_v=type_kv)
+    return work([part for part in account if part.name != "embedding rows"])[1]
 
 
 def decode_flops(model: Model, depth: float, n_seq: int = 1) -> float:
     """FLOPs of one decode step of `n_seq` sequences at `depth`."""
-    shape = model["shape"]
-    mamba, sliding, full = layers(model)
-    seen = full * depth + sliding * min(depth, shape["window"] or depth)
-    scan = SCAN_FLOPS * mamba * shape["mamba_heads"] * shape["mamba_head_dim"] * shape["d_state"]
-    attention = 4 * shape["heads"] * shape["head_dim"] * seen
-    return n_seq * (2 * (matmul_weights(model) + head_weights(model)) + attention + scan)
+    return work(parts(model, 1, depth, n_seq, n_ubatch=max(n_seq, 1)))[0]
+
+
+def prefill_flops(model: Model, n_tokens: int) -> float:
+    """FLOPs of one prompt from an empty context, the head for its last token only."""
+    return work(parts(model, n_tokens))[0]
 
 
 def prefill_bytes(model: Model, n_tokens: int, n_ubatch: int = 512) -> float:
-    """Bytes of weights one prefill reads: all of them once per micro-batch."""
-    return -(-n_tokens // n_ubatch) * weight_bytes(model)
+    """Bytes one prefill moves: the blocks' weights once per micro-batch, the head once, cache and state."""
+    return work(parts(model, n_tokens, n_ubatch=n_ubatch))[1]
 
 
 def band(flops: float, moved: float, ceilings: Ceilings) -> Band:

@@ -12,8 +12,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from plamo_study.engine.library import ggml
+from plamo_study.engine.nodes import Tensor
 
-GGML_TYPES = {"F32": 0, "F16": 1, "Q8_0": 8, "BF16": 30}  # ggml.h, enum ggml_type
+GGML_TYPES = {  # ggml.h, enum ggml_type
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8,
+    "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30,
+}  # fmt: skip
+PACKED = b"CPU_REPACK"  # ggml-cpu/repack.cpp: the buffer whose tensors are laid out for the processor's own kernels
+DISTINCT_ROWS = 64  # of a matrix of random weights; the rest repeats them, which no kernel notices
 SEED = 0
 _int64 = ctypes.c_int64
 
@@ -33,29 +39,37 @@ def read_times(n_bytes: int, n_threads: int, repetitions: int) -> list[int]:
         return [_in_parallel([partial(np.dot, part, part) for part in parts]) for _ in range(repetitions)]
 
 
-def matmul_times(dtype: str, shape: tuple[int, int, int], n_threads: int, gpu: bool, repetitions: int) -> list[int]:
+def matmul_times(
+    dtype: str, shape: tuple[int, int, int], n_threads: int, gpu: bool, repetitions: int, packed: bool = False
+) -> list[int]:
     """Nanoseconds for one ggml product of weights (rows x inner, type `dtype`) and inputs (inner x columns, F32).
 
     `shape` is (rows, inner, columns): 2 * rows * inner * columns FLOPs. Many columns measure the compute ceiling of a
     prefill; one column, the bandwidth ceiling of a decode step. `gpu` takes ggml's best device, else its CPU backend.
+    `packed`: lay the weights out as the engine does when it loads a model, where it has a packed kernel for them.
     """
     rows, inner, columns = shape
     base, registry = ggml("ggml-base"), ggml("ggml")
-    context = _call(base.ggml_init, _InitParams(1 << 20, None, True))
-    weights = _call(base.ggml_new_tensor_2d, context, GGML_TYPES[dtype], _int64(inner), _int64(rows))
+    store, context = (_call(base.ggml_init, _InitParams(1 << 20, None, True)) for _ in range(2))
+    weights = _call(base.ggml_new_tensor_2d, store, GGML_TYPES[dtype], _int64(inner), _int64(rows))
     inputs = _call(base.ggml_new_tensor_2d, context, GGML_TYPES["F32"], _int64(inner), _int64(columns))
     graph = _call(base.ggml_new_graph, context)
     base.ggml_build_forward_expand(graph, _call(base.ggml_mul_mat, context, weights, inputs))
     backend = _call(registry.ggml_backend_init_best) if gpu else _call(registry.ggml_backend_init_by_type, 0, None)
     if not gpu:
         ggml("ggml-cpu").ggml_backend_cpu_set_n_threads(backend, n_threads)
-    buffer = _call(base.ggml_backend_alloc_ctx_tensors, context, backend)
+    buffers = [
+        _place(base, store, weights, backend, packed),
+        _call(base.ggml_backend_alloc_ctx_tensors, context, backend),
+    ]
     _fill(base, weights, dtype, rows, inner)
     _fill(base, inputs, "F32", columns, inner)
     times = [_timed(lambda: base.ggml_backend_graph_compute(backend, graph)) for _ in range(repetitions)]
-    base.ggml_backend_buffer_free(buffer)
+    for buffer in buffers:
+        base.ggml_backend_buffer_free(buffer)
     base.ggml_backend_free(backend)
-    base.ggml_free(context)
+    for each in (context, store):
+        base.ggml_free(each)
     return times
 
 
@@ -66,12 +80,60 @@ def matrix_bytes(dtype: str, rows: int, inner: int) -> int:
     return rows * int(base.ggml_row_size(GGML_TYPES[dtype], _int64(inner)))
 
 
+def has_packed_kernel(dtype: str, rows: int, inner: int) -> bool:
+    """Whether the CPU backend lays a matrix of this type and size out anew when it loads a model."""
+    base, registry = ggml("ggml-base"), ggml("ggml")
+    store = _call(base.ggml_init, _InitParams(1 << 20, None, True))
+    weights = _call(base.ggml_new_tensor_2d, store, GGML_TYPES[dtype], _int64(inner), _int64(rows))
+    backend = _call(registry.ggml_backend_init_by_type, 0, None)
+    buffer = _place(base, store, weights, backend, packed=True)
+    found = bool(Tensor.from_address(weights.value or 0).extra)
+    base.ggml_backend_buffer_free(buffer)
+    base.ggml_backend_free(backend)
+    base.ggml_free(store)
+    return found
+
+
+def _place(
+    base: ctypes.CDLL, store: ctypes.c_void_p, weights: ctypes.c_void_p, backend: ctypes.c_void_p, packed: bool
+) -> ctypes.c_void_p:
+    """Memory for a context of one matrix: the backend's own or, where its kernels have another layout, that one's."""
+    kind = _packed_buffers(base, backend) if packed else None
+    if kind:
+        buffer = _call(base.ggml_backend_alloc_ctx_tensors_from_buft, store, kind)
+        tensor = Tensor.from_address(weights.value or 0)
+        if tensor.extra:
+            return buffer
+        base.ggml_backend_buffer_free(buffer)
+        tensor.buffer = tensor.data = None
+    return _call(base.ggml_backend_alloc_ctx_tensors, store, backend)
+
+
+def _packed_buffers(base: ctypes.CDLL, backend: ctypes.c_void_p) -> ctypes.c_void_p | None:
+    """The CPU backend's kind of memory for packed weights; None for another backend, or a build without it."""
+    device = _call(base.ggml_backend_get_device, backend)
+    library = _call(base.ggml_backend_dev_backend_reg, device)
+    found = _call(base.ggml_backend_reg_get_proc_address, library, b"ggml_backend_dev_get_extra_bufts")
+    if not found:
+        return None
+    kinds = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found.value or 0)(device)
+    base.ggml_backend_buft_name.restype = ctypes.c_char_p
+    for kind in kinds:
+        if not kind or base.ggml_backend_buft_name(ctypes.c_void_p(kind)) == PACKED:
+            return ctypes.c_void_p(kind) if kind else None
+    return None
+
+
 def _fill(base: ctypes.CDLL, tensor: ctypes.c_void_p, dtype: str, rows: int, inner: int) -> None:
-    values = np.random.default_rng(SEED).random((rows, inner), dtype=np.float32) - np.float32(0.5)
-    data = np.empty(matrix_bytes(dtype, rows, inner), dtype=np.uint8)
-    source, target = (array.ctypes.data_as(ctypes.c_void_p) for array in (values, data))
-    base.ggml_quantize_chunk(GGML_TYPES[dtype], source, target, _int64(0), _int64(rows), _int64(inner), None)
-    base.ggml_backend_tensor_set(tensor, target, ctypes.c_size_t(0), ctypes.c_size_t(data.nbytes))
+    distinct = min(rows, DISTINCT_ROWS)
+    values = np.random.default_rng(SEED).random((distinct, inner), dtype=np.float32) - np.float32(0.5)
+    block = np.empty(matrix_bytes(dtype, distinct, inner), dtype=np.uint8)
+    source, target = (array.ctypes.data_as(ctypes.c_void_p) for array in (values, block))
+    base.ggml_quantize_chunk(GGML_TYPES[dtype], source, target, _int64(0), _int64(distinct), _int64(inner), None)
+    data = np.resize(block, matrix_bytes(dtype, rows, inner))
+    base.ggml_backend_tensor_set(
+        tensor, data.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(0), ctypes.c_size_t(data.nbytes)
+    )
 
 
 def _call(function: Any, *arguments: object) -> ctypes.c_void_p:

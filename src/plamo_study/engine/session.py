@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
@@ -25,7 +25,8 @@ class SessionConfig:
     """Parameters of model and context, in llama.cpp's own terms.
 
     `n_ctx_seq` is the room of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
-    `n_gpu_layers` < 0 means all.
+    `n_gpu_layers` < 0 means all. `swa_full`: sliding-window layers keep every token, llama.cpp's default; its tools
+    keep the window only.
     """
 
     n_ctx_seq: int
@@ -38,6 +39,7 @@ class SessionConfig:
     type_v: str = "f16"
     flash_attn: str = "auto"
     n_gpu_layers: int = -1
+    swa_full: bool = True
 
 
 class Session:
@@ -59,7 +61,8 @@ class Session:
         if not self.context:
             raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
         self.memory = llama.llama_get_memory(self.context)
-        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
+        self.vocab = llama.llama_model_get_vocab(self.model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self.vocab)
         self.n_past = [0] * config.n_seq_max
         self.n_evaluated = 0
         self.n_batch: int = llama.llama_n_batch(self.context)  # at most the context: a longer batch would abort
@@ -77,6 +80,25 @@ class Session:
         llama.llama_memory_clear(self.memory, True)
         self.n_past = [0] * self.config.n_seq_max
         self.n_evaluated = 0
+
+    @property
+    def bos(self) -> int | None:
+        """The token that begins a text, None where the model's vocabulary says that it wants none."""
+        return int(llama.llama_vocab_bos(self.vocab)) if llama.llama_vocab_get_add_bos(self.vocab) else None
+
+    def tokenize(self, text: bytes) -> np.ndarray:
+        """Token ids (n_tokens,) int32 of a UTF-8 text, with what the model's tokenizer puts around one."""
+        return tokenize(self.vocab, text)
+
+    def piece_bytes(self, tokens: np.ndarray) -> np.ndarray:
+        """Length in bytes of the text of each token (n,)."""
+        known, where = np.unique(tokens, return_inverse=True)
+        lengths = [-llama.llama_token_to_piece(self.vocab, token, None, 0, 0, True) for token in known.tolist()]
+        return np.array(lengths, dtype=np.int64)[where]
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token ends a text or a turn."""
+        return bool(llama.llama_vocab_is_eog(self.vocab, token))
 
     def prefill(
         self, prompts: Mapping[int, Sequence[int] | np.ndarray], policy: Policy = "per_sequence", every: bool = False
@@ -109,6 +131,24 @@ class Session:
             self._token[i], self._pos[i], self._seq[i], self._output[i] = token, self.n_past[seq], seq, 1
             self.n_past[seq] += 1
         self._run(len(tokens))
+
+    def score(self, tokens: np.ndarray, first: int) -> np.ndarray:
+        """Evaluate a text (n,) alone, in one `llama_decode`; logits (n - 1 - first, n_vocab) at first ... n - 2.
+
+        A view of the engine's buffer, which the next call overwrites: row i is what was expected at first + 1 + i.
+        """
+        self.clear()
+        self._output[:] = 0
+        self._output[first : len(tokens) - 1] = 1
+        self._token[: len(tokens)], self._seq[: len(tokens)] = tokens, 0
+        self._pos[: len(tokens)] = np.arange(len(tokens))
+        self._run(len(tokens))
+        self.n_past[0] = len(tokens)
+        return self.outputs(len(tokens) - 1 - first)
+
+    def outputs(self, n: int) -> np.ndarray:
+        """The `n` output rows of the last `llama_decode`, (n, n_vocab) float32: a view, which the next overwrites."""
+        return np.ctypeslib.as_array(llama.llama_get_logits(self.context), shape=(n, self.n_vocab))
 
     def logits(self, row: int = 0) -> np.ndarray:
         """Copy of one output row of the last `llama_decode`, shape (n_vocab,), float32. `row` counts batch tokens."""
@@ -177,6 +217,16 @@ class Session:
         return batch
 
 
+def tokenize(vocab: Any, text: bytes) -> np.ndarray:
+    """Token ids (n_tokens,) int32 of a UTF-8 text by a vocabulary of llama.cpp; EngineError when it refuses."""
+    needed = -llama.llama_tokenize(vocab, text, len(text), None, 0, True, False)
+    ids = (llama.llama_token * max(needed, 1))()
+    n = llama.llama_tokenize(vocab, text, len(text), ids, len(ids), True, False) if needed > 0 else 0
+    if n < 0 or needed < 0:
+        raise EngineError("the model's tokenizer refuses the text")
+    return np.ctypeslib.as_array(ids)[:n].copy()
+
+
 def model_params(config: SessionConfig) -> llama.llama_model_params:
     """What llama.cpp is told when it loads a model."""
     params = llama.llama_model_default_params()
@@ -192,4 +242,5 @@ def context_params(config: SessionConfig) -> llama.llama_context_params:
         setattr(params, name, getattr(config, name))
     params.type_k, params.type_v = KV_TYPES[config.type_k], KV_TYPES[config.type_v]
     params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+    params.swa_full = config.swa_full
     return params

@@ -5,6 +5,7 @@ itself: models/check.py does, and checking.py lets nothing through in which that
 """
 
 import os
+import platform
 import re
 import resource
 import sys
@@ -12,12 +13,14 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 
-from plamo_study.measure import machine, worker
+from plamo_study import casts
+from plamo_study.measure import machine, range_findings, ranges, worker
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
 from plamo_study.models import header
@@ -88,10 +91,11 @@ def _verdicts(measured: Measured, seconds: float) -> list[Finding]:
     if checks.get("oracle_agrees") is False:
         why = f"logits differ from the reference computation by {error:.2g} (more than {checks['tolerance']:g})"
         found.append(Finding("blocking", "oracle", why, AGAIN))
+    found += range_findings.findings(measured)
     if not found:
         judged = f"within {error:.2g} of the oracle" if error is not None else "; ".join(measured.log)
         why = f"loads, decodes {N_PROMPT + N_STEPS} tokens in {seconds:.1f} s with finite logits; {judged}"
-        found.append(Finding("note", "gate", why, "nothing to mend"))
+        found.append(Finding("note", "gate", why + range_findings.nearest(measured), "nothing to mend"))
     return found
 
 
@@ -135,7 +139,7 @@ def _examine(path: Path, log: list[str]) -> Measured:
     gpu = bool(library.describe()["gpu_offload"])
     checks: dict[str, float | bool] = {"gpu": gpu}
     worker.stage("load")
-    tokens, logits = _logits(path, 0)
+    tokens, logits, seen = _probed(path)
     checks["finite_cpu"] = bool(np.isfinite(logits).all())
     if found := re.search(r"\bn_rot\s*=\s*(\d+)", "".join(log)):
         checks["n_rot"] = int(found.group(1))
@@ -145,7 +149,8 @@ def _examine(path: Path, log: list[str]) -> Measured:
     if checks["finite_cpu"]:
         worker.stage("oracle")
         checks |= _against_oracle(path, tokens, logits, notes)
-    return Measured(checks=checks, log=notes, peak_rss_bytes=machine.peak_rss())
+    worst = ranges.worst(seen, (casts.host(platform.machine()), "Metal", "CUDA"))
+    return Measured(checks=checks, log=notes, facts={"ranges": worst}, peak_rss_bytes=machine.peak_rss())
 
 
 def _on_gpu(path: Path) -> dict[str, float | bool]:
@@ -153,26 +158,46 @@ def _on_gpu(path: Path) -> dict[str, float | bool]:
 
     worker.stage("load on the GPU")
     try:
-        return {"finite_gpu": bool(np.isfinite(_logits(path, -1)[1]).all())}
+        return {"finite_gpu": bool(np.isfinite(_logits(path, -1)).all())}
     except EngineError:
         return {"gpu_loads": False}
 
 
-def _logits(path: Path, n_gpu_layers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random tokens (n,) and the engine's logits after each (n, n_vocab), the last of them decoded one by one."""
-    from plamo_study.engine.session import Session, SessionConfig
+def _probed(path: Path) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Random tokens (n,), the CPU's logits after each (n, n_vocab), and the ranges of what entered its products."""
+    from plamo_study.engine.ranges import InputRanges
 
-    n, threads = N_PROMPT + N_STEPS, psutil.cpu_count(logical=False) or 1
-    config = SessionConfig(n, n_threads=threads, n_threads_batch=threads, n_gpu_layers=n_gpu_layers)
-    with Session(path, config) as session:
-        tokens = np.random.default_rng(0).integers(FIRST_TOKEN, session.n_vocab, n)
+    with InputRanges(path, _config(0, n_threads=1)) as model:  # stopped at every product, threads would only wait
+        tokens = np.random.default_rng(0).integers(FIRST_TOKEN, model.n_vocab, N_PROMPT + N_STEPS)
         worker.stage("prefill")
-        rows = [session.prefill({0: tokens[:N_PROMPT]}, every=True)[0]]
+        model.evaluate(tokens[:N_PROMPT])
+        rows = [model.logits(N_PROMPT)]
         worker.stage("decode")
+        model.phase = "decode"
+        for at in range(N_PROMPT, len(tokens)):
+            model.evaluate(tokens[at : at + 1])
+            rows.append(model.logits())
+        return tokens, np.concatenate(rows), model.found
+
+
+def _logits(path: Path, n_gpu_layers: int) -> np.ndarray:
+    """The engine's logits after each random token, (n, n_vocab), the last of them decoded one by one."""
+    from plamo_study.engine.session import Session
+
+    with Session(path, _config(n_gpu_layers)) as session:
+        tokens = np.random.default_rng(0).integers(FIRST_TOKEN, session.n_vocab, N_PROMPT + N_STEPS)
+        rows = [session.prefill({0: tokens[:N_PROMPT]}, every=True)[0]]
         for token in tokens[N_PROMPT:]:
             session.decode({0: int(token)})
             rows.append(session.logits()[None])
-    return tokens, np.concatenate(rows)
+    return np.concatenate(rows)
+
+
+def _config(n_gpu_layers: int, n_threads: int = 0) -> Any:
+    from plamo_study.engine.session import SessionConfig
+
+    threads = n_threads or psutil.cpu_count(logical=False) or 1
+    return SessionConfig(N_PROMPT + N_STEPS, n_threads=threads, n_threads_batch=threads, n_gpu_layers=n_gpu_layers)
 
 
 def _against_oracle(path: Path, tokens: np.ndarray, logits: np.ndarray, notes: list[str]) -> dict[str, float | bool]:

@@ -1,32 +1,78 @@
-"""The files a plan runs on: synthetic ones are written, released ones must be here and free of blocking findings.
+"""The files a plan runs on: synthetic ones are written, quantized ones made from the best source there is.
+
+Released ones must be here, or a source of theirs, and free of blocking findings.
 
 PLAMO_STUDY_ACCEPT (`--accept WORDS`) lets a released file with blocking findings through; its words enter the rows.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from plamo_study.errors import StudyError
+from plamo_study.measure import quantizing
 from plamo_study.measure.checking import check
 from plamo_study.measure.plan import Plan
-from plamo_study.models import registry, synthetic, tensors
+from plamo_study.measure.rows import Cell
+from plamo_study.models import recipes, registry, synthetic, tensors
 from plamo_study.models.expected import read_spec
 from plamo_study.models.finding import Finding, blocking
 from plamo_study.models.header import read
+from plamo_study.models.tensors import TensorInfo
 
 ACCEPT = "PLAMO_STUDY_ACCEPT"
+NOT_SHAPE = ("name", "scale", "trained")
+SUMMED = ("count", "n_elements", "n_bytes")
+SOURCES = {"mini": ("F16",), "shape": ("F16",), "weights": ("F32", "BF16", "F16")}  # what is quantized, the best first
 
 
 def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> None:
-    """Write the synthetic files a plan needs and lacks. `progress` is told (file, bytes done, bytes in all)."""
-    for name, scale, dtype in dict.fromkeys((c.model, c.scale, c.dtype) for c in plan.cells if c.model):
-        file = registry.model_path(name, scale, dtype).name
-        if scale != "weights":
-            synthetic.make(name, scale, dtype, progress=partial(progress, file) if progress else None)
+    """Write the files a plan needs and lacks. `progress` is told (file, bytes done, bytes in all).
+
+    Raises StudyError for an unknown type or recipe, and for everything the synthetic writer and the quantizer raise
+    it for. A released model of which nothing is here is left to `model_fact`.
+    """
+    for name, scale, dtype in needed(plan):
+        path = registry.model_path(name, scale, dtype)
+        tell = partial(progress, path.name) if progress else None
+        if dtype in written_types(name, scale):
+            synthetic.make(name, scale, dtype, progress=tell)
+        elif source := _source_of(path, name, scale):
+            quantizing.quantize(source, path, recipes.by_name(dtype), progress=tell)
+
+
+def needed(plan: Plan) -> list[tuple[str, str, str]]:
+    """(model, scale, type or recipe) of every file a plan's cells run on or hold against each other."""
+    cells = [cell for cell in (*plan.cells, *plan.gates, plan.anchor) if cell.model]
+    pairs = [(cell, dtype) for cell in cells for dtype in (cell.dtype, *_compared(cell))]
+    return list(dict.fromkeys((cell.model, cell.scale, dtype) for cell, dtype in pairs))
+
+
+def _compared(cell: Cell) -> tuple[str, ...]:
+    """The files a cell holds against its own; what other workloads call candidates are no files."""
+    return cell.candidates if cell.workload in ("quality", "scan") else ()
+
+
+def written_types(name: str, scale: str) -> tuple[str, ...]:
+    """The types a model's file is written in directly; all others the quantizer makes of it."""
+    return () if scale == "weights" else registry.DTYPES
+
+
+def _source_of(path: Path, name: str, scale: str) -> Path | None:
+    """What a quantized file has to be made from: None when it stands already and is not older than its source.
+
+    A released file stands whatever its age: somebody else may have made it.
+    """
+    sources = [registry.model_path(name, scale, dtype) for dtype in SOURCES[scale]]
+    source = next((file for file in sources if file.exists()), None)
+    if path.exists() and not (source and scale != "weights" and source.stat().st_mtime > path.stat().st_mtime):
+        return None
+    if source is None and scale != "weights":
+        return synthetic.make(name, scale, SOURCES[scale][0])
+    return source if source != path else None
 
 
 def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
@@ -40,30 +86,37 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
     words = (
         [f"blocking findings ({', '.join(f.code for f in blocking(found))}) accepted: {accepted}"] if accepted else []
     )
-    shape = {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in ("name", "scale")}
+    shape = {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in NOT_SHAPE}
     fact = {
         "name": name,
         "scale": scale,
         "dtype": dtype,
-        "synthetic": scale != "weights",
+        "synthetic": scale != "weights" and not registry.spec(name, scale).trained,
         "sha256": tensors.sha256(path),
         "file_bytes": path.stat().st_size,
         "n_params": spec.n_params,
         "assumptions": [*spec.assumptions, *words],
         "shape": shape,
-        "tensors": _by_kind(path),
+        "tensors": by_kind(tensors.tensor_table(path)),
     }
-    return fact | ({"findings": [finding.code for finding in found]} if scale == "weights" else {})
+    known = {"findings": [finding.code for finding in found]} if scale == "weights" else {}
+    return fact | known | ({"trained": True} if spec.trained else {})
 
 
-def _by_kind(path: Path) -> dict[str, dict[str, Any]]:
+def by_kind(table: Iterable[TensorInfo]) -> dict[str, dict[str, Any]]:
+    """Tensors summed by kind: type, count, n_elements, n_bytes; by type too where these differ."""
     kinds: dict[str, dict[str, Any]] = {}
-    for tensor in tensors.tensor_table(path):
-        kind = kinds.setdefault(f"{tensor.kind}", {"type": tensor.dtype, "count": 0, "n_elements": 0, "n_bytes": 0})
-        kind["count"] += 1
-        kind["n_elements"] += tensor.n_elements
-        kind["n_bytes"] += tensor.n_bytes
-    return kinds
+    for tensor in table:
+        kind = kinds.setdefault(f"{tensor.kind}", {"count": 0, "n_elements": 0, "n_bytes": 0, "by_type": {}})
+        for sums in (kind, kind["by_type"].setdefault(tensor.dtype, dict.fromkeys(SUMMED, 0))):
+            for name, value in zip(SUMMED, (1, tensor.n_elements, tensor.n_bytes), strict=True):
+                sums[name] += value
+    return {name: _named(kind) for name, kind in kinds.items()}
+
+
+def _named(kind: dict[str, Any]) -> dict[str, Any]:
+    types = kind.pop("by_type")
+    return {"type": ", ".join(types), **kind} | ({"by_type": types} if len(types) > 1 else {})
 
 
 def _released(name: str, path: Path) -> tuple[registry.ModelSpec, list[Finding]]:

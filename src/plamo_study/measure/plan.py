@@ -65,7 +65,7 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
         for threads in thread_counts():
             on_cpu = change(base, n_threads=threads, n_gpu_layers=0, n_prompt=128)
             cells += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", n_gen=32)]
-    return _plan("01-phase-asymmetry", scale, tuple(dict.fromkeys(cells)) + ceilings(scale, gpu, thread_counts()))
+    return with_gates("01-phase-asymmetry", scale, tuple(dict.fromkeys(cells)) + ceilings(scale, gpu, thread_counts()))
 
 
 def batch_scaling(scale: str, gpu: bool = False) -> Plan:
@@ -85,7 +85,7 @@ def batch_scaling(scale: str, gpu: bool = False) -> Plan:
     cells += [change(short, model=model, n_seq=n, policy="per_sequence") for model in MODELS for n in (4, 16)]
     compared = [change(base, n_seq=n) for n in FEW_SEQUENCES]
     compared += [change(short, n_seq=n, policy="packed") for n in (4, 16)]
-    planned = _plan("03-batch-scaling", scale, (*cells, *ceilings(scale, gpu, thread_counts()[:1])))
+    planned = with_gates("03-batch-scaling", scale, (*cells, *ceilings(scale, gpu, thread_counts()[:1])))
     return replace(planned, compared=tuple(compared), blocks=2 if scale == "mini" else BLOCKS)
 
 
@@ -95,7 +95,7 @@ def source_table(scale: str, gpu: bool = False) -> Plan:
     base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=512, n_gen=128)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = [change(base, n_seq=n, policy=policy) for n in (2, 8, 16) for policy in ("per_sequence", "packed")]
-    planned = _plan("03-source-table", scale, tuple(cells))
+    planned = with_gates("03-source-table", scale, tuple(cells))
     return replace(planned, blocks=2 if scale == "mini" else SOURCE_BLOCKS, extra_blocks=0)
 
 
@@ -130,7 +130,11 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Cell, ...
     return tuple(cells)
 
 
-def _plan(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
+def with_gates(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
+    """A plan of these cells, with a gate for every file, the usual anchor, blocks and time limit.
+
+    Raises StudyError for a cell that cannot be measured.
+    """
     for cell in cells:
         check_cell(cell)
     base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1, n_seq=1, policy="per_sequence")

@@ -23,7 +23,7 @@ class Oracle:
     all layers but every `pattern`-th. `head_count` is read whether it is a scalar or an array with 0 for Mamba layers.
 
     Weights are taken as stored and everything else is float32. llama.cpp's CPU backend also rounds the input of each
-    matrix product to the type of the weights (K-quants: to Q8_K, not known here). `round_activations` does the same,
+    matrix product to the type of the weights. `round_activations` does the same,
     which tells that rounding from a wrong computation; logits are then this backend's, not the model's.
 
     Raises

@@ -14,7 +14,11 @@ CACHE_ELEMENTS = 2**26  # files up to this many weights (256 MiB of float32) are
 BLOCK_ELEMENTS = 2**24  # larger files: at most this many weights (64 MiB of float32) exist at a time
 
 # Type to which llama.cpp's CPU backend rounds what it multiplies with weights of a type (ggml-cpu.c, vec_dot_type).
-ROUNDED_TO = {t: t for t in (Type.F16, Type.BF16, Type.Q8_0)} | {t: Type.Q8_0 for t in (Type.Q4_0, Type.Q5_0)}
+# Q4_1 and Q5_1 are met with Q8_1, which is Q8_0 with its sums beside it.
+ROUNDED_TO = {t: t for t in (Type.F16, Type.BF16, Type.Q8_0)}
+ROUNDED_TO |= {t: Type.Q8_0 for t in (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1)}
+ROUNDED_TO |= {t: Type.Q8_K for t in (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K)}
+K_BLOCK = 256  # numbers that share a scale in Q8_K
 
 
 class Weights:
@@ -87,7 +91,7 @@ class Weights:
         """y = x Wᵀ for x (n_tokens, in) and W (out, in); W is dequantised a block of rows at a time."""
         n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
         to = ROUNDED_TO.get(self._tensor(name).tensor_type) if self._round else None
-        x = x if to is None else dequantize(quantize(x, to), to)
+        x = x if to is None else rounded(x, to)
         y = np.empty((len(x), n_out), dtype=np.float32)
         for start in range(0, n_out, step):
             block = slice(start, start + step)
@@ -101,3 +105,20 @@ class Weights:
 
     def _missing(self, what: str) -> StudyError:
         return StudyError(str(self.path), f"{what} is missing", f"plamo-study models check {self.path}")
+
+
+def rounded(x: np.ndarray, to: Type) -> np.ndarray:
+    """`x` (n_tokens, in) as it is after a type has held it, float32."""
+    return _rounded_to_q8_k(x) if to == Type.Q8_K else dequantize(quantize(x, to), to)
+
+
+def _rounded_to_q8_k(x: np.ndarray) -> np.ndarray:
+    """Q8_K, which `gguf` cannot write (ggml-quants.c, quantize_row_q8_K_ref).
+
+    Each block of 256 takes the step that puts its largest magnitude at -127, and whole numbers up to 127.
+    """
+    blocks = x.reshape(-1, K_BLOCK).astype(np.float32)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
+    inverse = np.divide(np.float32(-127), largest, out=np.zeros_like(largest), where=largest != 0)
+    step = np.divide(np.float32(1), inverse, out=np.zeros_like(inverse), where=inverse != 0)
+    return (np.minimum(np.rint(inverse * blocks), np.float32(127)) * step).reshape(x.shape)

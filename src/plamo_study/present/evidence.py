@@ -1,6 +1,7 @@
 """What every study shows before its numbers: where rows come from, which models, and whether they were right."""
 
 from statistics import median
+from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
@@ -35,11 +36,16 @@ def models(recording: Recording) -> Table:
     entries = []
     for name in model_names(recording.rows):
         fact = recording.facts[name]
-        kind = f"{'random weights' if fact['synthetic'] else 'released weights'}, {fact['dtype']}"
+        kind = f"{weights_of(fact)} weights, {fact['dtype']}"
         size = f"{fact['file_bytes'] / 1e6:,.1f} MB, {fact['n_params'] / 1e6:,.1f} M parameters"
         assumed = " ".join(fact["assumptions"]) or "none"
         entries.append({"model": name, "file": kind, "size": size, "sha256": fact["sha256"][:12], "assumed": assumed})
     return Table(pd.DataFrame(entries))
+
+
+def weights_of(fact: dict[str, Any]) -> str:
+    """Where a model's weights come from: random, trained here (the embedded models), or released."""
+    return "random" if fact["synthetic"] else "released" if fact["scale"] == "weights" else "trained"
 
 
 def verdicts(recording: Recording) -> Table:
@@ -82,7 +88,7 @@ def condition(recording: Recording) -> str:
     """Scale, weights, machine and verdicts behind a number, as one clause."""
     rows, facts = recording.rows, recording.facts
     names = model_names(rows)
-    kinds = [f"{facts[m]['dtype']} {'random' if facts[m]['synthetic'] else 'released'} weights" for m in names]
+    kinds = [f"{facts[m]['dtype']} {weights_of(facts[m])} weights" for m in names]
     chips = ", ".join(facts[i]["chip"] for i in rows["machine"].unique())
     judged = rows[rows["model"] != ""]
     valid = (judged["verdict"] == "valid").sum()

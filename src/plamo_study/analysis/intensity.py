@@ -1,0 +1,118 @@
+"""Arithmetic intensity of both phases, the balance point of a machine, and from where on a phase waits for compute.
+
+Intensity is FLOPs per byte moved, balance is FLOPs per second over bytes per second: below its balance a machine waits
+for memory. Both come from `roofline`; peaks of other parts are published figures, nobody here has measured them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.analysis import roofline
+from plamo_study.analysis.roofline import Ceilings, Model
+
+Models = Mapping[str, Model]
+DEPTH = 384.0  # of decode where nothing else is said: the mean depth of the decode cell of notebook 01
+PASSES = (("prefill of 512", 512, 0.0, 1), ("decode of 1", 1, DEPTH, 1), ("decode of 16", 1, DEPTH, 16))
+LONGEST = 1 << 16  # tokens or sequences up to which a turning point is looked for
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+def accounts(models: Models) -> pd.DataFrame:
+    """Per model, pass and part: `flops`, `bytes`, and the part's `share` of the pass's bytes."""
+    entries = []
+    for name, model in models.items():
+        for what, tokens, depth, n_seq in PASSES:
+            account = roofline.parts(model, tokens, depth, n_seq)
+            moved = roofline.work(account)[1]
+            entries += [{"model": name, "pass": what, **asdict(part), "share": part.bytes / moved} for part in account]
+    return pd.DataFrame(entries).rename(columns={"name": "part"})
+
+
+def intensity(model: Model, n_tokens: int, depth: float = 0, n_seq: int = 1, **how: Any) -> float:
+    """FLOPs per byte of evaluating `n_tokens` new tokens of each sequence; the rest as `roofline.parts` takes it."""
+    flops, moved = roofline.work(roofline.parts(model, n_tokens, depth, n_seq, **how))
+    return flops / moved
+
+
+def curve(models: Models, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
+    """Intensity by tokens in a pass: a prompt of `n` tokens (one micro-batch of any length), or `n` sequences.
+
+    Columns model, phase, n and intensity.
+    """
+    entries = []
+    for name, model in models.items():
+        for n in sizes:
+            prompt = intensity(model, n, n_ubatch=n)
+            steps = intensity(model, 1, DEPTH, n, n_ubatch=n)
+            entries.append({"model": name, "phase": "prefill, one prompt", "n": n, "intensity": prompt})
+            entries.append({"model": name, "phase": "decode, many sequences", "n": n, "intensity": steps})
+    return pd.DataFrame(entries)
+
+
+def turning(model: Model, balance: float) -> tuple[float, float]:
+    """(prompt tokens, sequences decoded together) from which a pass waits for compute; infinite where none does.
+
+    The number of columns may be any; the micro-batch is as long as the prompt.
+    """
+    by_prompt = _first(lambda n: intensity(model, n, n_ubatch=n) >= balance)
+    by_batch = _first(lambda n: intensity(model, 1, DEPTH, n, n_ubatch=n) >= balance)
+    return by_prompt, by_batch
+
+
+def machines(parts: Iterable[Mapping[str, Any]], here: Ceilings, name: str, dtype: str) -> pd.DataFrame:
+    """This machine, measured, and other parts, as published, by balance point (FLOPs/byte), one row a type.
+
+    Columns name, dtype, compute (FLOP/s), bandwidth (B/s), memory (bytes), balance, by (who says it), note.
+    """
+    compute = {"compute": here.matmul, "bandwidth": here.read, "memory": None}
+    entries = [{"name": name, "dtype": dtype, **compute, "by": "measured", "note": "ceilings above, best samples"}]
+    for part in parts:
+        for kind, peak in part["peak"].items():
+            held = {key: part[key] for key in ("name", "bandwidth", "memory", "note")}
+            entries.append({**held, "dtype": kind, "compute": peak, "by": part["peak_by"]})
+    table = pd.DataFrame(entries)
+    return table.assign(balance=table["compute"] / table["bandwidth"]).sort_values("balance", ignore_index=True)
+
+
+def turnings(models: Models, table: pd.DataFrame) -> pd.DataFrame:
+    """Per row of `machines` and model: prompt tokens and sequences from which each phase waits for compute."""
+    entries = []
+    for row in table.to_dict("records"):
+        for name, model in models.items():
+            prompt, batch = turning(model, row["balance"])
+            entries.append({"name": row["name"], "dtype": row["dtype"], "model": name, "balance": row["balance"],
+                            "prompt": prompt, "batch": batch})  # fmt: skip
+    return pd.DataFrame(entries)
+
+
+def published_points(figures: pd.DataFrame, models: Models, part: Mapping[str, Any]) -> pd.DataFrame:
+    """Somebody's published rates under their part's published roof: `share` of it reached, and which ceiling is near.
+
+    `figures` has columns model, quantity, n_prompt, n_gen, n_seq and value (t/s); rows without a value are left out.
+    """
+    limit, entries = Ceilings(part["bandwidth"], part["peak"]["F16"]), []
+    for row in figures[figures["value"].notna()].to_dict("records"):
+        model = next((model for name, model in models.items() if name.rstrip("*") == row["model"]), None)
+        if model is None:
+            continue
+        prefill = row["quantity"] == "prefill"
+        depth = 0.0 if prefill else row["n_prompt"] + row["n_gen"] / 2
+        account = roofline.parts(model, row["n_prompt"] if prefill else 1, depth, row["n_seq"])
+        band = roofline.band(*roofline.work(account), limit)
+        seconds = (row["n_prompt"] if prefill else row["n_seq"]) / row["value"]
+        entries.append({**row, "bound": band.bound, "share": band.low / seconds})
+    return pd.DataFrame(entries)
+
+
+def _first(reached: Any) -> float:
+    """The smallest n up to `LONGEST` for which a condition holds that stays true once it is."""
+    if not reached(LONGEST):
+        return float("inf")
+    low, high = 0, LONGEST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle, high)
+    return float(high)

@@ -1,0 +1,113 @@
+"""What backends cast the inputs of matrix products to, and whether numbers of a given size survive it.
+
+The table is read from data/published: what stands in llama.cpp 0c1e57098's own sources, file and line beside every
+entry. Measuring, checking and analysis must agree on it, so it lies below all of them. It does not know which numbers
+a model produces, and a limit on results is necessary, not sufficient: partial sums may be larger than the result.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from plamo_study import paths
+
+TABLE = paths.PUBLISHED / "backend-casts.csv"
+BACKENDS = ("CPU x86", "CPU ARM", "Metal", "CUDA")
+PATHS = ("mat-vec", "mat-mul")
+ROUNDS_UP = 65520 / 65504  # F16 rounds to its largest number what lies below 65,520
+INSIDE = ("kq", "kqv", "cache_k", "cache_v")  # products that meet the key/value cache, and what it stores
+SERIES = {"largest": "largest", "sum of 16": "sum16", "sum of 32": "sum32", "output": "output"}
+
+
+@dataclass(frozen=True)
+class Cast:
+    """One entry: on this backend and path, weights of `types` meet inputs cast to `cast`.
+
+    `of` says which number the limit is on: "largest" input, "sum of 16" or "sum of 32" inputs in a row, "output".
+    `limit` is the largest number that survives, infinite for a type with the range of F32. `columns`: of the inputs.
+    """
+
+    backend: str
+    types: tuple[str, ...]
+    path: str
+    columns: str
+    cast: str
+    of: str
+    limit: float
+    source: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`factor`: the number over its limit, above one where it overflows; `cast`: the entry that decides."""
+
+    factor: float
+    cast: Cast
+
+    @property
+    def fits(self) -> bool:
+        """Whether the number stays finite; what F16 rounds down to its largest number does."""
+        return self.factor < ROUNDS_UP
+
+
+@cache
+def load(path: Path = TABLE) -> tuple[Cast, ...]:
+    """The table, in file order."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(
+            Cast(
+                backend=row["backend"],
+                types=tuple(row["types"].split()),
+                path=row["path"],
+                columns=row["columns"],
+                cast=row["cast"],
+                of=row["of"],
+                limit=float(row["limit"] or math.inf),
+                source=row["source"],
+                note=row["note"],
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+def entries(backend: str, dtype: str, path: str) -> list[Cast]:
+    """What is known of one product; none for a type that the table does not hold."""
+    return [cast for cast in load() if cast.backend == backend and cast.path == path and dtype in cast.types]
+
+
+def verdict(backend: str, dtype: str, path: str, numbers: Mapping[str, float]) -> Verdict | None:
+    """Whether numbers of these sizes survive the cast, judged by the entry they come closest to; None if unknown.
+
+    `numbers`: sizes by the names of `Cast.of`; what is not given is not judged.
+    """
+    judged = [
+        Verdict(numbers[cast.of] / cast.limit if cast.of in numbers else 0.0, cast)
+        for cast in entries(backend, dtype, path)
+    ]
+    return max(judged, key=lambda one: one.factor, default=None)
+
+
+def limit(backend: str, dtype: str, path: str = "mat-mul") -> Cast | None:
+    """The entry with the lowest limit on the largest input, None where there is no limit or nothing is known."""
+    found = [cast for cast in entries(backend, dtype, path) if cast.of == "largest"]
+    return min(found, key=lambda cast: cast.limit, default=None)
+
+
+def met(kind: str, dtype: str) -> str:
+    """The type that a product's input meets, as the table names it: a cache's is told from a weight's."""
+    return f"KV-{dtype}" if kind in INSIDE else dtype
+
+
+def host(machine: str) -> str:
+    """The CPU backend of a machine as `platform.machine()` names it."""
+    return "CPU ARM" if machine.lower().startswith(("arm", "aarch")) else "CPU x86"
+
+
+def known_types(casts: Sequence[Cast] | None = None) -> list[str]:
+    """Weight types of the table, in its order, without those of caches."""
+    names = dict.fromkeys(name for cast in casts or load() for name in cast.types)
+    return [name for name in names if not name.startswith("KV-")]

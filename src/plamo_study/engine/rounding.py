@@ -1,0 +1,83 @@
+"""What a tensor type does to numbers: ggml's own encoding and decoding of rows, in memory.
+
+It knows types by ggml's number and nothing of models. Encoding is the reference one, which is what llama.cpp's
+quantizer uses for a tensor without an importance matrix.
+"""
+
+import ctypes
+from functools import lru_cache
+
+import numpy as np
+
+from plamo_study.engine.library import ggml
+
+F32 = 0  # ggml.h, enum ggml_type
+BLOCK = 32  # weights that share a scale in every type here; a multiple of it is a super-block
+MEDIAN_OF_NORMAL = 0.67449  # median of |x| of a standard normal x
+PIECE = 1 << 22  # weights worked on at a time
+
+_TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+class _Traits(ctypes.Structure):
+    """ggml.h, struct ggml_type_traits."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", _TO_FLOAT),
+        ("from_float_ref", _TO_FLOAT),
+    )
+
+
+def decode(raw: np.ndarray, dtype: int) -> np.ndarray:
+    """The float32 numbers (n,) that the bytes of a ggml type stand for. `raw`: contiguous uint8 of whole blocks."""
+    if dtype == F32:
+        return raw.view(np.float32)
+    traits = _traits(dtype)
+    values = np.empty(raw.size // traits.type_size * traits.blck_size, dtype=np.float32)
+    traits.to_float(raw.ctypes.data, values.ctypes.data, values.size)
+    return values
+
+
+def encode(values: np.ndarray, dtype: int) -> np.ndarray:
+    """Float32 numbers as the bytes (uint8) of a ggml type; their number is a multiple of the type's block."""
+    values = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+    if dtype == F32:
+        return values.view(np.uint8)
+    traits = _traits(dtype)
+    raw = np.empty(values.size // traits.blck_size * traits.type_size, dtype=np.uint8)
+    traits.from_float_ref(values.ctypes.data, raw.ctypes.data, values.size)
+    return raw
+
+
+def with_structureless_error(raw: np.ndarray, kept: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
+    """A tensor's bytes in type `kept`, plus the rounding error that type `dtype` makes on numbers without structure.
+
+    Those numbers are normal draws, in every block of 32 of the size that the block's weights typically have: their
+    median magnitude, which outliers do not move. So the error is independent of the weights, and is as large as the
+    type's error is where weights are well behaved.
+    """
+    blocks = raw.size // _traits(kept).type_size if kept != F32 else raw.size // 4
+    step = PIECE * (raw.size // blocks)
+    return np.concatenate([_disturbed(raw[i : i + step], kept, dtype, rng) for i in range(0, raw.size, step)])
+
+
+def _disturbed(raw: np.ndarray, kept: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
+    values = decode(raw, kept).reshape(-1, BLOCK)
+    size = np.median(np.abs(values), axis=1, keepdims=True) / MEDIAN_OF_NORMAL
+    drawn = rng.standard_normal(values.shape, dtype=np.float32) * size
+    error = decode(encode(drawn, dtype), dtype).reshape(values.shape) - drawn
+    return encode(values + error, kept)
+
+
+@lru_cache
+def _traits(dtype: int) -> _Traits:
+    base = ggml("ggml-base")
+    base.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+    base.ggml_get_type_traits.argtypes = [ctypes.c_int]
+    found: _Traits = base.ggml_get_type_traits(dtype).contents
+    return found

@@ -1,0 +1,177 @@
+"""One request recorded operator by operator, through llama.cpp's evaluation callback.
+
+The callback wants every node that computes something, so ggml's scheduler computes node by node and waits for each one.
+A node's time is from the callback's return to its next call; the callback's own time is a span of its own. Backends
+that fuse nodes or overlap them (GPUs; on the CPU an RMS norm and the product after it) cannot do so while recorded.
+
+It knows neither what a node is for nor what it costs. Views are not waited for: they compute nothing.
+"""
+
+import ctypes
+import struct
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from types import TracebackType
+from typing import NamedTuple
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+
+from plamo_study.engine.nodes import Tensor, ggml_base
+from plamo_study.engine.session import EngineError, Session, context_params
+from plamo_study.spans import Node, Operand, Phase, Span, Timeline
+
+EMPTY = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # ggml-impl.h, ggml_op_is_empty
+SIZE, SOURCES, OP = ctypes.sizeof(Tensor), Tensor.src.offset, Tensor.op.offset
+POINTERS = struct.Struct("10P")
+
+clock = time.perf_counter_ns
+
+
+class Call(NamedTuple):
+    """One node between two calls of the callback: stamps in nanoseconds, and ggml's structs of it and its sources."""
+
+    asked: int
+    answered: int
+    computed: int
+    left: int
+    structs: tuple[bytes, ...]
+
+
+class Recorder(Session):
+    """A second context on the model of an open session, with its own memory, in which every node is recorded.
+
+    `views` True waits for views too: nothing is computed, so their time is what recording a node costs at least.
+    """
+
+    def __init__(self, session: Session, views: bool = False):
+        self.__dict__.update(session.__dict__)  # model and sizes are the session's
+        self.views, self._lib = views, _operators()
+        self._computes: dict[int, bool] = {}
+        self._asked, self._answered = 0, 0
+        self._seen: list[tuple[int, int, int, tuple[bytes, ...]]] = []
+        self._left: list[int] = []
+        self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)
+        params = context_params(self.config)
+        params.cb_eval, params.no_perf = self._callback, False
+        self.context = llama.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise EngineError(f"llama.cpp cannot make a second context of {self.config.n_ctx_seq} tokens")
+        self.memory = llama.llama_get_memory(self.context)
+        self.n_past, self.n_evaluated = [0] * self.config.n_seq_max, 0
+        self._batch = self._make_batch(self.n_batch)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        llama.llama_free(self.context)  # the model is the session's
+
+    def record(self, prompt: np.ndarray, following: np.ndarray) -> tuple[Timeline, list[np.ndarray]]:
+        """One request (see `request`) with every operator in it; its logits after each phase."""
+        self._seen.clear()
+        self._left.clear()
+        llama.llama_perf_context_reset(self.context)
+        start = clock()
+        stamps, logits = request(self, prompt, following)
+        end = clock()
+        calls = [Call(*seen[:3], left, seen[3]) for seen, left in zip(self._seen, self._left, strict=True)]
+        return self._timeline(start, end, stamps, calls), logits
+
+    def engine_clock(self) -> int:
+        """Nanoseconds that llama.cpp itself says the last request's evaluations took."""
+        told = llama.llama_perf_context(self.context)
+        return round((told.t_p_eval_ms + told.t_eval_ms) * 1e6)
+
+    def _run(self, n_tokens: int) -> None:
+        self._asked = 0
+        super()._run(n_tokens)
+
+    def _on_node(self, address: int, ask: bool, _: int) -> bool:
+        """Asked: wait for this node? Then told that it is computed. Structs are copied now and read after the run."""
+        if ask:
+            self._asked = self._asked or clock()
+            wanted = self.views or self._is_computed(ctypes.c_int.from_address(address + OP).value)
+            self._answered = clock()
+            return wanted
+        computed = clock()
+        node = ctypes.string_at(address, SIZE)
+        sources = (ctypes.string_at(source, SIZE) for source in POINTERS.unpack_from(node, SOURCES) if source)
+        self._seen.append((self._asked, self._answered, computed, (node, *sources)))
+        self._asked = 0
+        self._left.append(clock())
+        return True
+
+    def _is_computed(self, op: int) -> bool:
+        if op not in self._computes:
+            self._computes[op] = self._lib.ggml_op_name(op).decode() not in EMPTY
+        return self._computes[op]
+
+    def _timeline(self, start: int, end: int, stamps: list[int], calls: list[Call]) -> Timeline:
+        known: dict[tuple[bytes, ...], int] = {}
+        numbers: dict[Node, int] = {}
+        for call in calls:
+            if call.structs not in known:
+                known[call.structs] = numbers.setdefault(self._node(call.structs), len(numbers))
+        nodes, phases = tuple(numbers), []
+        for step, (begin, finish) in enumerate(pairwise(stamps)):
+            within = [call for call in calls if begin <= call.computed < finish]
+            spans = _spans(begin, finish, within, [known[call.structs] for call in within], nodes)
+            phases.append(Phase(f"DECODE_STEP {step}" if step else "PREFILL", begin, finish, tuple(spans)))
+        return Timeline(start, end, tuple(phases), nodes)
+
+    def _node(self, structs: tuple[bytes, ...]) -> Node:
+        result, *sources = (Tensor.from_buffer_copy(struct) for struct in structs)
+        op = self._lib.ggml_op_desc(ctypes.byref(result)).decode()
+        return Node(self._operand(result), op, tuple(map(self._operand, sources)))
+
+    def _operand(self, tensor: Tensor) -> Operand:
+        shape = tuple(tensor.ne)
+        rows = shape[1] * shape[2] * shape[3]
+        n_bytes = self._lib.ggml_row_size(tensor.type, shape[0]) * rows
+        parts = tensor.name.decode(errors="replace").split("#")  # a backend's copy: CUDA0#blk.0.ffn_up.weight#0
+        dtype = self._lib.ggml_type_name(tensor.type).decode()
+        return Operand(parts[1] if len(parts) > 1 else parts[0], dtype, shape, n_bytes)
+
+
+def request(session: Session, prompt: np.ndarray, following: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
+    """One request from an empty memory: a prompt (n_prompt,), then one decode step for each of `following` (n_gen,).
+
+    Time stamps in nanoseconds around every phase, (1 + n_gen) + 1 of them, and the logits (n_vocab,) after each.
+    """
+    session.clear()
+    stamps = [clock()]
+    logits = [session.prefill({0: prompt})[0][-1]]
+    stamps.append(clock())
+    for token in following.tolist():
+        session.decode({0: token})
+        logits.append(session.logits())
+        stamps.append(clock())
+    return stamps, logits
+
+
+def _spans(start: int, end: int, calls: list[Call], indices: list[int], nodes: tuple[Node, ...]) -> Iterator[Span]:
+    """Spans from `start` to `end` without a gap. Every graph of a phase begins with the same node as its first."""
+    at = left = start
+    for call, index in zip(calls, indices, strict=True):
+        if _alike(nodes[index], nodes[indices[0]]):
+            if left > at:
+                yield Span("callback", at, left)
+            yield Span("prepare", left, call.asked)
+            at = call.asked
+        yield Span("callback", at, call.answered)
+        yield Span("operator", call.answered, call.computed, index)
+        at, left = call.computed, call.left
+    if left > at:
+        yield Span("callback", at, left)
+    yield Span("finish", left, end)
+
+
+def _alike(one: Node, other: Node) -> bool:
+    return (one.op, one.result.name) == (other.op, other.result.name)
+
+
+def _operators() -> ctypes.CDLL:
+    lib = ggml_base()
+    lib.ggml_op_desc.restype, lib.ggml_op_desc.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    lib.ggml_type_name.restype, lib.ggml_type_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
+    lib.ggml_row_size.restype, lib.ggml_row_size.argtypes = ctypes.c_size_t, [ctypes.c_int, ctypes.c_int64]
+    return lib

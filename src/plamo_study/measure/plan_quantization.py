@@ -1,0 +1,68 @@
+"""Which cells the study of quantization measures: the speed of every type and recipe, and of the kernels behind it.
+
+Quality, fragile tensors and the numeric range have plans of their own.
+"""
+
+from dataclasses import replace
+
+from plamo_study.measure import machine
+from plamo_study.measure.plan import BLOCKS, DEPTH, DTYPE, MATMUL_SIZE, MODELS, Plan, change, check_scale, with_gates
+from plamo_study.measure.rows import Cell
+from plamo_study.models import registry
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
+RECIPES = ("Q8_0-ssm_out-BF16", "Q4_0-ssm_out-F16")  # of models with Mamba layers: against D5; the public benchmark's
+QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # of them at mini: a minute, live
+KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types
+LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every cell would read it from the disk
+IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # what the files of QUICK are made of
+PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types that x86 processors get in another layout than the file's
+STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
+VECTOR_SIZE = {"mini": 4096, "shape": 16384, "weights": 16384}  # mini: it fits the cache; else 4 times that or more
+
+
+def types(model: str, scale: str) -> tuple[str, ...]:
+    """Types and recipes a model is studied in: those its tensors allow, and F32 where the file is small enough."""
+    spec = registry.spec(model, scale)
+    named = (*TYPES, *RECIPES) if spec.mamba_heads else TYPES
+    return tuple(name for name in named if name != "F32" or 4 * spec.n_params <= LARGEST)
+
+
+def timed(model: str, scale: str) -> tuple[str, ...]:
+    """Those of them whose speed is measured: at mini, where speed is only shown to work, a few."""
+    return tuple(name for name in types(model, scale) if scale != "mini" or name in QUICK)
+
+
+def speed(scale: str, gpu: bool = False) -> Plan:
+    """Per type: prefill of 128 tokens and decode steps after it, decode of 8 sequences, and its kernels' rates.
+
+    One process measures prefill and decode alone. The engine prefills 128 tokens at the rate of 512, so a longer
+    prompt would only cost time. The batched cell is that of the study of batch scaling.
+    """
+    check_scale(scale)
+    offload, cores = -1 if gpu else 0, machine.performance_cores()
+    base = Cell(workload="decode", scale=scale, n_prompt=DEPTH, n_threads=cores, n_gpu_layers=offload)
+    alone = change(base, n_gen=STEPS)
+    together = change(base, n_gen=STEPS_TOGETHER, n_seq=TOGETHER, policy="shared")
+    files = [(model, dtype) for model in MODELS for dtype in timed(model, scale)]
+    cells = [change(cell, model=model, dtype=dtype) for model, dtype in files for cell in (alone, together)]
+    planned = with_gates("04-quantization", scale, (*cells, *kernels(scale, gpu)))
+    gates = tuple(gate for gate in planned.gates if gate.flash_attn == "auto")
+    anchor = change(planned.anchor, dtype=DTYPE[scale])
+    return replace(planned, gates=gates, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
+
+
+def kernels(scale: str, gpu: bool = False) -> tuple[Cell, ...]:
+    """The engine's matrix product per tensor type: 512 columns as in prefill, one column as in decode.
+
+    `packed`: weights lie as the engine lays them out when it loads a model; `plain`: as the file holds them.
+    """
+    base = Cell(workload="matmul", n_threads=machine.performance_cores(), label="packed", repetitions=5)
+    base = change(base, n_gpu_layers=-1 if gpu else 0)
+    many = change(base, size=MATMUL_SIZE[scale])
+    one = change(base, size=VECTOR_SIZE[scale], n_prompt=1)
+    wanted = IN_QUICK if scale == "mini" else KERNELS
+    cells = [change(cell, dtype=dtype) for dtype in wanted for cell in (many, one)]
+    if not gpu:
+        cells += [change(cell, dtype=dtype, label="plain") for dtype in PACKED for cell in (many, one)]
+    return tuple(cells)

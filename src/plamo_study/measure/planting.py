@@ -1,0 +1,122 @@
+"""Amplitudes planted in front of one matrix: does the model stay finite, type by type, in prompt and decode?
+
+In the first Mamba layer the scan's output is a sum of two parts, each proportional to an F32 tensor: the norm of C and
+the skip D. Both times a factor make the input of ssm_out larger by that factor and nothing else, and the norm behind
+ssm_out takes the factor out again: a model whose arithmetic has the range keeps its logits. Only ssm_out's type
+changes. Prompt and decode start from an empty memory, so neither inherits the other's infinities.
+
+Series, one number per amplitude: `amplitude` (asked for), and of each PHASE, prompt and decode, `largest/PHASE`,
+`sum16/PHASE`, `sum32/PHASE`, `output/PHASE` (what entered and left ssm_out of that layer), `finite/PHASE` (1: every
+logit was finite).
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from plamo_study import casts
+from plamo_study.engine import quantizer
+from plamo_study.engine.nodes import Tensor
+from plamo_study.engine.ranges import InputRanges
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine, ranges
+from plamo_study.measure.rows import Cell, Measured
+from plamo_study.models import header, recipes
+from plamo_study.models.recipes import Recipe
+
+PLANTED = ("ssm_c_norm", "ssm_d")  # what ssm_out's input is proportional to, together
+STEPS = np.logspace(2, 8, 13)  # half decades
+BESIDE = 0.01  # amplitudes this far below and above every limit are tried too
+Finite = dict[str, float]
+
+
+def run(cell: Cell, path: Path, dtype: str, stage: Callable[[str], None]) -> Measured:
+    """Plant every amplitude in `path` with ssm_out as `dtype`, one file in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        stage(f"quantize ssm_out to {dtype}")
+        file = _quantized(path, Path(folder) / "planted.gguf", dtype)
+        places = _places(file)
+        layer = int(next(iter(places)).split(".")[1])
+        originals = {name: _read(file, name, places) for name in places}
+        natural = _look(cell, file, layer)["largest/prompt"]
+        series: dict[str, list[float]] = {"amplitude": amplitudes()}
+        for amplitude in series["amplitude"]:
+            stage(f"amplitude {amplitude:g}")
+            for name, values in originals.items():
+                _write(file, places[name], values * np.float32(amplitude / natural))
+            for name, value in _look(cell, file, layer).items():
+                series.setdefault(name, []).append(value)
+    n = (len(series["amplitude"]) + 1) * 2 * cell.n_prompt
+    checks: dict[str, float | bool] = {"natural": natural, "layer": float(layer)}
+    return Measured(series=series, checks=checks, valid=True, n_evaluated=n, peak_rss_bytes=machine.peak_rss())
+
+
+class OneProduct(InputRanges):
+    """Looks at the product with one layer's ssm_out only."""
+
+    layer = 0
+
+    def wanted(self, node: Tensor) -> bool:
+        """That product, by its node's name: names cost less to compare than operations and sources."""
+        return bool(node.name == f"mamba_out_proj-{self.layer}".encode())
+
+
+def amplitudes() -> list[float]:
+    """Half decades from 1e2 to 1e8, and a point on either side of every limit on the largest input."""
+    limits = {cast.limit for cast in casts.load() if cast.of == "largest" and np.isfinite(cast.limit)}
+    return sorted([*STEPS.tolist(), *(limit * (1 + side) for limit in limits for side in (-BESIDE, BESIDE))])
+
+
+def _quantized(source: Path, out: Path, dtype: str) -> Path:
+    file_type, patterns, metadata = recipes.quantizer_arguments(Recipe("F16", (("ssm_out", dtype),)))
+    quantizer.quantize(source, out, file_type, patterns, metadata, requantize=True, n_threads=1)
+    return out
+
+
+def _places(path: Path) -> dict[str, tuple[int, int]]:
+    """Byte offset and number of floats of the first Mamba layer's planted tensors, by name."""
+    read = header.read(path)
+    named = {t.name.removesuffix(".weight"): t for t in read.tensors}
+    layers = sorted(int(name.split(".")[1]) for name in named if name.endswith(".ssm_out"))
+    if not layers:
+        raise StudyError(str(path), "has no Mamba layer to plant in", "name a PLaMo 2 model")
+    tensors = [named[f"blk.{layers[0]}.{kind}"] for kind in PLANTED]
+    return {t.name: (read.data_start + t.offset, int(np.prod(t.dims))) for t in tensors}
+
+
+def _read(path: Path, name: str, places: dict[str, tuple[int, int]]) -> np.ndarray:
+    offset, n = places[name]
+    with path.open("rb") as file:
+        file.seek(offset)
+        return np.fromfile(file, "<f4", n)
+
+
+def _write(path: Path, place: tuple[int, int], values: np.ndarray) -> None:
+    with path.open("r+b") as file:
+        file.seek(place[0])
+        file.write(values.astype("<f4").tobytes())
+
+
+def _look(cell: Cell, path: Path, layer: int) -> Finite:
+    """The cell's tokens as one prompt and, from an empty memory, one by one: ssm_out's numbers, and finite logits."""
+    found: Finite = {}
+    with OneProduct(path, ranges.session_config(msgspec.structs.replace(cell, n_gen=0))) as model:
+        model.layer = layer
+        tokens = ranges.tokens_of(cell, model)[: cell.n_prompt]
+        for phase, size in (("prompt", len(tokens)), ("decode", 1)):
+            model.clear()
+            model.phase, finite = phase, True
+            for start in range(0, len(tokens), size):
+                model.evaluate(tokens[start : start + size])
+                finite &= bool(np.isfinite(model.logits(size)).all())
+            found |= _numbers(model.found[phase, "ssm_out", layer], phase) | {f"finite/{phase}": float(finite)}
+    return found
+
+
+def _numbers(seen: Any, phase: str) -> Finite:
+    sums = {f"sum{n}/{phase}": value for n, value in seen.sums.items()}
+    return {f"largest/{phase}": seen.largest, f"output/{phase}": seen.output} | sums

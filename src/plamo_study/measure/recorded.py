@@ -1,0 +1,31 @@
+"""The rows of every study at once: a notebook's own are measured when live, the others read as they lie here."""
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import collect, frame, journal, studies
+from plamo_study.measure.collect import LOCAL, REFERENCE, Recording
+
+
+def every_study(notebook: str, source: str, scale: str) -> list[Recording]:
+    """All studies with rows at this scale, the notebook's own first; live measures what its own lack.
+
+    Raises StudyError for an unknown source or scale, or where no study has any row.
+    """
+    collect.check_source(source)
+    own = [study for study, _ in studies.of_notebook(notebook, scale)]
+    measured = [collect.collect(study, source, scale) for study in own if source == "live"]
+    rest = [study for study in (*own, *studies.STUDIES) if study not in {m.study for m in measured}]
+    found = [*measured, *filter(None, (_read(study, source, scale) for study in dict.fromkeys(rest)))]
+    if not found:
+        why = f"no study has rows at scale {scale!r}"
+        raise StudyError(notebook, why, f"plamo-study run {notebook} --scale mini")
+    return found
+
+
+def _read(study: str, source: str, scale: str) -> Recording | None:
+    path = collect.journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
+    records = journal.read(path) if path.exists() else []
+    rows = journal.latest_rows(records)
+    if not rows:
+        return None
+    facts = frame.facts(records)
+    return Recording(frame.frame(rows, facts), facts, study, scale, source)

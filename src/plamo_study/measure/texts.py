@@ -1,0 +1,81 @@
+"""The texts that quality is measured on: read, identified, and cut into chunks as llama-perplexity cuts them.
+
+Any UTF-8 file is one, of any language or of code. It knows no tokenizer: tokens come in.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+
+CORPUS = paths.DATA / "corpus"
+LONGER = "give a longer text, or smaller chunks"
+
+
+def read(name: str | Path) -> bytes:
+    """The bytes of a text: one of data/corpus, with or without its suffix, or any file's.
+
+    Raises StudyError when there is none, or when it is empty or not UTF-8.
+    """
+    path = find(name)
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be read ({error.strerror})", "name a UTF-8 text file") from error
+    if not text.strip():
+        raise StudyError(str(path), "is empty", "name a text of some 100 kB: more text, narrower intervals")
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        why = f"is not UTF-8 (byte {error.start} is 0x{text[error.start]:02x})"
+        raise StudyError(str(path), why, f"iconv -f ENCODING -t UTF-8 {path} > TEXT") from error
+    return text
+
+
+def find(name: str | Path) -> Path:
+    """Where a text lies: data/corpus/<name>, or the file itself. StudyError when there is neither."""
+    known = sorted(path for path in CORPUS.glob("*.txt") if path.is_file())
+    for path in known:
+        if str(name) in (path.name, path.stem):
+            return path
+    if not Path(name).exists():
+        why = f"is neither a file nor a text of data/corpus (known: {', '.join(p.stem for p in known) or 'none'})"
+        raise StudyError(f"text {str(name)!r}", why, "name a UTF-8 text file")
+    return Path(name)
+
+
+def sha256(text: bytes) -> str:
+    """Identity of a text, hexadecimal."""
+    return hashlib.sha256(text).hexdigest()
+
+
+def chunks(tokens: np.ndarray, n_ctx: int, n_chunks: int = 0, bos: int | None = None) -> np.ndarray:
+    """The first `n_chunks` (0: all) whole pieces of `n_ctx` tokens, (n_chunks, n_ctx) int32, fewer in a short text.
+
+    As llama-perplexity does it, pieces do not overlap, the tail is left out, and in each the first token gives way
+    to `bos` where the model wants one (`Session.bos`). Raises StudyError when the text has no whole piece.
+    """
+    whole = len(tokens) // n_ctx
+    if not whole:
+        raise StudyError("the text", f"is {len(tokens)} tokens long, one chunk takes {n_ctx}", LONGER)
+    n = min(n_chunks or whole, whole)
+    found = np.array(tokens[: n * n_ctx], dtype=np.int32).reshape(n, n_ctx)
+    if bos is not None:
+        found[:, 0] = bos
+    return found
+
+
+def excerpts(text: bytes, n: int, n_lines: int) -> list[bytes]:
+    """`n` pieces of `n_lines` whole lines, evenly spaced over a text: prompts to go on from.
+
+    Raises StudyError when the text has fewer than `n` + `n_lines` lines.
+    """
+    lines = text.splitlines(keepends=True)
+    if len(lines) < n + n_lines:
+        why = f"has {len(lines)} lines, {n} prompts of {n_lines} lines take {n + n_lines}"
+        raise StudyError("the text", why, "give a longer text, or ask for fewer prompts")
+    starts = np.linspace(0, len(lines) - n_lines, n).astype(int)
+    return [b"".join(lines[start : start + n_lines]) for start in starts.tolist()]

@@ -1,0 +1,166 @@
+"""Notebook 04 on fragile tensors: sentences, tables and figures around numbers that come from scans."""
+
+import altair as alt
+import numpy as np
+import pandas as pd
+from IPython.display import Markdown
+
+from plamo_study.analysis import fragility as study
+from plamo_study.analysis.stats import Estimate
+from plamo_study.measure.collect import Recording
+from plamo_study.present.evidence import escaped
+from plamo_study.present.figures import Chart, spread
+from plamo_study.present.tables import Columns, Table, significant, table
+from plamo_study.present.theme import CATEGORIES, INK, MUTED
+
+MILLI = 1e3  # damage is shown in thousandths of a nat
+COLOURS = {study.FRAGILE: CATEGORIES[1], study.STURDY: CATEGORIES[2], study.EXPLAINED: CATEGORIES[0], study.OPEN: MUTED}
+
+
+def finding(recording: Recording) -> Markdown:
+    """Which classes and layers are fragile, and which protection is worth most, per scan."""
+    scans = study.scans(recording.rows)
+    lines = [_found(scan, study.fragility(scans), study.damage(scans)) for scan in scans]
+    return Markdown("\n".join(lines) if lines else "No scan was computed right.")
+
+
+def _found(scan: study.Scanned, judged: pd.DataFrame, damages: pd.DataFrame) -> str:
+    mine = judged[(judged["model"] == scan.model) & (judged["candidate"] == scan.candidate)]
+    fragile = [f"{r.point} ({r.excess:.1f} times)" for r in mine[mine["verdict"] == study.FRAGILE].itertuples()]
+    said = f"**fragile: {', '.join(fragile)}**" if fragile else "**nothing is more fragile than size and role explain**"
+    worth = damages[(damages["model"] == scan.model) & (damages["candidate"] == scan.candidate)]
+    return (
+        f"- {escaped(scan.model)}, {scan.candidate} against {scan.reference} ({len(scan.of('all'))} chunks): {said}; "
+        f"in the median a fragility of {mine['detectable'].median():.1f} times could have been found. "
+        + _best(scan, worth[(worth["family"] == "class") & (worth["p_avoided"] < study.LEVEL)])
+    )
+
+
+def _best(scan: study.Scanned, classes: pd.DataFrame) -> str:
+    """The class whose protection avoids most damage per byte, of those that avoid some."""
+    if classes.empty:
+        return "No class avoids damage beyond doubt when it alone is kept."
+    best = classes.loc[classes["per_megabyte"].map(lambda e: e.value).idxmax()]
+    bits = significant(2)(8 * best["extra_bytes"] / scan.size("all")[0])
+    saved, everything = (significant(2, MILLI)(e) for e in (best["avoided"], scan.mean("all")))
+    return (
+        f"Per byte, {best['point']} is the best class to keep in {scan.reference}: {bits} more bits per weight avoid "
+        f"{saved} of {everything} thousandths of a nat."
+    )
+
+
+def _price(price: Estimate) -> str:
+    """Bits per weight for 0.01 nats; unbounded where keeping the point may avoid nothing."""
+    return significant(3, 0.01)(price) if np.isfinite(price.value) else "nothing avoided"
+
+
+def points(recording: Recording) -> Table:
+    """Damage of every class and layer quantized alone, its control, the excess, and the verdict."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "candidate": ("type", ""),
+        "point": ("quantized alone", ""),
+        "dropped": ("KLD (0.001 nats)", significant(3, MILLI)),
+        "control": ("control (0.001 nats)", significant(3, MILLI)),
+        "excess": ("excess over the others", ".2f"),
+        "p_adjusted": ("adjusted p", ".2g"),
+        "detectable": ("detectable excess", ".1f"),
+        "verdict": ("verdict", ""),
+    }
+    return table(study.fragility(study.scans(recording.rows)), columns)
+
+
+def worth(recording: Recording) -> Table:
+    """What keeping each class or layer in the reference's type costs and avoids, cheapest bits per damage first."""
+    data = study.damage(study.scans(recording.rows))
+    data = data.assign(cost=data["price"].map(lambda e: e.value)).sort_values(["model", "candidate", "family", "cost"])
+    columns: Columns = {
+        "model": ("model", ""),
+        "candidate": ("type", ""),
+        "point": ("kept", ""),
+        "extra_bytes": ("extra bytes", ",.0f"),
+        "share": ("alone, share of all damage", ".2f"),
+        "avoided": ("KLD avoided (0.001 nats)", significant(3, MILLI)),
+        "p_avoided": ("adjusted p", ".2g"),
+        "price": ("bits per weight per 0.01 nats", _price),
+    }
+    return table(data, columns)
+
+
+def frontier(recording: Recording) -> Table:
+    """Class after class kept in the reference's type, most damage avoided per byte first."""
+    data = study.frontier(study.scans(recording.rows))
+    columns: Columns = {
+        "model": ("model", ""),
+        "candidate": ("type", ""),
+        "step": ("classes kept", ""),
+        "point": ("the last of them", lambda name: name or "none"),
+        "bits_per_weight": ("bits per weight", ".2f"),
+        "damage": ("KLD (0.001 nats)", significant(3, MILLI)),
+    }
+    return table(data, columns)
+
+
+def damage_figure(
+    recording: Recording, title: str = "What each class and each layer costs when it alone is quantized"
+) -> Chart:
+    """Damage of each point quantized alone, with its interval, and its control; one panel a scan."""
+    return damages(study.fragility(study.scans(recording.rows)), title)
+
+
+def frontier_figure(recording: Recording, title: str = "What protection buys: class after class kept") -> Chart:
+    """Damage against the size of the file while class after class is protected."""
+    return frontiers(study.frontier(study.scans(recording.rows)), title)
+
+
+def damages(data: pd.DataFrame, title: str) -> Chart:
+    """Dots are damages coloured by verdict, whiskers their intervals, ticks the controls; logarithmic."""
+    tidy = spread(data.assign(control=[e.value * MILLI for e in data["control"]]), "dropped", MILLI)
+    tidy = tidy.drop(columns="excess").assign(scan=tidy["model"] + ", " + tidy["candidate"])
+    colour = alt.Color("verdict:N", title=None, scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())))
+    x = alt.X("value:Q", title="KL divergence (0.001 nats, log)", scale=alt.Scale(type="log", nice=False, padding=12))
+    y = alt.Y("point:N", title=None, sort=None)
+    base = alt.Chart().encode(y=y)
+    tips = ["point:N", alt.Tooltip("value:Q", format=".3~g"), alt.Tooltip("control:Q", format=".3~g")]
+    layers = [
+        base.mark_tick(color=INK, thickness=2, height=12).encode(x="control:Q"),
+        base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q", color=colour),
+        base.mark_point().encode(x=x, color=colour, tooltip=tips),
+    ]
+    words = "; ".join(f"{scan}: {_listed(group)}" for scan, group in tidy.groupby("scan"))
+    description = f"{title}. Dots are measured, ticks are errors of the same size without structure. {words}."
+    chart = alt.layer(*layers, data=tidy).properties(width=280)
+    chart = chart.facet(column=alt.Column("scan:N", title=None)).resolve_scale(y="independent")
+    return chart.properties(title=title, description=description)
+
+
+def _listed(group: pd.DataFrame) -> str:
+    return ", ".join(f"{r.point} {r.value:.3g} ({r.verdict})" for r in group.itertuples())
+
+
+def frontiers(data: pd.DataFrame, title: str) -> Chart:
+    """One line a scan from the candidate up to the last step that still costs something, each step labelled."""
+    tidy = spread(data, "damage", MILLI)
+    tidy = tidy[tidy["value"] > 0].assign(scan=data["model"] + ", " + data["candidate"])
+    tidy = tidy.assign(label=["+ " + r.point if r.point else r.candidate for r in tidy.itertuples()])
+    x = alt.X("bits_per_weight:Q", title="Bits per weight of the file", scale=alt.Scale(zero=False, padding=16))
+    y = alt.Y("value:Q", title="KL divergence (0.001 nats, log)", scale=alt.Scale(type="log", nice=False, padding=12))
+    layers = [
+        alt.Chart().mark_rule(strokeWidth=2, color=CATEGORIES[0]).encode(x=x, y="low:Q", y2="high:Q"),
+        alt.Chart().mark_line(color=CATEGORIES[0]).encode(x=x, y=y, order="step:Q"),
+        alt.Chart().mark_point(color=CATEGORIES[0]).encode(x=x, y=y),
+        *(
+            alt.Chart()
+            .transform_filter(f"datum.step {which} 0")
+            .mark_text(align="left", dx=7, dy=dy, fontSize=10, color=INK)
+            .encode(x=x, y=y, text="label:N")
+            for which, dy in (("==", 9), (">", -6))  # the first two can lie on one another
+        ),
+    ]
+    words = "; ".join(
+        f"{scan}: " + ", ".join(f"{r.label} {r.value:.3g} at {r.bits_per_weight:.2f} bits" for r in group.itertuples())
+        for scan, group in tidy.groupby("scan")
+    )
+    chart = alt.layer(*layers, data=tidy).properties(width=330, height=260)
+    chart = chart.facet(column=alt.Column("scan:N", title=None)).resolve_scale(x="independent", y="independent")
+    return chart.properties(title=title, description=f"{title}. {words}.")

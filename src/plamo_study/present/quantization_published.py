@@ -1,0 +1,42 @@
+"""Published figures of quantized models beside ours: other machines and backends, so only the pattern compares."""
+
+from plamo_study.analysis import quantization as study
+from plamo_study.measure.collect import Recording
+from plamo_study.present import published
+from plamo_study.present.quantization import known
+from plamo_study.present.tables import Columns, Table, table
+
+OURS = {"INT8": "Q8_0", "FP16": "F16", "Q4": "Q4_0", "Q8": "Q8_0"}  # the types here that stand for the sources' words
+
+
+def speedups(recording: Recording) -> Table:
+    """The sources' factors beside ours: other machines, other backends, so only the pattern compares."""
+    theirs = published.load("quantization-speedups")
+    data = theirs.assign(compared=[f"{r.dtype} over {r.over}" for r in theirs.itertuples()])
+    models = list(dict.fromkeys(model for model, _ in known(recording)))
+    for model in models:
+        data[model] = [
+            study.ratio(recording.rows, str(r.phase), model, OURS[str(r.dtype)], OURS[str(r.over)])
+            for r in theirs.itertuples()
+        ]
+    columns: Columns = {"what": ("what", ""), "compared": ("compared", ""), "value": ("published", ".2f")}
+    return table(data, {**columns, **{model: (f"{model}, here", ".2f") for model in models}})
+
+
+def m1_max(recording: Recording) -> Table:
+    """The M1 Max's decode rates and quality of a larger PLaMo 2, its decode gains beside the first model's here."""
+    theirs = published.load("m1-max-translate").pivot(index="dtype", columns="quantity", values="value")
+    theirs = theirs.sort_values("decode").reset_index()
+    first = next(model for model, _ in known(recording))
+    theirs["gain"] = theirs["decode"] / float(theirs[theirs["dtype"] == study.REFERENCE]["decode"].iloc[0])
+    theirs["ours"] = [
+        study.ratio(recording.rows, "decode", first, str(dtype), study.REFERENCE) for dtype in theirs["dtype"]
+    ]
+    columns: Columns = {
+        "dtype": ("type", ""),
+        "decode": ("M1 Max, published (t/s)", ".2f"),
+        "chrF": ("chrF, published", ".2f"),
+        "gain": ("decode over F16, published", ".2f"),
+        "ours": (f"{first}, here", ".2f"),
+    }
+    return table(theirs, columns)

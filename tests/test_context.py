@@ -1,0 +1,382 @@
+"""Depth, caches and the loop without one: the engine's part on real processes, the arithmetic on known curves."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ATTENTION, HYBRID, mini, mini_file
+
+from plamo_study.analysis import context, context_claims, context_memory, context_prediction, growth, roofline
+from plamo_study.analysis.stats import Estimate
+from plamo_study.engine import filling, library
+from plamo_study.engine.session import EngineError, Session, SessionConfig
+from plamo_study.errors import StudyError
+from plamo_study.measure import depth, drift, frame, journal, plan, plan_context, runner
+from plamo_study.measure.collect import Recording
+from plamo_study.oracle import relative_error
+from plamo_study.present import context as show
+from plamo_study.present import context_figures as figure
+from plamo_study.present import context_memory as memory
+from plamo_study.present import theme
+
+PART = 64
+TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)
+LADDER = {"n_prompt": 8 * PART, "n_ubatch": PART, "n_gen": 2, "flash_attn": "on"}
+
+
+def opened(model, whole=True, room=16 * PART, **fields):
+    log = []
+    library.capture_log(log)
+    config = SessionConfig(n_ctx_seq=room, n_ubatch=PART, n_gpu_layers=0, swa_full=whole, **fields)
+    return Session(mini_file(model), config), log
+
+
+# ------------------------------------------------------------------ filled memories
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_a_memory_filled_to_its_own_depth_is_the_same_memory(model, flash):
+    session, log = opened(model, flash_attn=flash)
+    with session:
+        session.prefill({0: TOKENS[:PART]})
+        state = session.get_state(0)
+        assert filling.filled(session, state, PART, filling.memory(log).cells) == state
+
+
+@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_a_filled_memory_goes_on_by_steps_as_in_one_call(model, whole, type_kv):
+    session, log = opened(model, whole, flash_attn="on", type_k=type_kv, type_v=type_kv)
+    with session:
+        session.prefill({0: TOKENS[:PART]})
+        deep = filling.filled(session, session.get_state(0), 10 * PART, filling.memory(log).cells)
+        session.clear()
+        session.set_state(0, deep, 10 * PART)
+        for token in TOKENS[:4]:
+            session.decode({0: int(token)})
+        stepped = session.logits()
+        session.clear()
+        session.set_state(0, deep, 10 * PART)
+        assert relative_error(stepped, session.prefill({0: TOKENS[:4]})[0][-1]) < 0.02
+
+
+def test_depth_changes_what_a_filled_memory_says():
+    session, log = opened(ATTENTION)
+    with session:
+        session.prefill({0: TOKENS[:PART]})
+        state, said = session.get_state(0), []
+        for deep in (PART, 10 * PART):
+            session.clear()
+            session.set_state(0, filling.filled(session, state, deep, filling.memory(log).cells), deep)
+            session.decode({0: 9})
+            said.append(session.logits())
+        assert relative_error(*said) > 0.01
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda s: s[:-8], lambda s: s + b"more", lambda s: b"else" + s[4:], lambda s: s[:40]]
+)
+def test_a_state_of_another_layout_is_refused(spoil):
+    session, log = opened(ATTENTION)
+    with session:
+        session.prefill({0: TOKENS[:PART]})
+        with pytest.raises(EngineError, match="otherwise than"):
+            filling.filled(session, spoil(session.get_state(0)), 2 * PART, filling.memory(log).cells)
+
+
+@pytest.mark.parametrize(("type_kv", "whole"), [("f16", True), ("f16", False), ("q4_0", False)])
+def test_the_log_reserves_what_arithmetic_says(type_kv, whole):
+    for model in (HYBRID, ATTENTION):
+        session, log = opened(model, whole, flash_attn="on", type_k=type_kv, type_v=type_kv)
+        with session:
+            taken = filling.memory(log)
+        found = context_prediction.reserved(journalled(model), f"on/{type_kv}/{type_kv}", 16 * PART, PART, whole)
+        assert taken.kv == pytest.approx(found["kv"], rel=0.01)
+        assert taken.state == pytest.approx(found["state"], rel=0.05)
+
+
+def journalled(model):
+    from plamo_study.measure.files import model_fact
+
+    return model_fact(model, "mini", "F16")
+
+
+# ------------------------------------------------------------------ workloads and plans
+
+
+def test_logits_that_are_not_finite_make_a_depth_invalid(monkeypatch):
+    cell = mini("depth", **LADDER)
+    assert depth.run(cell, mini_file(), print).valid
+    monkeypatch.setattr(Session, "logits", lambda self, row=0: np.full(self.n_vocab, np.nan, np.float32))
+    assert depth.run(cell, mini_file(), print).valid is False
+
+
+def test_a_ladder_doubles_and_ends_where_it_was_told_to():
+    assert depth.depths(mini("depth", n_prompt=1024, n_ubatch=128)) == (0, 128, 256, 512, 1024)
+    assert depth.depths(mini("depth", n_prompt=384, n_ubatch=128)) == (0, 128, 256, 384)
+    assert depth.depths(mini("depth", n_prompt=1024, n_ubatch=128, label="few")) == (0, 1024)
+
+
+@pytest.mark.parametrize("scale", ["mini", "shape", "weights"])
+def test_every_plan_has_a_gate_for_every_model_and_goes_beyond_the_trained_context(scale):
+    for make in (plan_context.context, plan_context.memory, plan_context.naive):
+        planned = make(scale)
+        models = {cell.model for cell in planned.cells if cell.model}
+        assert models == {gate.model for gate in planned.gates}
+        assert all(cell.scale == scale for cell in (*planned.cells, *planned.gates) if cell.model)
+    deepest = max(cell.n_prompt for cell in plan_context.context(scale).cells)
+    assert deepest > plan.registry.spec(HYBRID, scale).context_length
+
+
+@pytest.mark.parametrize("n_prompt", [0, 100, 1 << 20])
+def test_depths_that_cannot_be_measured_are_refused(n_prompt):
+    with pytest.raises(StudyError):
+        plan_context.check(mini("depth", n_prompt=n_prompt))
+
+
+def test_drift_is_for_the_trained_embedded_models():
+    with pytest.raises(StudyError, match="embedded"):
+        plan_context.drift("shape")
+    assert all(cell.candidates and cell.text_sha256 for cell in plan_context.drift("mini").cells)
+
+
+# ------------------------------------------------------------------ a small study, measured and shown
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """All kinds of cells on the embedded models in two blocks, as a recording."""
+    base = mini("depth", **LADDER)
+    few = plan.change(base, model=ATTENTION, label=depth.FEW)
+    text = plan_context.drift("mini").cells[0]
+    cells = (
+        base,
+        plan.change(base, model=ATTENTION),
+        plan.change(base, label=depth.WALK, n_prompt=4 * PART),
+        few,
+        plan.change(few, flash_attn="off"),
+        plan.change(few, flash_attn="off", label=depth.WHOLE_WINDOW),
+        plan.change(base, workload="naive", n_prompt=16, n_gen=8),
+        plan.change(text, n_threads=1, n_prompt=128, n_chunks=2, candidates=("on/q8_0/q8_0", "on/q4_0/q4_0")),
+        *(plan.change(cell, n_threads=1, size=min(cell.size, 1 << 20)) for cell in plan.ceilings("mini", False, (1,))),
+    )
+    gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
+    planned = plan.Plan("05-context", "mini", cells, gates, mini("decode", n_gen=4), 2, 0, 60.0)
+    path = tmp_path_factory.mktemp("small") / "05.jsonl"
+    summary = runner.sweep(planned, path)
+    assert not summary.failed
+    facts = frame.facts(journal.read(path))
+    return Recording(frame.frame(summary.rows, facts), facts, "05-context", "mini", "live")
+
+
+def part_of(recording, *labels, workload="depth"):
+    rows = recording.rows
+    kept = (rows["workload"] != workload) | rows["label"].isin(labels) | (rows["text"] != "")
+    return replace(recording, rows=rows[kept])
+
+
+def test_every_depth_of_every_process_is_timed_and_counted(small):
+    found = context.samples(small.rows)
+    ladder = found[(found["label"] == "") & (found["model"] == HYBRID)]
+    assert sorted(set(ladder["depth"])) == [0, 64, 128, 256, 512]
+    assert len(ladder) == 2 * 2 * 5
+    walked = found[found["label"] == depth.WALK]
+    assert sorted(set(walked[walked["phase"] == "prefill"]["depth"])) == [0, 64, 128, 192]
+    assert set(walked[walked["phase"] == "decode"]["depth"]) == {256}
+    rows = small.rows[(small.rows["workload"] == "depth") & (small.rows["label"] == "") & (small.rows["text"] == "")]
+    assert set(rows["n_evaluated"]) == {5 * (PART + 3)}
+
+
+def test_a_window_that_keeps_everything_reserves_more(small):
+    table = context_memory.kinds(part_of(small, depth.FEW, depth.WHOLE_WINDOW).rows)
+    plain = table[table["kind"] == "off/f16/f16"].set_index("whole")
+    assert plain.loc[True, "kv"] > plain.loc[False, "kv"]
+    assert (context_memory.window(part_of(small, depth.FEW, depth.WHOLE_WINDOW).rows)["kv"] > 1).all()
+
+
+def test_fewer_bits_in_the_cache_drift_further(small):
+    table = context_memory.drift(small.rows).set_index("kind")["kld"]
+    assert 0 < table["on/q8_0/q8_0"].value < table["on/q4_0/q4_0"].value
+
+
+def test_the_loop_without_a_cache_evaluates_what_arithmetic_says(small):
+    (row,) = context_memory.loop_totals(small.rows).to_dict("records")
+    assert row["naive_tokens"] == context_memory.naive_tokens(16, 8)
+    assert row["cached_tokens"] == context_memory.cached_tokens(16, 8)
+
+
+def test_every_table_and_figure_comes_from_rows(small):
+    depths, kinds = part_of(small, depth.LADDER, depth.WALK), part_of(small, depth.FEW, depth.WHOLE_WINDOW)
+    tables = [show.rates, show.prediction, show.meeting_points, show.filling, show.laws, show.takeover, show.compared,
+              show.against_prediction, show.checked_claims, memory.paged]  # fmt: skip
+    assert all(len(table(depths).frame) for table in tables)
+    assert all(len(table(kinds).frame) for table in (memory.kinds, memory.sizes, memory.window, memory.drift))
+    assert len(memory.checked_claims(kinds, kinds, small, depths).frame)
+    texts = [show.finding(depths), show.takeaway(depths), show.guess(depths, 2.0), memory.source_loop(small, depths)]
+    assert all(HYBRID in text.data or "guess" in text.data for text in texts)
+    assert "624,750" in texts[-1].data
+    knots = context.knots(depths.facts)
+    names = context_prediction.compared_models(depths.rows)
+    charts = [
+        figure.rates(context.rates(depths.rows), "t"),
+        figure.bands(context_prediction.against_prediction(depths.rows, depths.facts), "t"),
+        figure.kept(context_prediction.growth_of_bytes(depths.facts, names), "t"),
+        figure.compared(context.compared(depths.rows), "t"),
+        figure.takeover(context.takeover(depths.rows, knots), "t"),
+        figure.drift(context_memory.drift(small.rows), "t"),
+        figure.loop(context_memory.loop(small.rows), "t"),
+    ]
+    for chart in charts:
+        assert len(chart.to_dict()["description"]) > 40
+    assert "image/png" in theme.mimebundle(charts[0].to_dict())[0]
+
+
+# ------------------------------------------------------------------ laws on curves that are known
+
+DEPTHS = np.array([256.0, 768, 1280, 2304, 4352, 8448, 16640])
+
+
+def curve_of(times, index=DEPTHS, noise=0.002):
+    rng = np.random.default_rng(5)
+    return pd.DataFrame({block: times * (1 + 0.05 * block) * rng.normal(1, noise, len(index)) for block in range(4)},
+                        index=index)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("times", "law"),
+    [
+        (np.full(7, 0.02), "constant"),
+        (0.02 + 1e-6 * DEPTHS, "linear"),
+        (0.02 + 1e-6 * DEPTHS + 3e-10 * DEPTHS**2, "quadratic"),
+        (0.02 + 4e-6 * np.minimum(DEPTHS, 2048) + 3e-7 * np.maximum(DEPTHS - 2048, 0), "linear with a bend"),
+    ],
+)
+def test_a_law_is_recognised_with_its_coefficients(times, law):
+    found = growth.growth(curve_of(times), knot=2048.0)
+    assert found.law == law
+    assert found.chosen_by >= 3
+    assert found.coefficients[0].low <= 0.02 * 1.09
+    assert found.coefficients[0].high >= 0.0198
+    assert abs(found.worst) < 0.02
+
+
+def test_a_bend_is_no_law_of_a_model_without_a_window():
+    times = 0.02 + 4e-6 * np.minimum(DEPTHS, 2048)
+    assert growth.growth(curve_of(times), knot=0.0).law != growth.BENT
+
+
+def test_a_time_that_would_fall_again_is_continued_by_a_line():
+    falling = pd.Series(0.02 + 2e-6 * DEPTHS - 5e-11 * DEPTHS**2, index=DEPTHS)
+    at = growth.continued(falling)
+    assert at(np.array([DEPTHS[-1]]))[0] == pytest.approx(falling.iloc[-1])
+    assert at(np.array([1e6]))[0] > at(np.array([1e5]))[0] > falling.iloc[-1]
+
+
+def rows_of(times):
+    """Rows of ladders whose times are known: model -> (seconds per token of prefill, of decode) at a depth."""
+    rows = []
+    for block in range(3):
+        for model, (read, write) in times.items():
+            at = [0, 512, 1024, 2048, 4096, 8192, 16384]
+            parts = [int(512e9 * read(d + 256.0) * (1 + 0.001 * block)) for d in at]
+            steps = [int(1e9 * write(d + 4.0) * (1 + 0.001 * block)) for d in at for _ in range(8)]
+            cell = {"workload": "depth", "text": "", "label": "", "model": model, "n_gen": 8, "n_ubatch": 512}
+            cell |= {"flash_attn": "on", "type_k": "f16", "type_v": "f16", "block": block, "anchor": False}
+            series = {"part_depth": [float(d) for d in at], "step_depth": [d + 1.0 + i for d in at for i in range(8)]}
+            rows.append(cell | {"samples_ns": [parts, steps], "series": series, "verdict": "valid", "drift": 0.0})
+    return pd.DataFrame(rows)
+
+
+def test_prefill_takes_over_where_both_take_the_same_time():
+    rows = rows_of({"plamo-2-x": (lambda d: 0.01, lambda d: 0.05)})
+    table = context.takeover(rows, {}).set_index("n_out")
+    assert table.loc[256, "tokens"].value == pytest.approx(5 * 256, rel=0.01)
+    assert not table.loc[256, "extrapolated"]
+    assert table.loc[2048, "tokens"].value == pytest.approx(5 * 2048, rel=0.01)
+
+
+def test_a_takeover_beyond_the_deepest_says_so_and_one_that_never_comes_too():
+    rows = rows_of({"plamo-2-x": (lambda d: 0.001, lambda d: 0.05)})
+    table = context.takeover(rows, {}).set_index("n_out")
+    assert table.loc[1024, "extrapolated"]
+    never = rows_of({"plamo-2-x": (lambda d: 1e-9, lambda d: 0.05)})
+    assert np.isnan(context.takeover(never, {}).set_index("n_out").loc[2048, "tokens"].value)
+
+
+FLAT, STEEP = (lambda d: 0.05), (lambda d: 0.04 + 2e-6 * d)
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "other", "outcome"),
+    [
+        (FLAT, STEEP, "overtakes"),
+        (STEEP, FLAT, "is overtaken"),
+        (FLAT, lambda d: 0.06, "faster throughout"),
+        (lambda d: 0.06, FLAT, "slower throughout"),
+        (lambda d: 0.10, STEEP, "slower, overtaking by its law"),
+        (FLAT, FLAT, "inconclusive"),
+    ],
+)
+def test_who_overtakes_whom_and_where(hybrid, other, outcome):
+    rows = rows_of({"plamo-2-x": (FLAT, hybrid), "plamo-3-y": (FLAT, other)})
+    found = context.overtaking(rows, {})
+    (row,) = found[found["phase"] == "decode"].to_dict("records")
+    assert row["outcome"] == outcome
+    if outcome in ("overtakes", "is overtaken"):
+        assert row["depth"].value == pytest.approx(5000, rel=0.05)
+    if "law" in outcome:
+        assert row["depth"].value == pytest.approx(30000, rel=0.05)
+
+
+def test_a_claim_that_a_straddling_interval_cannot_bear_is_inconclusive():
+    rows = rows_of({"plamo-2-x": (FLAT, FLAT), "plamo-3-y": (FLAT, FLAT)})
+    claims = context_claims.of_depth(rows, {})
+    assert set(claims[claims["claim"].str.contains("faster than")]["verdict"]) == {"inconclusive"}
+
+
+# ------------------------------------------------------------------ arithmetic
+
+
+def test_the_source_counts_a_prompt_of_750_tokens():
+    assert context_memory.naive_tokens(1000, 500) == sum(range(1000, 1500)) == 624_750
+    assert context_memory.naive_tokens(context_memory.prompt_for(500_000, 500), 500) == 500_000
+    assert context_memory.naive_pairs(3, 2) == 3 * 4 / 2 + 4 * 5 / 2
+    assert context_memory.cached_pairs(3, 2) == 4 * 5 / 2
+
+
+def test_the_hybrid_needs_less_than_attention_without_a_window_from_its_state_on():
+    own, other = journalled(HYBRID), journalled(ATTENTION)
+    rows = rows_of({HYBRID: (FLAT, FLAT), ATTENTION: (FLAT, FLAT)})
+    table = context_prediction.meeting_points(rows, {HYBRID: own, ATTENTION: other}).set_index("phase")
+    at = table.loc["decode", "whole"]
+    whole = context_prediction.without_window(other)
+    assert roofline.decode_bytes(own, at) == pytest.approx(roofline.decode_bytes(whole, at), rel=1e-6)
+    assert roofline.decode_bytes(own, at + 100) < roofline.decode_bytes(whole, at + 100)
+
+
+def test_pages_make_room_for_what_is_not_used():
+    fact = journalled(HYBRID)
+    (row,) = context_prediction.paged({HYBRID: fact}, [HYBRID], 1e9, 4096).to_dict("records")
+    per_token = roofline.kv_bytes_per_token(fact) * 2
+    assert row["reserved"] == per_token * 4096 + roofline.state_bytes(fact)
+    assert row["used"] == pytest.approx(per_token * 4097 / 2 + roofline.state_bytes(fact))
+    assert row["fit"] < row["fit_paged"]
+    assert 1 < row["gain"] < 2
+
+
+def test_sentences_say_what_an_outcome_means():
+    row = {"deepest": 8192, "last": Estimate(0.9, 0.8, 0.95, 3), "depth": Estimate(30000.0, 2e4, 4e4, 3)}
+    assert "extrapolated" in show.said(row | {"outcome": "slower, overtaking by its law"})
+    assert "inconclusive" in show.said(row | {"outcome": "inconclusive", "depth": Estimate(*[np.nan] * 3, 3)})
+
+
+def test_a_drift_candidate_is_its_reference_when_nothing_differs():
+    cell = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_prompt=64, n_chunks=1)
+    found = drift.run(plan.change(cell, candidates=("off/f16/f32",)), mini_file(), print)
+    assert found.valid
+    assert SimpleNamespace(**found.checks).second_path_error < 0.01
+    assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4

