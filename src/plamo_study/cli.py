@@ -110,6 +110,8 @@ def selfcheck(
     perplexity: Annotated[
         Path | None, typer.Option(help="a llama-perplexity to compare quality figures, time and disk with")
     ] = None,
+    likwid_bench: Annotated[Path | None, typer.Option(help="a likwid-bench to run beside our ceilings")] = None,
+    reference: Annotated[bool, typer.Option(help="keep that comparison as the reference machine's")] = False,
     rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 20,
     engine: Engine = None,
     json: Annotated[bool, typer.Option("--json")] = False,
@@ -120,6 +122,8 @@ def selfcheck(
     use_engine(engine)
     plan.check_scale(scale)
     found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
+    if likwid_bench:
+        found += costs.ceilings(scale, likwid_bench, rounds, collect.REFERENCE if reference else collect.LOCAL)
     typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)
     raise typer.Exit(0 if all(check.ok for check in found) else 1)
 

@@ -4,10 +4,12 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 
-from plamo_study import crosscheck, crosscheck_perplexity
+from plamo_study import crosscheck, crosscheck_ceilings, crosscheck_perplexity
+from plamo_study.analysis import ceilings_check
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import files, journal, machine, plan, plan_quality
 from plamo_study.measure.process import work
@@ -63,6 +65,20 @@ def against_perplexity(scale: str, binary: Path, rounds: int) -> list[Check]:
         compared = crosscheck_perplexity.compare(cell, plan.model_file(cell), binary, rounds)
         checks += [Check(*line) for line in crosscheck_perplexity.lines(cell.model, compared)]
     return checks
+
+
+def ceilings(scale: str, likwid: Path, rounds: int, place: str) -> list[Check]:
+    """Our ceilings beside likwid-bench's and NumPy's, kept in data/measured/<place>; only like with like is judged."""
+    found = crosscheck_ceilings.side_by_side(scale, likwid, rounds)
+    crosscheck_ceilings.write(found, place)
+    return [_beside(entry) for entry in ceilings_check.ratios(crosscheck_ceilings.frame(found)).to_dict("records")]
+
+
+def _beside(entry: dict[str, Any]) -> Check:
+    judged, ratio = entry["verdict"], entry["ratio"]
+    measured = f"{ratio:.3f} over {ratio.n} interleaved rounds" + (f": {judged}" if judged else "")
+    wanted = f"within {ceilings_check.MARGIN:.0%} of 1" if judged else "reported"
+    return Check(f"{entry['ours']} / {entry['other']}", measured, wanted, judged in ("", "holds"))
 
 
 def overhead(cell: Cell, path: Path) -> Check:

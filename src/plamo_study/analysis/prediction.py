@@ -17,7 +17,8 @@ CEILING = {"memory": "read", "compute": "matmul"}
 
 def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
     """Per ceiling, device and thread count: `best` sample and `usual` (median over processes), in B/s or FLOP/s."""
-    found = rows[rows["workload"].isin(["read", "matmul"]) & (rows["status"] == "ok")]
+    found = rows[rows["workload"].isin(["read", "matmul"]) & (rows["status"] == "ok") & (rows["n_prompt"] == 0)]
+    found = found[found["label"] == ""]  # labelled ones are the kernels of single types (notebook 04)
     best, usual = _rate(found, lambda samples: min(chain(*samples))), _rate(found, study.median_sample)
     entries = []
     for (ceiling, layers, threads), group in found.groupby(["workload", "n_gpu_layers", "n_threads"]):

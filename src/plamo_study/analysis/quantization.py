@@ -74,7 +74,7 @@ def speeds(rows: pd.DataFrame) -> pd.DataFrame:
         if (phase, model, REFERENCE) in known:
             entry["ratio"] = paired_ratio(known[phase, model, REFERENCE], spent)
         entries.append(entry | {"noise": stats.variation(spent.tolist()), "n": step.n})
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["model", "dtype", "phase", "rate", "ratio", "noise", "n"])
 
 
 def ratio(rows: pd.DataFrame, phase: str, model: str, dtype: str, over: str) -> stats.Estimate | None:
@@ -114,7 +114,11 @@ def table(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     found = sizes(files(rows, facts))
     for name, wide in (("ratio", "{}"), ("rate", "{}_rate")):
         by_phase = speeds(rows).pivot(index=["model", "dtype"], columns="phase", values=name)
-        by_phase = by_phase.rename(columns={phase: wide.format(phase) for phase in PHASES}).reset_index()
+        by_phase = (
+            by_phase.reindex(columns=PHASES)
+            .rename(columns={phase: wide.format(phase) for phase in PHASES})
+            .reset_index()
+        )
         found = found.merge(by_phase, on=["model", "dtype"], how="left")
     for part in (memory(rows), validity(rows)):
         found = found.merge(part, on=["model", "dtype"], how="left")

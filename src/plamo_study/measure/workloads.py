@@ -163,9 +163,16 @@ def _read(cell: Cell) -> Measured:
 
 
 def _matmul(cell: Cell) -> Measured:
-    shape = (cell.size, cell.size, MATMUL_COLUMNS)
-    times = kernels.matmul_times(cell.dtype, shape, cell.n_threads, cell.n_gpu_layers != 0, cell.repetitions)
-    return _ceiling(times, n_flops=2 * cell.size**2 * MATMUL_COLUMNS)
+    """A matrix product; `packed`: its weights laid out as a loaded model's are. One column is a rate of bytes."""
+    columns, gpu, packed = cell.n_prompt or MATMUL_COLUMNS, cell.n_gpu_layers != 0, cell.label == "packed"
+    shape = (cell.size, cell.size, columns)
+    times = kernels.matmul_times(cell.dtype, shape, cell.n_threads, gpu, cell.repetitions, packed)
+    work = {"n_flops": 2 * cell.size**2 * columns}
+    if columns == 1:
+        work = {"n_bytes": kernels.matrix_bytes(cell.dtype, cell.size, cell.size)}
+    laid_out = packed and not gpu and kernels.has_packed_kernel(cell.dtype, cell.size, cell.size)
+    measured = _ceiling(times, **work)
+    return msgspec.structs.replace(measured, checks={"packed": float(laid_out)}) if cell.label else measured
 
 
 def _ceiling(times: list[int], n_bytes: int = 0, n_flops: int = 0) -> Measured:

@@ -17,7 +17,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.collect import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import escaped
-from plamo_study.present.tables import Columns, Format, Table, noise, significant, table
+from plamo_study.present.tables import Columns, Format, Formatter, Table, noise, significant, table
 
 PHASES = {"prefill": "prefill", "decode": "decode, one sequence", "batch": "decode, a batch"}
 FILE: dict[str, tuple[str, Format]] = {"model": ("model", ""), "dtype": ("type", "")}
@@ -28,12 +28,15 @@ def finding(recording: Recording, quality: Recording) -> Markdown:
     compared = against(recording).set_index(["model", "dtype", "phase"])
     parts = []
     for model, group in joined(recording, quality).groupby("model"):
-        best = fastest(group)
-        alone, prompt = (compared.loc[(model, best["dtype"], phase)] for phase in ("decode", "prefill"))
+        best, first = fastest(group, "decode"), fastest(group, "prefill")
+        if best is None or first is None:
+            parts.append(f"nothing of {escaped(str(model))} was computed right")
+            continue
+        promised = compared.loc[(model, best["dtype"], "decode")]["predicted"]
         parts.append(
-            f"**{escaped(str(model))} decodes {best['decode'].value:.2f} times as fast in {best['dtype']} as in F16; "
-            f"its bytes promised {alone['predicted']:.2f}**; it prefills {prompt['measured'].value:.2f} times as fast, "
-            f"where equal FLOPs promised 1"
+            f"**{escaped(str(model))} decodes {best['decode'].value:.2f} times as fast in {best['dtype']} as in F16, "
+            f"where bytes promised {promised:.2f}, and reads prompts {first['prefill'].value:.2f} times as fast in "
+            f"{first['dtype']}, where equal FLOPs promised 1**"
         )
     return Markdown(f"{'; '.join(parts)}. Condition: prompts of {_prompt(recording)} tokens, {condition(recording)}")
 
@@ -52,10 +55,11 @@ def condition(recording: Recording) -> str:
     )
 
 
-def fastest(group: pd.DataFrame) -> dict[str, Any]:
-    """The line of a model's table whose lone sequence decodes fastest."""
-    lines = [line for line in group.to_dict("records") if isinstance(line["decode"], Estimate)]
-    return max(lines, key=lambda line: float(line["decode"].value))
+def fastest(group: pd.DataFrame, phase: str) -> dict[str, Any] | None:
+    """The line of a model's table that gains most in a phase, the reference's own left out."""
+    lines = [line for line in group.to_dict("records") if isinstance(line[phase], Estimate)]
+    others = [line for line in lines if line["dtype"] != study.REFERENCE]
+    return max(others, key=lambda line: float(line[phase].value)) if others else None
 
 
 def known(recording: Recording) -> study.Files:
@@ -127,6 +131,25 @@ def everything(recording: Recording, quality: Recording) -> Table:
     return table(data, columns)
 
 
+def summary(recording: Recording, quality: Recording) -> Table:
+    """The same, short: values without intervals, for a page that only shows them."""
+
+    def middle(spec: str, factor: float = 1.0) -> Formatter:
+        return lambda estimate: format(estimate.value * factor, spec)
+
+    columns = FILE | {
+        "bytes": ("file (GB)", significant(3, 1e-9)),
+        "bits": ("bits per weight", ".2f"),
+        "prefill": ("prefill over F16", middle(".2f")),
+        "decode": ("decode over F16", middle(".2f")),
+        "batch": (f"decode of {_together(recording)} over F16", middle(".2f")),
+        "memory": ("peak memory (GB)", significant(3, 1e-9)),
+        "kld": (f"KLD, 0.001 nats ({quality.scale})", middle(".2g", 1e3)),
+        "verdict": ("validity", ""),
+    }
+    return table(joined(recording, quality), columns)
+
+
 def rates(recording: Recording) -> Table:
     """Tokens per second of every type, and how much processes differ."""
     columns = FILE | {
@@ -192,6 +215,8 @@ def takeaway(recording: Recording, quality: Recording) -> Markdown:
     for model, group in data.groupby("model"):
         on = ", ".join(group[group["front"].astype(bool)]["dtype"])
         decode = compared[(compared["model"] == model) & (compared["phase"] == "decode")]
+        if decode.empty:
+            continue
         worst = min(decode.to_dict("records"), key=lambda line: float(line["miss"].value))
         lines.append(
             f"- **{escaped(str(model))}**: worth having, by size, decode speed and KLD, are {on or 'none'}. Furthest "
