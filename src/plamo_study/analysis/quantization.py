@@ -131,7 +131,8 @@ def with_quality(found: pd.DataFrame, quality: pd.DataFrame) -> pd.DataFrame:
     Adds its columns kld, ppl_ratio and loops, and `front`: whether no other file of the model is as small, decodes as
     fast and is as close to the reference, and better in one of these. A file without quality is not on it.
     """
-    known = quality.assign(model=[unstarred(name) for name in quality["model"]]).set_index(["model", "file"])
+    known = quality.assign(model=[unstarred(name) for name in quality["model"]])
+    known = known.drop_duplicates(["model", "file"]).set_index(["model", "file"])  # of several texts the first
     exact = stats.Estimate(0.0, 0.0, 0.0, 0)
     lines = []
     for line in found.to_dict("records"):
