@@ -160,8 +160,22 @@ def made_up(prefill_s=0.5, step_s=0.01, blocks=5):
                         "samples_ns": [[int(step_s * wobble * 1e9)] * n],
                     }
                 )
-            flops = {"workload": "matmul", "model": "", "n_flops": 10**9, "samples_ns": [[int(5e6 * slow)]]}
-            read = {"workload": "read", "model": "", "n_bytes": 10**9, "samples_ns": [[int(6e6)]]}
+            flops = {
+                "workload": "matmul",
+                "model": "",
+                "n_prompt": 0,
+                "label": "",
+                "n_flops": 10**9,
+                "samples_ns": [[int(5e6 * slow)]],
+            }
+            read = {
+                "workload": "read",
+                "model": "",
+                "n_prompt": 0,
+                "label": "",
+                "n_bytes": 10**9,
+                "samples_ns": [[int(6e6)]],
+            }
             entries += [at | {"verdict": "n/a"} | flops, at | {"verdict": "n/a"} | read]
     return pd.DataFrame(entries)
 

@@ -42,6 +42,8 @@ def ceilings(read=50e9, matmul=300e9, blocks=5):
         "anchor": False,
         "status": "ok",
         "policy": "",
+        "label": "",
+        "n_prompt": 0,
     }
     base |= {
         "n_gpu_layers": 0,

@@ -87,7 +87,7 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
 def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(root):
     made = run(root, "models", "make", "--dtype", "F16", "--dtype", "Q8_0")
     assert made.returncode == 0, made.stderr
-    assert made.stderr.count("synthetic") == 4
+    assert made.stderr.count("trained") == 4
     listed = json.loads(run(root, "models", "list", "--json").stdout)
     minis = {entry["name"]: entry for entry in listed if entry["scale"] == "mini"}
     assert minis["plamo-2-1b"]["here"] == ["F16", "Q8_0"]

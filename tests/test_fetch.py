@@ -24,6 +24,7 @@ from huggingface_hub import constants
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
+from plamo_study.measure import plan
 from plamo_study.models import fetch as fetching
 from plamo_study.models import inventory, registry, snapshots, synthetic, transfer
 from plamo_study.models.fetch import fetch
@@ -522,15 +523,15 @@ def test_the_list_says_what_is_pinned_here_and_whole(project, hub, monkeypatch):
 
 def test_the_list_shows_findings_only_of_the_bytes_that_are_there(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "MODELS", tmp_path)
-    path = synthetic.make(MODEL, "mini", "Q8_0")
-    known = {(MODEL, "mini"): registry.load(paths.MODELS_TOML)[MODEL, "mini"]}
+    path = synthetic.make(plan.MATCHED, "mini", "Q8_0")
+    known = {(plan.MATCHED, "mini"): registry.load(paths.MODELS_TOML)[plan.MATCHED, "mini"]}
 
     def listed():
         (entry,) = inventory.entries(known)
         (file,) = entry.files
         return file
 
-    sha256 = known[MODEL, "mini"].sha256["Q8_0"]
+    sha256 = known[plan.MATCHED, "mini"].sha256["Q8_0"]
     assert listed() == inventory.FileHere(str(path), "Q8_0", path.stat().st_size, sha256, "")
     inventory.record(path, sha256, [{"severity": "warning"}, {"severity": "blocking"}, {"severity": "warning"}])
     assert (listed().sha256, listed().checked) == (sha256, "1 blocking, 2 warning")
@@ -540,7 +541,7 @@ def test_the_list_shows_findings_only_of_the_bytes_that_are_there(tmp_path, monk
     assert listed().checked == "changed since: check again"
     (tmp_path / f"{path.name}.findings.json").write_text("{")
     assert "damaged" in listed().checked
-    monkeypatch.setitem(known[MODEL, "mini"].sha256, "Q8_0", "ab" * 32)
+    monkeypatch.setitem(known[plan.MATCHED, "mini"].sha256, "Q8_0", "ab" * 32)
     assert listed().checked == "differs from its pin"
 
 

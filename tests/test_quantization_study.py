@@ -114,7 +114,9 @@ def test_equal_kernels_say_what_the_weights_bytes_say(rows, facts):
     spent = arithmetic.kernel_seconds(rows, known)
     amounts = arithmetic.by_type(known[HYBRID, "Q4_K_M"])
     assert {"Q4_K", "Q6_K"} <= set(amounts)
-    assert spent["decode", HYBRID, "Q4_K_M"][0] == pytest.approx(sum(a["bytes"] for a in amounts.values()) / READ)
+    assert spent["decode", HYBRID, "Q4_K_M"][0] == pytest.approx(
+        sum(a["bytes"] for a in amounts.values()) / READ, rel=0.02
+    )
     flops = 2 * DEPTH * arithmetic.roofline.matmul_weights(known[HYBRID, "Q4_K_M"])
     assert spent["prefill", HYBRID, "Q4_K_M"][0] == pytest.approx(flops / COMPUTE, rel=0.01)
 

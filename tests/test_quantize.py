@@ -152,7 +152,7 @@ def test_recipes_are_found_in_any_case_and_take_exceptions():
 @pytest.mark.parametrize(
     ("name", "keep", "message"),
     [
-        ("Q9", [], "known: F16, BF16, Q8_0"),
+        ("Q9", [], "known: F32, F16, BF16, Q8_0"),
         ("Q4_0", ["ssm_out"], "is not KIND=TYPE"),
         ("Q4_0", ["=F16"], "is not KIND=TYPE"),
         ("Q4_0", ["ssm_out=IQ1_S"], "known: F32, F16, BF16"),

@@ -298,7 +298,16 @@ def test_perfetto_reads_every_range_nested_and_adding_up(measured, perfetto):
 def recording(measured):
     """The rows of a study as a frame has them: what the workers handed back, in two blocks, and ceilings."""
     same = {"anchor": False, "verdict": "valid", "status": "ok", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 1}
-    ceiling = same | {"model": "", "verdict": "n/a", "samples_ns": [[10**6]], "n_bytes": 0, "n_flops": 0, "n_gen": 0}
+    ceiling = same | {
+        "model": "",
+        "verdict": "n/a",
+        "samples_ns": [[10**6]],
+        "n_bytes": 0,
+        "n_flops": 0,
+        "n_gen": 0,
+        "n_prompt": 0,
+        "label": "",
+    }
     rows = []
     for block in range(2):
         rows += [

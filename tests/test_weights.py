@@ -66,4 +66,4 @@ def test_a_recipe_names_a_file_too(models):
     shutil.copy(MINI, registry.model_path(HYBRID, "weights", "Q4_0-ssm_out-F16"))
     assert [path.name for path in models.iterdir()] == [f"{HYBRID}.weights.Q4_0-ssm_out-F16.gguf"]
     with pytest.raises(StudyError, match="unknown"):
-        registry.model_path(HYBRID, "mini", "Q4_0-ssm_out-F16")
+        registry.model_path(HYBRID, "mini", "Q9_0-ssm_out-F16")

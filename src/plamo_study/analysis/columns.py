@@ -24,7 +24,8 @@ def rates(frames: Iterable[pd.DataFrame]) -> Rates:
     found: dict[Key, dict[int, list[float]]] = {}
     names = ["n_threads", "n_gpu_layers", "dtype", "size", "n_flops", "samples_ns"]
     for rows in frames:
-        cells = rows[(rows["workload"] == "matmul") & (rows["status"] == "ok")]
+        cells = rows[(rows["workload"] == "matmul") & (rows["status"] == "ok") & (rows["n_flops"] > 0)]
+        cells = cells[cells["label"] == ""]  # labelled ones are the kernels of single types (notebook 04)
         for threads, layers, dtype, size, flops, samples in cells[names].itertuples(index=False):
             rate = flops * 1e9 / float(np.median(list(chain(*samples))))
             found.setdefault((threads, layers, dtype), {}).setdefault(round(flops / (2 * size**2)), []).append(rate)

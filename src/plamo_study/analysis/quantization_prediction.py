@@ -15,6 +15,7 @@ from plamo_study.analysis.quantization import REFERENCE, Files, seconds
 from plamo_study.analysis.roofline import NO_MATMUL, Model
 from plamo_study.analysis.usable import main_rows
 
+NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel does not matter
 PLAIN, PACKED = "plain", "packed"  # labels of kernel cells: weights as in the file, and as the engine lays them out
 
 
@@ -95,7 +96,7 @@ def kernel_seconds(rows: pd.DataFrame, known: Files) -> dict[tuple[str, str, str
     rates, found = _rates(rows), {}
     n_prompt = int(rows[rows["workload"] == "decode"]["n_prompt"].max())
     for (model, dtype), fact in known.items():
-        amounts = by_type(fact)
+        amounts = _weighty(by_type(fact))
         if any((kind, columns, PACKED) not in rates for kind in amounts for columns in ("one", "many")):
             continue
         read = [amount["bytes"] / rates[kind, "one", PACKED] for kind, amount in amounts.items()]
@@ -103,6 +104,12 @@ def kernel_seconds(rows: pd.DataFrame, known: Files) -> dict[tuple[str, str, str
         found["decode", model, dtype] = pd.concat(read, axis=1).sum(axis=1, skipna=False).dropna()
         found["prefill", model, dtype] = pd.concat(compute, axis=1).sum(axis=1, skipna=False).dropna()
     return found
+
+
+def _weighty(amounts: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Without the types that a file holds next to nothing of, such as narrow matrices' own."""
+    total = sum(amount["bytes"] for amount in amounts.values())
+    return {dtype: amount for dtype, amount in amounts.items() if amount["bytes"] >= NEGLIGIBLE * total}
 
 
 def by_type(fact: Model) -> dict[str, dict[str, int]]:

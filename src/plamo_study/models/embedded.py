@@ -74,7 +74,10 @@ def _copy(spec: ModelSpec, path: Path) -> None:
     if not committed.exists():
         why = f"the trained model of {spec.name} is committed, and it is not here"
         raise StudyError(str(path), why, f"git checkout -- data/models/{path.name}")
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    shutil.copyfile(committed, partial)
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(committed, partial)
+        partial.replace(path)
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error

@@ -6,7 +6,7 @@ import pandas as pd
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present.theme import CATEGORIES
 
-Chart = alt.LayerChart | alt.FacetChart
+Chart = alt.LayerChart | alt.FacetChart | alt.HConcatChart
 TICKS = [1, 4, 8, 12, 16, 24, 32]  # numbers of sequences
 LONG_NAME = 24  # characters from which names of a legend stand one below the other
 OUTCOMES = {"right": "#a6cbe3", "wrong": "#e69f00", "abort": "#d55e00"}

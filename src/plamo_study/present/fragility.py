@@ -129,9 +129,13 @@ def damages(data: pd.DataFrame, title: str) -> Chart:
     ]
     words = "; ".join(f"{scan}: {_listed(group)}" for scan, group in tidy.groupby("scan"))
     description = f"{title}. Dots are measured, ticks are errors of the same size without structure. {words}."
-    chart = alt.layer(*layers, data=tidy).properties(width=280)
-    chart = chart.facet(column=alt.Column("scan:N", title=None)).resolve_scale(y="independent")
-    return chart.properties(title=title, description=description)
+    return _beside(layers, tidy, width=280).properties(title=title, description=description)
+
+
+def _beside(layers: list[alt.Chart], tidy: pd.DataFrame, **size: int) -> alt.HConcatChart:
+    """One panel a scan. Not facets: Vega doubts independent scales of their layers, and says so on every page."""
+    groups = tidy.groupby("scan", sort=False)
+    return alt.hconcat(*(alt.layer(*layers, data=data).properties(title=scan, **size) for scan, data in groups))
 
 
 def _listed(group: pd.DataFrame) -> str:
@@ -161,6 +165,5 @@ def frontiers(data: pd.DataFrame, title: str) -> Chart:
         f"{scan}: " + ", ".join(f"{r.label} {r.value:.3g} at {r.bits_per_weight:.2f} bits" for r in group.itertuples())
         for scan, group in tidy.groupby("scan")
     )
-    chart = alt.layer(*layers, data=tidy).properties(width=330, height=260)
-    chart = chart.facet(column=alt.Column("scan:N", title=None)).resolve_scale(x="independent", y="independent")
+    chart = _beside(layers, tidy, width=330, height=260)
     return chart.properties(title=title, description=f"{title}. {words}.")

@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 from plamo_study import paths
 from plamo_study.measure.collect import Recording, collect
-from plamo_study.present import batch_scaling, batching_law, phase_asymmetry
+from plamo_study.present import (
+    batch_scaling,
+    batching_law,
+    fragility,
+    numeric_range,
+    phase_asymmetry,
+    quality,
+    quantization,
+)
 from plamo_study.present.tables import Table
 
 README, REPORT = "README.md", "data/upstream/plamo2-batching.md"
@@ -16,11 +24,23 @@ def findings() -> str:
     tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
     parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables)]
     parts += [str(text.data) for text in (batch_scaling.finding(scaling), batching_law.finding(batches))]
-    return "\n\n".join([*parts, batch_scaling.summary(scaling)._repr_markdown_()])
+    parts += [batch_scaling.summary(scaling)._repr_markdown_(), *_quantization()]
+    return "\n\n".join(parts)
+
+
+def _quantization() -> list[str]:
+    speed, lost = _recorded("04-quantization"), _at_mini("04-quality")
+    said = [quantization.finding(speed, lost), quality.finding(lost), fragility.finding(_at_mini("04-scan"))]
+    said += [numeric_range.finding(_at_mini("04-ranges"))]
+    return [*(str(text.data) for text in said), quantization.summary(speed, lost)._repr_markdown_()]
+
+
+def _at_mini(study: str) -> Recording:
+    return collect(study, "recorded", "mini")
 
 
 def _law() -> Recording:
-    return collect("03-batching-law", "recorded", "mini")
+    return _at_mini("03-batching-law")
 
 
 def _recorded(study: str) -> Recording:
