@@ -260,7 +260,7 @@ def shown(planted: float) -> Recording:
 def test_the_finding_names_what_is_fragile_and_what_could_have_been_found() -> None:
     assert "fragile: p0 (" in present.finding(shown(planted=1e4)).data
     nothing = present.finding(shown(planted=1.0)).data
-    assert "nothing is more fragile" in nothing
+    assert "nothing is shown to be more fragile" in nothing
     assert "could have been found" in nothing
 
 

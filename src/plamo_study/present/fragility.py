@@ -27,7 +27,11 @@ def finding(recording: Recording) -> Markdown:
 def _found(scan: study.Scanned, judged: pd.DataFrame, damages: pd.DataFrame) -> str:
     mine = judged[(judged["model"] == scan.model) & (judged["candidate"] == scan.candidate)]
     fragile = [f"{r.point} ({r.excess:.1f} times)" for r in mine[mine["verdict"] == study.FRAGILE].itertuples()]
-    said = f"**fragile: {', '.join(fragile)}**" if fragile else "**nothing is more fragile than size and role explain**"
+    said = (
+        f"**fragile: {', '.join(fragile)}**"
+        if fragile
+        else "**nothing is shown to be more fragile than size and role explain**"
+    )
     worth = damages[(damages["model"] == scan.model) & (damages["candidate"] == scan.candidate)]
     return (
         f"- {escaped(scan.model)}, {scan.candidate} against {scan.reference} ({len(scan.of('all'))} chunks): {said}; "
