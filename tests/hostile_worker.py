@@ -20,7 +20,7 @@ import hostile
 import hostile_released
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import checking
+from plamo_study.measure import checking, machine
 from plamo_study.models.finding import Finding
 
 LIMIT_S, LIMIT_BYTES = 5.0, 1 << 30
@@ -34,7 +34,7 @@ def main() -> None:
     each = convert(folder) if mode == "convert" else checked(folder, gate=mode == "gate")
     for number in numbers(sys.argv[3:]):
         print(json.dumps(each(number)), flush=True)
-    print(json.dumps({"peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}), flush=True)
+    print(json.dumps({"peak_rss": machine.peak_rss()}), flush=True)
 
 
 def numbers(words: list[str]) -> Iterator[int]:

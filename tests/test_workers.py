@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
@@ -134,3 +135,9 @@ def test_a_row_names_the_engine_s_source_and_not_where_it_was_built():
     outcome = work(Job(cell=mini("prefill", n_prompt=512, n_seq=6, policy="packed"), path=str(mini_file())), 60.0)
     assert outcome.failure.message.startswith("ggml/src/ggml.c:")
     assert not any("/llama.cpp/" in line for line in outcome.failure.log_tail)
+
+
+def test_a_worker_s_peak_memory_is_its_own_and_not_its_parent_s():
+    ballast = np.ones(2**27)  # 1 GiB
+    outcome = work(Job(cell=mini("prefill"), path=str(mini_file())), 60.0)
+    assert 2**24 < outcome.measured.peak_rss_bytes < ballast.nbytes / 2

@@ -97,6 +97,11 @@ def _output(*command: str) -> str:
 
 
 def peak_rss() -> int:
-    """Largest resident set of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if MACOS else peak * 1024
+    """Largest resident set of this process so far, in bytes.
+
+    Linux hands `ru_maxrss` down from the process that spawned this one, so there the kernel's own record is read.
+    """
+    if MACOS:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
