@@ -124,9 +124,8 @@ def changes(models: Mapping[str, Model], limit: Ceilings, title: str, factor: fl
     )
     chosen = alt.selection_point(fields=["change"], bind="legend", name="chosen")
     colour = alt.Color("change:N", title=None, scale=alt.Scale(domain=list(what_if.CHANGES), range=CATEGORIES[:3]))
-    y = alt.Y("pass:N", title=None, sort=None)
     base = _after(alt.Chart()).encode(
-        y=y,
+        y=alt.Y("pass:N", title=None, sort=None),
         yOffset=alt.YOffset("change:N", sort=list(what_if.CHANGES)),
         color=colour,
         opacity=alt.condition(chosen, alt.value(1.0), alt.value(0.15)),
