@@ -47,7 +47,7 @@ def scan(
     job = workload.Job(cell=cell, reference=str(reference), candidate=str(candidate))
     outcome = process.work(job, HOURS, worker=workload.__name__)
     if outcome.status != "ok":
-        why = outcome.failure.message or outcome.failure.signal if outcome.failure else ""
+        why = outcome.failure.why if outcome.failure else ""
         report.console.print(f"{outcome.status} while scanning {candidate.name}: {why}", style="red", markup=False)
         raise typer.Exit(1)
     found = fragility.Scanned(reference.name, "reference", candidate.name, outcome.measured.series)

@@ -42,7 +42,7 @@ def trace(
         )
     outcome = tracing.record(cell, path)
     if outcome.status != "ok":
-        why = outcome.failure.message or outcome.failure.signal if outcome.failure else ""
+        why = outcome.failure.why if outcome.failure else ""
         report.console.print(f"{outcome.status} while recording {path.name}: {why}", style="red", markup=False)
         raise typer.Exit(1)
     measured = outcome.measured

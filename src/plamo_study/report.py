@@ -167,4 +167,4 @@ def _trouble(event: runner.Progress) -> str:
     row = event.row
     if row is None or row.failure is None:
         return f"wrong result: {row.checks if row else ''}"
-    return f"{row.status} in {row.failure.stage}: {row.failure.message or row.failure.signal}"
+    return f"{row.status} in {row.failure.stage}: {row.failure.why}"

@@ -33,11 +33,11 @@ from scipy import stats as distributions
 
 from plamo_study.analysis import clustered
 from plamo_study.analysis.stats import CONFIDENCE, Estimate
+from plamo_study.limits import DRAWS
 
 LEVEL = 0.05  # false-discovery rate
 MARGIN = 1.25  # excess that is of no interest, and that weights neither normal nor with outliers can have
 EQUIVALENT = 2.0  # an excess surely within this factor of 1, and perhaps 1, counts as none
-DRAWS = 8  # of each control: chunk k belongs to draw k mod DRAWS (measure/scan.py)
 MEGABYTE = 1e6
 FRAGILE, STURDY, EXPLAINED, OPEN = "fragile", "sturdy", "as size and role explain", "inconclusive"
 UNKNOWN = Estimate(np.nan, np.nan, np.nan, 0)

@@ -53,12 +53,17 @@ class Session:
     """
 
     def __init__(self, path: Path | str, config: SessionConfig):
-        self.config = config
-        self.model = llama.llama_model_load_from_file(str(path).encode(), model_params(config))
-        if not self.model:
+        model = llama.llama_model_load_from_file(str(path).encode(), model_params(config))
+        if not model:
             raise EngineError(f"llama.cpp cannot load {path}")
-        self.context = llama.llama_init_from_model(self.model, context_params(config))
+        self._attach(model, config)
+
+    def _attach(self, model: Any, config: SessionConfig) -> None:
+        """Make the context of a loaded model, which this session frees from now on."""
+        self.config, self.model = config, model
+        self.context = llama.llama_init_from_model(model, context_params(config))
         if not self.context:
+            llama.llama_model_free(model)
             raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
         self.memory = llama.llama_get_memory(self.context)
         self.vocab = llama.llama_model_get_vocab(self.model)
@@ -217,11 +222,11 @@ class Session:
         return batch
 
 
-def tokenize(vocab: Any, text: bytes) -> np.ndarray:
+def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:
     """Token ids (n_tokens,) int32 of a UTF-8 text by a vocabulary of llama.cpp; EngineError when it refuses."""
-    needed = -llama.llama_tokenize(vocab, text, len(text), None, 0, True, False)
+    needed = -llama.llama_tokenize(vocab, text, len(text), None, 0, add_special, False)
     ids = (llama.llama_token * max(needed, 1))()
-    n = llama.llama_tokenize(vocab, text, len(text), ids, len(ids), True, False) if needed > 0 else 0
+    n = llama.llama_tokenize(vocab, text, len(text), ids, len(ids), add_special, False) if needed > 0 else 0
     if n < 0 or needed < 0:
         raise EngineError("the model's tokenizer refuses the text")
     return np.ctypeslib.as_array(ids)[:n].copy()

@@ -19,7 +19,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from plamo_study.engine.library import ggml
-from plamo_study.engine.session import EngineError, Session, SessionConfig, context_params, model_params
+from plamo_study.engine.session import EngineError, Session, SessionConfig, model_params
 
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 NEUTRAL = (".scale", ".input_scale")  # factors of types that neither file has: the engine asks for them, 1 leaves all
@@ -140,18 +140,7 @@ class Composed(Session):
     """A session on a model that is there already; it frees the model with itself."""
 
     def __init__(self, model: Any, config: SessionConfig):
-        self.config, self.model = config, model
-        self.context = llama.llama_init_from_model(model, context_params(config))
-        if not self.context:
-            llama.llama_model_free(model)
-            raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
-        self.memory = llama.llama_get_memory(self.context)
-        self.vocab = llama.llama_model_get_vocab(model)
-        self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
-        self.n_past = [0] * config.n_seq_max
-        self.n_evaluated = 0
-        self.n_batch = llama.llama_n_batch(self.context)
-        self._batch = self._make_batch(self.n_batch)
+        self._attach(model, config)
 
 
 def as_plain_file(path: Path, config: SessionConfig) -> Composed:

@@ -9,7 +9,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
-from plamo_study.engine.session import EngineError
+from plamo_study.engine.session import EngineError, tokenize
 
 LONGEST = 1024  # bytes of a piece
 
@@ -45,12 +45,7 @@ class Tokenizer:
 
         A special token's name within the text becomes that token: this kind of tokenizer makes no difference.
         """
-        raw = text.encode()
-        ids = (llama.llama_token * (len(raw) + 1))()
-        n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, len(ids), False, False)
-        if n < 0:
-            raise EngineError("the model's tokenizer refuses the text")
-        return np.ctypeslib.as_array(ids)[:n].astype(np.int32)
+        return tokenize(self._vocab, text.encode(), add_special=False)
 
     def decode(self, ids: NDArray[np.int32]) -> bytes:
         """The bytes that token ids spell; special tokens spell nothing."""

@@ -66,7 +66,7 @@ def _failure(outcome: Outcome, seconds: float) -> Finding:
     failure = outcome.failure
     assert failure is not None
     said = next((line for line in reversed(failure.log_tail) if "error" in line), "")
-    text = printable(said or failure.message or failure.signal, 300)
+    text = printable(said or failure.why, 300)
     ends = {
         "hang": f"no answer within {seconds:.0f} s",
         "abort": f"the engine aborted: {text}",

@@ -15,7 +15,7 @@ import numpy as np
 
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.measure import drift, proof
+from plamo_study.measure import drift, proof, sessions
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Cell, Measured
 from plamo_study.measure.workloads import FIRST_TOKEN
@@ -49,18 +49,7 @@ def depths(cell: Cell) -> tuple[int, ...]:
 
 def config(cell: Cell, room: int) -> SessionConfig:
     """The session of a cell: room for its tokens; sliding layers keep their window unless the label says otherwise."""
-    return SessionConfig(
-        n_ctx_seq=room,
-        n_batch=cell.n_batch,
-        n_ubatch=cell.n_ubatch,
-        n_threads=cell.n_threads,
-        n_threads_batch=cell.n_threads,
-        type_k=cell.type_k,
-        type_v=cell.type_v,
-        flash_attn=cell.flash_attn,
-        n_gpu_layers=cell.n_gpu_layers,
-        swa_full=cell.label == WHOLE_WINDOW,
-    )
+    return sessions.config(cell, room, swa_full=cell.label == WHOLE_WINDOW)
 
 
 def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:

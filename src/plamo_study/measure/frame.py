@@ -29,9 +29,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     table["build"] = [build_name(known[row.engine]) for row in rows]
     table["verdict"] = [_verdict(row, gates) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
-    table["failure"] = [
-        f"{row.failure.stage}: {row.failure.message or row.failure.signal}" if row.failure else "" for row in rows
-    ]
+    table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
     for name in msgspec.structs.fields(type(rows[0].conditions)) if rows else ():
         table[name.name] = [getattr(row.conditions, name.name) for row in rows]
     return pd.DataFrame(table)

@@ -130,9 +130,10 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Cell, ...
     return tuple(cells)
 
 
-def with_gates(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
+def with_gates(study: str, scale: str, cells: tuple[Cell, ...], exact_cache: bool = True) -> Plan:
     """A plan of these cells, with a gate for every file, the usual anchor, blocks and time limit.
 
+    `exact_cache`: at mini, gate every file a second time without the rounding of the engine's cache.
     Raises StudyError for a cell that cannot be measured.
     """
     for cell in cells:
@@ -141,7 +142,7 @@ def with_gates(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     files = dict.fromkeys((cell.model, cell.dtype) for cell in cells if cell.model)
     gate = change(base, workload="gate", n_prompt=GATE_TOKENS[scale], n_gen=GREEDY_TOKENS)
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
-    kinds = (gate, exact) if scale == "mini" else (gate,)
+    kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
     gates = tuple(change(kind, model=model, dtype=dtype) for model, dtype in files for kind in kinds)
     anchor = change(base, workload="decode", n_prompt=16, n_gen=32)
     return Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])

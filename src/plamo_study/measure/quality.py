@@ -22,7 +22,7 @@ import numpy as np
 from plamo_study.analysis import divergence
 from plamo_study.engine import library
 from plamo_study.engine.session import EngineError, Session, SessionConfig
-from plamo_study.measure import continuations, texts
+from plamo_study.measure import continuations, sessions, texts
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Cell, Measured
 
@@ -74,19 +74,7 @@ def candidate_path(cell: Cell, reference: Path, name: str) -> Path:
 
 def config(cell: Cell, n_ctx: int, n_seq: int = 1) -> SessionConfig:
     """A context for `n_seq` sequences of `n_ctx` tokens: as the cell says, the rest as llama-perplexity has it."""
-    return SessionConfig(
-        n_ctx_seq=n_ctx,
-        n_batch=n_ctx,
-        n_ubatch=cell.n_ubatch,
-        n_seq_max=n_seq,
-        n_threads=cell.n_threads,
-        n_threads_batch=cell.n_threads,
-        type_k=cell.type_k,
-        type_v=cell.type_v,
-        flash_attn=cell.flash_attn,
-        n_gpu_layers=cell.n_gpu_layers,
-        swa_full=False,
-    )
+    return sessions.config(cell, n_ctx, n_batch=n_ctx, n_seq_max=n_seq, swa_full=False)
 
 
 def _text(cell: Cell) -> bytes:

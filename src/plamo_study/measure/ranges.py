@@ -77,7 +77,7 @@ def probe_file(
     seconds = TIME_S + path.stat().st_size / BYTES_PER_S + (n_prompt + n_gen) / TOKENS_PER_S
     outcome = work(job, seconds, worker=__name__)
     if outcome.failure is not None:
-        why = outcome.failure.message or outcome.failure.signal
+        why = outcome.failure.why
         mend = f"plamo-study models check {path}"
         raise StudyError(str(path), f"cannot be probed ({outcome.failure.stage}: {why})", mend)
     return outcome.measured
@@ -143,18 +143,9 @@ def _checks(times: dict[str, list[list[int]]], logits: dict[str, np.ndarray]) ->
 
 def session_config(cell: Cell) -> Any:
     """The cell's context of one sequence; a prompt is one micro-batch, so that a product sees all of it."""
-    from plamo_study.engine.session import SessionConfig
+    from plamo_study.measure import sessions
 
-    return SessionConfig(
-        cell.n_prompt + cell.n_gen,
-        n_ubatch=max(cell.n_ubatch, 1),
-        n_threads=cell.n_threads,
-        n_threads_batch=cell.n_threads,
-        type_k=cell.type_k,
-        type_v=cell.type_v,
-        flash_attn=cell.flash_attn,
-        n_gpu_layers=cell.n_gpu_layers,
-    )
+    return sessions.config(cell, cell.n_prompt + cell.n_gen, n_ubatch=max(cell.n_ubatch, 1))
 
 
 def as_series(found: Any) -> dict[str, list[float]]:

@@ -51,6 +51,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     log_tail: list[str] = []
 
+    @property
+    def why(self) -> str:
+        """What the worker said last, or the signal that ended it."""
+        return self.message or self.signal
+
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The machine's state around one worker."""

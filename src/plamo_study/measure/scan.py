@@ -28,13 +28,13 @@ from plamo_study.analysis.divergence import kl_divergence, log_softmax
 from plamo_study.engine import library, rounding, swapping
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.engine.swapping import Composer
+from plamo_study.limits import DRAWS
 from plamo_study.measure import quality, texts
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Cell, Measured
 from plamo_study.measure.worker import serve, stage
 from plamo_study.models.tensors import TensorInfo
 
-DRAWS = 8
 LOGITS_BYTES = 2 << 30
 COMPARED = 4  # chunks on which composed models are held against written files
 ALL = "all"

@@ -15,8 +15,9 @@ import numpy as np
 
 from plamo_study.analysis import operators
 from plamo_study.engine import library
-from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.engine.session import Session
 from plamo_study.engine.timeline import EMPTY, Recorder, clock, request
+from plamo_study.measure import sessions
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import tolerance
 from plamo_study.measure.rows import Cell, Measured
@@ -26,8 +27,6 @@ from plamo_study.spans import ADDS_UP, Timeline
 FIRST_TOKEN = 5  # ids below are special tokens
 WARM_PROMPT, WARM_STEPS = 16, 2
 COUNTED = {"bytes": "n_bytes", "flops": "n_flops", "nodes": "nodes"}  # of one recording: all count the same
-
-GIVEN = ("n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers")
 
 
 @dataclass
@@ -51,10 +50,8 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
     """
     library.capture_log([])
     room = cell.n_prompt + cell.n_gen
-    given = {name: getattr(cell, name) for name in GIVEN}
-    config = SessionConfig(n_ctx_seq=room, n_threads_batch=cell.n_threads, **given)
     start = clock()
-    with Session(path, config) as session, Recorder(session) as recorder:
+    with Session(path, sessions.config(cell, room)) as session, Recorder(session) as recorder:
         load_ns = clock() - start
         tokens = np.random.default_rng(cell.seed).integers(FIRST_TOKEN, session.n_vocab, room, np.int32)
         floor_ns = _warm_up(session, recorder, tokens[: cell.n_prompt], tokens[cell.n_prompt :])

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from plamo_study.engine import kernels, library
-from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.measure import proof
+from plamo_study.engine.session import Session
+from plamo_study.measure import proof, sessions
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Cell, Measured
@@ -199,18 +199,8 @@ def _draw(cell: Cell, n_vocab: int, replicate: int) -> list[Prompts]:
 def _open(cell: Cell, path: Path) -> Iterator[tuple[Session, int, list[str]]]:
     log: list[str] = []
     library.capture_log(log)
-    config = SessionConfig(
-        n_ctx_seq=cell.n_prompt + cell.n_gen,
-        n_seq_max=cell.n_seq,
-        n_threads=cell.n_threads,
-        n_threads_batch=cell.n_threads,
-        **{
-            name: getattr(cell, name)
-            for name in ("n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers")
-        },
-    )
     start = clock()
-    with Session(path, config) as session:
+    with Session(path, sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq)) as session:
         yield session, clock() - start, log
 
 
