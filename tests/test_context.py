@@ -8,13 +8,21 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study.analysis import context, context_claims, context_memory, context_prediction, growth, roofline
+from plamo_study.analysis import (
+    context,
+    context_claims,
+    context_memory,
+    context_prediction,
+    growth,
+    prediction,
+    roofline,
+)
 from plamo_study.analysis.stats import Estimate
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import depth, drift, frame, journal, plan, plan_context, runner
-from plamo_study.measure.collect import Recording
+from plamo_study.measure.collect import Recording, collect
 from plamo_study.oracle import relative_error
 from plamo_study.present import context as show
 from plamo_study.present import context_figures as figure
@@ -319,6 +327,10 @@ FLAT, STEEP = (lambda d: 0.05), (lambda d: 0.04 + 2e-6 * d)
         (lambda d: 0.06, FLAT, "slower throughout"),
         (lambda d: 0.10, STEEP, "slower, overtaking by its law"),
         (FLAT, FLAT, "inconclusive"),
+        (lambda d: 0.06 if d < 600 else STEEP(d), FLAT, "is overtaken again"),
+        (FLAT, lambda d: 0.06 if d < 600 else STEEP(d), "overtakes again"),
+        (lambda d: 0.05 if d < 600 else 0.06, FLAT, "slower in the end"),
+        (FLAT, lambda d: 0.05 if d < 600 else 0.06, "faster in the end"),
     ],
 )
 def test_who_overtakes_whom_and_where(hybrid, other, outcome):
@@ -326,7 +338,8 @@ def test_who_overtakes_whom_and_where(hybrid, other, outcome):
     found = context.overtaking(rows, {})
     (row,) = found[found["phase"] == "decode"].to_dict("records")
     assert row["outcome"] == outcome
-    if outcome in ("overtakes", "is overtaken"):
+    assert show.said(row)
+    if outcome.startswith(("overtakes", "is overtaken")):
         assert row["depth"].value == pytest.approx(5000, rel=0.05)
     if "law" in outcome:
         assert row["depth"].value == pytest.approx(30000, rel=0.05)
@@ -366,6 +379,19 @@ def test_pages_make_room_for_what_is_not_used():
     assert row["used"] == pytest.approx(per_token * 4097 / 2 + roofline.state_bytes(fact))
     assert row["fit"] < row["fit_paged"]
     assert 1 < row["gain"] < 2
+
+
+def test_the_rate_of_attention_follows_from_what_a_token_of_depth_adds():
+    name = "plamo-2-1b*"
+    recording = collect("05-context", "recorded", "shape")
+    model, limit = recording.facts[name], prediction.limits(recording.rows)
+    at_a_third = 3 * (2 * 2 * 8 * 2048) / limit.matmul  # two products of 2 FLOPs, 8 layers, 16 heads of 128
+    rows = rows_of({name: (lambda d: 0.01 + at_a_third * d, lambda d: 0.05)})
+    ceilings = recording.rows[recording.rows["workload"].isin(["read", "matmul"])]
+    (row,) = context_prediction.attention_rates(pd.concat([ceilings, rows]), {name: model}).to_dict("records")
+    assert row["phase"] == "prefill", "a time that does not grow has no rate"
+    assert row["share"].value == pytest.approx(1 / 3, rel=0.02)
+    assert row["added"].value == pytest.approx(3 * row["allowed"], rel=0.02)
 
 
 def test_sentences_say_what_an_outcome_means():

@@ -165,6 +165,22 @@ def test_without_a_ceiling_for_its_threads_a_cell_cannot_be_predicted(recordings
         every_cell.cells([(first.study, rows, first.facts)])
 
 
+def test_ceilings_are_borrowed_from_the_same_machine_only(recordings):
+    first = recordings[0]
+    ceilings = first.rows[first.rows["workload"].isin(["read", "matmul"])]
+    timed = first.rows[first.rows["workload"] == "decode"]
+    slower = [[[10 * ns for ns in repetition] for repetition in row] for row in ceilings["samples_ns"]]
+    elsewhere = ceilings.assign(machine="elsewhere", samples_ns=slower)
+    rows = pd.concat([ceilings, elsewhere])
+    both = every_cell.cells([("all", rows, first.facts), ("a", timed, first.facts),
+                             ("b", timed.assign(machine="elsewhere"), first.facts)])  # fmt: skip
+    here, there = (both[both["study"] == study].reset_index() for study in "ab")
+    assert here["read"].to_numpy() == pytest.approx(10 * there["read"].to_numpy())
+    assert here["compute"].to_numpy() == pytest.approx(10 * there["compute"].to_numpy())
+    with pytest.raises(StudyError, match="on that machine"):
+        every_cell.cells([("all", elsewhere, first.facts), ("a", timed, first.facts)])
+
+
 def test_the_depths_of_a_ladder_become_passes_of_their_own(recordings):
     first = recordings[0]
     row = first.rows[first.rows["workload"] == "decode"].iloc[:1].copy()
@@ -194,7 +210,7 @@ def test_columns_are_told_by_the_work_of_a_cell(recordings):
     rows = recordings[0].rows
     ceiling = rows[(rows["workload"] == "matmul") & (rows["n_threads"] == 2)].iloc[:1].copy()
     few = ceiling.assign(n_flops=ceiling["n_flops"] // 128, samples_ns=[[[10**6]]])
-    found = columns.rates([pd.concat([rows, few])])[2, 0, "Q8_0"]
+    found = columns.rates([pd.concat([rows, few])])[ceiling["machine"].iloc[0], 2, 0, "Q8_0"]
     assert set(found) == {4, 512}
     assert found[4] == few["n_flops"].iloc[0] * 1e3
     assert not columns.rates([rows]), "one number of columns explains nothing"
@@ -291,6 +307,16 @@ def tool(folder, body):
     path.write_text(SCRIPT.format(python=sys.executable, body=body))
     path.chmod(0o755)
     return path
+
+
+def test_likwid_gets_pages_as_large_as_ours_and_the_small_ones_are_kept_beside(tmp_path, small):
+    body = 'import os; print("MByte/s:", 2 if "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "") else 1)'
+    found = crosscheck_ceilings.side_by_side("mini", tool(tmp_path, body), 1)
+    rates = {run.what: run.rates[0] for run in found.runs if run.what.startswith("likwid")}
+    small_pages = rates.pop("likwid-bench, read only, small pages")
+    assert small_pages == 1e6
+    assert set(rates.values()) == {2e6}
+    assert ceilings_check.LIKE_WITH_LIKE in rates
 
 
 def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, small, monkeypatch):

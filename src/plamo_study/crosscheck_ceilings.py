@@ -1,8 +1,9 @@
 """Our two ceilings beside other people's: likwid-bench's kernels and NumPy's BLAS, runs interleaved, every sample kept.
 
 likwid-bench (Debian package likwid) has a read-only kernel, which is what ours is; its copy and STREAM triad stand
-beside it to show what a store costs. Our matrix product is the engine's, in F32 as BLAS takes it. This module builds
-and downloads nothing; where there is no likwid-bench, only the matrix products are compared.
+beside it to show what a store costs. NumPy asks for huge pages and likwid-bench does not: it is told to, and run once
+more as it comes, to show what small pages cost. Our matrix product is the engine's, in F32 as BLAS takes it. This
+module builds and downloads nothing; where there is no likwid-bench, only the matrix products are compared.
 """
 
 import json
@@ -27,7 +28,13 @@ from plamo_study.measure.workloads import MATMUL_COLUMNS
 NAME = "02-ceilings.json"
 READS = 40  # passes over the array in one run: a fifth of a second
 PRODUCTS = 6  # matrix products in one run, after one that warms up
-KERNELS = {"load": "likwid-bench, read only", "copy": "likwid-bench, copy", "stream": "likwid-bench, STREAM triad"}
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # malloc asks for them with madvise, as NumPy does
+KERNELS = {  # what a reader calls a run: likwid-bench's kernel, and what it is told
+    "likwid-bench, read only": ("load", HUGE_PAGES),
+    "likwid-bench, copy": ("copy", HUGE_PAGES),
+    "likwid-bench, STREAM triad": ("stream", HUGE_PAGES),
+    "likwid-bench, read only, small pages": ("load", {}),
+}
 WIDEST = ("_avx512", "_avx", "_sse", "")  # likwid-bench's variants, best first
 WIDER = "SKYLAKEX"  # OpenBLAS's name for its AVX-512 kernels, which it does not choose on a CPU it does not know
 LIMIT_S = 120.0
@@ -113,10 +120,10 @@ def _programs(read: Cell, matmul: Cell, likwid: Path | None) -> tuple[dict[str, 
     programs: dict[str, Program] = {"our read kernel": partial(_ours, read)}
     tools: dict[str, str] = {}
     if likwid:
-        for family, name in KERNELS.items():
+        for name, (family, told) in KERNELS.items():
             kernel = _kernel(likwid, family)
             tools[name] = f"{_version(likwid)}, kernel {kernel}"
-            programs[name] = partial(_likwid, likwid, kernel, read)
+            programs[name] = partial(_likwid, likwid, kernel, told, read)
     programs["our matrix product"] = partial(_ours, matmul)
     for core, name in (("", "NumPy"), (WIDER, "NumPy, told of AVX-512")):
         if not core or "avx512f" in _flags():
@@ -143,10 +150,11 @@ def _kernel(tool: Path, family: str) -> str:
     raise StudyError(str(tool), f"lists no kernel {family}", INSTALL)
 
 
-def _likwid(tool: Path, kernel: str, cell: Cell) -> list[float]:
+def _likwid(tool: Path, kernel: str, told: dict[str, str], cell: Cell) -> list[float]:
     """Bytes per second of one run over the same array size with as many threads, the mean it prints."""
     group = f"S0:{cell.size // 1000}kB:{cell.n_threads}"
-    found = re.search(r"^MByte/s:\s*([\d.]+)", _said(tool, "-t", kernel, "-w", group, "-i", str(READS)), re.MULTILINE)
+    said = _said(tool, "-t", kernel, "-w", group, "-i", str(READS), told=told)
+    found = re.search(r"^MByte/s:\s*([\d.]+)", said, re.MULTILINE)
     if found is None:
         raise StudyError(str(tool), "printed no MByte/s", INSTALL)
     return [float(found.group(1)) * 1e6]
@@ -157,9 +165,10 @@ def _version(tool: Path) -> str:
     return f"likwid-bench {found.group(1) if found else 'of unknown version'}"
 
 
-def _said(tool: Path, *arguments: str) -> str:
+def _said(tool: Path, *arguments: str, told: dict[str, str] | None = None) -> str:
+    command, heard = [str(tool), *arguments], os.environ | (told or {})
     try:
-        done = subprocess.run([str(tool), *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=heard, timeout=LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StudyError(str(tool), f"cannot be run ({error})", INSTALL) from error
     if done.returncode and arguments != ("-h",):

@@ -14,6 +14,7 @@ AGAINST = {
     "likwid-bench, read only": READ,
     "likwid-bench, copy": READ,
     "likwid-bench, STREAM triad": READ,
+    "likwid-bench, read only, small pages": READ,
     "NumPy": MATMUL,
     "NumPy, told of AVX-512": MATMUL,
 }

@@ -15,20 +15,20 @@ from plamo_study.analysis import roofline
 from plamo_study.analysis.roofline import Model
 
 MAMBA = ("ssm_in", "ssm_x", "ssm_dt", "ssm_out")
-Key = tuple[int, int, str]  # threads, layers on a GPU, type
+Key = tuple[str, int, int, str]  # machine, threads, layers on a GPU, type
 Rates = dict[Key, dict[int, float]]
 
 
 def rates(frames: Iterable[pd.DataFrame]) -> Rates:
-    """Median FLOP/s of the engine's matrix product by threads, device and type, and there by columns."""
+    """Median FLOP/s of the engine's matrix product by machine, threads, device and type, and there by columns."""
     found: dict[Key, dict[int, list[float]]] = {}
-    names = ["n_threads", "n_gpu_layers", "dtype", "size", "n_flops", "samples_ns"]
+    names = ["machine", "n_threads", "n_gpu_layers", "dtype", "size", "n_flops", "samples_ns"]
     for rows in frames:
         cells = rows[(rows["workload"] == "matmul") & (rows["status"] == "ok") & (rows["n_flops"] > 0)]
         cells = cells[cells["label"] == ""]  # labelled ones are the kernels of single types (notebook 04)
-        for threads, layers, dtype, size, flops, samples in cells[names].itertuples(index=False):
+        for *where, size, flops, samples in cells[names].itertuples(index=False):
             rate = flops * 1e9 / float(np.median(list(chain(*samples))))
-            found.setdefault((threads, layers, dtype), {}).setdefault(round(flops / (2 * size**2)), []).append(rate)
+            found.setdefault(tuple(where), {}).setdefault(round(flops / (2 * size**2)), []).append(rate)
     return {
         key: {columns: float(np.median(values)) for columns, values in sorted(group.items())}
         for key, group in found.items()

@@ -166,37 +166,37 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
 def overtaking(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
     """Per phase and pair: who is faster at the deepest depth both have, and from where on.
 
-    `first`, `last`: attention's time over the hybrid's at depth 0 and at the `deepest`. `outcome`: the hybrid is
-    "faster throughout", "overtakes", "is overtaken", "slower throughout", "slower, overtaking by its law" or
-    "inconclusive". `depth`: where that happens, by process, interpolated; extrapolated where it rests on laws.
+    `last`: attention's time over the hybrid's at the `deepest`. `outcome`: "inconclusive" there; the hybrid "overtakes"
+    or "is overtaken" ("again": it began on that side, too) where some depth shows the contrary, and `depth` is from
+    where on the end holds, by process, interpolated; "faster" or "slower throughout" where every depth shows it, else
+    "in the end"; "slower, overtaking by its law" with a `depth` extrapolated by the laws.
     """
     entries = []
     for (phase, hybrid, other), group in compared(rows).groupby(["phase", "hybrid", "other"], sort=False):
         known = curves(rows, str(phase))
         ratios = (known[other] / known[hybrid]).dropna()
         entry = {"phase": phase, "hybrid": hybrid, "other": other, "deepest": int(group["depth"].iloc[-1])}
-        entry |= {"first": group["ratio"].iloc[0], "last": group["ratio"].iloc[-1]}
         beyond = [
             _beyond(known[hybrid][block], known[other][block], ratios.index[-1], bends.get(other, 0.0))
             for block in ratios
         ]
-        outcome, depth = _outcome(entry["first"], entry["last"], [_settled(ratios[block]) for block in ratios], beyond)
-        entries.append(entry | {"outcome": outcome, "depth": depth})
+        outcome, depth = _outcome(group["ratio"].tolist(), [_settled(ratios[block]) for block in ratios], beyond)
+        entries.append(entry | {"last": group["ratio"].iloc[-1], "outcome": outcome, "depth": depth})
     return pd.DataFrame(entries)
 
 
-def _outcome(
-    first: stats.Estimate, last: stats.Estimate, settled: list[float], beyond: list[float]
-) -> tuple[str, stats.Estimate]:
-    if last.above(1.0) == "inconclusive":
-        return "inconclusive", growth.estimate([])
-    faster = last.value > 1
-    if first.above(1.0) != last.above(1.0):
-        return ("overtakes" if faster else "is overtaken"), growth.estimate(settled)
-    if faster:
-        return "faster throughout", growth.estimate([])
-    at = growth.estimate(beyond)
-    return ("slower throughout" if np.isnan(at.value) else "slower, overtaking by its law"), at
+def _outcome(by_depth: list[stats.Estimate], settled: list[float], beyond: list[float]) -> tuple[str, stats.Estimate]:
+    sides = [ratio.above(1.0) for ratio in by_depth]
+    nowhere, faster = growth.estimate([]), sides[-1] == "holds"
+    if sides[-1] == "inconclusive":
+        return "inconclusive", nowhere
+    if {"holds", "does not hold"} <= set(sides):
+        again = " again" if sides[0] == sides[-1] else ""
+        return ("overtakes" if faster else "is overtaken") + again, growth.estimate(settled)
+    at = nowhere if faster else growth.estimate(beyond)
+    if not np.isnan(at.value):
+        return "slower, overtaking by its law", at
+    return f"{'faster' if faster else 'slower'} {'in the end' if 'inconclusive' in sides else 'throughout'}", nowhere
 
 
 def _settled(ratio: pd.Series) -> float:

@@ -49,6 +49,25 @@ def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataF
     return pd.DataFrame(entries)
 
 
+def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+    """What a token of depth adds to a token's time, and the rate at which attention must then run.
+
+    Per model and phase whose law grows: `added` and `allowed` by the nearer ceiling (s per token and token of depth,
+    below a window's end), `rate` (FLOP/s) and its `share` of the matrix ceiling.
+    """
+    limit, entries = limits(rows), []
+    for law in context.laws(rows, context.knots(models)).to_dict("records"):
+        near, far = (band(models[law["model"]], law["phase"], depth, limit) for depth in (0, PART))
+        flops, moved = ((far[name] - near[name]) / PART for name in ("flops", "bytes"))
+        if len(law["coefficients"]) > 1 and law["coefficients"][1].low > 0:
+            added: stats.Estimate = law["coefficients"][1]
+            rate = stats.Estimate(flops / added.value, flops / added.high, flops / added.low, added.n)
+            entry = {"model": law["model"], "phase": law["phase"], "added": added, "rate": rate}
+            entry |= {"allowed": max(flops / limit.matmul, moved / limit.read)}
+            entries.append(entry | {"share": rate.scaled(1 / limit.matmul)})
+    return pd.DataFrame(entries, columns=["model", "phase", "added", "allowed", "rate", "share"])
+
+
 def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
     """Per model and depth: bytes kept for one sequence, `state` and `kv` in F16, and with every token kept `kv_whole`.
 

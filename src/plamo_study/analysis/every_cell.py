@@ -23,12 +23,12 @@ from plamo_study.limits import DRIFT_LIMIT
 
 Facts = Mapping[str, Mapping[str, Any]]
 TIMED = ("prefill", "decode", "depth", "naive")
-KEY = ["build", "engine", "model", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_ubatch",
-       "type_k", "type_v", "flash_attn", "n_gpu_layers", "label", "anchor"]  # fmt: skip
+KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads",
+       "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "label", "anchor"]  # fmt: skip
 NS = 1e9
 NAN = float("nan")
 MISSES = ("miss", "miss_usual", "miss_known", "miss_kernel")  # each explains more than the one before it
-Rates = dict[tuple[str, int, int, str], list[tuple[float, ...]]]
+Rates = dict[tuple[str, str, int, int, str], list[tuple[float, ...]]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
             cell = dict(zip(KEY, key, strict=True))
             model = files[cell["model"].rstrip("*"), cell["dtype"]]
             limits = _limits(own, pooled, cell)
-            kernel = by_columns.get((cell["n_threads"], cell["n_gpu_layers"], cell["dtype"]))
+            kernel = by_columns.get((cell["machine"], cell["n_threads"], cell["n_gpu_layers"], cell["dtype"]))
             verdict = "valid" if (group["verdict"] == "valid").all() else "/".join(sorted(group["verdict"].unique()))
             for timed in _timed(cell, group):
                 entry = {"study": name, **cell, "phase": timed.phase, "tokens": timed.tokens, "depth": timed.depth}
@@ -156,29 +156,29 @@ def _medians(samples: list[list[list[int]]]) -> tuple[float, ...]:
 
 
 def _rates(rows: pd.DataFrame) -> Rates:
-    """(best sample, median) of every ceiling process, by (ceiling, threads, layers on a GPU, type or "" for any)."""
+    """(best sample, median) of every ceiling process, by machine, ceiling, threads, GPU layers, type or "" for any."""
     found = rows[rows["workload"].isin(["read", "matmul"]) & (rows["status"] == "ok") & (rows["n_prompt"] == 0)]
-    names = ["workload", "n_threads", "n_gpu_layers", "dtype", "n_bytes", "n_flops", "samples_ns"]
+    names = ["machine", "workload", "n_threads", "n_gpu_layers", "dtype", "n_bytes", "n_flops", "samples_ns"]
     rates: Rates = {}
-    for ceiling, threads, layers, dtype, n_bytes, n_flops, samples in found[names].itertuples(index=False):
+    for *where, dtype, n_bytes, n_flops, samples in found[names].itertuples(index=False):
         times = list(chain(*samples))
         pair = tuple((n_bytes + n_flops) * NS / time for time in (min(times), float(np.median(times))))
         for kind in (dtype, ""):
-            rates.setdefault((ceiling, threads, layers, kind), []).append(pair)
+            rates.setdefault((*where, kind), []).append(pair)
     return rates
 
 
 def _limits(own: Rates, pooled: Rates, cell: Mapping[str, Any]) -> list[Ceilings]:
-    """Best and usual ceilings for a cell's threads, device and type: of its own study, else of all, else of any type.
+    """Best and usual ceilings for a cell's machine, threads, device and type: of its own study, else of all.
 
-    Raises StudyError where no study has them.
+    Where the type was not measured, any type's. Raises StudyError where no study has them.
     """
     found = {}
     for ceiling, kinds in (("read", ("",)), ("matmul", (cell["dtype"], ""))):
-        keys = [(ceiling, cell["n_threads"], cell["n_gpu_layers"], kind) for kind in kinds]
+        keys = [(cell["machine"], ceiling, cell["n_threads"], cell["n_gpu_layers"], kind) for kind in kinds]
         pairs = next((rates[key] for key in keys for rates in (own, pooled) if key in rates), None)
         if pairs is None:
-            why = f"no study here measured it with {cell['n_threads']} threads"
+            why = f"no study measured it on that machine with {cell['n_threads']} threads"
             raise StudyError(f"{ceiling} ceiling", why, "plamo-study measure 02-roofline")
         found[ceiling] = max(best for best, _ in pairs), float(np.median([usual for _, usual in pairs]))
     return [Ceilings(read, matmul) for read, matmul in zip(found["read"], found["matmul"], strict=True)]

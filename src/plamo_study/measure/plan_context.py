@@ -17,7 +17,7 @@ WALKED = {"mini": 2048, "shape": 2048, "weights": 2048}  # tokens really compute
 COMPARED = 8192  # depth at which kinds of attention and memory are compared
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
-BLOCKS = 3  # fewer than five processes: each takes a minute or two
+BLOCKS = {"mini": 3, "shape": 5, "weights": 5}
 CACHES = ("off/f16/f16", "on/f16/f16", "on/q8_0/q8_0", "on/q4_0/q4_0")  # flash attention, type of K, type of V
 CANDIDATES = (*CACHES[1:], "off/q8_0/f16", "off/q4_0/f16")  # V stays f16 without flash attention
 TEXT, CHUNK, CHUNKS = "python-heldout.txt", 1024, 16
@@ -86,7 +86,7 @@ def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     models = dict.fromkeys(cell.model for cell in cells if cell.model)
     gates = tuple(plan.change(base, model=model, n_gen=plan.GREEDY_TOKENS) for model in models)
     anchor = plan.change(base, workload="decode", model=MODELS[0], n_prompt=16, n_gen=32)
-    return Plan(study, scale, cells, gates, anchor, BLOCKS, 1, plan.TIME_LIMIT_S[scale])
+    return Plan(study, scale, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[scale])
 
 
 def check(cell: Cell) -> None:

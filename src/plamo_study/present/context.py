@@ -16,7 +16,6 @@ from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, noise, significant, table
 
 ANSWER = 256  # output tokens of the request that the first paragraph speaks of
-UNITS = ("s", "s/token", "s/token²")
 
 
 def finding(recording: Recording) -> Markdown:
@@ -53,10 +52,14 @@ def said(row: dict[str, Any]) -> str:
     deepest, last = f"{row['deepest']:,} tokens", f"{row['last']:.2f} times its speed at the deepest"
     words = {
         "faster throughout": f"is faster at every depth to {deepest} ({last})",
+        "faster in the end": f"is faster at {deepest} ({last}) and at no depth shown to be slower",
         "slower throughout": f"is slower at every depth to {deepest} ({last}) and, by the fitted laws, beyond",
-        "slower, overtaking by its law": f"is slower to {deepest} ({last}); its law overtakes at {at} (extrapolated)",
+        "slower in the end": f"is slower at {deepest} ({last}) and, by the laws, beyond; nowhere is it shown faster",
+        "slower, overtaking by its law": f"is slower at {deepest} ({last}); its law overtakes at {at} (extrapolated)",
         "overtakes": f"overtakes at {at} ({last})",
+        "overtakes again": f"begins faster, falls behind and overtakes at {at} ({last})",
         "is overtaken": f"is overtaken at {at} ({last})",
+        "is overtaken again": f"begins slower, gets ahead and is overtaken at {at} ({last})",
         "inconclusive": f"and the other are not told apart at {deepest} ({last}): inconclusive",
     }
     return words[row["outcome"]]
@@ -148,6 +151,19 @@ def against_prediction(recording: Recording) -> Table:
         "miss": ("times the band's edge", ".2f"),
     }
     return table(data.assign(band=band), columns)
+
+
+def attention_rates(recording: Recording) -> Table:
+    """At which rate attention runs, from what a token of depth adds."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "phase": ("time per token of", ""),
+        "added": ("added per 1,000 tokens of depth (ms)", significant(3, 1e6)),
+        "allowed": ("ceilings allow (ms)", significant(3, 1e6)),
+        "rate": ("attention's rate (GFLOP/s)", significant(3, 1e-9)),
+        "share": ("of the matrix ceiling", ".0%"),
+    }
+    return table(arithmetic.attention_rates(recording.rows, recording.facts), columns)
 
 
 def filling(recording: Recording) -> Table:

@@ -120,8 +120,7 @@ def side_by_side(source: str) -> Table | Markdown:
         known = row["what"] in ratio.index
         entry["ours / it"] = f"{ratio.loc[row['what'], 'ratio']:.2f}" if known else ""
         verdict = ratio.loc[row["what"], "verdict"] if known else ""
-        entry["within 10 %"] = verdict
-        entries.append(entry)
+        entries.append(entry | {"within 10 %": verdict, "machine": found.machine["chip"]})
     return Table(pd.DataFrame(entries).fillna(""))
 
 

@@ -4,14 +4,18 @@ from collections.abc import Callable
 
 from plamo_study import paths
 from plamo_study.measure.collect import Recording, collect
+from plamo_study.measure.recorded import every_study
 from plamo_study.present import (
     batch_scaling,
     batching_law,
+    context,
     fragility,
     numeric_range,
+    operators,
     phase_asymmetry,
     quality,
     quantization,
+    roofline,
 )
 from plamo_study.present.tables import Table
 
@@ -22,10 +26,17 @@ def findings() -> str:
     """The README's part: each notebook's finding in a paragraph, and the tables behind it."""
     asymmetry, scaling, batches = _recorded("01-phase-asymmetry"), _recorded("03-batch-scaling"), _law()
     tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
-    parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables)]
+    parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables), *_roofline()]
     parts += [str(text.data) for text in (batch_scaling.finding(scaling), batching_law.finding(batches))]
     parts += [batch_scaling.summary(scaling)._repr_markdown_(), *_quantization()]
+    parts.append(str(context.finding(_recorded("05-context")).data))
     return "\n\n".join(parts)
+
+
+def _roofline() -> list[str]:
+    recordings = every_study("02-roofline", "recorded", "shape")
+    said = [roofline.finding(recordings, roofline.cells(recordings)), operators.finding(_recorded("02-trace"))]
+    return [str(text.data) for text in said]
 
 
 def _quantization() -> list[str]:

@@ -76,7 +76,7 @@ def finding(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
     return Markdown(
         f"**Two measured ceilings and the tensor table predict {len(found)} timed cells with a median miss of "
         f"{off.median():.2f} times the band's edge, {off.max():.2f} times at worst** ({escaped(str(worst['model']))}, "
-        f"{_pass(worst)}). This machine turns from memory to compute at "
+        f"{_pass(worst)}). {_chip(home(recordings))} turns from memory to compute at "
         f"{limit.matmul / limit.read:.1f} FLOPs per byte ({dtype}); of its roof, {reached} reach in the median. "
         f"Condition: {condition(merged(recordings))}"
     )
@@ -102,8 +102,12 @@ def studies(recordings: Sequence[Recording], found: pd.DataFrame) -> Table:
     for recording in recordings:
         own = found[found["study"] == recording.study]
         crashed = every_cell.crashed([(recording.study, recording.rows, recording.facts)])
-        entry = {"study": recording.study, "rows": len(recording.rows), "timed cells": len(own)}
-        entry |= {"models": ", ".join(sorted(set(own["model"]))), "types": ", ".join(sorted(set(own["dtype"])))}
+        entry = {"study": recording.study, "machine": _chip(recording), "rows": len(recording.rows)}
+        entry |= {
+            "timed cells": len(own),
+            "models": ", ".join(sorted(set(own["model"]))),
+            "types": ", ".join(sorted(set(own["dtype"]))),
+        }
         entries.append(entry | {"builds": ", ".join(sorted(set(own["build"]))), "without a time": crashed})
     return Table(pd.DataFrame(entries).astype(str))
 
@@ -120,8 +124,7 @@ def ceilings(recordings: Sequence[Recording]) -> Table:
 def machines(recordings: Sequence[Recording], parts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """This machine and other parts by balance point."""
     limit, dtype = limits(recordings)
-    chip = next(f["chip"] for f in home(recordings).facts.values() if "chip" in f)
-    return intensity.machines(parts, limit, chip, dtype)
+    return intensity.machines(parts, limit, _chip(home(recordings)), dtype)
 
 
 def summary(found: pd.DataFrame) -> Table:
@@ -207,9 +210,15 @@ def takeaway(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
     return Markdown("\n".join(lines))
 
 
+def _chip(recording: Recording) -> str:
+    """The machines that a study was measured on."""
+    return ", ".join(recording.facts[i]["chip"] for i in recording.rows["machine"].unique())
+
+
 def _pass(row: Mapping[str, Any]) -> str:
     """A pass in words."""
     several = "s" if row["n_seq"] > 1 else ""
     if row["phase"] == "decode":
         return f"decode of {row['n_seq']} sequence{several} at depth {row['depth']:.0f}"
-    return f"prefill of {row['n_seq']} prompt{several} of {row['tokens']} tokens"
+    at = f" at depth {row['depth']:.0f}" if row["depth"] else ""
+    return f"prefill of {row['n_seq']} prompt{several} of {row['tokens']} tokens{at}"
