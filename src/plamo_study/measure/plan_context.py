@@ -14,13 +14,13 @@ from plamo_study.measure.rows import Cell
 DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
 LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
 WALKED = {"mini": 2048, "shape": 2048, "weights": 2048}  # tokens really computed, to hold filled memories against
-COMPARED = 8192  # depth at which kinds of attention and memory are compared
+COMPARED = {"mini": 4096, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}
 CACHES = ("off/f16/f16", "on/f16/f16", "on/q8_0/q8_0", "on/q4_0/q4_0")  # flash attention, type of K, type of V
 CANDIDATES = (*CACHES[1:], "off/q8_0/f16", "off/q4_0/f16")  # V stays f16 without flash attention
-TEXT, CHUNK, CHUNKS = "python-heldout.txt", 1024, 16
+TEXT, CHUNK, CHUNKS = "python-heldout.txt", 1024, 12
 MOST_TOKENS = 131072
 
 
@@ -36,7 +36,7 @@ def context(scale: str, gpu: bool = False) -> Plan:
 def memory(scale: str, gpu: bool = False) -> Plan:
     """Flash attention off and on, keys and values in fewer bits, and sliding layers that keep everything."""
     base, models = _base(scale, gpu)
-    base = plan.change(base, n_prompt=COMPARED, label=depth.FEW)
+    base = plan.change(base, n_prompt=COMPARED[scale], label=depth.FEW)
     cells = []
     for model, names in zip(models, (CACHES, CACHES[:2]), strict=False):
         for name in names:
