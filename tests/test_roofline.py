@@ -171,14 +171,15 @@ def test_ceilings_are_borrowed_from_the_same_machine_only(recordings):
     timed = first.rows[first.rows["workload"] == "decode"]
     slower = [[[10 * ns for ns in repetition] for repetition in row] for row in ceilings["samples_ns"]]
     elsewhere = ceilings.assign(machine="elsewhere", samples_ns=slower)
-    rows = pd.concat([ceilings, elsewhere])
-    both = every_cell.cells([("all", rows, first.facts), ("a", timed, first.facts),
-                             ("b", timed.assign(machine="elsewhere"), first.facts)])  # fmt: skip
+    rows, facts = pd.concat([ceilings, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
+    both = every_cell.cells([("all", rows, facts), ("a", timed, facts),
+                             ("b", timed.assign(machine="elsewhere"), facts)])  # fmt: skip
+    assert set(both["chip"]) == {"another", *(fact["chip"] for fact in first.facts.values() if "chip" in fact)}
     here, there = (both[both["study"] == study].reset_index() for study in "ab")
     assert here["read"].to_numpy() == pytest.approx(10 * there["read"].to_numpy())
     assert here["compute"].to_numpy() == pytest.approx(10 * there["compute"].to_numpy())
     with pytest.raises(StudyError, match="on that machine"):
-        every_cell.cells([("all", elsewhere, first.facts), ("a", timed, first.facts)])
+        every_cell.cells([("all", elsewhere, facts), ("a", timed, facts)])
 
 
 def test_the_depths_of_a_ladder_become_passes_of_their_own(recordings):

@@ -46,7 +46,7 @@ class Timed:
 def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
     """One line per study, cell and kind of pass; `studies` are (name, rows, facts).
 
-    Columns: the cell's, `phase`, `tokens`, `depth`, `verdict`, `n` processes, `flops`, `bytes`, `intensity`,
+    Columns: the cell's, `chip`, `phase`, `tokens`, `depth`, `verdict`, `n` processes, `flops`, `bytes`, `intensity`,
     `compute` and `read` (ceilings), `low`, `high`, `measured` (estimate, s), `miss`, `share` (of the roof), and
     `miss_usual`, `miss_known`, and `miss_kernel` where the kernel was measured by columns.
     """
@@ -66,6 +66,7 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
             for timed in _timed(cell, group):
                 entry = {"study": name, **cell, "phase": timed.phase, "tokens": timed.tokens, "depth": timed.depth}
                 entry |= {"n_seq": timed.n_seq, "verdict": verdict, "n": len(group)}
+                entry |= {"chip": facts[cell["machine"]]["chip"]}
                 entries.append(entry | _compared(timed, cell, model, facts[cell["engine"]], limits, kernel))
     return pd.DataFrame(entries)
 

@@ -25,8 +25,7 @@ class SessionConfig:
     """Parameters of model and context, in llama.cpp's own terms.
 
     `n_ctx_seq` is the room of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
-    `n_gpu_layers` < 0 means all. `swa_full`: sliding-window layers keep every token, llama.cpp's default; its tools
-    keep the window only.
+    `n_gpu_layers` < 0 means all. `swa_full`: sliding layers keep every token (llama.cpp's tools: their window only).
     """
 
     n_ctx_seq: int

@@ -22,7 +22,7 @@ def rates(data: pd.DataFrame, title: str) -> Chart:
         base.mark_line().encode(y=y),
         base.mark_point().encode(y=y, shape=_shape("model", tidy), tooltip=_tips("model", "depth")),
     ]
-    chart = alt.layer(*layers, data=tidy).properties(width=300, height=260)
+    chart = alt.layer(*layers, data=tidy).properties(width=250, height=260)
     facets = chart.facet(column=alt.Column("phase:N", title=None, sort=PHASES))
     words = _ends(tidy, ["phase", "model"], "tokens per second")
     return facets.resolve_scale(y="independent").properties(title=title, description=f"{title}. {words}.")
@@ -38,7 +38,7 @@ def bands(data: pd.DataFrame, title: str) -> Chart:
     line = alt.Chart().mark_line(color=CATEGORIES[1]).encode(x=x, y="value:Q")
     dots = alt.Chart().mark_point(color=CATEGORIES[1], shape="diamond").encode(x=x, y="value:Q")
     whiskers = alt.Chart().mark_rule(color=CATEGORIES[1], strokeWidth=2).encode(x=x, y="low:Q", y2="high:Q")
-    chart = alt.layer(band, whiskers, line, dots, data=tidy).properties(width=220, height=170)
+    chart = alt.layer(band, whiskers, line, dots, data=tidy).properties(width=155, height=170)
     facets = chart.facet(row=alt.Row("phase:N", title=None, sort=PHASES), column=alt.Column("model:N", title=None))
     words = f"{title}. The band is the prediction, the line the measurement. {_ends(tidy, ['phase', 'model'], 'ms')}."
     return facets.resolve_scale(y="independent").properties(title=title, description=words)

@@ -16,6 +16,7 @@ from plamo_study.present.figures import Chart
 from plamo_study.present.theme import CATEGORIES, INK, MUTED
 
 LINE_POINTS = 60
+LINE_BREAK = "|"
 LOG = alt.Scale(type="log", nice=False, padding=8)
 BAND = "#a6cbe3"
 
@@ -43,26 +44,30 @@ def intensity(curve: pd.DataFrame, machines: pd.DataFrame, title: str) -> Chart:
 
 
 def roofline(table: pd.DataFrame, title: str) -> Chart:
-    """Every timed cell under its roof, one panel a thread count; the band lies between full overlap and none.
+    """Every timed cell under its roof, a panel for each that differs; the band lies between full overlap and none.
 
     `table` is that of `every_cell.cells`; the roof drawn is the best of all studies in a panel.
     """
     tidy = _tidy(table)
+    order = tidy["panel"].value_counts().index.tolist()
     roofs = pd.concat([_roof(group) for _, group in tidy.groupby("panel")])
-    x = alt.X("intensity:Q", title="FLOPs per byte (log)", scale=LOG)
-    y = alt.Y("gflops:Q", title="GFLOP per second (log)", scale=alt.Scale(type="log", nice=False))
+    x = alt.X("intensity:Q", title="FLOPs per byte (log)", scale=LOG, axis=alt.Axis(tickCount=4))
+    y = alt.Y("gflops:Q", title="GFLOP/s (log)", scale=alt.Scale(type="log", nice=False), axis=alt.Axis(tickCount=4))
     data = pd.concat([roofs.assign(part="roof"), tidy.assign(part="cell")], ignore_index=True)
+    kinds = alt.Scale(domain=sorted(tidy["kind"].unique()))
     roof = alt.Chart().transform_filter("datum.part == 'roof'")
     band = roof.mark_area(color=BAND, opacity=0.6).encode(x=x, y=alt.Y("none:Q", title=""), y2="gflops:Q")
     edge = roof.mark_line(color=INK).encode(x=x, y=y)
     dots = alt.Chart().transform_filter("datum.part == 'cell'").mark_point(size=45, opacity=0.75).encode(
-        x=x, y=y, color=alt.Color("kind:N", title=None, scale=alt.Scale(domain=sorted(tidy["kind"].unique()))),
+        x=x, y=y, color=alt.Color("kind:N", title=None, scale=kinds, legend=alt.Legend(columns=2)),
         shape=alt.Shape("verdict:N", title=None), tooltip=["study:N", "model:N", "kind:N", "n_prompt:Q", "n_seq:Q"],
     )  # fmt: skip
     shares = "; ".join(f"{kind} {group['share'].median():.0%}" for kind, group in tidy.groupby("kind"))
     words = f"{title}. {len(tidy)} cells; median share of the roof that is reached: {shares}."
-    chart = alt.layer(band, edge, dots, data=data).properties(width=400, height=320)
-    return chart.facet(column=alt.Column("panel:N", title=None)).properties(title=title, description=words)
+    chart = alt.layer(band, edge, dots, data=data).properties(width=165, height=140)
+    header = alt.Header(labelExpr=f"split(datum.label, '{LINE_BREAK}')")
+    panels = chart.facet(alt.Facet("panel:N", title=None, sort=order, header=header), columns=3)
+    return panels.properties(title=title, description=words)
 
 
 def misses(table: pd.DataFrame, title: str) -> Chart:
@@ -174,9 +179,10 @@ def _tidy(table: pd.DataFrame) -> pd.DataFrame:
     shown["kind"] = [every_cell.kind(row) for row in table.to_dict("records")]
     shown["verdict"] = ["right" if verdict == "valid" else "wrong result" for verdict in table["verdict"]]
     shown["gflops"] = [row["flops"] / row["measured"].value / 1e9 for row in table.to_dict("records")]
-    devices = ["" if layers == 0 else ", offloaded" for layers in table["n_gpu_layers"]]
     shown["panel"] = [
-        f"{n} thread{'s' if n > 1 else ''}{device}" for n, device in zip(table["n_threads"], devices, strict=True)
+        f"{row['dtype']}, {row['n_threads']} thread{'s' * (row['n_threads'] > 1)}"
+        f"{', offloaded' * (row['n_gpu_layers'] != 0)}{LINE_BREAK}{row['chip']}"
+        for row in table.to_dict("records")
     ]
     return shown
 
