@@ -173,6 +173,7 @@ def _cells(data: pd.DataFrame) -> Table:
         "depth": ("depth", ",.0f"),
         "n_seq": ("sequences", ""),
         "n_threads": ("threads", ""),
+        "cache": ("flash / K / V", ""),
         "verdict": ("verdict", ""),
         "intensity": ("FLOPs/byte", significant(3)),
         "bound": ("nearer ceiling", ""),
@@ -184,7 +185,8 @@ def _cells(data: pd.DataFrame) -> Table:
         "miss_kernel": ("kernel by columns", ".2f"),
         "share": ("of the roof", ".0%"),
     }
-    return table(data.assign(band=band), columns)
+    cache = data["flash_attn"] + "/" + data["type_k"] + "/" + data["type_v"]
+    return table(data.assign(band=band, cache=cache), columns)
 
 
 def takeaway(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
@@ -221,4 +223,5 @@ def _pass(row: Mapping[str, Any]) -> str:
     if row["phase"] == "decode":
         return f"decode of {row['n_seq']} sequence{several} at depth {row['depth']:.0f}"
     at = f" at depth {row['depth']:.0f}" if row["depth"] else ""
+    at += f", keys in {row['type_k']}" if row["type_k"] != "f16" else ""
     return f"prefill of {row['n_seq']} prompt{several} of {row['tokens']} tokens{at}"
