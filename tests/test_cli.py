@@ -29,6 +29,18 @@ def root(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def one_core():
+    """Leave a core to the other tests: two threads of the engine that wait for one another would take minutes."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
 def run(root, *arguments, **environment):
     everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | environment
     return subprocess.run(
@@ -97,7 +109,7 @@ def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(
 
 
 @pytest.mark.timeout(600)
-def test_a_live_run_measures_once_and_publishes_a_page(root):
+def test_a_live_run_measures_once_and_publishes_a_page(root, one_core):
     first = run(root, "run", "01", "--scale", "mini", "--json", "-p", "guess", "4")
     assert first.returncode == 0, first.stderr
     rows = [json.loads(line) for line in first.stdout.splitlines()]
@@ -115,7 +127,7 @@ def test_a_live_run_measures_once_and_publishes_a_page(root):
 
 
 @pytest.mark.timeout(600)
-def test_papermill_alone_runs_the_notebook_live(root):
+def test_papermill_alone_runs_the_notebook_live(root, one_core):
     out = root / "by-papermill.ipynb"
     command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
