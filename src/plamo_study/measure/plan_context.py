@@ -13,11 +13,11 @@ from plamo_study.measure.rows import Cell
 
 DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
 LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
-WALKED = {"mini": 2048, "shape": 2048, "weights": 2048}  # tokens really computed, to hold filled memories against
+WALKED = 2048  # tokens really computed, to hold filled memories against
 COMPARED = {"mini": 4096, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
-BLOCKS = {"mini": 3, "shape": 5, "weights": 5}
+BLOCKS = {"mini": 3, "shape": 5, "weights": 5}  # processes behind a number
 CACHES = ("off/f16/f16", "on/f16/f16", "on/q8_0/q8_0", "on/q4_0/q4_0")  # flash attention, type of K, type of V
 CANDIDATES = (*CACHES[1:], "off/q8_0/f16", "off/q4_0/f16")  # V stays f16 without flash attention
 TEXT, CHUNK, CHUNKS = "python-heldout.txt", 1024, 12
@@ -29,7 +29,7 @@ def context(scale: str, gpu: bool = False) -> Plan:
     base, models = _base(scale, gpu)
     reached = (DEEPEST[scale], DEEPEST[scale], LARGER[scale])
     cells = [plan.change(base, model=model, n_prompt=deepest) for model, deepest in zip(models, reached, strict=False)]
-    cells += [plan.change(base, model=model, n_prompt=WALKED[scale], label=depth.WALK) for model in models[:2]]
+    cells += [plan.change(base, model=model, n_prompt=WALKED, label=depth.WALK) for model in models[:2]]
     return _planned("05-context", scale, (*cells, *plan.ceilings(scale, gpu, plan.thread_counts()[:1])))
 
 
