@@ -46,10 +46,7 @@ def scan(
     cell = msgspec.structs.replace(cell, n_gpu_layers=-1 if gpu else 0)
     job = workload.Job(cell=cell, reference=str(reference), candidate=str(candidate))
     outcome = process.work(job, HOURS, worker=workload.__name__)
-    if outcome.status != "ok":
-        why = outcome.failure.why if outcome.failure else ""
-        report.console.print(f"{outcome.status} while scanning {candidate.name}: {why}", style="red", markup=False)
-        raise typer.Exit(1)
+    report.leave_unless_ok(outcome, f"scanning {candidate.name}")
     found = fragility.Scanned(reference.name, "reference", candidate.name, outcome.measured.series)
     joined = fragility.fragility([found]).merge(fragility.damage([found]).drop(columns="dropped"))
     _json(joined) if json else _show(joined)

@@ -41,10 +41,7 @@ def trace(
             model, scale, dtype, prompt, gen, lambda file, done, total: progress(file)(done, total)
         )
     outcome = tracing.record(cell, path)
-    if outcome.status != "ok":
-        why = outcome.failure.why if outcome.failure else ""
-        report.console.print(f"{outcome.status} while recording {path.name}: {why}", style="red", markup=False)
-        raise typer.Exit(1)
+    report.leave_unless_ok(outcome, f"recording {path.name}")
     measured = outcome.measured
     title = path.name.removesuffix(".gguf")
     chrome_trace.write(out, chrome_trace.document(timeline_of(measured), title, tracing.about(cell, path, measured)))

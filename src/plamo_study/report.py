@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -13,6 +14,7 @@ from rich.table import Table
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import collect, files, plan, runner
+from plamo_study.measure.process import Outcome
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait for in vain
     from plamo_study.present.runs import RunEvent, RunResult
@@ -161,6 +163,14 @@ def _name(task: runner.Task) -> str:
     cell = task.cell
     tokens = f" {cell.n_prompt}+{cell.n_gen}" if cell.model else ""
     return f"{cell.model or 'ceiling'} {cell.workload}{tokens} ({cell.n_threads} threads)"
+
+
+def leave_unless_ok(outcome: Outcome, doing: str) -> None:
+    """Go on where a worker ended well; else say how it ended and leave with exit code 1."""
+    if outcome.status != "ok":
+        why = outcome.failure.why if outcome.failure else ""
+        console.print(f"{outcome.status} while {doing}: {why}", style="red", markup=False)
+        raise typer.Exit(1)
 
 
 def _trouble(event: runner.Progress) -> str:

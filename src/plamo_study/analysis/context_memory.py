@@ -17,6 +17,11 @@ WHOLE = "swa_full"
 SOURCE_PROMPT, SOURCE_OUTPUT, SOURCE_COUNT = 1000, 500, 500_000  # the source's naive loop
 
 
+def kind_of(rows: pd.DataFrame) -> pd.Series:
+    """How each row attends and what it keeps: flash attention, type of keys, type of values."""
+    return rows["flash_attn"] + "/" + rows["type_k"] + "/" + rows["type_v"]
+
+
 def kinds(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model and kind "flash/K/V", at the deepest: times against no flash attention with F16, and bytes reserved.
 
@@ -26,7 +31,7 @@ def kinds(rows: pd.DataFrame) -> pd.DataFrame:
     """
     found = usable(rows)
     found = found[(found["workload"] == "depth") & (found["text"] == "")]
-    found = found.assign(kind=found["flash_attn"] + "/" + found["type_k"] + "/" + found["type_v"])
+    found = found.assign(kind=kind_of(found))
     entries = []
     for (model, label), group in found.groupby(["model", "label"]):
         timed = context.samples(group)
@@ -46,7 +51,7 @@ def window(rows: pd.DataFrame) -> pd.DataFrame:
     """
     table, found, entries = kinds(rows), context.samples(rows), []
     found = found[found["depth"] == found["depth"].max()]
-    found = found.assign(kind=found["flash_attn"] + "/" + found["type_k"] + "/" + found["type_v"])
+    found = found.assign(kind=kind_of(found))
     for (model, kind), group in found[found["label"] == WHOLE].groupby(["model", "kind"]):
         same = found[(found["model"] == model) & (found["kind"] == kind) & (found["label"] != WHOLE)]
         sizes = table[(table["model"] == model) & (table["kind"] == kind)].set_index("whole")["kv"]
@@ -60,7 +65,7 @@ def window(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _speeds(timed: pd.DataFrame, kind: str) -> dict[str, Any]:
     entry: dict[str, Any] = {}
-    names = timed["flash_attn"] + "/" + timed["type_k"] + "/" + timed["type_v"]
+    names = kind_of(timed)
     for phase in context.PHASES:
         of_phase = timed["phase"] == phase
         own, plain = (timed[of_phase & (names == k)].set_index("block")["seconds"] for k in (kind, PLAIN))

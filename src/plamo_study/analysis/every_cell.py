@@ -63,10 +63,10 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
             limits = _limits(own, pooled, cell)
             kernel = by_columns.get((cell["machine"], cell["n_threads"], cell["n_gpu_layers"], cell["dtype"]))
             verdict = "valid" if (group["verdict"] == "valid").all() else "/".join(sorted(group["verdict"].unique()))
+            cell |= {"verdict": verdict, "n": len(group), "chip": facts[cell["machine"]]["chip"]}
             for timed in _timed(cell, group):
                 entry = {"study": name, **cell, "phase": timed.phase, "tokens": timed.tokens, "depth": timed.depth}
-                entry |= {"n_seq": timed.n_seq, "verdict": verdict, "n": len(group)}
-                entry |= {"chip": facts[cell["machine"]]["chip"]}
+                entry["n_seq"] = timed.n_seq
                 entries.append(entry | _compared(timed, cell, model, facts[cell["engine"]], limits, kernel))
     return pd.DataFrame(entries)
 

@@ -84,16 +84,21 @@ def ceilings(recording: Recording) -> Table:
     return Table(shown)
 
 
+def chips(recording: Recording) -> str:
+    """The machines that the rows were measured on."""
+    return ", ".join(recording.facts[i]["chip"] for i in recording.rows["machine"].unique())
+
+
 def condition(recording: Recording) -> str:
     """Scale, weights, machine and verdicts behind a number, as one clause."""
     rows, facts = recording.rows, recording.facts
     names = model_names(rows)
     kinds = [f"{facts[m]['dtype']} {weights_of(facts[m])} weights" for m in names]
-    chips = ", ".join(facts[i]["chip"] for i in rows["machine"].unique())
     judged = rows[rows["model"] != ""]
     valid = (judged["verdict"] == "valid").sum()
     return (
-        f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips}, {rows['n_threads'].max()} threads; "
+        f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips(recording)}, "
+        f"{rows['n_threads'].max()} threads; "
         f"medians over processes with 95 % intervals. {valid} of {len(judged)} rows were computed right."
     )
 

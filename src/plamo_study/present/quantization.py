@@ -44,12 +44,12 @@ def finding(recording: Recording, quality: Recording) -> Markdown:
 def condition(recording: Recording) -> str:
     """Scale, weights, machine and verdicts behind a number, as one clause."""
     rows = recording.rows
-    chips = ", ".join(recording.facts[i]["chip"] for i in rows["machine"].unique())
     kinds = {fact["synthetic"] for fact in known(recording).values()}
     weights = "released weights" if kinds == {False} else "the embedded models" if recording.scale == "mini" else ""
     judged = rows[rows["model"] != ""]
     return (
-        f"scale {recording.scale} ({weights or 'random weights'}), {chips}, {rows['n_threads'].max()} threads; ratios "
+        f"scale {recording.scale} ({weights or 'random weights'}), {evidence.chips(recording)}, "
+        f"{rows['n_threads'].max()} threads; ratios "
         f"are paired within blocks, with 95 % intervals. "
         f"{(judged['verdict'] == 'valid').sum()} of {len(judged)} rows were computed right."
     )

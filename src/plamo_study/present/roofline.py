@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import every_cell, intensity, prediction, what_if
+from plamo_study.analysis import context_memory, every_cell, intensity, prediction, what_if
 from plamo_study.analysis.roofline import Ceilings, Model
 from plamo_study.measure.collect import Recording
 from plamo_study.present import evidence
 from plamo_study.present.balance import count
-from plamo_study.present.evidence import condition, escaped
+from plamo_study.present.evidence import chips, condition, escaped
 from plamo_study.present.tables import Columns, Table, significant, table
 
 TRACE = "02-trace"
@@ -76,7 +76,7 @@ def finding(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
     return Markdown(
         f"**Two measured ceilings and the tensor table predict {len(found)} timed cells with a median miss of "
         f"{off.median():.2f} times the band's edge, {off.max():.2f} times at worst** ({escaped(str(worst['model']))}, "
-        f"{_pass(worst)}). {_chip(home(recordings))} turns from memory to compute at "
+        f"{_pass(worst)}). {chips(home(recordings))} turns from memory to compute at "
         f"{limit.matmul / limit.read:.1f} FLOPs per byte ({dtype}); of its roof, {reached} reach in the median. "
         f"Condition: {condition(merged(recordings))}"
     )
@@ -102,7 +102,7 @@ def studies(recordings: Sequence[Recording], found: pd.DataFrame) -> Table:
     for recording in recordings:
         own = found[found["study"] == recording.study]
         crashed = every_cell.crashed([(recording.study, recording.rows, recording.facts)])
-        entry = {"study": recording.study, "machine": _chip(recording), "rows": len(recording.rows)}
+        entry = {"study": recording.study, "machine": chips(recording), "rows": len(recording.rows)}
         entry |= {
             "timed cells": len(own),
             "models": ", ".join(sorted(set(own["model"]))),
@@ -124,7 +124,7 @@ def ceilings(recordings: Sequence[Recording]) -> Table:
 def machines(recordings: Sequence[Recording], parts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """This machine and other parts by balance point."""
     limit, dtype = limits(recordings)
-    return intensity.machines(parts, limit, _chip(home(recordings)), dtype)
+    return intensity.machines(parts, limit, chips(home(recordings)), dtype)
 
 
 def summary(found: pd.DataFrame) -> Table:
@@ -185,8 +185,7 @@ def _cells(data: pd.DataFrame) -> Table:
         "miss_kernel": ("kernel by columns", ".2f"),
         "share": ("of the roof", ".0%"),
     }
-    cache = data["flash_attn"] + "/" + data["type_k"] + "/" + data["type_v"]
-    return table(data.assign(band=band, cache=cache), columns)
+    return table(data.assign(band=band, cache=context_memory.kind_of(data)), columns)
 
 
 def takeaway(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
@@ -210,11 +209,6 @@ def takeaway(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
         steps.append(f"with the matrix kernel's own rate at so many columns {left['miss_kernel']:.2f}")
     lines.append(f"- Of the median miss of {off.median():.2f}: {', '.join(steps)}.")
     return Markdown("\n".join(lines))
-
-
-def _chip(recording: Recording) -> str:
-    """The machines that a study was measured on."""
-    return ", ".join(recording.facts[i]["chip"] for i in recording.rows["machine"].unique())
 
 
 def _pass(row: Mapping[str, Any]) -> str:
