@@ -1,0 +1,46 @@
+"""A reader divides: where two numbers and their ratio stand in one sentence, the printed figures give the ratio."""
+
+import pytest
+
+from plamo_study.analysis.stats import Estimate
+from plamo_study.present import sentences
+
+PLANTED = "**x reads 6.1 [5.1, 129.0] times as fast as it writes** (7,899 [7,298, 8,607] against 252 [96, 1,454] t/s)"
+
+
+def test_a_planted_contradiction_is_found():
+    assert len(sentences.contradictions(f"Before it. {PLANTED}, and after it.")) == 1
+    assert sentences.contradictions(PLANTED.replace("6.1 [", "31.3 [")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("4.9 times as fast (129 against 27.0 t/s)", False),
+        ("4.78 times as fast (129 against 27.0 t/s)", True),
+        ("4.8 times as fast (129 [127, 132] against 27.0 [25.9, 28.2] t/s)", True),
+        ("4.6 (n = 1) times as fast (129 (n = 1) against 27.0 (n = 1) t/s)", False),
+        ("4.8 [4.1, 5.2; 75%] times as fast (129 [1, 2; 75%] against 27.0 [1, 2; 75%] t/s)", True),
+        ("12 times as long (1,200 against 100 ms)", True),
+        ("13 times as long (1,200 against 100 ms)", False),
+        ("0.50 times as fast (2e+03 against 4e+03 t/s)", True),
+        ("0.90 times as fast (2e+03 against 4e+03 t/s)", False),
+        ("2.0 times as fast (1 against 0.5 t/s)", True),
+    ],
+)
+def test_printed_figures_are_read_as_far_as_they_are_printed(text, right):
+    assert len(list(sentences.quotients(text))) == 1
+    assert (sentences.contradictions(text) == []) is right
+
+
+def test_the_helper_writes_what_the_reader_checks():
+    first, second = Estimate(129.4, 127, 132, 7), Estimate(27.04, 25.9, 28.2, 7)
+    times, rates = sentences.quotient(Estimate(129.4 / 27.04, 4.5, 5.1, 7), first, second, "t/s", ".1f")
+    assert (times, rates) == ("4.8 [4.5, 5.1] times", "(129 [127, 132] against 27.0 [25.9, 28.2] t/s)")
+    text = f"**x reads {times} as fast as it writes** {rates}"
+    assert [found.divides() for found in sentences.quotients(text)] == [True]
+
+
+def test_the_helper_refuses_a_ratio_that_is_another_number():
+    with pytest.raises(ValueError, match="quotient is 4"):
+        sentences.quotient(Estimate(4.9, 4.5, 5.1, 7), Estimate(100, 90, 110, 7), Estimate(25, 24, 26, 7), "t/s")
