@@ -13,7 +13,7 @@ from plamo_study.measure.collect import Recording
 from plamo_study.present import evidence
 from plamo_study.present.balance import count
 from plamo_study.present.evidence import chips, condition, escaped
-from plamo_study.present.tables import Columns, Table, significant, table
+from plamo_study.present.tables import Columns, Table, folded, significant, table
 
 TRACE = "02-trace"
 WORST = 10
@@ -155,10 +155,7 @@ def worst(found: pd.DataFrame) -> Table:
 def all_cells(found: pd.DataFrame) -> Markdown:
     """Every cell in one folded table."""
     shown = _cells(found.sort_values(["study", "model", "kind", "n_prompt", "n_seq"]))
-    return Markdown(
-        f"<details><summary>All {len(found)} cells, predicted and measured</summary>\n\n"
-        f"{shown._repr_html_()}\n\n</details>"
-    )
+    return folded(f"All {len(found)} cells, predicted and measured", shown)
 
 
 def _cells(data: pd.DataFrame) -> Table:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
+from IPython.display import Markdown
 
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import NOISY
@@ -42,6 +43,12 @@ def table(data: pd.DataFrame, columns: Columns) -> Table:
     """Choose, head and format columns: name -> (heading, format spec or function)."""
     shown = {heading: [show(value, how) for value in data[name]] for name, (heading, how) in columns.items()}
     return Table(pd.DataFrame(shown))
+
+
+def folded(summary: str, *tables: Table) -> Markdown:
+    """Tables that only a referee reads, behind one line that a click opens; `summary` says what stands there."""
+    shown = "\n\n".join(table._repr_html_() for table in tables)
+    return Markdown(f"<details><summary>{summary}</summary>\n\n{shown}\n\n</details>")
 
 
 def show(value: Any, how: Format) -> str:
