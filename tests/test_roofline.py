@@ -8,7 +8,16 @@ import pytest
 from conftest import HYBRID
 
 from plamo_study import blas, crosscheck_ceilings
-from plamo_study.analysis import ceilings_check, columns, every_cell, intensity, roofline, source_tables, what_if
+from plamo_study.analysis import (
+    ceilings_check,
+    columns,
+    every_cell,
+    intensity,
+    roofline,
+    source_tables,
+    usable,
+    what_if,
+)
 from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.errors import StudyError
 from plamo_study.measure import collect, frame, journal, plan, plan_roofline, planned, recorded
@@ -141,7 +150,7 @@ def test_no_timed_row_is_hidden(recordings):
     for recording in recordings:
         rows = recording.rows[recording.rows["workload"].isin(["prefill", "decode"])]
         own = table[(table["study"] == recording.study) & (table["phase"] == table["workload"])]
-        assert own["n"].sum() == len(rows[rows["drift"] <= every_cell.DRIFT_LIMIT])
+        assert own["n"].sum() == len(rows[~usable.marked(rows)])
     assert {"valid", "invalid"} <= set(table["verdict"]), "wrong results are shown too"
     assert set(table["build"]) > {"stock"}
     assert (table["low"] < table["high"]).all()

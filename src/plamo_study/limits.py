@@ -3,3 +3,7 @@
 DRIFT_LIMIT = 0.10  # a block further than this from the others is measured again, and used only where none are steadier
 LAW_TOLERANCE = 0.02  # of a replay on F16 minis: rounding is 1e-2 at most, a fading wrong state 0.05 at least
 DRAWS = 8  # of each control of a scan: chunk k belongs to draw k mod DRAWS
+OTHERS_LIMIT = 0.05  # of the machine's CPUs, taken by other processes or other guests
+WAITED_LIMIT = 0.05  # of a CPU: the worker's threads ready to run, and none free
+SWITCHES_LIMIT = 100.0  # involuntary context switches per second, where nobody counts how long threads waited
+LONG_NS = 500_000_000  # a timed part of this length tells others' CPU time from the 10 ms in which it is counted

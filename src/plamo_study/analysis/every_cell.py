@@ -17,9 +17,8 @@ from plamo_study.analysis import columns, roofline, stats
 from plamo_study.analysis.kernels import column_tile, weight_passes
 from plamo_study.analysis.prediction import miss
 from plamo_study.analysis.roofline import PRODUCTS, Band, Ceilings, Model, Part
-from plamo_study.analysis.usable import LEAST_BLOCKS
+from plamo_study.analysis.usable import undisturbed
 from plamo_study.errors import StudyError
-from plamo_study.limits import DRIFT_LIMIT
 
 Facts = Mapping[str, Mapping[str, Any]]
 TIMED = ("prefill", "decode", "depth", "naive")
@@ -71,9 +70,12 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
+ENDED = ("ok", "starved")  # a starved worker did not crash: it was measured again
+
+
 def crashed(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> int:
     """Processes of timed cells that ended without a time."""
-    return sum(int((rows["workload"].isin(TIMED) & (rows["status"] != "ok")).sum()) for _, rows, _ in studies)
+    return sum(int((rows["workload"].isin(TIMED) & ~rows["status"].isin(ENDED)).sum()) for _, rows, _ in studies)
 
 
 def summary(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -112,10 +114,8 @@ def _files(facts: Facts) -> dict[tuple[str, str], Model]:
 
 
 def _steady(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with times, of undrifted blocks where there are enough of them; verdicts play no part."""
-    found = rows[(rows["status"] == "ok") & rows["samples_ns"].map(len).astype(bool)]
-    steady = found[found["drift"] <= DRIFT_LIMIT]
-    return steady if steady["block"].nunique() >= LEAST_BLOCKS else found
+    """Rows with times that nothing disturbed, where there are enough of them; verdicts play no part."""
+    return undisturbed(rows[(rows["status"] == "ok") & rows["samples_ns"].map(len).astype(bool)])
 
 
 def _timed(cell: Mapping[str, Any], group: pd.DataFrame) -> Iterator[Timed]:

@@ -1,22 +1,49 @@
-"""Which rows a speed may be taken from: right computations, outside windows in which the machine drifted."""
+"""Which rows a speed may be taken from: right computations that nothing else on the machine disturbed."""
 
 import pandas as pd
 
 from plamo_study.limits import DRIFT_LIMIT
 
 LEAST_BLOCKS = 2
+CELL = ["machine", "build", "engine", "model", "scale", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy",
+        "n_threads", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "label", "size",
+        "repetitions"]  # fmt: skip
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 
 
 def usable(rows: pd.DataFrame) -> pd.DataFrame:
-    """Valid rows of undrifted blocks, anchors and gates left out.
+    """Valid rows that nothing disturbed, anchors and gates left out.
 
-    Where fewer than two blocks are undrifted every block is kept: an honest wide interval beats no number, and
-    `drifted` tells the reader.
+    Where fewer than two blocks of a cell are left, all its blocks are used: an honest wide interval beats no number,
+    and `evidence.disturbed` says so before the finding. A row measured again stands in for the one it replaces.
     """
-    plain = rows[~rows["anchor"] & rows["verdict"].isin(["valid", "n/a"])]
-    steady = plain[plain["drift"] <= DRIFT_LIMIT]
-    return steady if steady["block"].nunique() >= LEAST_BLOCKS else plain
+    return undisturbed(rows[~rows["anchor"] & rows["verdict"].isin(["valid", "n/a"])])
+
+
+def undisturbed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows that nothing disturbed; all of a cell's where that leaves fewer than two of its blocks, one row a block."""
+    cells, steady = _cells(rows), ~marked(rows)
+    lacking = rows["block"].where(steady).groupby(cells).transform("nunique") < LEAST_BLOCKS
+    better = steady.groupby([cells, rows["block"]]).transform("any")
+    last = ~pd.DataFrame({"cell": cells, "block": rows["block"]}).duplicated(keep="last")
+    return rows[steady | (lacking & ~better & last)]
+
+
+def marked(rows: pd.DataFrame) -> pd.Series:
+    """Whether each row was disturbed, or its block drifted."""
+    return rows.get("disturbed", False) | (rows["drift"] > DRIFT_LIMIT)
+
+
+def disturbed_cells(rows: pd.DataFrame) -> tuple[int, int]:
+    """(cells whose numbers come from disturbed rows because too few others are left, cells in all)."""
+    used = usable(rows)
+    cells = _cells(used)
+    return cells[marked(used)].nunique(), cells.nunique()
+
+
+def _cells(rows: pd.DataFrame) -> pd.Series:
+    """A number for each row that rows of one cell, build and machine share."""
+    return rows.groupby([name for name in CELL if name in rows], dropna=False, sort=False).ngroup()
 
 
 def main_rows(rows: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ import numpy as np
 
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.measure import drift, proof, sessions
+from plamo_study.measure import drift, proof, sessions, watch
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Cell, Measured
 from plamo_study.measure.workloads import FIRST_TOKEN
@@ -153,19 +153,22 @@ def _restore(session: Session, state: bytes, depth: int) -> None:
 
 def _time_part(session: Session, tokens: np.ndarray, found: Timed) -> np.ndarray:
     """One part of a prompt in one call; the logits after it."""
-    depth, before, start = session.n_past[0], session.n_evaluated, clock()
-    logits = session.prefill({0: tokens})[0][-1]
-    found.parts.append((depth, clock() - start))
+    depth, before = session.n_past[0], session.n_evaluated
+    with watch.timed():
+        start = clock()
+        logits = session.prefill({0: tokens})[0][-1]
+        found.parts.append((depth, clock() - start))
     found.evaluated += session.n_evaluated - before
     return logits
 
 
 def _time_steps(session: Session, tokens: np.ndarray, found: Timed) -> None:
-    before, stamps = session.n_evaluated, [clock()]
-    first = session.n_past[0]
-    for token in tokens.tolist():
-        session.decode({0: token})
-        stamps.append(clock())
+    before, first = session.n_evaluated, session.n_past[0]
+    with watch.timed():
+        stamps = [clock()]
+        for token in tokens.tolist():
+            session.decode({0: token})
+            stamps.append(clock())
     taken = np.diff(stamps).tolist()
     found.steps += [(first + n, ns) for n, ns in enumerate(taken)][WARM_STEPS:]
     found.evaluated += session.n_evaluated - before

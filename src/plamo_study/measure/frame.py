@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from plamo_study.measure.rows import Cell, Fact, Record, Row
+from plamo_study.measure import watch
+from plamo_study.measure.rows import Cell, Conditions, Fact, Record, Row
 
 CELL_FIELDS = [field.name for field in msgspec.structs.fields(Cell)]
+CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("timed", "whole")]
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "checks", "series"]  # fmt: skip
@@ -18,6 +20,9 @@ ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine
 
 def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame:
     """Columns: every field of the cell, the row's own, `build`, `verdict`, `drift`, `failure` and the conditions.
+
+    `disturbed`: whether something else computed beside the row; `others`: the share of the machine's CPUs it took, and
+    `waited`: the CPUs' worth of time that the worker waited for one, both NaN for rows without evidence.
 
     `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star.
     """
@@ -30,8 +35,11 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     table["verdict"] = [_verdict(row, gates) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
-    for name in msgspec.structs.fields(type(rows[0].conditions)) if rows else ():
-        table[name.name] = [getattr(row.conditions, name.name) for row in rows]
+    for name in CONDITIONS:
+        table[name] = [getattr(row.conditions, name) for row in rows]
+    table["disturbed"] = [watch.disturbed(row) for row in rows]
+    table["others"] = pd.Series([watch.others(row.conditions) for row in rows], dtype=float)
+    table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     return pd.DataFrame(table)
 
 
@@ -94,7 +102,9 @@ def _gates(rows: list[Row]) -> dict[tuple[str, str], bool]:
 
 
 def _verdict(row: Row, gates: dict[tuple[str, str], bool]) -> str:
-    """valid, invalid (computed, but wrong), ungated (no oracle verdict on this file and build), failed, or n/a."""
+    """valid, invalid (computed, but wrong), ungated (no oracle verdict on file and build), failed, starved, or n/a."""
+    if row.status == "starved":
+        return "starved"
     if row.status != "ok":
         return "failed"
     if not row.model:

@@ -5,14 +5,17 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 MACOS = sys.platform == "darwin"
+CPUS = Path("/sys/devices/system/cpu")
 
 
 def performance_cores() -> int:
@@ -70,6 +73,77 @@ def throttled_us() -> int:
     stat = Path("/sys/fs/cgroup/cpu.stat")
     lines = stat.read_text().splitlines() if stat.exists() else []
     return next((int(line.split()[1]) for line in lines if line.startswith("throttled_usec")), 0)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the system has counted so far; None where it does not count. Times are nanoseconds."""
+
+    wall_ns: int
+    cpu_ns: int
+    involuntary: int
+    voluntary: int
+    waited_ns: int | None
+    busy_ns: int
+    stolen_ns: int | None
+    pressure_ns: int | None
+    hot: int | None
+
+
+def counters(children: bool = False) -> Counters:
+    """Counters of this process, or of its ended children, and of the whole machine; takes a fifth of a millisecond."""
+    own = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF)
+    busy = psutil.cpu_times()
+    idle = busy.idle + getattr(busy, "iowait", 0.0) + getattr(busy, "steal", 0.0)
+    idle += getattr(busy, "guest", 0.0) + getattr(busy, "guest_nice", 0.0)  # guests are counted as user time too
+    return Counters(
+        wall_ns=time.perf_counter_ns(),
+        cpu_ns=round((own.ru_utime + own.ru_stime) * 1e9),
+        involuntary=own.ru_nivcsw,
+        voluntary=own.ru_nvcsw,
+        waited_ns=None if children else waited_ns(os.getpid()),
+        busy_ns=round((sum(busy) - idle) * 1e9),
+        stolen_ns=round(busy.steal * 1e9) if hasattr(busy, "steal") else None,
+        pressure_ns=_pressure_ns(),
+        hot=_hot(),
+    )
+
+
+def waited_ns(pid: int) -> int | None:
+    """Nanoseconds that the living threads of a process were ready to run and had no CPU; None where nobody counts."""
+    try:
+        found = [_read(task / "schedstat").split() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return None
+    return sum(int(words[1]) for words in found if len(words) > 1) if any(found) else None
+
+
+def mhz() -> float | None:
+    """Clock of the slowest CPU now, in MHz; None where the system does not say."""
+    told = [float(_read(path)) / 1e3 for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    if not told and not MACOS:
+        lines = _read(Path("/proc/cpuinfo")).splitlines()
+        told = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    return min(told, default=None)
+
+
+def _pressure_ns() -> int | None:
+    """Of this process's control group where it has its own account, else of the whole machine."""
+    group = _read(Path("/proc/self/cgroup")).strip().rpartition("0::")[2].strip("/")
+    said = _read(Path("/sys/fs/cgroup") / group / "cpu.pressure") or _read(Path("/proc/pressure/cpu"))
+    return next((int(line.rpartition("total=")[2]) * 1000 for line in said.splitlines() if line[:4] == "some"), None)
+
+
+def _hot() -> int | None:
+    told = [_read(path) for path in CPUS.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
+    return sum(int(text) for text in told if text.strip().isdigit()) if told else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""
 
 
 @contextmanager

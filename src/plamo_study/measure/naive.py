@@ -11,7 +11,7 @@ import numpy as np
 
 from plamo_study.engine import library
 from plamo_study.engine.session import Session
-from plamo_study.measure import proof
+from plamo_study.measure import proof, watch
 from plamo_study.measure.depth import config, draw
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Cell, Measured
@@ -35,9 +35,11 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
         session.prefill({0: tokens[: cell.n_prompt]})
         warmup = clock() - start
         stage("cached")
-        cached, expected, n_cached = _cached(cell, session, tokens)
+        with watch.timed():
+            cached, expected, n_cached = _cached(cell, session, tokens)
         stage("naive")
-        naive, logits, n_naive = _naive(cell, session, tokens)
+        with watch.timed():
+            naive, logits, n_naive = _naive(cell, session, tokens)
     errors = [relative_error(row, other) for row, other in zip(logits, expected, strict=True)]
     due = (cell.n_prompt + cell.n_gen - 1, sum(range(cell.n_prompt, cell.n_prompt + cell.n_gen)))
     checks: dict[str, float | bool] = {"second_path_error": max(errors)}

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import msgspec
 
-from plamo_study.measure.rows import Failure, Measured, Status
+from plamo_study.measure import machine, watch
+from plamo_study.measure.rows import Evidence, Failure, Measured, Status
 
 WORKER = "plamo_study.measure.worker"
 LOG_LINES = 20
@@ -25,9 +25,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Status
     pid: int
-    elapsed_ns: int
+    evidence: Evidence  # from spawn to end
     measured: Measured = Measured()
     failure: Failure | None = None
+
+    @property
+    def elapsed_ns(self) -> int:
+        """Nanoseconds from spawn to end."""
+        return self.evidence.wall_ns
 
 
 def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str = WORKER) -> Outcome:
@@ -38,7 +43,7 @@ def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
     command = [sys.executable, "-m", worker, str(lifeline)]
     with tempfile.TemporaryFile() as log:
-        start = time.perf_counter_ns()
+        before = machine.counters(children=True)
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -58,16 +63,16 @@ def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str
             child.wait()
             os.close(lifeline)
             os.close(ours)
-        elapsed = time.perf_counter_ns() - start
+        evidence = watch.since(before, machine.counters(children=True))
         log.seek(0)
         text = log.read().decode(errors="replace")
-    return _outcome(child, result, timed_out, text, elapsed)
+    return _outcome(child, result, timed_out, text, evidence)
 
 
-def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, log: str, elapsed_ns: int) -> Outcome:
+def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, log: str, whole: Evidence) -> Outcome:
     if worker.returncode == 0 and result:
         measured = msgspec.json.decode(result, type=Measured)
-        return Outcome(status="ok", pid=worker.pid, elapsed_ns=elapsed_ns, measured=measured)
+        return Outcome(status="ok", pid=worker.pid, evidence=whole, measured=measured)
     lines = BUILD_FOLDER.sub("", log).splitlines()
     stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
     asserts = [line for line in lines if ASSERT.search(line)]
@@ -80,7 +85,7 @@ def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, lo
         message=next(iter(errors + asserts), "no answer within the time limit" if timed_out else ""),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
-    return Outcome(status=_status(timed_out, ended_by), pid=worker.pid, elapsed_ns=elapsed_ns, failure=failure)
+    return Outcome(status=_status(timed_out, ended_by), pid=worker.pid, evidence=whole, failure=failure)
 
 
 def _status(timed_out: bool, ended_by: int) -> Status:

@@ -10,7 +10,7 @@ Workload = Literal[
     "prefill", "decode", "gate", "replay", "isolation", "overhead", "read", "matmul",
     "quality", "scan", "ranges", "trace", "depth", "naive",
 ]  # fmt: skip
-Status = Literal["ok", "abort", "hang", "killed", "error"]
+Status = Literal["ok", "abort", "hang", "starved", "killed", "error"]
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,6 +57,25 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.message or self.signal
 
 
+class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the system counted while a worker ran: its own share, and what others took. None where it does not say.
+
+    Times are nanoseconds, summed over threads or CPUs; `wall_ns` is the stretch they belong to.
+    """
+
+    wall_ns: int = 0
+    cpu_ns: int = 0  # CPU time of the worker, all its threads
+    cpus: int = 0  # of the machine
+    waited_ns: int | None = None  # the worker's threads were ready to run and had no CPU
+    involuntary: int = 0  # context switches: a CPU was taken away
+    voluntary: int = 0  # context switches: the worker itself waited for something
+    others_ns: int | None = None  # CPU time of everything else on the machine
+    stolen_ns: int | None = None  # the hypervisor gave a CPU to another guest
+    pressure_ns: int | None = None  # some task somewhere waited for a CPU (pressure-stall information, "some")
+    mhz: float | None = None  # of the slowest CPU, at the end
+    hot: int | None = None  # times a CPU was slowed because it was hot
+
+
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The machine's state around one worker."""
 
@@ -66,6 +85,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     thermal: str = "unknown"
     throttled_us: int = 0  # cgroup CPU throttling while the worker ran
     peak_rss_bytes: int = 0
+    timed: Evidence | None = None  # what was counted around the timed parts alone
+    whole: Evidence | None = None  # and from spawn to end
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,6 +105,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     peak_rss_bytes: int = 0
     log: list[str] = []
     facts: dict[str, Any] = {}
+    evidence: Evidence | None = None  # of the timed parts
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="row", tag_field="kind"):

@@ -149,6 +149,8 @@ class _Sweep:
             load_1min=round(load, 2),
             throttled_us=machine.throttled_us() - throttled,
             peak_rss_bytes=outcome.measured.peak_rss_bytes,
+            timed=outcome.measured.evidence,
+            whole=outcome.evidence,
             **machine.power(),
         )
         return self._row(task, outcome, conditions, started)

@@ -17,7 +17,7 @@ from plamo_study.analysis import operators
 from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.engine.timeline import EMPTY, Recorder, clock, request
-from plamo_study.measure import sessions
+from plamo_study.measure import sessions, watch
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import tolerance
 from plamo_study.measure.rows import Cell, Measured
@@ -97,7 +97,8 @@ def _requests(cell: Cell, session: Session, recorder: Recorder, tokens: np.ndarr
             done.timelines.append(timeline)
             done.clocks.append(recorder.engine_clock() / sum(phase.duration for phase in timeline.phases))
         else:
-            stamps, logits = request(session, prompt, following)
+            with watch.timed():
+                stamps, logits = request(session, prompt, following)
             done.plain.append(stamps)
         done.logits.append(logits)
     return done

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from plamo_study.measure import watch
 from plamo_study.measure.rows import Cell, Measured
 
 ORPHANED = 9
@@ -45,6 +46,7 @@ def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
     except Exception as error:
         print(f"@error {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # no teardown: the engine may be in any state
+    measured = msgspec.structs.replace(measured, evidence=watch.collected())
     result.write(msgspec.json.encode(measured))
     result.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time

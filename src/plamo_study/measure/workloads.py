@@ -4,7 +4,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,7 @@ import numpy as np
 
 from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
-from plamo_study.measure import proof, sessions
+from plamo_study.measure import proof, sessions, watch
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Cell, Measured
@@ -30,7 +30,8 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
     """Do one cell on one file. `stage` is told what is happening, so that a crash can say where."""
     if cell.workload in ("read", "matmul"):
         stage(cell.workload)
-        return _read(cell) if cell.workload == "read" else _matmul(cell)
+        with watch.timed():
+            return _read(cell) if cell.workload == "read" else _matmul(cell)
     if cell.workload in ALONE:
         stage(cell.workload)
         return importlib.import_module(f"plamo_study.measure.{cell.workload}").run(cell, path, stage)
@@ -57,9 +58,10 @@ def _prefill(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> 
     samples, evaluated = [], 0
     for prompts in draws:
         session.clear()
-        start = clock()
-        logits = _prompt(session, cell, prompts)
-        samples.append([clock() - start])
+        with watch.timed():
+            start = clock()
+            logits = _prompt(session, cell, prompts)
+            samples.append([clock() - start])
         evaluated += session.n_evaluated
     last = {seq: rows[-1] for seq, rows in logits.items()}
     checks = proof.checks(cell, last, expected, evaluated, sum(p.size for d in draws for p in d.values()))
@@ -76,7 +78,7 @@ def _decode(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> M
         start = clock()
         _run_steps(session, cell, states, tokens, min(WARM_STEPS, cell.n_gen))
         warmup += clock() - start
-        samples.append(_run_steps(session, cell, states, tokens, cell.n_gen))
+        samples.append(_run_steps(session, cell, states, tokens, cell.n_gen, watch.timed()))
         evaluated += session.n_evaluated
         fills += [fill] if fill else []
     last = {seq: session.logits(row) for row, seq in enumerate(draws[-1])}
@@ -108,13 +110,21 @@ def _prompt(session: Session, cell: Cell, prompts: Prompts) -> Prompts:
     return session.prefill(prompts, "packed" if cell.policy == "packed" else "per_sequence")
 
 
-def _run_steps(session: Session, cell: Cell, states: dict[int, bytes], tokens: Prompts, n_steps: int) -> list[int]:
+def _run_steps(
+    session: Session,
+    cell: Cell,
+    states: dict[int, bytes],
+    tokens: Prompts,
+    n_steps: int,
+    watched: AbstractContextManager[None] | None = None,
+) -> list[int]:
     """Restore the states and time each decode step: nanoseconds from the end of one step to the end of the next."""
     session.clear()
     for seq, state in states.items():
         session.set_state(seq, state, cell.n_prompt)
     steps = [{seq: int(t[cell.n_prompt + i]) for seq, t in tokens.items()} for i in range(n_steps)]
-    return _time_steps(session, steps)
+    with watched or nullcontext():
+        return _time_steps(session, steps)
 
 
 def _time_steps(session: Session, steps: list[dict[int, int]]) -> list[int]:
@@ -131,7 +141,7 @@ def _overhead(cell: Cell, session: Session, draws: list[Prompts], path: Path) ->
     _run_steps(session, cell, _fill(session, cell, draws[0])[0], draws[0], WARM_STEPS)
     session.clear()
     session.prefill({0: tokens[: cell.n_prompt]})
-    with library.native_time() as inside:
+    with watch.timed(), library.native_time() as inside:
         steps = _time_steps(session, [{0: token} for token in tokens[cell.n_prompt :]])
     step = sum(steps) / len(steps)
     return Measured(samples_ns=[steps], checks={"step_ns": step, "outside_ns": step - inside[0] / len(steps)})

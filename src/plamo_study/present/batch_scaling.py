@@ -33,7 +33,8 @@ def finding(recording: Recording) -> Markdown:
             f"{best['factor']:.2f} times)"
         )
     depth = arithmetic.depth(recording.rows)
-    return Markdown("; ".join(parts) + f". Condition: decode at a depth of {depth:.0f} tokens, {condition(recording)}")
+    said = evidence.disturbed(recording.rows) + "; ".join(parts)
+    return Markdown(said + f". Condition: decode at a depth of {depth:.0f} tokens, {condition(recording)}")
 
 
 def guess(recording: Recording, guessed: float) -> Markdown:

@@ -32,7 +32,8 @@ def finding(recording: Recording) -> Markdown:
             f"with {ANSWER} output tokens prefill takes over a request at {_tokens(at)} tokens of context"
         )
     sentences = [*parts, *overtaken(recording, of_first=True)]
-    return Markdown(". ".join(sentences) + f". Condition: {condition(recording)}")
+    said = evidence.disturbed(recording.rows) + ". ".join(sentences)
+    return Markdown(said + f". Condition: {condition(recording)}")
 
 
 def overtaken(recording: Recording, of_first: bool = False) -> list[str]:

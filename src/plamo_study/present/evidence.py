@@ -8,7 +8,7 @@ from IPython.display import Markdown
 
 from plamo_study.analysis import prediction
 from plamo_study.analysis.stats import Estimate
-from plamo_study.analysis.usable import drifted, model_names
+from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
 from plamo_study.measure.collect import Recording
 from plamo_study.present.tables import Columns, Table, scaled, table
 
@@ -63,8 +63,9 @@ def verdicts(recording: Recording) -> Table:
         entry |= {verdict: int((group["verdict"] == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
         entry["last / first quarter"] = f"{median(ratios):.2f}" if ratios else "n/a"
         entries.append(entry)
-    marked, blocks = drifted(recording.rows)
-    note = {"model": "blocks", "cells": f"{blocks} in all, {marked} marked as drifted"}
+    n_drifted, blocks = drifted(recording.rows)
+    hit = int((recording.rows.get("disturbed", False) & (recording.rows["model"] != "")).sum())
+    note = {"model": "blocks", "cells": f"{blocks} in all, {n_drifted} marked as drifted; {hit} rows disturbed"}
     return Table(pd.DataFrame([{k: str(v) for k, v in entry.items()} for entry in (*entries, note)]).fillna(""))
 
 
@@ -82,6 +83,26 @@ def ceilings(recording: Recording) -> Table:
         }
     )
     return Table(shown)
+
+
+def disturbed(rows: pd.DataFrame) -> str:
+    """What stands before a finding that uses rows of a disturbed machine; nothing where none are used."""
+    cells, every = disturbed_cells(rows)
+    if not cells:
+        return ""
+    return (
+        f"**Disturbed: {_what_disturbed(rows)} while this was measured.** Of {every} cells {cells} have fewer than "
+        f"{LEAST_BLOCKS} undisturbed processes, and their numbers are a disturbed machine's. "
+        "Measure again when it is idle.\n\n"
+    )
+
+
+def _what_disturbed(rows: pd.DataFrame) -> str:
+    hit = rows[marked(rows) & ~rows["anchor"] & (rows["block"] >= 0)]
+    if "disturbed" not in rows or not hit["disturbed"].any():
+        return f"the machine changed its speed by up to {hit['drift'].max():.0%}"
+    taken = hit["others"].dropna()
+    return "other programs took " + (f"{taken.median():.0%} of the machine" if len(taken) else "part of the machine")
 
 
 def chips(recording: Recording) -> str:

@@ -25,7 +25,8 @@ def finding(recording: Recording) -> Markdown:
         rates = f"{significant(3)(prefill)} against {significant(3)(decode)} tokens per second"
         parts.append(f"**{escaped(str(model))} reads {ratio:.1f} times as fast as it writes** ({rates})")
     return Markdown(
-        "; ".join(parts)
+        evidence.disturbed(rows)
+        + "; ".join(parts)
         + f". Condition: prompts of 512 tokens, 512 output tokens, one sequence, {condition(recording)}"
     )
 

@@ -38,7 +38,8 @@ def finding(recording: Recording, quality: Recording) -> Markdown:
             f"where bytes promised {promised:.2f}, and reads prompts {first['prefill'].value:.2f} times as fast in "
             f"{first['dtype']}, where equal FLOPs promised 1**"
         )
-    return Markdown(f"{'; '.join(parts)}. Condition: prompts of {_prompt(recording)} tokens, {condition(recording)}")
+    said = evidence.disturbed(recording.rows) + "; ".join(parts)
+    return Markdown(f"{said}. Condition: prompts of {_prompt(recording)} tokens, {condition(recording)}")
 
 
 def condition(recording: Recording) -> str:

@@ -74,7 +74,8 @@ def finding(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
     shares = found[found["verdict"] == "valid"].groupby("kind")["share"].median()
     reached = " and ".join(f"{kind} {shares[kind]:.0%}" for kind in ONE if kind in shares)
     return Markdown(
-        f"**Two measured ceilings and the tensor table predict {len(found)} timed cells with a median miss of "
+        next(filter(None, (evidence.disturbed(recording.rows) for recording in recordings)), "")
+        + f"**Two measured ceilings and the tensor table predict {len(found)} timed cells with a median miss of "
         f"{off.median():.2f} times the band's edge, {off.max():.2f} times at worst** ({escaped(str(worst['model']))}, "
         f"{_pass(worst)}). {chips(home(recordings))} turns from memory to compute at "
         f"{limit.matmul / limit.read:.1f} FLOPs per byte ({dtype}); of its roof, {reached} reach in the median. "

@@ -1,0 +1,95 @@
+"""Direct evidence of disturbance: what the system counted around a worker's timed parts and around all of it.
+
+Counters are read before and after, never in between: nothing runs inside a timed loop. Which of them mean that a row
+is disturbed is decided here too, from limits that selfcheck --disturb holds against planted disturbances.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+import msgspec
+import psutil
+
+from plamo_study.limits import LONG_NS, OTHERS_LIMIT, SWITCHES_LIMIT, WAITED_LIMIT
+from plamo_study.measure import machine
+from plamo_study.measure.rows import Conditions, Evidence, Row
+
+# the results of other workloads are no times
+TIMED = ("prefill", "decode", "depth", "naive", "trace", "read", "matmul", "overhead")
+_parts: list[Evidence] = []  # of this process's one job
+
+
+@contextmanager
+def timed() -> Iterator[None]:
+    """Put this around what is timed: what the system counts meanwhile becomes part of the job's evidence."""
+    before = machine.counters()
+    yield
+    _parts.append(since(before, machine.counters()))
+
+
+def collected() -> Evidence | None:
+    """The evidence of all timed parts so far; None where nothing was timed."""
+    return added(_parts) if _parts else None
+
+
+def since(before: machine.Counters, after: machine.Counters) -> Evidence:
+    """What was counted between two readings."""
+    gone: dict[str, int | None] = {}
+    for name in (field.name for field in fields(machine.Counters)):
+        first, last = getattr(before, name), getattr(after, name)
+        gone[name] = None if first is None or last is None else max(last - first, 0)
+    others = max((gone.pop("busy_ns") or 0) - (gone["cpu_ns"] or 0), 0)
+    return Evidence(cpus=psutil.cpu_count() or 1, others_ns=others, mhz=machine.mhz(), **gone)  # type: ignore[arg-type] # wall, CPU time and switches are never None
+
+
+def added(parts: list[Evidence]) -> Evidence:
+    """Several stretches as one: sums, and the lowest clock."""
+    total: dict[str, int | float | None] = {"cpus": parts[0].cpus}
+    for name in Evidence.__struct_fields__:
+        known = [value for part in parts if (value := getattr(part, name)) is not None]
+        if name != "cpus":
+            total[name] = (min(known) if name == "mhz" else sum(known)) if known else None
+    return msgspec.convert(total, Evidence)
+
+
+def others(conditions: Conditions) -> float | None:
+    """Share of the machine's CPUs that other processes took, and that the hypervisor gave to other guests.
+
+    Of the timed parts where they are long beside the 10 ms in which the system counts, else of the whole worker. None
+    for a row without evidence.
+    """
+    found = conditions.timed
+    if found is None or found.wall_ns < LONG_NS:
+        found = conditions.whole
+    if found is None or found.others_ns is None or not found.wall_ns:
+        return None
+    return (found.others_ns + (found.stolen_ns or 0)) / (found.wall_ns * found.cpus)
+
+
+def waited(conditions: Conditions) -> float | None:
+    """CPUs' worth of time that the worker's threads were ready to run and had no CPU, while it timed."""
+    found = conditions.timed
+    return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
+
+
+def switched(conditions: Conditions) -> float | None:
+    """Involuntary context switches per second of the timed parts."""
+    found = conditions.timed
+    return None if found is None or not found.wall_ns else found.involuntary / (found.wall_ns / 1e9)
+
+
+def disturbed(row: Row) -> bool:
+    """Whether something else computed beside a row's worker, or kept it from computing.
+
+    Only where there is evidence: rows written before there was any are judged by their block's drift.
+    """
+    if row.status == "starved":
+        return True
+    if row.cell.workload not in TIMED or row.cell.text:
+        return False
+    conditions = row.conditions
+    queued, taken, switches = waited(conditions), others(conditions), switched(conditions)
+    if queued is None and switches is not None and switches > SWITCHES_LIMIT:
+        return True
+    return (queued or 0.0) > WAITED_LIMIT or (taken or 0.0) > OTHERS_LIMIT
