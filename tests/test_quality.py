@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import gguf
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -259,9 +260,11 @@ def test_the_sums_are_those_of_logits_asked_for_one_by_one(model, text):
 
 
 def test_another_text_than_planned_is_refused(folder, text):
-    outcome = work(Job(cell=cell(text, text_sha256="0" * 64), path=str(reference(folder))), 60)
-    assert outcome.status == "error"
-    assert "not the text that was planned" in outcome.failure.message
+    for workload, candidates in (("quality", ()), ("scan", ("Q8_0",))):
+        asked = msgspec.structs.replace(cell(text, *candidates, text_sha256="0" * 64), workload=workload)
+        outcome = work(Job(cell=asked, path=str(reference(folder))), 60)
+        assert outcome.status == "error"
+        assert "not the text that was planned" in outcome.failure.message
 
 
 def test_a_missing_candidate_is_named(folder, text):

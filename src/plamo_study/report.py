@@ -58,7 +58,7 @@ def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Se
             if row and (row.status != "ok" or row.valid is False) and not runner.asks_whether(row.cell):
                 console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
 
-        summary = collect.measure(planned, path, on_progress, retry_failed, beside)
+        summary = runner.sweep(planned, path, on_progress, retry_failed, beside)
     console.print(
         f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
         f"{len(summary.failed)} failed or wrong ({short(path)})"

@@ -13,9 +13,10 @@ Three questions are kept apart.
    structure costs: outliers that set the scale of their block, and errors that point where the model is sensitive.
    The *excess* is that quotient over the median quotient of the other points of its family (classes, or layers),
    because weights of another shape than the normal one shift all quotients alike.
-   Null: the rounding error at hand is one more draw of the control. So its logarithm is held against the spread of
-   the control's draws by a prediction t test (s · √(1 + 1/n), n draws), in which few weights mean a wide spread,
-   whatever the number of chunks; two-sided, against excesses within a factor `MARGIN` of 1; Benjamini-Hochberg over
+   Null: the rounding error at hand is one more draw of the control, so the excess is 1. Its logarithm is held against
+   the spread of the control's draws by a two-sided prediction t test (s · √(1 + 1/n), n draws), in which few weights
+   mean a wide spread, whatever the number of chunks. A second test asks for more: an excess beyond `MARGIN` either
+   way, which keeping a point in a larger type would need to be worth it. Both are corrected by Benjamini-Hochberg over
    all points and files given. What could have been found is printed beside it (`detectable`).
 3. *What is protection worth?* Damage avoided when a point alone keeps the reference's type, per byte it costs, and
    the frontier of protecting class after class in that order. The order is chosen on the chunks it is measured on.
@@ -36,10 +37,11 @@ from plamo_study.analysis.stats import CONFIDENCE, Estimate
 from plamo_study.limits import DRAWS
 
 LEVEL = 0.05  # false-discovery rate
-MARGIN = 1.25  # excess that is of no interest, and that weights neither normal nor with outliers can have
+MARGIN = 1.25  # excess beyond which a point is worth keeping for its own sake; less is shown, but of no use
 EQUIVALENT = 2.0  # an excess surely within this factor of 1, and perhaps 1, counts as none
 MEGABYTE = 1e6
-FRAGILE, STURDY, EXPLAINED, OPEN = "fragile", "sturdy", "as size and role explain", "inconclusive"
+FRAGILE, STURDY = f"fragile, beyond {MARGIN} times", "sturdy"
+MORE, EXPLAINED, OPEN = "fragile, margin open", "as size and role explain", "inconclusive"
 UNKNOWN = Estimate(np.nan, np.nan, np.nan, 0)
 
 
@@ -159,21 +161,25 @@ def frontier(found: Iterable[Scanned]) -> pd.DataFrame:
 def fragility(found: Iterable[Scanned]) -> pd.DataFrame:
     """One line per scan and point: does it suffer more than its size and role explain?
 
-    Columns: model, candidate, family, point, dropped and control (nats), quotient (of the two), excess (quotient over
-    the median of the others of its family, with a 95 % prediction interval), p (two-sided, that it is within
-    `MARGIN`), p_adjusted, detectable (smallest excess found with a power of 80 % in the face of all these tests),
-    verdict: fragile, sturdy, as size and role explain, or inconclusive. A family of one point has no others: NaN.
+    Columns: model, candidate, family, point, dropped and control (nats), above and n_chunks (in how many of the chunks
+    damage exceeds its control), quotient (of the two), excess (quotient over the median of the others of its family,
+    with a 95 % prediction interval), p (two-sided, that the excess is 1) and p_adjusted, p_margin (that it is within
+    `MARGIN`) and p_margin_adjusted, tests (how many were corrected together), detectable (smallest excess told from 1
+    with a power of 80 % in the face of all these tests), verdict: fragile beyond the margin, fragile with the margin
+    open, sturdy, as size and role explain, or inconclusive. A family of one point has no others: NaN.
     """
     lines = [line for scan in found for line in _of_scan(scan)]
     if not lines:
         return pd.DataFrame()
     table = pd.DataFrame(lines)
-    table["p_adjusted"] = clustered.adjusted(table["p"].tolist())
+    for name in ("p", "p_margin"):
+        table[f"{name}_adjusted"] = clustered.adjusted(table[name].tolist())
+    table["tests"] = int(table["p"].notna().sum())
     table["detectable"] = [
         _detectable(error, n, len(table)) for error, n in zip(table["error"], table["n"], strict=True)
     ]
-    verdicts = zip(table["excess"], table["p_adjusted"], strict=True)
-    table["verdict"] = [_verdict(excess, p) for excess, p in verdicts]
+    verdicts = zip(table["excess"], table["p_adjusted"], table["p_margin_adjusted"], strict=True)
+    table["verdict"] = [_verdict(excess, p, p_margin) for excess, p, p_margin in verdicts]
     return table.drop(columns=["error", "n"])
 
 
@@ -185,19 +191,23 @@ def _of_scan(scan: Scanned) -> list[dict[str, Any]]:
 def _fragility(scan: Scanned, point: str, quotients: dict[str, np.ndarray]) -> dict[str, Any]:
     logs = quotients[point]
     others = [q for p, q in quotients.items() if family(p) == family(point) and p != point]
-    excess, p, error = UNKNOWN, np.nan, np.nan
+    excess, p, p_margin, error = UNKNOWN, np.nan, np.nan, np.nan
     if others and len(logs) > 1:
-        excess, p, error = _held(logs - np.median(others, axis=0))
+        excess, p, p_margin, error = _held(logs - np.median(others, axis=0))
+    dropped, control = scan.of(f"drop {point}"), scan.of(f"control {point}")
     return {
         "model": scan.model,
         "candidate": scan.candidate,
         "family": family(point),
         "point": point,
-        "dropped": scan.mean(f"drop {point}"),
-        "control": scan.mean(f"control {point}"),
+        "dropped": mean(dropped),
+        "control": mean(control),
+        "above": int((dropped > control).sum()),
+        "n_chunks": len(dropped),
         "quotient": float(np.exp(logs.mean())),
         "excess": excess,
         "p": p,
+        "p_margin": p_margin,
         "error": error,
         "n": len(logs),
     }
@@ -211,15 +221,20 @@ def _log_quotients(scan: Scanned, point: str) -> np.ndarray:
     return np.array([logs[draw::draws].mean() for draw in range(draws)])
 
 
-def _held(logs: np.ndarray) -> tuple[Estimate, float, float]:
-    """Excess with its prediction interval, p that it is within the margin, and its standard error as one more draw."""
+def _held(logs: np.ndarray) -> tuple[Estimate, float, float, float]:
+    """Excess with its prediction interval, p that it is 1, p that it is within the margin, its error as one more draw.
+
+    The error is the standard error of the logarithm.
+    """
     n, middle = len(logs), float(logs.mean())
     error = float(logs.std(ddof=1)) * (1 + 1 / n) ** 0.5
     t = distributions.t(n - 1)
     reach = t.ppf(0.5 + CONFIDENCE / 2) * error
-    beyond = (abs(middle) - np.log(MARGIN)) / error if error else np.inf
+    p, p_margin = (
+        min(1.0, 2 * float(t.sf((abs(middle) - np.log(margin)) / error))) if error else 0.0 for margin in (1.0, MARGIN)
+    )
     value, low, high = (float(np.exp(x)) for x in (middle, middle - reach, middle + reach))
-    return Estimate(value, low, high, n), min(1.0, 2 * float(t.sf(beyond))), error
+    return Estimate(value, low, high, n), p, p_margin, error
 
 
 def _detectable(error: float, n: int, tests: int) -> float:
@@ -227,11 +242,12 @@ def _detectable(error: float, n: int, tests: int) -> float:
     if np.isnan(error):
         return np.nan
     t = distributions.t(n - 1)
-    return float(MARGIN * np.exp((t.ppf(1 - LEVEL / (2 * tests)) + t.ppf(clustered.POWER)) * error))
+    return float(np.exp((t.ppf(1 - LEVEL / (2 * tests)) + t.ppf(clustered.POWER)) * error))
 
 
-def _verdict(excess: Estimate, p: float) -> str:
+def _verdict(excess: Estimate, p: float, p_margin: float) -> str:
     if p < LEVEL:
-        return FRAGILE if excess.value > 1 else STURDY
+        more = FRAGILE if p_margin < LEVEL else MORE
+        return more if excess.value > 1 else STURDY
     within = excess.within(1 / EQUIVALENT, EQUIVALENT) == "holds"
     return EXPLAINED if within and excess.low <= 1 <= excess.high else OPEN

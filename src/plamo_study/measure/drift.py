@@ -14,7 +14,7 @@ import numpy as np
 
 from plamo_study.analysis import divergence
 from plamo_study.engine import library
-from plamo_study.engine.session import EngineError, Session
+from plamo_study.engine.session import Session
 from plamo_study.measure import proof, quality, texts
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Cell, Measured
@@ -57,9 +57,7 @@ def _open(cell: Cell, path: Path, name: str) -> Session:
 
 
 def _chunks(cell: Cell, session: Session) -> np.ndarray:
-    text = texts.read(cell.text)
-    if cell.text_sha256 and texts.sha256(text) != cell.text_sha256:
-        raise EngineError(f"{cell.text} is not the text that was planned: its SHA-256 differs")
+    text = texts.planned(cell.text, cell.text_sha256)
     return texts.chunks(session.tokenize(text), cell.n_prompt, cell.n_chunks, session.bos)
 
 

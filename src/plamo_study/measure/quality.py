@@ -36,7 +36,7 @@ clock = time.perf_counter_ns
 def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
     """Evaluate the cell's text with its reference `path` and its candidates beside it, then let each go on greedily."""
     library.capture_log([])
-    text = _text(cell)
+    text = texts.planned(cell.text, cell.text_sha256)
     files = {cell.dtype: path} | {name: candidate_path(cell, path, name) for name in cell.candidates}
     with ExitStack() as stack:
         start = clock()
@@ -75,13 +75,6 @@ def candidate_path(cell: Cell, reference: Path, name: str) -> Path:
 def config(cell: Cell, n_ctx: int, n_seq: int = 1) -> SessionConfig:
     """A context for `n_seq` sequences of `n_ctx` tokens: as the cell says, the rest as llama-perplexity has it."""
     return sessions.config(cell, n_ctx, n_batch=n_ctx, n_seq_max=n_seq, swa_full=False)
-
-
-def _text(cell: Cell) -> bytes:
-    text = texts.read(cell.text)
-    if cell.text_sha256 and texts.sha256(text) != cell.text_sha256:
-        raise EngineError(f"{cell.text} is not the text that was planned: its SHA-256 differs")
-    return text
 
 
 def _chunks(cell: Cell, session: Session, text: bytes) -> tuple[np.ndarray, dict[str, float | bool]]:

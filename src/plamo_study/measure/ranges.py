@@ -199,9 +199,7 @@ def tokens_of(cell: Cell, model: Any, shortest: int = 0) -> np.ndarray:
         return np.random.default_rng(cell.seed).integers(FIRST_TOKEN, model.n_vocab, n, dtype=np.int32)
     from plamo_study.measure import texts
 
-    text = texts.read(cell.text)
-    if cell.text_sha256 and texts.sha256(text) != cell.text_sha256:
-        raise StudyError(f"text {cell.text!r}", "is not the text that was planned", "run the study again")
+    text = texts.planned(cell.text, cell.text_sha256)
     tokens: np.ndarray = model.tokenize(text)[:n]
     if len(tokens) < shortest:
         why = f"is {len(tokens)} tokens long, {shortest} are asked for"

@@ -118,7 +118,7 @@ def log_probabilities(session: Session, chunk: np.ndarray) -> np.ndarray:
 
 def _chunks(cell: Cell, under_way: Scan) -> np.ndarray:
     with under_way.composer.compose(under_way.config) as session:
-        tokens = session.tokenize(texts.read(cell.text))
+        tokens = session.tokenize(texts.planned(cell.text, cell.text_sha256))
         return texts.chunks(tokens, cell.n_prompt, cell.n_chunks, session.bos)
 
 

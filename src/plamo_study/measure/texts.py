@@ -35,6 +35,18 @@ def read(name: str | Path) -> bytes:
     return text
 
 
+def planned(name: str, expected: str) -> bytes:
+    """The bytes of a text that a cell names, held against the SHA-256 it was planned with, where it states one.
+
+    Raises StudyError for another text under the same name, and for what `read` raises it for.
+    """
+    text = read(name)
+    if expected and sha256(text) != expected:
+        why = f"is not the text that was planned: its SHA-256 is {sha256(text)[:12]}, not {expected[:12]}"
+        raise StudyError(f"text {name!r}", why, "run the study again: it plans for the text that is here")
+    return text
+
+
 def find(name: str | Path) -> Path:
     """Where a text lies: data/corpus/<name>, or the file itself. StudyError when there is neither."""
     known = sorted(path for path in CORPUS.glob("*.txt") if path.is_file())

@@ -1,5 +1,7 @@
 """Notebook 04 on fragile tensors: sentences, tables and figures around numbers that come from scans."""
 
+from typing import Any
+
 import altair as alt
 import numpy as np
 import pandas as pd
@@ -8,13 +10,21 @@ from IPython.display import Markdown
 from plamo_study.analysis import fragility as study
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.collect import Recording
-from plamo_study.present.evidence import escaped
+from plamo_study.present.evidence import escaped, weights_of
 from plamo_study.present.figures import Chart, spread
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.present.theme import CATEGORIES, INK, MUTED
 
 MILLI = 1e3  # damage is shown in thousandths of a nat
-COLOURS = {study.FRAGILE: CATEGORIES[1], study.STURDY: CATEGORIES[2], study.EXPLAINED: CATEGORIES[0], study.OPEN: MUTED}
+ISSUE = "[llama.cpp issue #24501](https://github.com/ggml-org/llama.cpp/issues/24501)"
+BLAMED = "ssm_out"  # by that issue, in files of Q8_0
+COLOURS = {
+    study.FRAGILE: CATEGORIES[1],
+    study.MORE: CATEGORIES[3],
+    study.STURDY: CATEGORIES[2],
+    study.EXPLAINED: CATEGORIES[0],
+    study.OPEN: MUTED,
+}
 
 
 def finding(recording: Recording) -> Markdown:
@@ -26,18 +36,72 @@ def finding(recording: Recording) -> Markdown:
 
 def _found(scan: study.Scanned, judged: pd.DataFrame, damages: pd.DataFrame) -> str:
     mine = judged[(judged["model"] == scan.model) & (judged["candidate"] == scan.candidate)]
-    fragile = [f"{r.point} ({r.excess:.1f} times)" for r in mine[mine["verdict"] == study.FRAGILE].itertuples()]
-    said = (
-        f"**fragile: {', '.join(fragile)}**"
-        if fragile
-        else "**nothing is shown to be more fragile than size and role explain**"
+    shown = mine[mine["verdict"].isin([study.FRAGILE, study.MORE])].to_dict("records")
+    said = "; ".join(_more(line) for line in shown) or (
+        f"**nothing is shown to lose more than its size and role explain**; in the median an excess of "
+        f"{mine['detectable'].median():.1f} times could have been found"
     )
     worth = damages[(damages["model"] == scan.model) & (damages["candidate"] == scan.candidate)]
     return (
-        f"- {escaped(scan.model)}, {scan.candidate} against {scan.reference} ({len(scan.of('all'))} chunks): {said}; "
-        f"in the median a fragility of {mine['detectable'].median():.1f} times could have been found. "
+        f"- {escaped(scan.model)}, {scan.candidate} against {scan.reference} ({len(scan.of('all'))} chunks): {said}. "
         + _best(scan, worth[(worth["family"] == "class") & (worth["p_avoided"] < study.LEVEL)])
     )
+
+
+def _more(line: dict[str, Any]) -> str:
+    """One class or layer that loses more than its control: how much, in how many chunks, against which null."""
+    needed = f"{study.MARGIN:g} times, which keeping it for its own sake would need"
+    beyond = f"It is beyond {needed}" if line["verdict"] == study.FRAGILE else f"Whether it is beyond {needed}, is open"
+    return (
+        f"**{line['point']} loses {line['excess']:.2f} times what its size and role explain** (more than its control "
+        f"in {line['above']} of {line['n_chunks']} chunks; against 1: p = {line['p']:.2g}, "
+        f"{line['p_adjusted']:.2g} corrected over {line['tests']} tests). {beyond} "
+        f"(p = {line['p_margin_adjusted']:.2g}, corrected)"
+    )
+
+
+def on_issue(recording: Recording) -> Markdown:
+    """What the scan says to a reader of the issue that blames one class of tensors: shown, null, level, model."""
+    scans = study.scans(recording.rows)
+    judged, damages = study.fragility(scans), study.damage(scans)
+    mine = judged[judged["point"] == BLAMED].to_dict("records") if not judged.empty else []
+    if not mine:
+        return Markdown(f"No scan of {BLAMED} was computed right.")
+    line = mine[0]
+    scan = next(s for s in scans if (s.model, s.candidate) == (line["model"], line["candidate"]))
+    kept = damages[(damages["model"] == scan.model) & (damages["candidate"] == scan.candidate)].set_index("point")
+    avoided, bits = kept.loc[BLAMED, "avoided"], 8 * kept.loc[BLAMED, "extra_bytes"] / scan.size("all")[0]
+    saved, everything = (significant(2, MILLI)(e) for e in (avoided, scan.mean("all")))
+    known = line["verdict"] in (study.FRAGILE, study.MORE)
+    beyond = line["verdict"] == study.FRAGILE
+    return Markdown(
+        f"{ISSUE} blames the quantization of `{BLAMED}`. **What is {'shown' if known else 'not shown'} here**: "
+        f"rounding `{BLAMED}` to {scan.candidate} costs {line['excess']:.2f} times what errors of the same size in the "
+        f"same place cost, relative to the other classes (95 % prediction interval). Damage lies above its control in "
+        f"{line['above']} of {line['n_chunks']} chunks.\n\n"
+        f"- **Null**: the rounding at hand is one more draw of errors that know nothing of the weights, an excess of "
+        f"1. p = {line['p']:.2g}, and {line['p_adjusted']:.2g} after Benjamini-Hochberg over {line['tests']} classes "
+        f"and layers of {judged['model'].nunique()} models: "
+        f"{'rejected' if known else 'not rejected'} at a false-discovery rate of {study.LEVEL:.0%}.\n"
+        f"- **Margin**: an excess of {study.MARGIN:g} is what keeping the tensor for its own sake would need. "
+        f"p = {line['p_margin']:.2g}, corrected {line['p_margin_adjusted']:.2g}: "
+        f"{'shown too' if beyond else 'not shown'}.\n"
+        f"- **What keeping it buys**: {bits:.2f} more bits per weight of the whole file avoid {saved} of {everything} "
+        f"thousandths of a nat.\n"
+        f"- **Of which model**: {_whose(recording, scan)}. The issue is about the released weights in Q8_0 on a Mac; "
+        f"this is {scan.candidate} on the CPU. It says that `{BLAMED}` can be the tender spot of this architecture, "
+        f"not that rounding is what breaks the released files: the range of its input is the other candidate, below."
+    )
+
+
+def _whose(recording: Recording, scan: study.Scanned) -> str:
+    fact = next(
+        (f for f in recording.facts.values() if f.get("name") == scan.model.rstrip("*") and "n_params" in f), {}
+    )
+    kind = weights_of(fact) if fact else "unknown"
+    words = {"trained": "a small model of this architecture that was trained here, not PLaMo's weights"}
+    size = f" ({fact['n_params'] / 1e6:.1f} M parameters)" if fact else ""
+    return f"{escaped(scan.model)}, {words.get(kind, f'{kind} weights')}{size}"
 
 
 def _best(scan: study.Scanned, classes: pd.DataFrame) -> str:
@@ -67,8 +131,7 @@ def points(recording: Recording) -> Table:
         "dropped": ("KLD (0.001 nats)", significant(3, MILLI)),
         "control": ("control (0.001 nats)", significant(3, MILLI)),
         "excess": ("excess over the others", ".2f"),
-        "p_adjusted": ("adjusted p", ".2g"),
-        "detectable": ("detectable excess", ".1f"),
+        "p_adjusted": ("p that it is 1, adjusted", ".2g"),
         "verdict": ("verdict", ""),
     }
     return table(study.fragility(study.scans(recording.rows)), columns)
