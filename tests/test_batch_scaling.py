@@ -128,8 +128,8 @@ def test_a_comparison_takes_architecture_size_and_corrections_apart():
         ("stock", HYBRID): lambda n: 0.03 + 0.02 * n,
         ("stock", MATCHED): lambda n: 0.03 + 0.01 * n,
         ("stock", LARGE): lambda n: 0.06 + 0.02 * n,
-        ("D2+D3", HYBRID): lambda n: 0.03 + 0.02 * n,
-        ("D2+D3+D4", HYBRID): lambda n: 0.03 + 0.015 * n,
+        ("corrected", HYBRID): lambda n: 0.03 + 0.02 * n,
+        ("corrected-projections", HYBRID): lambda n: 0.03 + 0.015 * n,
     }
     rows = pd.concat([made_up(f, model, build, noise=0) for (build, model), f in steps.items()], ignore_index=True)
     table = study.compared(rows, batch_claims.pairs(rows)).set_index(["what", "n_seq"])["ratio"]

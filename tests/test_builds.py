@@ -34,12 +34,12 @@ def test_builds_share_blocks_and_each_has_its_own_gate(tmp_path, other_build):
     table = frame.frame(summary.rows, frame.facts(journal.read(tmp_path / "j.jsonl")))
     counts = table[~table["anchor"]].groupby(["build", "workload", "verdict"]).size().to_dict()
     assert counts == {
-        ("D2+D3", "gate", "valid"): 1,
-        ("D2+D3", "prefill", "valid"): 2,
+        ("corrected", "gate", "valid"): 1,
+        ("corrected", "prefill", "valid"): 2,
         ("stock", "gate", "valid"): 1,
         ("stock", "prefill", "valid"): 4,
     }
-    assert set(table[table["build"] == "D2+D3"]["block"]) == {-1, 0, 1}
+    assert set(table[table["build"] == "corrected"]["block"]) == {-1, 0, 1}
     assert runner.sweep(planned, tmp_path / "j.jsonl", beside=[other_build]).measured == 0
 
 

@@ -10,13 +10,14 @@ import msgspec
 import typer
 from rich.console import Console
 
-from plamo_study import cli_models, cli_trace, paths, report
+from plamo_study import cli_engine, cli_models, cli_trace, engines, paths, report
 from plamo_study.errors import StudyError
 from plamo_study.measure import collect, plan, runner, studies
-from plamo_study.options import Accept, Engine, Json, Scale, accept_findings, check_engine, use_engine
+from plamo_study.options import Accept, Engine, Json, Scale, accept_findings, use_engine
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
+app.add_typer(cli_engine.app, name="engine")
 app.command("trace")(cli_trace.trace)
 
 LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
@@ -70,8 +71,8 @@ def measure(
     retry_failed: Annotated[bool, typer.Option(help="measure rows again that crashed, hung or were killed")] = False,
     engine: Engine = None,
     beside: Annotated[
-        list[Path] | None,
-        typer.Option(help="another build, measured in the same blocks where the study compares builds"),
+        list[str] | None,
+        typer.Option(help="another build, by name or folder, measured in the same blocks where builds are compared"),
     ] = None,
     accept: Accept = None,
     json: Json = False,
@@ -79,10 +80,9 @@ def measure(
     """Measure a study without its notebook; finished cells are not measured again."""
     use_engine(engine)
     accept_findings(accept)
-    for folder in beside or []:
-        check_engine(folder)
+    builds = [engines.resolve(build) for build in beside or []]
     place = collect.REFERENCE if reference else collect.LOCAL
-    summary = report.measure(name, scale, place, retry_failed, beside or [])
+    summary = report.measure(name, scale, place, retry_failed, builds)
     if json:
         _print_rows(summary)
     raise typer.Exit(1 if summary.unexpected else 0)
@@ -182,7 +182,7 @@ def readme(check: Annotated[bool, typer.Option(help="only say whether it is up t
 
 
 def _run_all(
-    notebooks: list[str], scale: str, source: str, values: dict[str, str], engine: Path | None, json: bool = False
+    notebooks: list[str], scale: str, source: str, values: dict[str, str], engine: str | None, json: bool = False
 ) -> int:
     """Measure with a progress bar first, so that the notebooks find every row done; returns the exit code."""
     from plamo_study.present import parameters, runs

@@ -9,7 +9,7 @@ from plamo_study.analysis.claims import above, below, within
 from plamo_study.analysis.stats import Estimate
 
 HYBRID, MATCHED, LARGE = "plamo-2-1b", "plamo-3-matched", "plamo-3-nict-2b"
-CORRECT, FLAT = "D2+D3", "D2+D3+D4"
+CORRECT, FLAT = "corrected", "corrected-projections"
 BATCHES = (4, 16)
 ALIKE = 0.05  # two scaling factors or speeds are called equal within this margin
 

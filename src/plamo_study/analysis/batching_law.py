@@ -4,8 +4,8 @@ It replays what the engine does with a batch: cut it into micro-batches of equal
 split_equal), give each sequence a cell of the recurrent memory (llama-memory-recurrent.cpp, find_slot), read the states
 from their rows, and write them back where build_plamo2_mamba_layer writes them. Two defects are in that replay:
 
-D2  a micro-batch with several sequences and several tokens each mixes their tokens;
-D3  the scan's states are stored from row head * n_seqs on instead of from row head.
+mixed prompts (D2)       a micro-batch with several sequences and several tokens each mixes their tokens;
+misplaced states (D3)    the scan's states are stored from row head * n_seqs on instead of from row head.
 """
 
 from collections.abc import Sequence

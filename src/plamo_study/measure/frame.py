@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from plamo_study.measure import watch
+from plamo_study.measure import defects, watch
 from plamo_study.measure.rows import Cell, Conditions, Fact, Record, Row
 
 CELL_FIELDS = [field.name for field in msgspec.structs.fields(Cell)]
@@ -56,8 +56,8 @@ def starred(model: dict[str, Any]) -> str:
 
 
 def build_name(engine: dict[str, Any]) -> str:
-    """A build by the defects it corrects, "stock" when it names none."""
-    return "+".join(engine.get("corrects", ())) or "stock"
+    """A build by what it corrects, as `measure.defects` names it; "stock" when it corrects nothing."""
+    return defects.build_name(engine.get("corrects", ()))
 
 
 def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:

@@ -17,7 +17,7 @@ def finding(recording: Recording) -> Markdown:
     counts = hybrid["observed"].value_counts()
     wrong, aborted = counts.get("wrong", 0), counts.get("abort", 0)
     builds = [
-        f"With {build} corrected, {(group['observed'] == 'right').sum()} of {len(group)} are right."
+        f"On the build `{build}`, {(group['observed'] == 'right').sum()} of {len(group)} are right."
         for build, group in data[data["build"] != "stock"].groupby("build")
     ]
     return Markdown(

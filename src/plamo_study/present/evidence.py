@@ -10,6 +10,7 @@ from plamo_study.analysis import prediction
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
 from plamo_study.measure.collect import Recording
+from plamo_study.measure.frame import build_name
 from plamo_study.present.tables import Columns, Table, scaled, table
 
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
@@ -25,7 +26,7 @@ def provenance(recording: Recording) -> Table:
         for f in machines
     ]
     for f in engines:
-        said = f"; {'+'.join(f['corrects'])}: {f['description']}" if f.get("corrects") else ""
+        said = f"; {build_name(f)}: {f['description']}" if f.get("corrects") else ""
         entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}{said}"))
     entries += [("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}")]
     return Table(pd.DataFrame(entries, columns=["what", "which"]))

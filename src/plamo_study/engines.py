@@ -1,0 +1,334 @@
+"""Corrected builds of llama.cpp by name: the locked sdist, patched, its `libllama` compiled beside the installed ggml.
+
+Only `libllama` differs from the installed engine; every other library is the installed one, copied. So a difference
+in speed or result between two builds is the patches'.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+
+PACKAGE = "llama-cpp-python"
+DEFINED = paths.DATA / "upstream" / "engines.toml"
+PATCHES = paths.DATA / "upstream" / "patches"
+NOTE = "engine.toml"
+PARTS = ("src", "include", "ggml/include", "ggml/cmake", "cmake", "vendor", "licenses", "CMakeLists.txt", "LICENSE")
+SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+RPATH = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
+# What llama.cpp's CMake asks of a ggml that is already built: the two libraries that libllama names.
+GGML_CONFIG = """\
+foreach(name ggml-base ggml)
+    add_library(ggml::${name} SHARED IMPORTED)
+    set_target_properties(ggml::${name} PROPERTIES
+        IMPORTED_LOCATION "${GGML_LIBRARIES}/lib${name}${CMAKE_SHARED_LIBRARY_SUFFIX}"
+        INTERFACE_INCLUDE_DIRECTORIES "${GGML_HEADERS}")
+endforeach()
+target_link_libraries(ggml::ggml INTERFACE ggml::ggml-base)
+"""
+OPTIONS = ("BUILD_COMMON", "BUILD_TESTS", "BUILD_TOOLS", "BUILD_EXAMPLES", "BUILD_SERVER", "BUILD_APP")
+STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
+MISSING = "plamo-study engine list"
+
+OnStep = Callable[[str, int, int], None]  # what is done now, steps finished, steps in all (0: unknown)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A build: what it corrects (codes of `measure.defects`), and whether it is here: "yes", "no" or "outdated"."""
+
+    name: str
+    here: str
+    corrects: list[str]
+    description: str
+    folder: str
+
+
+def entries() -> list[Entry]:
+    """Every build that can be made; "outdated" where patches, sources or the installed engine have changed since."""
+    found = []
+    for name, said in definitions().items():
+        here = "yes" if _is_current(name) else "outdated" if folder(name).exists() else "no"
+        found.append(Entry(name, here, said["corrects"], said["description"], str(folder(name))))
+    return found
+
+
+def definitions() -> dict[str, dict[str, Any]]:
+    """Name to description, what it corrects, and its patches, as `data/upstream/engines.toml` says."""
+    return tomllib.loads(DEFINED.read_text(encoding="utf-8"))
+
+
+def definition(name: str) -> dict[str, Any]:
+    """One build's definition; StudyError for an unknown name."""
+    known = definitions()
+    if name not in known:
+        raise StudyError(f"engine {name}", f"unknown; there are {', '.join(known)}", MISSING)
+    return known[name]
+
+
+def folder(name: str) -> Path:
+    """Where a build lies once it is made."""
+    return paths.DATA / "engines" / name
+
+
+def note(path: Path) -> dict[str, Any]:
+    """What a build says of itself in its `engine.toml`; empty when it says nothing."""
+    file = path / NOTE
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+def resolve(name_or_folder: str) -> Path:
+    """The folder of a build by its name, or the folder itself; StudyError when no build lies there."""
+    path = Path(name_or_folder)
+    if name_or_folder in definitions() and not path.is_dir():
+        path = folder(name_or_folder)
+        if not _is_current(name_or_folder):
+            raise StudyError(
+                f"engine {name_or_folder}", "not built here, or from other patches or another engine",
+                f"plamo-study engine build {name_or_folder}",
+            )  # fmt: skip
+    if not any(path.glob("libllama.*")):
+        raise StudyError(
+            name_or_folder, "neither a known build nor a folder that holds libllama",
+            "plamo-study engine list, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder",
+        )  # fmt: skip
+    return path.resolve()
+
+
+def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
+    """Make a build, atomically; returns its folder and whether anything had to be done.
+
+    Raises
+    ------
+    StudyError
+        An unknown name, no compiler or CMake, no network, a file with another hash, a patch that does not apply, a
+        compiler error, a full disk.
+
+    """
+    asked = definition(name)
+    if _is_current(name):
+        return folder(name), False
+    tools = _tools()
+    partial = folder(name).with_name(f"{name}.partial")
+    with _room(partial):
+        on_step("fetching the sources", 0, 0)
+        source = unpack(fetch(), partial / "source")
+        on_step("patching", 0, 0)
+        for patch in asked["patches"]:
+            apply(PATCHES / f"{patch}.patch", source)
+        compile_llama(source, partial / "build", tools, on_step)
+        made = assemble(partial / "build" / "bin", partial / "engine")
+        (made / NOTE).write_text(_note_text(asked), encoding="utf-8")
+        _check_loads(made)
+        shutil.rmtree(folder(name), ignore_errors=True)
+        made.rename(folder(name))
+    return folder(name), True
+
+
+def fetch() -> Path:
+    """The sdist that requirements.lock names by hash, downloaded by pip unless it is here; nothing is compiled."""
+    release, sha256 = locked()
+    if (installed := version(PACKAGE)) != release:
+        raise StudyError(
+            f"{PACKAGE} {installed}", f"requirements.lock has {release}, whose headers would not fit", "make study"
+        )
+    path = folder("sdist") / f"llama_cpp_python-{release}.tar.gz"
+    if not (path.exists() and _sha256(path) == sha256):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _download(f"{PACKAGE}=={release} --hash=sha256:{sha256}\n", path.parent)
+    if not path.exists() or _sha256(path) != sha256:
+        raise StudyError(str(path), f"has not the hash of requirements.lock, {sha256[:12]}…", f"rm {path}")
+    return path
+
+
+def locked() -> tuple[str, str]:
+    """Version and SHA-256 of the engine's sdist in requirements.lock."""
+    text = (paths.ROOT / "requirements.lock").read_text(encoding="utf-8")
+    found = re.search(rf"^{PACKAGE}==(\S+).*\n\s+--hash=sha256:([0-9a-f]{{64}})\s*$", text, re.MULTILINE)
+    if not found:
+        raise StudyError("requirements.lock", f"names no single file of {PACKAGE}", "git checkout requirements.lock")
+    return found[1], found[2]
+
+
+def unpack(sdist: Path, into: Path) -> Path:
+    """llama.cpp's folder of the sdist, without what libllama does not need; returns it."""
+    with tarfile.open(sdist) as archive:
+        root = archive.next()
+        assert root is not None
+        base = f"{root.name.split('/')[0]}/vendor/llama.cpp"
+        wanted = tuple(f"{base}/{part}" for part in PARTS)
+        members = [m for m in archive.getmembers() if any(m.name == w or m.name.startswith(w + "/") for w in wanted)]
+        archive.extractall(into, members, filter="data")
+    return into / base
+
+
+def apply(patch: Path, source: Path) -> None:
+    """Apply a unified diff to a source tree as it stands, exactly or not at all; StudyError when it does not apply."""
+    if not shutil.which("git"):
+        raise StudyError("git", "not found, and patches are applied with `git apply`", "install git")
+    outside = os.environ | {"GIT_CEILING_DIRECTORIES": str(source.resolve().parent)}  # this tree is no part of ours
+    done = subprocess.run(
+        ["git", "apply", "--whitespace=nowarn", str(patch.resolve())],
+        cwd=source, env=outside, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise StudyError(
+            f"{patch.name}", f"does not apply to the sources of {PACKAGE}: {done.stderr.strip().splitlines()[0]}",
+            "the patch is for the version in requirements.lock: git status data/upstream, and make study",
+        )  # fmt: skip
+
+
+def compile_llama(source: Path, into: Path, tools: dict[str, str], on_step: OnStep) -> None:
+    """Compile libllama alone, against the ggml of the installed package and the headers of the sdist."""
+    config = into / "ggml"
+    config.mkdir(parents=True)
+    (config / "ggml-config.cmake").write_text(GGML_CONFIG, encoding="utf-8")
+    values = {
+        "CMAKE_MAKE_PROGRAM": tools["ninja"],
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+        "CMAKE_INSTALL_RPATH": RPATH,
+        "LLAMA_USE_SYSTEM_GGML": "ON",
+        "ggml_DIR": str(config),
+        "GGML_LIBRARIES": str(installed_libraries()),
+        "GGML_HEADERS": str(source / "ggml" / "include"),
+        **{f"LLAMA_{option}": "OFF" for option in OPTIONS},
+    }
+    command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
+    on_step("configuring", 0, 0)
+    _run([*command, *(f"-D{key}={value}" for key, value in values.items())], "CMake", lambda line: None)
+    _run([tools["ninja"], "-C", str(into), "llama"], "the compiler", lambda line: _steps(line, on_step))
+
+
+def assemble(built: Path, into: Path) -> Path:
+    """The installed engine's libraries with `libllama` replaced by the one in `built`; returns the folder."""
+    shutil.copytree(installed_libraries(), into, ignore=shutil.ignore_patterns("libllama.*", "*.a"))
+    for file in built.glob("libllama.*"):
+        shutil.copy2(file, into / file.name, follow_symlinks=False)
+    return into
+
+
+def installed_libraries() -> Path:
+    """Folder of the installed package's shared libraries, without importing it: an import loads them."""
+    found = find_spec("llama_cpp")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "lib"
+
+
+def _is_current(name: str) -> bool:
+    """Whether a build is here and its patches, sources and installed libraries are what they would be now."""
+    return note(folder(name)) == tomllib.loads(_note_text(definition(name)))
+
+
+def _note_text(asked: dict[str, Any]) -> str:
+    release, sha256 = locked()
+    patches = "".join(f'{patch} = "{_sha256(PATCHES / f"{patch}.patch")}"\n' for patch in asked["patches"])
+    ggml = hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted(installed_libraries().glob(f"libggml*{SUFFIX}")))
+    )
+    said = {key: value for key, value in asked.items() if key != "patches"}
+    said |= {"source": f"{PACKAGE} {release}, sha256 {sha256}", "ggml": f"sha256 {ggml.hexdigest()}"}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())  # such JSON is TOML, too
+    return f"{lines}\n[patches]\n{patches}"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _tools() -> dict[str, str]:
+    """CMake and Ninja, of this environment or of the system, and a C++ compiler; StudyError for what is missing."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = {name: shutil.which(name, path=places) for name in ("cmake", "ninja")}
+    for name, path in found.items():
+        if not path:
+            raise StudyError(name, "not found", f"{sys.executable} -m pip install {name}, or make study")
+    compilers = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))
+    if not any(shutil.which(compiler) for compiler in compilers):
+        raise StudyError("a C++ compiler", "not found", "Debian: apt-get install g++; macOS: xcode-select --install")
+    return {name: str(path) for name, path in found.items()}
+
+
+def _download(requirement: str, into: Path) -> None:
+    wanted = into / "requirement.txt"
+    wanted.write_text(requirement, encoding="utf-8")
+    quiet = ("--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "20")
+    alone = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes")
+    command = [sys.executable, "-m", "pip", "download", *quiet, *alone, "-r", str(wanted), "-d", str(into)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        mismatch = "DO NOT MATCH THE HASHES" in done.stderr
+        why = "what came has another hash than requirements.lock" if mismatch else _last_words(done.stderr)
+        raise StudyError(f"pip download {PACKAGE}", why, "check the network (or pip's index), then try again")
+
+
+def _run(command: Sequence[str], what: str, on_line: Callable[[str], None]) -> None:
+    """Run a tool, every line of its output to `on_line`; StudyError with its last lines when it fails."""
+    said = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                said.append(line)
+                on_line(line)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        errors = [line for line in said if "error" in line.lower()] or said
+        raise StudyError(
+            what, "failed: " + "".join(errors[:3]).strip(), "see above; a full disk and a missing compiler are usual"
+        )
+
+
+def _steps(line: str, on_step: OnStep) -> None:
+    if found := STEP.match(line):
+        on_step("compiling", int(found[1]), int(found[2]))
+
+
+def _check_loads(made: Path) -> None:
+    """StudyError unless the bindings load this build."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import llama_cpp.llama_cpp as llama; llama.llama_print_system_info()"],
+        env=os.environ | {"LLAMA_CPP_LIB_PATH": str(made.resolve())}, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise StudyError(
+            str(made.parent.name), "was built but does not load: " + _last_words(done.stderr), "make study"
+        )
+
+
+def _last_words(text: str) -> str:
+    return " ".join(text.strip().splitlines()[-1:]) or "it failed without a word"
+
+
+@contextmanager
+def _room(partial: Path) -> Iterator[None]:
+    """A fresh folder to work in, gone afterwards; what the disk refuses is a StudyError."""
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield
+    except OSError as error:
+        raise StudyError(
+            str(partial), f"{error.strerror or error}", "make room: a build takes some 400 MB while it runs"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
