@@ -11,8 +11,9 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import collect, frame, journal, plan, runner
-from plamo_study.measure.rows import Row
+from plamo_study.measure import collect, frame, journal, machine, plan, runner
+from plamo_study.measure.rows import Row, content_id
+from plamo_study.present import evidence
 
 KILLS = 20
 
@@ -184,3 +185,21 @@ def test_an_engine_that_does_not_load_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
     with pytest.raises(StudyError, match="does not load"):
         runner.engine_facts()
+
+
+def test_a_gpu_is_a_fact_of_the_machine_and_a_machine_without_keeps_its_id(tmp_path, monkeypatch):
+    engine, gpus = runner._asked("")
+    found = []
+    for name, listed in (("plain", []), ("gpu", [{"name": "CUDA0", "chip": "a GPU", "memory_bytes": 1}])):
+        monkeypatch.setattr(runner, "_asked", lambda folder, listed=listed: (engine, listed))
+        rows = runner.sweep(small_plan((mini("prefill", n_prompt=16),), blocks=1), tmp_path / name).rows
+        facts = frame.facts(journal.read(tmp_path / name))
+        found.append(recording_of(rows, facts))
+    assert found[0].rows["machine"].unique().tolist() == [content_id(machine.facts())]
+    assert [evidence.chips(each).endswith(" + a GPU") for each in found] == [False, True]
+    assert "gpus" not in engine
+    assert all(gpu["memory_bytes"] > 0 for gpu in gpus)
+
+
+def recording_of(rows, facts):
+    return collect.Recording(frame.frame(rows, facts), facts, "small", "mini", "live")

@@ -1,11 +1,13 @@
 """The batch API as the studies use it: chosen slots, saved states, tails."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
 from plamo_study.engine.library import capture_log
-from plamo_study.engine.session import EngineError, Session, SessionConfig
+from plamo_study.engine.session import EngineError, Session, SessionConfig, model_params
 from plamo_study.oracle import relative_error
 
 PROMPTS = {seq: np.random.default_rng(seq).integers(5, 512, 24) for seq in range(4)}
@@ -66,3 +68,9 @@ def test_a_full_context_is_an_engine_error(session):
     longer_than_the_context = np.arange(400) % 500 + 5
     with pytest.raises(EngineError, match="llama_decode returned"):
         session.prefill({0: longer_than_the_context})
+
+
+def test_without_layers_on_a_gpu_the_engine_is_given_none():
+    listed = model_params(SessionConfig(64, n_gpu_layers=0)).devices
+    assert ctypes.c_void_p.from_address(listed).value is None
+    assert not model_params(SessionConfig(64, n_gpu_layers=-1)).devices

@@ -18,6 +18,7 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas")
+GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: with memory of its own, and in the host's
 _keep_alive: list[Any] = []
 
 
@@ -54,6 +55,24 @@ def describe() -> dict[str, Any]:
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "sha256": digest.hexdigest(),
     } | _own_words()
+
+
+def gpus() -> list[dict[str, Any]]:
+    """The GPUs the loaded engine can compute on: of each the `name` ggml gives it, `chip`, `memory_bytes`."""
+    base, registry = ggml("ggml-base"), ggml("ggml")
+    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
+    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
+    for of in ("name", "description"):
+        getattr(base, f"ggml_backend_dev_{of}").restype = ctypes.c_char_p
+    found = []
+    for index in range(registry.ggml_backend_dev_count()):
+        device = ctypes.c_void_p(registry.ggml_backend_dev_get(ctypes.c_size_t(index)))
+        if base.ggml_backend_dev_type(device) in GPU_TYPES:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            name, chip = (getattr(base, f"ggml_backend_dev_{of}")(device).decode() for of in ("name", "description"))
+            found.append({"name": name, "chip": chip, "memory_bytes": total.value})
+    return found
 
 
 def _own_words() -> dict[str, Any]:

@@ -14,6 +14,7 @@ Policy = Literal["per_sequence", "packed"]
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml.h, enum ggml_type
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_attn_type
 DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
+NO_DEVICES = (ctypes.c_void_p * 1)()  # a list of GPUs that ends at once
 
 
 class EngineError(RuntimeError):
@@ -232,9 +233,14 @@ def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:
 
 
 def model_params(config: SessionConfig) -> llama.llama_model_params:
-    """What llama.cpp is told when it loads a model."""
+    """What llama.cpp is told when it loads a model: with no layers on a GPU, to leave the GPU alone.
+
+    Else a build with one computes calls of 32 tokens or more there, weights copied each time (`op_offload`).
+    """
     params = llama.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
+    if config.n_gpu_layers == 0:
+        params.devices = ctypes.addressof(NO_DEVICES)
     return params
 
 

@@ -96,8 +96,10 @@ class _Sweep:
     ):
         self.plan, self.journal, self.tell, self.measured = plan, journal, on_progress, 0
         self.beside = beside
-        self.engines = {folder: self._add_fact("engine", engine_facts(folder)) for folder in ("", *beside)}
-        self.machine = self._add_fact("machine", machine.facts())
+        asked = {folder: _asked(folder) for folder in ("", *beside)}
+        self.engines = {folder: self._add_fact("engine", facts) for folder, (facts, _) in asked.items()}
+        gpus = next((gpus for _, gpus in asked.values() if gpus), [])
+        self.machine = self._add_fact("machine", machine.facts() | ({"gpus": gpus} if gpus else {}))
         cells = [*plan.gates, plan.anchor, *plan.cells]
         names = dict.fromkeys((cell.model, cell.scale, cell.dtype) for cell in cells if cell.model)
         self.models = {name: self._add_fact("model", model_fact(*name)) for name in names}
@@ -222,6 +224,11 @@ def engine_facts(folder: str = "") -> dict:
         The engine does not load.
 
     """
+    return _asked(folder)[0]
+
+
+def _asked(folder: str) -> tuple[dict, list[dict]]:
+    """What an engine says of itself, and the GPUs it finds here, which are facts of the machine."""
     outcome = work(Job(), START_LIMIT_S, folder)
     if outcome.status != "ok":
         why = outcome.failure.message or "\n".join(outcome.failure.log_tail[-3:]) if outcome.failure else outcome.status
@@ -230,4 +237,5 @@ def engine_facts(folder: str = "") -> dict:
             f"does not load ({why})",
             "unset LLAMA_CPP_LIB_PATH, or name a folder with libllama",
         )
-    return outcome.measured.facts
+    facts = dict(outcome.measured.facts)
+    return facts, facts.pop("gpus")

@@ -57,7 +57,7 @@ def _do(job: Job) -> Measured:
     if job.cell is None:
         from plamo_study.engine import library
 
-        return Measured(facts=library.describe())
+        return Measured(facts=library.describe() | {"gpus": library.gpus()})
     from plamo_study.measure import workloads
 
     return workloads.run(job.cell, Path(job.path), job.replicate, stage)

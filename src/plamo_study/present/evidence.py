@@ -22,7 +22,7 @@ def provenance(recording: Recording) -> Table:
     facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique())]
     machines, engines = [f for f in facts if "chip" in f], [f for f in facts if "binding" in f]
     entries = [
-        ("machine", f"{f['chip']}, {f['performance_cores']} cores, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}")
+        ("machine", f"{chip(f)}, {f['performance_cores']} cores, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}")
         for f in machines
     ]
     for f in engines:
@@ -108,7 +108,12 @@ def _what_disturbed(rows: pd.DataFrame) -> str:
 
 def chips(recording: Recording) -> str:
     """The machines that the rows were measured on."""
-    return ", ".join(recording.facts[i]["chip"] for i in recording.rows["machine"].unique())
+    return ", ".join(chip(recording.facts[i]) for i in recording.rows["machine"].unique())
+
+
+def chip(machine: dict[str, Any]) -> str:
+    """A machine by its processor and, where the engine found some, its GPUs."""
+    return " + ".join([machine["chip"], *(gpu["chip"] for gpu in machine.get("gpus", ()))])
 
 
 def condition(recording: Recording) -> str:
