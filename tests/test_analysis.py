@@ -141,6 +141,10 @@ def made_up(prefill_s=0.5, step_s=0.01, blocks=5):
         "drift": 0.0,
         "status": "ok",
         "n_seq": 1,
+        "machine": "m",
+        "dtype": "Q8_0",
+        "size": 1000,
+        "checks": {},
     }
     entries = []
     for block in range(blocks):

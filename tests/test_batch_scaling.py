@@ -18,7 +18,14 @@ def made_up(seconds, model=HYBRID, build="stock", blocks=5, noise=0.01, **change
     rng = np.random.default_rng(7)
     base = {"workload": "decode", "policy": "shared", "model": model, "build": build, "dtype": "Q8_0", "anchor": False}
     base |= {"verdict": "valid", "drift": 0.0, "status": "ok", "n_prompt": 128, "n_gen": 6, "n_gpu_layers": 0}
-    base |= {"n_threads": 2, "engine": build, "failure": "", "prefill_ns": [], "checks": {"second_path_error": 0.0}}
+    base |= {
+        "n_threads": 2,
+        "engine": build,
+        "machine": "m",
+        "failure": "",
+        "prefill_ns": [],
+        "checks": {"second_path_error": 0.0},
+    }
     rows = []
     for block in range(blocks):
         for n in SEQUENCES:
@@ -48,6 +55,9 @@ def ceilings(read=50e9, matmul=300e9, blocks=5):
     base |= {
         "n_gpu_layers": 0,
         "n_threads": 2,
+        "machine": "m",
+        "size": 1000,
+        "checks": {},
         "n_seq": 1,
         "engine": "stock",
         "n_bytes": 0,

@@ -284,7 +284,7 @@ def test_a_time_that_would_fall_again_is_continued_by_a_line():
     assert at(np.array([1e6]))[0] > at(np.array([1e5]))[0] > falling.iloc[-1]
 
 
-def rows_of(times):
+def rows_of(times, machine="m"):
     """Rows of ladders whose times are known: model -> (seconds per token of prefill, of decode) at a depth."""
     rows = []
     for block in range(3):
@@ -293,7 +293,17 @@ def rows_of(times):
             parts = [int(512e9 * read(d + 256.0) * (1 + 0.001 * block)) for d in at]
             steps = [int(1e9 * write(d + 4.0) * (1 + 0.001 * block)) for d in at for _ in range(8)]
             cell = {"workload": "depth", "text": "", "label": "", "model": model, "n_gen": 8, "n_ubatch": 512}
-            cell |= {"flash_attn": "on", "type_k": "f16", "type_v": "f16", "block": block, "anchor": False}
+            cell |= {
+                "machine": machine,
+                "n_threads": 2,
+                "n_gpu_layers": 0,
+                "status": "ok",
+                "flash_attn": "on",
+                "type_k": "f16",
+                "type_v": "f16",
+                "block": block,
+                "anchor": False,
+            }
             series = {"part_depth": [float(d) for d in at], "step_depth": [d + 1.0 + i for d in at for i in range(8)]}
             rows.append(cell | {"samples_ns": [parts, steps], "series": series, "verdict": "valid", "drift": 0.0})
     return pd.DataFrame(rows)
@@ -384,9 +394,10 @@ def test_pages_make_room_for_what_is_not_used():
 def test_the_rate_of_attention_follows_from_what_a_token_of_depth_adds():
     name = "plamo-2-1b*"
     recording = collect("05-context", "recorded", "shape")
-    model, limit = recording.facts[name], prediction.limits(recording.rows)
+    model, limit = recording.facts[name], prediction.limits(recording.rows, recording.facts[name])
     at_a_third = 3 * (2 * 2 * 8 * 2048) / limit.matmul  # two products of 2 FLOPs, 8 layers, 16 heads of 128
-    rows = rows_of({name: (lambda d: 0.01 + at_a_third * d, lambda d: 0.05)})
+    machine = recording.rows["machine"].iloc[0]
+    rows = rows_of({name: (lambda d: 0.01 + at_a_third * d, lambda d: 0.05)}, machine)
     ceilings = recording.rows[recording.rows["workload"].isin(["read", "matmul"])]
     (row,) = context_prediction.attention_rates(pd.concat([ceilings, rows]), {name: model}).to_dict("records")
     assert row["phase"] == "prefill", "a time that does not grow has no rate"

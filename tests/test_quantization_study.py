@@ -45,7 +45,18 @@ def facts():
 
 def row(**fields):
     base = {"anchor": False, "status": "ok", "verdict": "valid", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 2}
-    base |= {"n_seq": 1, "n_prompt": 0, "n_gen": 0, "n_bytes": 0, "n_flops": 0, "label": "", "model": "", "dtype": ""}
+    base |= {
+        "machine": "m",
+        "size": 1000,
+        "n_seq": 1,
+        "n_prompt": 0,
+        "n_gen": 0,
+        "n_bytes": 0,
+        "n_flops": 0,
+        "label": "",
+        "model": "",
+        "dtype": "",
+    }
     return base | {"prefill_ns": [], "samples_ns": [], "peak_rss_bytes": 2**20, "checks": {}} | fields
 
 
@@ -61,7 +72,7 @@ def made_up(facts, step, prompt, blocks=5):
             rows.append(row(workload="decode", block=block, samples_ns=spent, prefill_ns=filled, **fields))
     for block, dtype in product(range(blocks), ("F32", "F16", "Q8_0", "Q6_K", "Q5_0", "Q4_0", "Q4_K")):
         slower = 1 + 0.05 * block
-        one = {"n_bytes": 10**9, "samples_ns": [[int(10**18 / READ * slower)]]}
+        one = {"n_prompt": 1, "n_bytes": 10**9, "samples_ns": [[int(10**18 / READ * slower)]]}
         many = {"n_flops": 10**9, "samples_ns": [[int(10**18 / COMPUTE * slower)]]}
         rows += [
             row(

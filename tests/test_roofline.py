@@ -9,13 +9,14 @@ from conftest import HYBRID
 
 from plamo_study import blas, crosscheck_ceilings
 from plamo_study.analysis import (
+    ceilings,
     ceilings_check,
     columns,
     every_cell,
     intensity,
+    peaks,
     roofline,
     source_tables,
-    usable,
     what_if,
 )
 from plamo_study.analysis.roofline import Ceilings, parts, work
@@ -128,7 +129,7 @@ def test_every_part_says_what_it_can_and_who_said_so():
         assert part["memory_source"].startswith("https://")
         assert part["peak_source"].startswith("https://")
         assert part["peak_by"] in ("vendor", "third party", "derived")
-    table = intensity.machines(literature.parts(), HERE, "here", "Q8_0")
+    table = intensity.machines(literature.parts(), {"Q8_0 kernel": HERE}, "here")
     assert table.set_index("name").loc["here", "balance"] == pytest.approx(6.0)
 
 
@@ -145,16 +146,49 @@ def test_bandwidth_helps_what_waits_for_memory_and_compute_what_waits_for_comput
 # ---------------------------------------------------------------- every cell
 
 
-def test_no_timed_row_is_hidden(recordings):
-    table = every_cell.cells([(r.study, r.rows, r.facts) for r in recordings])
+def test_only_right_results_enter_and_what_is_left_out_is_counted(recordings):
+    studies = [(r.study, r.rows, r.facts) for r in recordings]
+    table = every_cell.cells(studies)
     for recording in recordings:
         rows = recording.rows[recording.rows["workload"].isin(["prefill", "decode"])]
         own = table[(table["study"] == recording.study) & (table["phase"] == table["workload"])]
-        assert own["n"].sum() == len(rows[~usable.marked(rows)])
-    assert {"valid", "invalid"} <= set(table["verdict"]), "wrong results are shown too"
+        left = every_cell.left_out([(recording.study, recording.rows, recording.facts)])
+        assert own["n"].sum() + sum(left.values()) == len(rows)
+        assert left["wrong"] == (rows["verdict"] == "invalid").sum()
+    assert every_cell.left_out(studies)["wrong"] > 0
     assert set(table["build"]) > {"stock"}
     assert (table["low"] < table["high"]).all()
     assert (table["share"] < 1.2).all()
+    assert (table["share_fastest"] <= table["share"] * (1 + 1e-9)).all()
+
+
+def test_misses_are_counted_from_the_rows_alone(recordings):
+    table = every_cell.cells([(r.study, r.rows, r.facts) for r in recordings])
+    by_hand = {"inside": 0, "near": 0, "above": 0, "below": 0}
+    distances = []
+    for row in table.to_dict("records"):
+        time = row["measured"].value
+        by_hand["inside"] += row["low"] <= time <= row["high"]
+        by_hand["above"] += time > row["high"]
+        by_hand["below"] += time < row["low"]
+        by_hand["near"] += row["low"] / 1.5 <= time <= 1.5 * row["high"]
+        distances.append(max(time / row["high"], row["low"] / time, 1.0))
+    first = every_cell.steps(table).iloc[0]
+    assert {name: first[name] for name in by_hand} == by_hand
+    assert first["median"] == pytest.approx(np.median(distances))
+    assert first["worst"] == pytest.approx(max(distances))
+    assert first["inside"] + first["above"] + first["below"] == len(table)
+
+
+def test_a_refinement_that_moves_cells_away_is_called_worse():
+    misses = {"miss": [2.0, 2.0, 0.5], "miss_usual": [1.0, 1.5, 0.5], "miss_known": [3.0, 1.5, 0.5],
+              "miss_kernel": [3.0, 4.0, 1.0]}  # fmt: skip
+    table = every_cell.steps(pd.DataFrame(misses).assign(by_kernel=[False, True, True]))
+    assert table["effect"].tolist() == ["", "better", "worse", "worse"]
+    assert table["inside"].tolist() == [0, 1, 0, 1]
+    assert table["near"].tolist() == [0, 2, 1, 1]
+    assert table[["nearer", "further"]].to_numpy().tolist() == [[0, 0], [2, 0], [0, 1], [1, 1]]
+    assert table["touched"].tolist() == [3, 3, 3, 2]
 
 
 def test_a_time_inside_the_band_has_no_miss_and_the_ceilings_are_the_cells_own(recordings):
@@ -193,7 +227,7 @@ def test_ceilings_are_borrowed_from_the_same_machine_only(recordings):
 
 def test_the_depths_of_a_ladder_become_passes_of_their_own(recordings):
     first = recordings[0]
-    row = first.rows[first.rows["workload"] == "decode"].iloc[:1].copy()
+    row = first.rows[(first.rows["workload"] == "decode") & ~first.rows["anchor"]].iloc[:1].copy()
     row["workload"], row["n_prompt"], row["n_gen"], row["label"] = "depth", 1024, 2, "few"
     row["samples_ns"] = [[[10**9, 2 * 10**9], [10**7, 10**7, 3 * 10**7, 3 * 10**7]]]
     row["series"] = [{"part_depth": [0.0, 1024.0], "step_depth": [1.0, 2.0, 1025.0, 1026.0]}]
@@ -205,25 +239,141 @@ def test_the_depths_of_a_ladder_become_passes_of_their_own(recordings):
 
 def test_the_kernel_by_columns_explains_a_batch_that_runs_at_its_rate():
     model = fact("plamo-2-1b")
-    known = {1: 1e10, 4: 2e10, 512: 1e11}
+    known = {"Q8_0": {n: 2 * n / rate for n, rate in {1: 1e10, 4: 2e10, 128: 1e11, 512: 1e11}.items()}}
     one = {"tokens": 1, "n_seq": 4, "together": True, "n_ubatch": 512}
     together, apart = (columns.seconds(model, one, known, d4) for d4 in (False, True))
     weights = roofline.matmul_weights(model) + roofline.head_weights(model)
-    assert together == pytest.approx(2 * 4 * weights / 2e10)
+    assert together == pytest.approx(2 * 4 * weights / 2e10, rel=0.01)
     mamba = sum(model["tensors"][kind]["n_elements"] for kind in columns.MAMBA)
-    assert apart - together == pytest.approx(2 * 4 * mamba * (1 / 1e10 - 1 / 2e10))
+    assert apart - together == pytest.approx(2 * 4 * mamba * (1 / 1e10 - 1 / 2e10), rel=0.01)
     long = columns.seconds(model, {"tokens": 1024, "n_seq": 1, "together": True, "n_ubatch": 512}, known, True)
     assert long == pytest.approx(2 * 1024 * roofline.matmul_weights(model) / 1e11, rel=0.05)
 
 
-def test_columns_are_told_by_the_work_of_a_cell(recordings):
-    rows = recordings[0].rows
-    ceiling = rows[(rows["workload"] == "matmul") & (rows["n_threads"] == 2)].iloc[:1].copy()
-    few = ceiling.assign(n_flops=ceiling["n_flops"] // 128, samples_ns=[[[10**6]]])
-    found = columns.rates([pd.concat([rows, few])])[ceiling["machine"].iloc[0], 2, 0, "Q8_0"]
-    assert set(found) == {4, 512}
-    assert found[4] == few["n_flops"].iloc[0] * 1e3
-    assert not columns.rates([rows]), "one number of columns explains nothing"
+def test_between_far_numbers_of_columns_nothing_is_invented():
+    model, far = fact("plamo-2-1b"), {"Q8_0": {1: 2e-10, 512: 1e-8}}
+    shape = {"n_seq": 1, "together": True, "n_ubatch": 512}
+    assert columns.seconds(model, shape | {"tokens": 64}, far, True) is None
+    assert columns.seconds(model, shape | {"tokens": 512}, far, True) > 0
+    assert columns.seconds(model, shape | {"tokens": 512}, {"F16": far["Q8_0"]}, True) is None, "another type's kernel"
+
+
+# ---------------------------------------------------------------- one definition of a ceiling
+
+HOME = ceilings.Place("here", 2)
+
+
+def kernel_row(rate, dtype="Q2_K", label="packed", packed=1.0, **changes):
+    """A process that measured a kernel at `rate` FLOP/s with 512 columns; `packed` None: nobody looked."""
+    base = {"workload": "matmul", "machine": "here", "n_threads": 2, "n_gpu_layers": 0, "dtype": dtype, "label": label}
+    base |= {"anchor": False, "verdict": "n/a", "status": "ok", "drift": 0.0, "block": 0, "size": 4096, "n_prompt": 0}
+    base |= {"n_bytes": 0, "n_flops": 2 * 4096**2 * 512, "checks": {} if packed is None else {"packed": packed}}
+    row = base | changes
+    return row | {"samples_ns": [[round((row["n_flops"] or row["n_bytes"]) / rate * 1e9)]]}
+
+
+def read_row(rate, **changes):
+    reading = {"workload": "read", "dtype": "", "label": "", "packed": None, "n_flops": 0, "n_bytes": 10**9}
+    return kernel_row(rate, **reading | changes)
+
+
+def rate(rows, dtype="Q2_K", place=HOME):
+    return ceilings.kernel([ceilings.measured([pd.DataFrame(rows)])], place, dtype).best
+
+
+def test_a_plain_kernel_does_not_leak_into_the_ceiling_of_packed_weights():
+    rows = [kernel_row(379e9), kernel_row(922e9, label="plain", packed=0.0)]
+    assert rate(rows) == pytest.approx(379e9, rel=1e-6)
+    unlabelled = kernel_row(922e9, label="", packed=None)
+    assert rate([*rows, unlabelled]) == pytest.approx(379e9, rel=1e-6)
+    assert rate([unlabelled, kernel_row(5e11, packed=None)]) == pytest.approx(922e9, rel=1e-6), (
+        "nobody looked: left out"
+    )
+    table = ceilings.measured([pd.DataFrame(rows)])
+    kernel, found = ceilings.fastest([table], HOME)
+    assert (kernel.layout, found.best) == (ceilings.PLAIN, pytest.approx(922e9, rel=1e-6)), "the part can, and says so"
+
+
+def test_without_a_packed_kernel_labelled_and_unlabelled_rows_are_one_kernel():
+    rows = [kernel_row(3e11, "Q8_0", packed=0.0), kernel_row(3.2e11, "Q8_0", label="", packed=None)]
+    assert rate(rows, "Q8_0") == pytest.approx(3.2e11, rel=1e-6)
+    assert len(ceilings.every_kernel([ceilings.measured([pd.DataFrame(rows)])], HOME)) == 1
+
+
+@pytest.mark.parametrize(
+    "elsewhere", [{"machine": "there"}, {"n_threads": 1}, {"n_gpu_layers": -1}, {"dtype": "Q5_K"}, {"status": "abort"}]
+)
+def test_a_ceiling_is_of_one_machine_threads_device_and_type(elsewhere):
+    planted = kernel_row(**{"rate": 9e12} | elsewhere)
+    assert rate([kernel_row(1e11), planted]) == pytest.approx(1e11, rel=1e-6)
+    with pytest.raises(StudyError, match="matmul ceiling of Q2_K"):
+        rate([planted])
+    if "dtype" not in elsewhere:
+        table = ceilings.measured([pd.DataFrame([read_row(5e10), read_row(9e12, **elsewhere)])])
+        assert ceilings.read([table], HOME).best == pytest.approx(5e10, rel=1e-6)
+
+
+def test_a_files_ceiling_is_the_mix_of_its_types_and_its_own_study_comes_first():
+    rows = [read_row(5e10), kernel_row(1e11, "Q2_K"), kernel_row(4e11, "Q3_K", packed=0.0)]
+    half = {"type": "mixed", "by_type": {kind: {"n_elements": 10**6, "n_bytes": 10**6} for kind in ("Q2_K", "Q3_K")}}
+    model = {"tensors": {"ffn_up": half | {"n_elements": 2 * 10**6, "n_bytes": 2 * 10**6}}}
+    table = ceilings.measured([pd.DataFrame(rows)])
+    assert ceilings.limits([table], HOME, model)[0].matmul == pytest.approx(2 / (1 / 1e11 + 1 / 4e11), rel=1e-6)
+    pooled = ceilings.measured([pd.DataFrame([*rows, kernel_row(9e11, "Q2_K")])])
+    assert ceilings.limits([table, pooled], HOME, "Q2_K")[0].matmul == pytest.approx(1e11, rel=1e-6)
+    assert ceilings.limits([pooled], HOME, "Q2_K")[0].matmul == pytest.approx(9e11, rel=1e-6)
+
+
+def test_the_recorded_q2_k_has_the_ceiling_of_its_packed_kernel():
+    first = next(r for r in recorded.every_study("02-roofline", "recorded", "shape") if r.study == "04-quantization")
+    rows = first.rows[(first.rows["workload"] == "matmul") & (first.rows["dtype"] == "Q2_K")]
+    rates = rows["n_flops"] / rows["samples_ns"].map(lambda samples: min(map(min, samples)))
+    by_label = rates[rows["n_prompt"] == 0].groupby(rows["label"]).max()
+    place = ceilings.main_place(first.rows)
+    found = ceilings.kernel([ceilings.measured([first.rows])], place, "Q2_K").best / 1e9
+    assert found == pytest.approx(by_label["packed"])
+    assert found < by_label["plain"] / 2
+
+
+def test_columns_are_told_by_the_work_of_a_cell():
+    rows = [kernel_row(1e11, "Q8_0", "", None), kernel_row(1e10, "Q8_0", "", None, n_prompt=4, n_flops=8 * 4096**2)]
+    rows.append(kernel_row(1e10, "Q8_0", "", None, n_prompt=1, n_flops=0, n_bytes=4096**2))
+    known = ceilings.by_columns(ceilings.measured([pd.DataFrame(rows)]), HOME, "Q8_0")
+    assert known == {1: pytest.approx(1e-10, rel=1e-4), 4: pytest.approx(8e-10), 512: pytest.approx(1024 / 1e11)}
+
+
+# ---------------------------------------------------------------- the part's peak
+
+ZEN = {"chip": "EPYC", "performance_cores": 2}
+CORE = {"chip": "EPYC", "per_cycle": {"F32": 64}, "needs": {"F32": "AVX512 = 1"}, "highest_clock": 5e9}
+
+
+@pytest.mark.parametrize(
+    ("core", "build", "dtype", "clock", "expected"),
+    [
+        (CORE, "AVX512 = 1", "F16", 3e9, (384e9, 384e9, "")),
+        (CORE, "AVX512 = 1", "F16", None, (None, 640e9, "no clock recorded")),
+        (CORE, "AVX2 = 1", "F16", 3e9, (None, None, "no figure for its F32 instruction")),
+        (CORE, "AVX512 = 1", "Q8_0", 3e9, (None, None, "no figure for its INT8 instruction")),
+        (CORE | {"chip": "Xeon"}, "AVX512 = 1", "F16", 3e9, (None, None, "no figure for this processor")),
+    ],
+)
+def test_a_peak_is_cores_times_operations_times_clock_or_not_known(core, build, dtype, clock, expected):
+    found = peaks.peak([core], ZEN, {"build": build}, 4, dtype, clock)
+    assert (found.value, found.most, found.why) == expected
+
+
+def test_a_clock_is_only_what_rows_recorded():
+    assert peaks.clock(pd.DataFrame({"block": [0]})) is None
+    assert peaks.clock(pd.DataFrame({"mhz": [None, np.nan]})) is None
+    assert peaks.clock(pd.DataFrame({"mhz": [3000.0, 3200.0, None]})) == 3.1e9
+
+
+def test_every_core_says_where_its_figures_were_read():
+    for core in literature.cores():
+        assert all(core[name].startswith("http") for name in ("per_cycle_source", "method_source", "clock_source"))
+        assert set(core["per_cycle"]) == set(core["needs"])
+        assert core["chip"] in literature.core_sources().data
 
 
 # ---------------------------------------------------------------- the sources
@@ -402,16 +552,25 @@ def test_tables_and_figures_tell_what_they_show(recordings):
     cells, models = show.cells(first), show.models(first)
     limit, dtype = show.limits(first)
     assert dtype == "Q8_0"
-    assert f"{len(cells)} timed cells" in show.finding(first, cells).data
+    assert f"Of {len(cells)} passes" in show.finding(first, cells).data
+    assert "llama.cpp's Q8_0 matrix kernel turns from memory to compute" in show.finding(first, cells).data
+    assert "close to circular" in show.finding(first, cells).data
     assert "3" in show.guess(first, 10).data
-    assert "waits for compute" in show.takeaway(first, cells).data
+    assert "floor" in show.finding(first, cells).data
+    assert "least time" in show.takeaway(first, cells).data
+    shown = [show.steps(cells), show.summary(cells), show.kernels(first, literature.cores()), show.worst(cells),
+             show.ceilings(first), show.studies(first, cells), show.by_type(first)]  # fmt: skip
+    assert all(len(table.frame.columns) <= 8 for table in shown)
     assert len(show.all_cells(cells).data.split("<tr>")) - 1 >= len(cells)
     machines = show.machines(first, literature.parts())
     assert len(balance.balances(machines, models).frame) == len(machines)
-    assert len(balance.by_type(["plamo-2-1b"], "shape", limit).frame) == len(balance.TYPES)
+    unmeasured = balance.by_type(["plamo-2-1b"], "shape", {"F16": limit}).frame
+    assert unmeasured["batch"].tolist()[0::2] == ["n/a", "n/a"]
+    assert len(unmeasured) == len(balance.TYPES)
     assert "No operator timeline" in show.traced(first, None).data
     charts = [
         figures.intensity(intensity.curve(models), machines, "a"),
+        figures.two_passes(show.two_passes(first, cells), *show.fastest(first)[:1], "the fastest kernel", "e"),
         figures.roofline(cells, "b"),
         figures.misses(cells, "c"),
         figures.changes(models, limit, "d", 3.0),
@@ -453,5 +612,6 @@ def test_a_best_ceiling_above_the_usual_one_widens_the_miss(recordings):
     first = recordings[0]
     table = every_cell.cells([(first.study, first.rows, first.facts)])
     summary = every_cell.summary(table.assign(kind="all"), ["kind"]).iloc[0]
+    best, usual = every_cell.steps(table)["median"].iloc[:2]
     assert summary["cells"] == len(table)
-    assert 1 <= summary["miss_usual"] <= summary["median"] <= summary["worst"]
+    assert 1 <= usual <= best == summary["median"] <= summary["worst"]

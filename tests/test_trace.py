@@ -298,7 +298,16 @@ def test_perfetto_reads_every_range_nested_and_adding_up(measured, perfetto):
 @pytest.fixture(scope="module")
 def recording(measured):
     """The rows of a study as a frame has them: what the workers handed back, in two blocks, and ceilings."""
-    same = {"anchor": False, "verdict": "valid", "status": "ok", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 1}
+    same = {
+        "machine": "m",
+        "dtype": "F16",
+        "anchor": False,
+        "verdict": "valid",
+        "status": "ok",
+        "drift": 0.0,
+        "n_gpu_layers": 0,
+        "n_threads": 1,
+    }
     ceiling = same | {
         "model": "",
         "verdict": "n/a",
@@ -308,6 +317,8 @@ def recording(measured):
         "n_gen": 0,
         "n_prompt": 0,
         "label": "",
+        "size": 100,
+        "checks": {},
     }
     rows = []
     for block in range(2):
@@ -318,7 +329,8 @@ def recording(measured):
         ]
         rows.append(ceiling | {"workload": "read", "block": block, "n_bytes": 10**7})
         rows.append(ceiling | {"workload": "matmul", "block": block, "n_flops": 10**8})
-    return Recording(pd.DataFrame(rows), {}, "02-trace", "mini", "live")
+    facts = {model: files.model_fact(model, "mini", "F16") for model in measured}
+    return Recording(pd.DataFrame(rows), facts, "02-trace", "mini", "live")
 
 
 def test_shares_are_of_all_operator_time_and_other_is_always_told(recording):
@@ -331,7 +343,7 @@ def test_shares_are_of_all_operator_time_and_other_is_always_told(recording):
 
 
 def test_rates_are_bytes_and_flops_over_time_and_name_the_nearer_ceiling(recording):
-    table = study.rates(recording.rows).set_index(["model", "phase", "class"])
+    table = study.rates(recording.rows, recording.facts).set_index(["model", "phase", "class"])
     for (_, phase, name), row in table.iterrows():
         if row["nodes"]:
             seconds = row["us"].value / 1e6

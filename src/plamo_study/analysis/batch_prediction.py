@@ -9,7 +9,6 @@ from plamo_study.analysis import roofline
 from plamo_study.analysis.kernels import column_tile, switches, weight_passes
 from plamo_study.analysis.prediction import limits, miss, usual_limits
 from plamo_study.analysis.roofline import Ceilings, Model
-from plamo_study.analysis.usable import usable
 
 Facts = dict[str, dict[str, Any]]
 
@@ -27,9 +26,9 @@ def prediction(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     engine's kernel is known to read the weights (1 where that is not known), `low_passes` to `high_passes` the band
     with them.
     """
-    limit, at, tile = limits(rows), depth(rows), tile_of(rows, facts)
-    entries = []
+    at, tile, entries = depth(rows), tile_of(rows, facts), []
     for (build, model), curve in study.curves(rows).items():
+        limit = limits(rows, facts[model])
         for n in (int(str(n)) for n in curve.index) if build == study.STOCK else ():
             moved, flops = roofline.decode_bytes(facts[model], at, n), roofline.decode_flops(facts[model], at, n)
             passes = weight_passes(n, tile) if tile else 1
@@ -63,11 +62,11 @@ def turning(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     `measured`: where the part every sequence adds has grown as large as the part all share. `miss`: measured over
     predicted.
     """
-    limit, at, fitted = limits(rows), depth(rows), study.fits(rows).set_index(["build", "model"])
-    usual = usual_limits(usable(rows))
+    at, fitted = depth(rows), study.fits(rows).set_index(["build", "model"])
     entries = []
     for build, model in fitted.index:
         if build == study.STOCK:
+            limit, usual = limits(rows, facts[model]), usual_limits(rows, facts[model])
             half = fitted.loc[(build, model), "half"]
             predicted = _turn(facts[model], at, limit)
             entry = {"model": model, "predicted": predicted, "usual": _turn(facts[model], at, usual), "measured": half}

@@ -1,62 +1,67 @@
-"""What the engine's matrix product takes at the number of columns a pass has, measured: the roofline knows only many.
+"""What the engine's matrix products take at the number of columns a pass has: the roofline knows only many.
 
-A pass of few tokens has few columns, and a kernel built for many does not reach its rate there. From the kernel's own
-rates by columns follows the time of all products of a pass. Between measured numbers the time is interpolated.
+A pass of few tokens has few columns, and a kernel built for many does not reach its rate there. From the kernels' own
+times by columns follows the time of all products of a pass, each tensor type with its own kernel.
 """
 
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from plamo_study.analysis import roofline
-from plamo_study.analysis.roofline import Model
+from plamo_study.analysis.ceilings import by_type, weighty
+from plamo_study.analysis.roofline import NO_MATMUL, Model
 
 MAMBA = ("ssm_in", "ssm_x", "ssm_dt", "ssm_out")
-Key = tuple[str, int, int, str]  # machine, threads, layers on a GPU, type
-Rates = dict[Key, dict[int, float]]
+SPAN = 4  # between measured numbers of columns at most this many times apart, times are interpolated
+Known = Mapping[str, Mapping[int, float]]  # tensor type -> number of columns -> seconds per weight
 
 
-def rates(frames: Iterable[pd.DataFrame]) -> Rates:
-    """Median FLOP/s of the engine's matrix product by machine, threads, device and type, and there by columns."""
-    found: dict[Key, dict[int, list[float]]] = {}
-    names = ["machine", "n_threads", "n_gpu_layers", "dtype", "size", "n_flops", "samples_ns"]
-    for rows in frames:
-        cells = rows[(rows["workload"] == "matmul") & (rows["status"] == "ok") & (rows["n_flops"] > 0)]
-        cells = cells[cells["label"] == ""]  # labelled ones are the kernels of single types (notebook 04)
-        for *where, size, flops, samples in cells[names].itertuples(index=False):
-            rate = flops * 1e9 / float(np.median(list(chain(*samples))))
-            found.setdefault(tuple(where), {}).setdefault(round(flops / (2 * size**2)), []).append(rate)
-    return {
-        key: {columns: float(np.median(values)) for columns, values in sorted(group.items())}
-        for key, group in found.items()
-        if len(group) > 1
-    }
+def seconds(model: Model, shape: Mapping[str, Any], known: Known, projections_apart: bool) -> float | None:
+    """Seconds of all matrix products of a pass; None where a kernel was not measured near that number of columns.
 
-
-def seconds(model: Model, shape: Mapping[str, Any], known: Mapping[int, float], projections_apart: bool) -> float:
-    """Seconds of all matrix products of a pass; `shape` has tokens, n_seq, together and n_ubatch.
-
-    `projections_apart`: the Mamba projections of several sequences are one product each, as in stock builds (D4).
+    `shape` has tokens, n_seq, together and n_ubatch. `projections_apart`: the Mamba projections of several sequences
+    are one product each, as in stock builds (split projections, D4).
     """
     tokens, n_seq, together = int(shape["tokens"]), int(shape["n_seq"]), bool(shape["together"])
     streams, length = (1, n_seq * tokens) if together else (n_seq, tokens)
-    mamba = sum(model["tensors"].get(kind, {"n_elements": 0})["n_elements"] for kind in MAMBA)
-    blocks, head = roofline.matmul_weights(model) - mamba, roofline.head_weights(model)
     passes = [min(length - start, shape["n_ubatch"]) for start in range(0, length, shape["n_ubatch"])]
-    spent = streams * sum(_product(blocks, columns, known) for columns in passes)
-    spent += streams * _product(head, n_seq if together else 1, known)
-    if projections_apart and together:
-        return spent + n_seq * _product(mamba, tokens, known)
-    return spent + streams * sum(_product(mamba, columns, known) for columns in passes)
+    apart = projections_apart and together
+    mamba, blocks, head = (_amounts(model, kinds) for kinds in _kinds(model))
+    work = [(blocks, columns, streams) for columns in passes] + [(head, n_seq if together else 1, streams)]
+    work += [(mamba, tokens, n_seq)] if apart else [(mamba, columns, streams) for columns in passes]
+    spent = [
+        times * elements * _per_weight(known.get(dtype, {}), columns)
+        for amounts, columns, times in work
+        for dtype, elements in amounts.items()
+    ]
+    return None if np.isnan(spent).any() else float(sum(spent))
 
 
-def _product(elements: float, columns: float, known: Mapping[int, float]) -> float:
-    """Seconds of a product of so many weights and columns: interpolated, and in proportion beyond the last."""
-    at = np.array(list(known))
-    times = at / np.array(list(known.values()))
-    if columns > at[-1]:
-        return float(2 * elements * times[-1] * columns / at[-1])
-    return float(2 * elements * np.interp(columns, at, times))
+def _kinds(model: Model) -> tuple[list[str], list[str], list[str]]:
+    """Kinds of tensors that are (Mamba projections, other matrices of the blocks, the output head)."""
+    matrices = [kind for kind in model["tensors"] if kind not in NO_MATMUL and not kind.endswith("_norm")]
+    head = "output" if "output" in model["tensors"] else "token_embd"
+    return [k for k in matrices if k in MAMBA], [k for k in matrices if k not in MAMBA], [head]
+
+
+def _amounts(model: Model, kinds: Iterable[str]) -> dict[str, float]:
+    """Weights by tensor type, without types the file holds next to nothing of."""
+    known, found = weighty(by_type(model)), dict[str, float]()
+    for kind in kinds:
+        tensors = model["tensors"][kind]
+        for dtype, part in tensors.get("by_type", {tensors["type"]: tensors}).items():
+            if dtype in known:
+                found[dtype] = found.get(dtype, 0.0) + part["n_elements"]
+    return found
+
+
+def _per_weight(known: Mapping[int, float], columns: int) -> float:
+    """Seconds per weight at so many columns; NaN where no measured number is near, in proportion beyond the last."""
+    at = sorted(known)
+    below, above = max((n for n in at if n <= columns), default=0), min((n for n in at if n >= columns), default=0)
+    if below and not above:
+        return known[below] * columns / below if columns <= SPAN * below else float("nan")
+    if not below or above > SPAN * below:
+        return float("nan")
+    return float(np.interp(columns, (below, above), (known[below], known[above]))) if above > below else known[below]

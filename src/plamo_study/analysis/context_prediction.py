@@ -21,9 +21,10 @@ DEPTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 def prediction(rows: pd.DataFrame, models: dict[str, Model], depths: tuple[int, ...] = ()) -> pd.DataFrame:
     """Per model, phase and depth measured: FLOPs, bytes and the band `low` to `high`, per token, before any timing."""
-    limit, entries = limits(rows), []
+    entries = []
     for phase in context.PHASES:
         for name, curve in context.curves(rows, phase).items():
+            limit = limits(rows, models[name])
             for depth in depths or curve.index:
                 entry = {"model": name, "phase": phase, "depth": int(depth)}
                 entries.append(entry | band(models[name], phase, depth, limit))
@@ -55,8 +56,9 @@ def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFram
     Per model and phase whose law grows: `added` and `allowed` by the nearer ceiling (s per token and token of depth,
     below a window's end), `rate` (FLOP/s) and its `share` of the matrix ceiling.
     """
-    limit, entries = limits(rows), []
+    entries = []
     for law in context.laws(rows, context.knots(models)).to_dict("records"):
+        limit = limits(rows, models[law["model"]])
         near, far = (band(models[law["model"]], law["phase"], depth, limit) for depth in (0, PART))
         flops, moved = ((far[name] - near[name]) / PART for name in ("flops", "bytes"))
         if len(law["coefficients"]) > 1 and law["coefficients"][1].low > 0:

@@ -1,11 +1,13 @@
-"""Every timed cell of every study on one roofline: predicted band, measured time, miss, and what explains it.
+"""Every timed cell of every study against two ceilings: the predicted band, the measured time, and the miss.
 
-No cell is left out: wrong results, anchors and other builds are here with their verdict, and cells that crashed are
-counted. The band is given three times: with each ceiling's best sample, with what the ceilings usually are, and then
-with what the engine is known to read more than once. It knows nothing of caches: small models lie above their roof.
+Only usable rows: computed right, in undisturbed blocks; what is left out is counted. The band is given four times, each
+refinement on top of the one before: with each ceiling's best sample; with what the ceilings usually are; with what the
+engine is known to read more than once; with the matrix kernels' own times at a pass's number of columns, where they
+were measured. A refinement may make the miss worse, and `steps` says so. Nothing here knows caches: small models lie
+above their roof.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -13,21 +15,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import columns, roofline, stats
+from plamo_study.analysis import ceilings, columns, roofline, stats
+from plamo_study.analysis.ceilings import Place
 from plamo_study.analysis.kernels import column_tile, weight_passes
 from plamo_study.analysis.prediction import miss
 from plamo_study.analysis.roofline import PRODUCTS, Band, Ceilings, Model, Part
-from plamo_study.analysis.usable import undisturbed
-from plamo_study.errors import StudyError
+from plamo_study.analysis.usable import usable
 
 Facts = Mapping[str, Mapping[str, Any]]
 TIMED = ("prefill", "decode", "depth", "naive")
 KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads",
-       "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "label", "anchor"]  # fmt: skip
+       "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "label"]  # fmt: skip
 NS = 1e9
-NAN = float("nan")
-MISSES = ("miss", "miss_usual", "miss_known", "miss_kernel")  # each explains more than the one before it
-Rates = dict[tuple[str, str, int, int, str], list[tuple[float, ...]]]
+NEAR = 1.5  # times the band's edge within which a time counts as nearly predicted
+STEPS = {
+    "miss": "the best sample of each ceiling",
+    "miss_usual": "the ceilings as they usually are",
+    "miss_known": "the passes that the engine is known to repeat added",
+    "miss_kernel": "the kernels' own times at so many columns instead",
+}  # each on top of the one before it; where it has nothing to say, the one before it stands
 
 
 @dataclass(frozen=True)
@@ -42,60 +48,109 @@ class Timed:
     together: bool = True
 
 
-def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
-    """One line per study, cell and kind of pass; `studies` are (name, rows, facts).
+@dataclass(frozen=True)
+class Limits:
+    """What a cell is held against: the ceilings of its file at their best and as usual, the fastest kernel, columns."""
 
-    Columns: the cell's, `chip`, `phase`, `tokens`, `depth`, `verdict`, `n` processes, `flops`, `bytes`, `intensity`,
-    `compute` and `read` (ceilings), `low`, `high`, `measured` (estimate, s), `miss`, `share` (of the roof), and
-    `miss_usual`, `miss_known`, and `miss_kernel` where the kernel was measured by columns.
+    best: Ceilings
+    usual: Ceilings
+    fastest: Ceilings
+    by_columns: Mapping[str, Mapping[int, float]]
+
+
+def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
+    """One line per study, cell and kind of pass; `studies` are (name, rows, facts). Usable rows only.
+
+    Columns: the cell's, `chip`, `phase`, `tokens`, `depth`, `n` processes, `flops`, `bytes`, `intensity`, `compute` and
+    `read` (its file's ceilings, best), `low`, `high`, `measured` (estimate, s), the misses of STEPS, `by_kernel`
+    (whether the last refinement applies), `share` (of the roof of its own kernels) and `share_fastest` (of the roof of
+    the fastest matrix kernel measured there). Ceilings are its own study's, else those of all studies on that machine.
+    Raises StudyError for a cell whose ceiling no study measured.
     """
     studies = list(studies)
-    rates = [_rates(rows) for _, rows, _ in studies]
-    pooled = {key: [rate for found in rates for rate in found.get(key, [])] for key in set(chain(*rates))}
-    by_columns = columns.rates(rows for _, rows, _ in studies)
-    entries = []
-    for (name, rows, facts), own in zip(studies, rates, strict=True):
-        files, found = _files(facts), _steady(rows[rows["workload"].isin(TIMED)])
+    own = [ceilings.measured([rows]) for _, rows, _ in studies]
+    pooled, entries = pd.concat(own, ignore_index=True), []
+    for (name, rows, facts), table in zip(studies, own, strict=True):
+        files, found = _files(facts), usable(rows)
+        found = found[found["workload"].isin(TIMED) & found["samples_ns"].map(len).astype(bool)]
         for key, group in found.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             model = files[cell["model"].rstrip("*"), cell["dtype"]]
-            limits = _limits(own, pooled, cell)
-            kernel = by_columns.get((cell["machine"], cell["n_threads"], cell["n_gpu_layers"], cell["dtype"]))
-            verdict = "valid" if (group["verdict"] == "valid").all() else "/".join(sorted(group["verdict"].unique()))
-            cell |= {"verdict": verdict, "n": len(group), "chip": facts[cell["machine"]]["chip"]}
+            cell |= {"n": len(group), "chip": facts[cell["machine"]]["chip"]}
             for timed in _timed(cell, group):
                 entry = {"study": name, **cell, "phase": timed.phase, "tokens": timed.tokens, "depth": timed.depth}
                 entry["n_seq"] = timed.n_seq
-                entries.append(entry | _compared(timed, cell, model, facts[cell["engine"]], limits, kernel))
+                limits = _limits([table, pooled], ceilings.place_of(cell), model, timed)
+                entries.append(entry | _compared(timed, cell, model, facts[cell["engine"]], limits))
     return pd.DataFrame(entries)
 
 
-ENDED = ("ok", "starved")  # a starved worker did not crash: it was measured again
+def left_out(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> dict[str, int]:
+    """Processes of timed cells that enter no number: `crashed`, `wrong` (computed wrong), and `other`.
+
+    The others are anchors, processes that something disturbed, and starved ones, which were measured again.
+    """
+    counted = {"crashed": 0, "wrong": 0, "other": 0}
+    for _, rows, _ in studies:
+        timed = rows[rows["workload"].isin(TIMED)]
+        crashed, used = ~timed["status"].isin(["ok", "starved"]), timed.index.isin(usable(rows).index)
+        wrong = ~crashed & ~timed["verdict"].isin(["valid", "n/a", "starved"])
+        counted["crashed"] += int(crashed.sum())
+        counted["wrong"] += int(wrong.sum())
+        counted["other"] += int((~crashed & ~wrong & ~used).sum())
+    return counted
 
 
-def crashed(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> int:
-    """Processes of timed cells that ended without a time."""
-    return sum(int((rows["workload"].isin(TIMED) & ~rows["status"].isin(ENDED)).sum()) for _, rows, _ in studies)
+def steps(table: pd.DataFrame) -> pd.DataFrame:
+    """Per refinement of STEPS, over the same cells: how many lie `inside`, `near` (within NEAR), `above`, `below`.
+
+    Also `cells`, `touched` (how many it says anything about), `median` and `worst` miss (times the band's nearer edge,
+    above 1 either way), `nearer` and `further` (cells it brings nearer to the band or moves away from it), and
+    `effect`: "better" or "worse" by the median miss against the step before, or "same"; "" for the first.
+    """
+    entries, before = [], None
+    for name, what in STEPS.items():
+        own = off(table, name)
+        entry: dict[str, Any] = {"step": name, "what": what, "cells": len(table)} | counts(table, name)
+        entry |= {"median": float(own.median()), "worst": float(own.max()), "effect": ""}
+        entry |= {"touched": len(table), "nearer": 0, "further": 0}
+        if before is not None:
+            changed = (own / before).round(9)
+            entry |= {"nearer": int((changed < 1).sum()), "further": int((changed > 1).sum())}
+            entry["touched"] = int(table["by_kernel"].sum()) if name == "miss_kernel" else len(table)
+            entry["effect"] = _effect(own, before)
+        entries.append(entry)
+        before = own
+    return pd.DataFrame(entries)
+
+
+def counts(table: pd.DataFrame, step: str = "miss") -> dict[str, int]:
+    """How many cells lie `inside` the band, `near` it (within NEAR of its edge, the inside ones too), above, below."""
+    own, value = off(table, step), table[step]
+    return {
+        "inside": int((own == 1).sum()),
+        "near": int((own <= NEAR).sum()),
+        "above": int((value > 1).sum()),
+        "below": int((value < 1).sum()),
+    }
 
 
 def summary(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Per group: `cells`, share `inside` the band, `median` and `worst` miss, and the median with each explanation.
-
-    A miss is how many times the band's nearer edge the time lies from it, above 1 either way.
-    """
+    """Per group: `cells`, `counts`, `median` and `worst` miss, the median after the last step, and median shares."""
     entries = []
     for key, group in table.groupby(by, sort=False):
-        off = group["miss"].map(_off)
-        entry: dict[str, Any] = dict(zip(by, key, strict=True)) | {"cells": len(group)}
-        entry |= {"inside": float((off == 1).mean()), "median": float(off.median()), "worst": float(off.max())}
-        entry |= {name: float(group[name].map(_off).median()) for name in MISSES[1:]}
-        entries.append(entry | {"share": float(group["share"].median())})
+        own = off(group)
+        entry: dict[str, Any] = dict(zip(by, key, strict=True)) | {"cells": len(group)} | counts(group)
+        entry |= {"median": float(own.median()), "worst": float(own.max())}
+        entry |= {"last": float(off(group, "miss_kernel").median())}
+        shares = {name: float(group[name].median()) for name in ("share", "share_fastest")}
+        entries.append(entry | shares)
     return pd.DataFrame(entries)
 
 
-def off(table: pd.DataFrame) -> pd.Series:
-    """How far each time lies from its band, above 1 either way."""
-    return table["miss"].map(_off)
+def off(table: pd.DataFrame, step: str = "miss") -> pd.Series:
+    """How far each time lies from its band after a step, above 1 either way."""
+    return table[step].map(lambda value: max(value, 1 / value))
 
 
 def kind(row: Mapping[str, Any]) -> str:
@@ -105,17 +160,13 @@ def kind(row: Mapping[str, Any]) -> str:
     return "decode, many sequences" if row["n_seq"] > 1 else "decode, one sequence"
 
 
-def _off(value: float) -> float:
-    return max(value, 1 / value) if value == value else value
+def _effect(after: pd.Series, before: pd.Series) -> str:
+    change = after.median() / before.median()
+    return "better" if change < 1 else "worse" if change > 1 else "same"
 
 
 def _files(facts: Facts) -> dict[tuple[str, str], Model]:
     return {(fact["name"], fact["dtype"]): dict(fact) for fact in facts.values() if "tensors" in fact}
-
-
-def _steady(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with times that nothing disturbed, where there are enough of them; verdicts play no part."""
-    return undisturbed(rows[(rows["status"] == "ok") & rows["samples_ns"].map(len).astype(bool)])
 
 
 def _timed(cell: Mapping[str, Any], group: pd.DataFrame) -> Iterator[Timed]:
@@ -156,86 +207,59 @@ def _medians(samples: list[list[list[int]]]) -> tuple[float, ...]:
     return tuple(float(np.median(list(chain(*row)))) / NS for row in samples)
 
 
-def _rates(rows: pd.DataFrame) -> Rates:
-    """(best sample, median) of every ceiling process, by machine, ceiling, threads, GPU layers, type or "" for any."""
-    found = rows[rows["workload"].isin(["read", "matmul"]) & (rows["status"] == "ok") & (rows["n_prompt"] == 0)]
-    names = ["machine", "workload", "n_threads", "n_gpu_layers", "dtype", "n_bytes", "n_flops", "samples_ns"]
-    rates: Rates = {}
-    for *where, dtype, n_bytes, n_flops, samples in found[names].itertuples(index=False):
-        times = list(chain(*samples))
-        pair = tuple((n_bytes + n_flops) * NS / time for time in (min(times), float(np.median(times))))
-        for kind in (dtype, ""):
-            rates.setdefault((*where, kind), []).append(pair)
-    return rates
-
-
-def _limits(own: Rates, pooled: Rates, cell: Mapping[str, Any]) -> list[Ceilings]:
-    """Best and usual ceilings for a cell's machine, threads, device and type: of its own study, else of all.
-
-    Where the type was not measured, any type's. Raises StudyError where no study has them.
-    """
-    found = {}
-    for ceiling, kinds in (("read", ("",)), ("matmul", (cell["dtype"], ""))):
-        keys = [(cell["machine"], ceiling, cell["n_threads"], cell["n_gpu_layers"], kind) for kind in kinds]
-        pairs = next((rates[key] for key in keys for rates in (own, pooled) if key in rates), None)
-        if pairs is None:
-            why = f"no study measured it on that machine with {cell['n_threads']} threads"
-            raise StudyError(f"{ceiling} ceiling", why, "plamo-study measure 02-roofline")
-        found[ceiling] = max(best for best, _ in pairs), float(np.median([usual for _, usual in pairs]))
-    return [Ceilings(read, matmul) for read, matmul in zip(found["read"], found["matmul"], strict=True)]
+def _limits(tables: Sequence[pd.DataFrame], place: Place, model: Model, timed: Timed) -> Limits:
+    """The ceilings of a cell's place for its file; a decode step computes the head with every token."""
+    heads = 1 / timed.tokens
+    best, usual = ceilings.limits(tables, place, model, heads)
+    rate = ceilings.fastest(tables, place)[1]
+    known = {dtype: ceilings.by_columns(tables[-1], place, dtype) for dtype in ceilings.by_type(model)}
+    return Limits(best, usual, Ceilings(best.read, rate.best), known)
 
 
 def _compared(
-    timed: Timed,
-    cell: Mapping[str, Any],
-    model: Model,
-    engine: Mapping[str, Any],
-    limits: list[Ceilings],
-    kernel: Mapping[int, float] | None,
+    timed: Timed, cell: Mapping[str, Any], model: Model, engine: Mapping[str, Any], limits: Limits
 ) -> dict[str, Any]:
     how = {"n_ubatch": int(cell["n_ubatch"]), "type_k": cell["type_k"], "type_v": cell["type_v"]}
     account = roofline.parts(model, timed.tokens, timed.depth, timed.n_seq, **how, together=timed.together)
     flops, moved = roofline.work(account)
-    best, usual = limits
-    bands = [roofline.band(flops, moved, limit) for limit in limits]
-    again = replace(bands[1], memory=(moved + _again(timed, cell, model, engine)) / usual.read)
+    best, usual = roofline.band(flops, moved, limits.best), roofline.band(flops, moved, limits.usual)
+    again = replace(usual, memory=(moved + _again(timed, cell, model, engine)) / limits.usual.read)
+    by_kernel = _by_kernel(timed, cell, model, engine, account, limits)
+    bands = (best, usual, again, by_kernel or again)
     measured = stats.median(timed.seconds)
-    by_kernel = _by_kernel(timed, cell, model, engine, account, usual, kernel) if kernel else None
-    misses = [miss(measured.value, band.low, band.high) if band else NAN for band in (*bands, again, by_kernel)]
     return {
         "flops": flops,
         "bytes": moved,
         "intensity": flops / moved,
-        "compute": best.matmul,
-        "read": best.read,
-        "bound": bands[0].bound,
-        "low": bands[0].low,
-        "high": bands[0].high,
+        "compute": limits.best.matmul,
+        "read": limits.best.read,
+        "bound": best.bound,
+        "low": best.low,
+        "high": best.high,
         "measured": measured,
-        "share": bands[0].low / measured.value,
-        **dict(zip(MISSES, misses, strict=True)),
+        "share": best.low / measured.value,
+        "share_fastest": roofline.band(flops, moved, limits.fastest).low / measured.value,
+        "by_kernel": by_kernel is not None,
+        **{name: miss(measured.value, band.low, band.high) for name, band in zip(STEPS, bands, strict=True)},
     }
 
 
 def _by_kernel(
-    timed: Timed,
-    cell: Mapping[str, Any],
-    model: Model,
-    engine: Mapping[str, Any],
-    account: list[Part],
-    usual: Ceilings,
-    kernel: Mapping[int, float],
-) -> Band:
-    """All matrix products at the rate the kernel has for so many columns, beside everything else at the ceilings."""
+    timed: Timed, cell: Mapping[str, Any], model: Model, engine: Mapping[str, Any], account: list[Part], limits: Limits
+) -> Band | None:
+    """All matrix products in the time their kernels take for so many columns, everything else at the ceilings.
+
+    None where a kernel was not measured near that number of columns.
+    """
     shape = {
         "tokens": timed.tokens,
         "n_seq": timed.n_seq,
         "together": timed.together,
         "n_ubatch": int(cell["n_ubatch"]),
     }
-    products = columns.seconds(model, shape, kernel, "D4" not in engine.get("corrects", ()))
-    rest = roofline.band(*roofline.work([part for part in account if part.name not in PRODUCTS]), usual)
-    return Band(products, rest.high)
+    products = columns.seconds(model, shape, limits.by_columns, "D4" not in engine.get("corrects", ()))
+    rest = roofline.band(*roofline.work([part for part in account if part.name not in PRODUCTS]), limits.usual)
+    return None if products is None else Band(products, rest.high)
 
 
 def _again(timed: Timed, cell: Mapping[str, Any], model: Model, engine: Mapping[str, Any]) -> float:

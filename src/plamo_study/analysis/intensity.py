@@ -62,13 +62,17 @@ def turning(model: Model, balance: float) -> tuple[float, float]:
     return by_prompt, by_batch
 
 
-def machines(parts: Iterable[Mapping[str, Any]], here: Ceilings, name: str, dtype: str) -> pd.DataFrame:
-    """This machine, measured, and other parts, as published, by balance point (FLOPs/byte), one row a type.
+def machines(parts: Iterable[Mapping[str, Any]], here: Mapping[str, Ceilings], name: str) -> pd.DataFrame:
+    """This machine with each kernel of `here`, and other parts as published, by balance point (FLOPs/byte).
 
-    Columns name, dtype, compute (FLOP/s), bandwidth (B/s), memory (bytes), balance, by (who says it), note.
+    Columns name, dtype (this machine's: the kernel), compute (FLOP/s), bandwidth (B/s), memory (bytes), balance, by
+    (who says it), note.
     """
-    compute = {"compute": here.matmul, "bandwidth": here.read, "memory": None}
-    entries = [{"name": name, "dtype": dtype, **compute, "by": "measured", "note": "ceilings above, best samples"}]
+    entries: list[dict[str, Any]] = [
+        {"name": name, "dtype": kernel, "compute": limit.matmul, "bandwidth": limit.read, "memory": None}
+        | {"by": "measured", "note": "best samples"}
+        for kernel, limit in here.items()
+    ]
     for part in parts:
         for kind, peak in part["peak"].items():
             held = {key: part[key] for key in ("name", "bandwidth", "memory", "note")}

@@ -1,13 +1,13 @@
 """Study 01's arithmetic: this machine's ceilings, the time they allow each phase, and what was measured beside it."""
 
-from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import pandas as pd
 
 from plamo_study.analysis import phase_asymmetry as study
 from plamo_study.analysis import roofline, stats
+from plamo_study.analysis.ceilings import Place, Rate, by_block, every_kernel, main_place, measured, read
+from plamo_study.analysis.ceilings import limits as both_limits
 from plamo_study.analysis.roofline import Band, Ceilings, Model
 from plamo_study.analysis.usable import main_rows, model_names
 
@@ -16,33 +16,31 @@ CEILING = {"memory": "read", "compute": "matmul"}
 
 
 def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per ceiling, device and thread count: `best` sample and `usual` (median over processes), in B/s or FLOP/s."""
-    found = rows[rows["workload"].isin(["read", "matmul"]) & (rows["status"] == "ok") & (rows["n_prompt"] == 0)]
-    found = found[found["label"] == ""]  # labelled ones are the kernels of single types (notebook 04)
-    best, usual = _rate(found, lambda samples: min(chain(*samples))), _rate(found, study.median_sample)
-    entries = []
-    for (ceiling, layers, threads), group in found.groupby(["workload", "n_gpu_layers", "n_threads"]):
-        key = {"ceiling": ceiling, "n_gpu_layers": layers, "n_threads": threads}
-        entries.append(key | {"best": best[group.index].max(), "usual": stats.median(usual[group.index].tolist())})
+    """Per ceiling, kernel, device and thread count: `best` sample and `usual` (median over processes), B/s or FLOP/s.
+
+    Of the machine the study is about; kernels at their full number of columns.
+    """
+    table, entries = measured([rows]), []
+    here = table[table["machine"] == main_place(rows).machine]
+    for (layers, threads), group in here.groupby(["n_gpu_layers", "n_threads"]):
+        place = Place(str(group["machine"].iloc[0]), int(threads), int(layers))
+        rates: dict[str, Rate] = {"read": read([table], place)} if (group["ceiling"] == "read").any() else {}
+        kernels = every_kernel([table], place)
+        for name, rate in [*rates.items(), *((kernel.name, rate) for kernel, rate in kernels.items())]:
+            entry = {"ceiling": "read" if name == "read" else "matmul", "kernel": name, "n_gpu_layers": layers}
+            entry |= {"n_threads": threads, "best": rate.best, "usual": stats.median(rate.by_process)}
+            entries.append(entry)
     return pd.DataFrame(entries)
 
 
-def limits(rows: pd.DataFrame) -> Ceilings:
-    """The ceilings of the main set-up, best-of, as the roofline takes them."""
-    best = _main_ceilings(rows)["best"]
-    return Ceilings(read=float(best["read"]), matmul=float(best["matmul"]))
+def limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
+    """The best ceilings of a study's main set-up, for a file or a tensor type: what the roofline takes."""
+    return both_limits([measured([rows])], main_place(rows), what)[0]
 
 
-def usual_limits(rows: pd.DataFrame) -> Ceilings:
+def usual_limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
     """The same ceilings as they usually are: medians over processes."""
-    usual = _main_ceilings(rows)["usual"]
-    return Ceilings(read=usual["read"].value, matmul=usual["matmul"].value)
-
-
-def _main_ceilings(rows: pd.DataFrame) -> pd.DataFrame:
-    table = ceilings(rows)
-    table = table[table["n_gpu_layers"] == table["n_gpu_layers"].min()]
-    return table[table["n_threads"] == table["n_threads"].max()].set_index("ceiling")
+    return both_limits([measured([rows])], main_place(rows), what)[1]
 
 
 def prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
@@ -50,8 +48,8 @@ def prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
 
     Columns: phase, n_prompt, `flops`, `bytes`, the nearer ceiling (`bound`), and the band `low` to `high` in seconds.
     """
-    limit = limits(rows)
-    entries = [entry for name in model_names(rows) for entry in _predictions(models[name], limit, name)]
+    names = model_names(rows)
+    entries = [entry for name in names for entry in _predictions(models[name], limits(rows, models[name]), name)]
     return pd.DataFrame(entries)
 
 
@@ -61,31 +59,25 @@ def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataF
     `measured`: median seconds. `miss`: 1 inside the band, measured/high above it, measured/low below it. `of_best`:
     achieved rate over the nearer ceiling's best sample. `of_usual`: over the same ceiling measured in the same block.
     """
-    limit, found, entries = limits(rows), main_rows(rows), []
+    found, entries = main_rows(rows), []
     for entry in prediction(rows, models).to_dict("records"):
         cells = found[(found["model"] == entry["model"]) & (found["workload"] == entry["phase"])]
         long = cells["n_prompt"] == entry["n_prompt"] if entry["phase"] == "prefill" else cells["n_gen"] == 512
         seconds = study.seconds_by_block(cells[long], study.median_sample)
         if len(seconds):
-            entries.append(entry | _compared(entry, seconds, found, limit))
+            entries.append(entry | _compared(entry, seconds, rows, models[entry["model"]]))
     return pd.DataFrame(entries)
 
 
-def _compared(entry: dict[str, Any], seconds: pd.Series, found: pd.DataFrame, limit: Ceilings) -> dict[str, Any]:
-    memory = entry["bound"] == "memory"
-    ceiling = found[found["workload"] == CEILING[entry["bound"]]].set_index("block")
-    usual = _rate(ceiling, study.median_sample)
+def _compared(entry: dict[str, Any], seconds: pd.Series, rows: pd.DataFrame, model: Model) -> dict[str, Any]:
+    memory, limit = entry["bound"] == "memory", limits(rows, model)
+    usual = by_block(measured([rows]), main_place(rows), model)[CEILING[entry["bound"]]]
     work, best = (entry["bytes"], limit.read) if memory else (entry["flops"], limit.matmul)
-    measured = stats.median(seconds.tolist())
+    spent = stats.median(seconds.tolist())
     full = work / best
-    share = stats.Estimate(full / measured.value, full / measured.high, full / measured.low, measured.n)
-    off = miss(measured.value, entry["low"], entry["high"])
-    return {"measured": measured, "miss": off, "of_best": share, "of_usual": study.paired_ratio(work / usual, seconds)}
-
-
-def _rate(found: pd.DataFrame, statistic: Callable[[list[list[int]]], float]) -> pd.Series:
-    """Work per second of ceiling rows, in B/s or FLOP/s, at a statistic of their samples."""
-    return (found["n_bytes"] + found["n_flops"]) * study.NS / found["samples_ns"].map(statistic)
+    share = stats.Estimate(full / spent.value, full / spent.high, full / spent.low, spent.n)
+    off = miss(spent.value, entry["low"], entry["high"])
+    return {"measured": spent, "miss": off, "of_best": share, "of_usual": study.paired_ratio(work / usual, seconds)}
 
 
 def _predictions(model: Model, limit: Ceilings, name: str) -> list[dict[str, Any]]:

@@ -10,13 +10,11 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import roofline, stats
-from plamo_study.analysis.phase_asymmetry import NS, median_sample, paired_ratio
+from plamo_study.analysis.ceilings import MATMUL, PLAIN, at, by_type, loaded, main_place, measured, weighty
+from plamo_study.analysis.phase_asymmetry import paired_ratio
 from plamo_study.analysis.quantization import REFERENCE, Files, seconds
-from plamo_study.analysis.roofline import NO_MATMUL, Model
-from plamo_study.analysis.usable import main_rows
 
-NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel does not matter
-PLAIN, PACKED = "plain", "packed"  # labels of kernel cells: weights as in the file, and as the engine lays them out
+LOADED = "loaded"  # the weights as the engine lays them out when it loads a model, beside PLAIN, as the file holds them
 
 
 def predicted(rows: pd.DataFrame, known: Files) -> pd.DataFrame:
@@ -73,7 +71,7 @@ def kernels(rows: pd.DataFrame) -> pd.DataFrame:
     for dtype in dict.fromkeys(dtype for dtype, _, _ in rates):
         entry: dict[str, Any] = {"dtype": dtype}
         for name, columns in (("read", "one"), ("compute", "many")):
-            for suffix, label in (("", PACKED), ("_plain", PLAIN)):
+            for suffix, label in (("", LOADED), ("_plain", PLAIN)):
                 found = rates.get((dtype, columns, label))
                 entry[name + suffix] = None if found is None else stats.median(found.tolist())
         entries.append(entry)
@@ -84,9 +82,9 @@ def packing(rows: pd.DataFrame) -> pd.DataFrame:
     """What packing a type's weights at load gains: `dtype`, `columns` (one, many) and `gain` over plain, paired."""
     rates = _rates(rows)
     entries = [
-        {"dtype": dtype, "columns": columns, "gain": paired_ratio(rates[dtype, columns, PACKED], plain)}
+        {"dtype": dtype, "columns": columns, "gain": paired_ratio(rates[dtype, columns, LOADED], plain)}
         for (dtype, columns, label), plain in rates.items()
-        if label == PLAIN and (dtype, columns, PACKED) in rates
+        if label == PLAIN and (dtype, columns, LOADED) in rates
     ]
     return pd.DataFrame(entries, columns=["dtype", "columns", "gain"])
 
@@ -96,45 +94,29 @@ def kernel_seconds(rows: pd.DataFrame, known: Files) -> dict[tuple[str, str, str
     rates, found = _rates(rows), {}
     n_prompt = int(rows[rows["workload"] == "decode"]["n_prompt"].max())
     for (model, dtype), fact in known.items():
-        amounts = _weighty(by_type(fact))
-        if any((kind, columns, PACKED) not in rates for kind in amounts for columns in ("one", "many")):
+        amounts = weighty(by_type(fact))
+        if any((kind, columns, LOADED) not in rates for kind in amounts for columns in ("one", "many")):
             continue
-        read = [amount["bytes"] / rates[kind, "one", PACKED] for kind, amount in amounts.items()]
-        compute = [2 * n_prompt * a["multiplied"] / rates[kind, "many", PACKED] for kind, a in amounts.items()]
+        read = [amount["bytes"] / rates[kind, "one", LOADED] for kind, amount in amounts.items()]
+        compute = [2 * n_prompt * a["multiplied"] / rates[kind, "many", LOADED] for kind, a in amounts.items()]
         found["decode", model, dtype] = pd.concat(read, axis=1).sum(axis=1, skipna=False).dropna()
         found["prefill", model, dtype] = pd.concat(compute, axis=1).sum(axis=1, skipna=False).dropna()
     return found
 
 
-def _weighty(amounts: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Without the types that a file holds next to nothing of, such as narrow matrices' own."""
-    total = sum(amount["bytes"] for amount in amounts.values())
-    return {dtype: amount for dtype, amount in amounts.items() if amount["bytes"] >= NEGLIGIBLE * total}
-
-
-def by_type(fact: Model) -> dict[str, dict[str, int]]:
-    """Of each tensor type in a file's matrices: `bytes` a decode step reads, weights `multiplied` with every token."""
-    untied = "output" in fact["tensors"]
-    found: dict[str, dict[str, int]] = {}
-    for kind, tensors in fact["tensors"].items():
-        if (kind in NO_MATMUL and kind not in ("token_embd", "output")) or kind.endswith("_norm"):
-            continue
-        for dtype, part in tensors.get("by_type", {tensors["type"]: tensors}).items():
-            sums = found.setdefault(dtype, {"bytes": 0, "multiplied": 0})
-            sums["bytes"] += 0 if untied and kind == "token_embd" else part["n_bytes"]
-            sums["multiplied"] += 0 if kind in NO_MATMUL else part["n_elements"]
-    return found
-
-
 def _rates(rows: pd.DataFrame) -> dict[tuple[str, str, str], pd.Series]:
-    """Rates by block, in B/s or FLOP/s, by (tensor type, one or many columns, label)."""
-    found = main_rows(rows)
-    told = found["checks"].map(lambda checks: "packed" in checks)  # else nobody looked how the weights were laid out
-    found = found[(found["workload"] == "matmul") & told]
-    work = (found["n_bytes"] + found["n_flops"]) * NS / found["samples_ns"].map(median_sample)
-    found = found.assign(rate=work, columns=["one" if n else "many" for n in found["n_bytes"]])
-    groups = found.groupby(["dtype", "columns", "label"])
-    return {(str(d), str(c), str(label)): group.set_index("block")["rate"] for (d, c, label), group in groups}
+    """Rates by block, in B/s or FLOP/s, by (tensor type, one or many columns, as loaded or plain)."""
+    table, place = measured([rows]), main_place(rows)
+    products = at(table, place, MATMUL)
+    found: dict[tuple[str, str, str], pd.Series] = {}
+    for dtype, group in products.groupby("dtype", sort=False):
+        as_loaded = loaded(table, place, str(dtype))
+        layouts = {LOADED: as_loaded} | ({} if len(as_loaded) == len(group) else {PLAIN: group.drop(as_loaded.index)})
+        for layout, lines in layouts.items():
+            one, many = lines[lines["columns"] == 1].set_index("block"), lines[lines["many"]].set_index("block")
+            found[str(dtype), "one", layout] = one["n_bytes"] / one["usual"]
+            found[str(dtype), "many", layout] = many["n_flops"] / many["usual"]
+    return {key: rates for key, rates in found.items() if len(rates)}
 
 
 def _decode_depth(rows: pd.DataFrame) -> float:

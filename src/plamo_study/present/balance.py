@@ -8,7 +8,7 @@ import pandas as pd
 from plamo_study.analysis import intensity, roofline, what_if
 from plamo_study.analysis.roofline import Ceilings, Model
 from plamo_study.measure import planned
-from plamo_study.present.tables import Columns, Table, significant, table
+from plamo_study.present.tables import NOT_AVAILABLE, Columns, Table, significant, table
 
 TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 PARTS = ("weights of the blocks", "output head", "embedding rows", "keys and values read", "keys and values written",
@@ -29,8 +29,11 @@ def accounts(known: Mapping[str, Model]) -> Table:
     return Table(turned)
 
 
-def by_type(names: Sequence[str], scale: str, here: Ceilings) -> Table:
-    """Intensity of three passes by weight type, from planned tensor tables, and where each model turns here."""
+def by_type(names: Sequence[str], scale: str, here: Mapping[str, Ceilings]) -> Table:
+    """Intensity of three passes by weight type, from planned tensor tables, and where each model turns here.
+
+    `here`: this machine's ceilings by type of file, each with its own kernel; n/a for a type that was not measured.
+    """
     entries = []
     for name in names:
         for dtype in TYPES:
@@ -38,8 +41,9 @@ def by_type(names: Sequence[str], scale: str, here: Ceilings) -> Table:
             entry = {"model": name, "type": dtype, "weights (MB)": f"{roofline.weight_bytes(model) / 1e6:,.1f}"}
             entry |= {f"{what} (FLOPs/byte)": significant(3)(intensity.intensity(model, tokens, depth, n_seq))
                       for what, tokens, depth, n_seq in intensity.PASSES}  # fmt: skip
-            prompt, batch = intensity.turning(model, here.matmul / here.read)
-            entries.append(entry | {"prompt that waits for compute": count(prompt), "batch": count(batch)})
+            turned = intensity.turning(model, here[dtype].matmul / here[dtype].read) if dtype in here else None
+            said = [count(n) for n in turned] if turned else [NOT_AVAILABLE] * 2
+            entries.append(entry | dict(zip(("prompt that waits for compute", "batch"), said, strict=True)))
     return Table(pd.DataFrame(entries))
 
 
@@ -52,10 +56,8 @@ def balances(table_of_machines: pd.DataFrame, known: Mapping[str, Model]) -> Tab
         entry |= {"GB/s": f"{row['bandwidth'] / 1e9:,.0f}", "FLOPs/byte": significant(3)(row["balance"])}
         same = turned[(turned["name"] == row["name"]) & (turned["dtype"] == row["dtype"])]
         for one in same.to_dict("records"):
-            entry |= {f"{one['model']}: prompt": count(one["prompt"]), f"{one['model']}: batch": count(one["batch"])}
-        memory = row["memory"]
-        entry |= {"memory (GB)": f"{memory / 1e9:.0f}" if memory == memory and memory else "", "peak by": row["by"]}
-        entries.append(entry)
+            entry |= {f"{one['model']}: prompt / batch": f"{count(one['prompt'])} / {count(one['batch'])}"}
+        entries.append(entry | {"peak by": row["by"]})
     return Table(pd.DataFrame(entries))
 
 

@@ -14,6 +14,7 @@ from plamo_study.measure.frame import build_name
 from plamo_study.present.tables import Columns, Table, scaled, table
 
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
+READ_KERNEL = "dot product of an array with itself"
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
 
 
@@ -71,12 +72,15 @@ def verdicts(recording: Recording) -> Table:
 
 
 def ceilings(recording: Recording) -> Table:
-    """Both ceilings of this machine at each thread count, best and usual."""
+    """Both ceilings of this machine at each thread count, best and usual, and the kernel each was measured with."""
     data = prediction.ceilings(recording.rows)
     factors = [PER_SECOND[c] for c in data["ceiling"]]
     shown = pd.DataFrame(
         {
             "ceiling": [CEILINGS[c] for c in data["ceiling"]],
+            "measured with": [
+                READ_KERNEL if c == "read" else k for c, k in zip(data["ceiling"], data["kernel"], strict=True)
+            ],
             "device": ["CPU" if n == 0 else "GPU" for n in data["n_gpu_layers"]],
             "threads": data["n_threads"],
             "best": [f"{best * f:.1f} {unit}" for best, (f, unit) in zip(data["best"], factors, strict=True)],

@@ -10,6 +10,7 @@ from plamo_study import crosscheck_ceilings, paths
 from plamo_study.analysis import ceilings_check
 from plamo_study.errors import StudyError
 from plamo_study.measure.collect import LOCAL, REFERENCE
+from plamo_study.present.evidence import READ_KERNEL
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 
 FACTORS = {"ms": 1e3, "GB": 1e-9, "GB/s": 1e-9, "MB": 1e-6, "TFLOP": 1e-12, "%": 100.0}
@@ -32,6 +33,12 @@ def parts() -> list[dict[str, Any]]:
     return found
 
 
+def cores() -> list[dict[str, Any]]:
+    """What cores of the processors measured here do per cycle, with its sources."""
+    found: list[dict[str, Any]] = _toml("hardware.toml")["core"]
+    return found
+
+
 def part(name: str) -> dict[str, Any]:
     """The part whose name begins like this."""
     return next(entry for entry in parts() if entry["name"].startswith(name))
@@ -48,6 +55,19 @@ def part_sources() -> Markdown:
     for entry in parts():
         links = f"[memory]({entry['memory_source']}), [peak]({entry['peak_source']})"
         lines.append(f"- {entry['name']}: {links}; {entry['note']}.")
+    return Markdown("\n".join(lines))
+
+
+def core_sources() -> Markdown:
+    """Where each core's operations per cycle and its highest clock were read."""
+    lines = []
+    for entry in cores():
+        rates = ", ".join(f"{n} {unit}" for unit, n in entry["per_cycle"].items())
+        links = f"[operations]({entry['per_cycle_source']}), [method]({entry['method_source']})"
+        clock = f"[{entry['highest_clock'] / 1e9:.1f} GHz at most]({entry['clock_source']})"
+        lines.append(
+            f"- {entry['chip']}, {entry['name']}: {rates} a cycle and core ({links}), {clock}; {entry['note']}."
+        )
     return Markdown("\n".join(lines))
 
 
@@ -114,7 +134,7 @@ def side_by_side(source: str) -> Table | Markdown:
         factor, unit = PER_SECOND[ceilings_check.AGAINST.get(row["what"], row["what"])]
         entry = {"program": row["what"], "which": tools.get(row["what"], "the engine's, as the studies measure it")}
         if row["what"] == ceilings_check.READ:
-            entry["which"] = "dot product of an array with itself"
+            entry["which"] = READ_KERNEL
         entry |= {f"median of {row['n']} runs": f"{scaled(factor, '.1f')(row['rate'])} {unit}"}
         entry |= {"best run": f"{row['best'] * factor:.1f}", "variation": f"{row['variation']:.0%}"}
         known = row["what"] in ratio.index

@@ -11,7 +11,7 @@ from plamo_study.analysis.operators import GROUPS
 from plamo_study.measure.collect import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import CEILINGS, escaped
-from plamo_study.present.tables import Columns, Table, significant, table
+from plamo_study.present.tables import Columns, Table, folded, significant, table
 from plamo_study.present.theme import CATEGORIES
 
 CEILING = {"memory": CEILINGS["read"], "compute": CEILINGS["matmul"]}
@@ -48,23 +48,24 @@ def shares(recording: Recording, title: str) -> alt.Chart:
     )
 
 
-def rates(recording: Recording) -> Table:
+def rates(recording: Recording) -> Markdown:
     """Every class: its share, its time, what it moves and computes per second, and how near its ceiling it comes."""
-    data = study.rates(recording.rows)
+    data = study.rates(recording.rows, recording.facts)
     columns: Columns = {
         "model": ("model", ""),
         "phase": ("phase", ""),
         "class": ("class", ""),
-        "nodes": ("nodes", ".0f"),
         "share": ("share of operator time", ".1%"),
         "us": ("time (us)", significant(3)),
         "read": ("GB/s", significant(3, 1e-9)),
         "compute": ("GFLOP/s", significant(3, 1e-9)),
-        "bound": ("nearer ceiling", lambda bound: CEILING[bound]),
-        "of_ceiling": ("of its best sample", ".0%"),
+        "near": ("of the nearer ceiling, best sample", ""),
     }
-    ordered = data.assign(rank=[study.PHASES.index(phase) for phase in data["phase"]])
-    return table(ordered.sort_values(["model", "rank"], kind="stable"), columns)
+    near = [f"{row['of_ceiling']:.0%} of {CEILING[row['bound']]}" if row["nodes"] else None
+            for row in data.to_dict("records")]  # fmt: skip
+    ordered = data.assign(near=near, rank=[study.PHASES.index(phase) for phase in data["phase"]])
+    shown = table(ordered.sort_values(["model", "rank"], kind="stable"), columns)
+    return folded(f"Every class of operators: {len(data)} lines", shown)
 
 
 def cost(recording: Recording) -> Table:
@@ -95,5 +96,5 @@ def finding(recording: Recording) -> Markdown:
 
 
 def claims(recording: Recording) -> Table:
-    """The roofline's claim held against operators, and how much no class recognises."""
-    return evidence.claims(study.checked_claims(recording.rows))
+    """How near the largest products come to their ceiling, and how much time no class recognises."""
+    return evidence.claims(study.checked_claims(recording.rows, recording.facts))

@@ -1,23 +1,25 @@
 """Notebook 02's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import context_memory, every_cell, intensity, prediction, what_if
+from plamo_study.analysis import ceilings as limits_of
+from plamo_study.analysis import every_cell, intensity, peaks
+from plamo_study.analysis.ceilings import PLAIN, Kernel, Place
 from plamo_study.analysis.roofline import Ceilings, Model
+from plamo_study.errors import StudyError
 from plamo_study.measure.collect import Recording
-from plamo_study.present import evidence
+from plamo_study.present import balance, evidence
 from plamo_study.present.balance import count
 from plamo_study.present.evidence import chips, condition, escaped
 from plamo_study.present.tables import Columns, Table, folded, significant, table
 
 TRACE = "02-trace"
 WORST = 10
-GROUPS = ["study", "kind", "verdict"]
 
 
 def merged(recordings: Sequence[Recording]) -> Recording:
@@ -52,12 +54,23 @@ def home(recordings: Sequence[Recording]) -> Recording:
     return min(known, key=lambda recording: recording.study == TRACE)
 
 
-def limits(recordings: Sequence[Recording]) -> tuple[Ceilings, str]:
-    """This machine's ceilings, best samples, and the type of the matrix product."""
+def measured(recordings: Sequence[Recording]) -> tuple[list[pd.DataFrame], Place]:
+    """The ceilings of the study this notebook is at home in, then those of all studies; and that study's set-up."""
     rows = home(recordings).rows
-    dtype = rows[(rows["workload"] != "matmul") & (rows["model"] != "")]["dtype"].mode().iloc[0]
-    same = rows[(rows["workload"] != "matmul") | (rows["dtype"] == dtype)]
-    return prediction.limits(same[same["n_prompt"].eq(0) | same["workload"].ne("matmul")]), str(dtype)
+    return [limits_of.measured([rows]), limits_of.measured([r.rows for r in recordings])], limits_of.main_place(rows)
+
+
+def limits(recordings: Sequence[Recording]) -> tuple[Ceilings, str]:
+    """This machine's ceilings, best samples, with the kernel of the models' type, and that type."""
+    rows = home(recordings).rows
+    dtype = str(rows[(rows["workload"] != "matmul") & (rows["model"] != "")]["dtype"].mode().iloc[0])
+    return limits_of.limits(*measured(recordings), dtype)[0], dtype
+
+
+def fastest(recordings: Sequence[Recording]) -> tuple[Ceilings, Kernel]:
+    """The same with the fastest matrix kernel that any study measured on this machine, and its name."""
+    kernel, rate = limits_of.fastest(*measured(recordings))
+    return Ceilings(limits(recordings)[0].read, rate.best), kernel
 
 
 def models(recordings: Sequence[Recording]) -> dict[str, Model]:
@@ -66,20 +79,75 @@ def models(recordings: Sequence[Recording]) -> dict[str, Model]:
     return {name: found.facts[name] for name in sorted(n for n in found.rows["model"].unique() if n)[:2]}
 
 
+def by_type(recordings: Sequence[Recording]) -> Table:
+    """Intensity of three passes by weight type, and where each model turns here with that type's own kernels."""
+    names, (tables, place), here = [n.rstrip("*") for n in models(recordings)], measured(recordings), {}
+    for dtype in balance.TYPES:
+        with suppress(StudyError):  # a kernel that nobody measured here has no turning point
+            here[dtype] = limits_of.limits(tables, place, dtype)[0]
+    return balance.by_type(names, recordings[0].scale, here)
+
+
+def kernels(recordings: Sequence[Recording], cores: Sequence[Mapping[str, Any]]) -> Table:
+    """Every matrix kernel measured on this machine beside the fastest one and the peak of the part's instructions."""
+    found, (tables, place) = home(recordings), measured(recordings)
+    known = limits_of.every_kernel(tables, place)
+    engine = found.facts[found.rows["engine"].iloc[0]]
+    clock = peaks.clock(found.rows)
+    tops = {
+        k.dtype: peaks.peak(cores, found.facts[place.machine], engine, place.n_threads, k.dtype, clock) for k in known
+    }
+    data = peaks.table(known, tops)
+    columns: Columns = {
+        "name": ("kernel, many columns", ""),
+        "best": ("best (GFLOP/s)", significant(3, 1e-9)),
+        "usual": ("median (GFLOP/s)", significant(3, 1e-9)),
+        "balance": ("turns at (FLOPs/byte)", significant(3)),
+        "of_fastest": ("of the fastest", ".0%"),
+        "peak": ("of the part's peak", ""),
+        "at_least": ("of its peak at the highest clock sold", ".0%"),
+    }
+    shown = [f"{row['of_peak']:.0%}" if row["of_peak"] else f"n/a: {row['why']}" for row in data.to_dict("records")]
+    return table(data.assign(peak=shown, balance=data["best"] / limits(recordings)[0].read), columns)
+
+
 def finding(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
-    """The study in one paragraph: how well two ceilings and a tensor table predict every time measured."""
-    limit, dtype = limits(recordings)
-    off = every_cell.off(found)
-    worst = found.loc[off.idxmax()]
-    shares = found[found["verdict"] == "valid"].groupby("kind")["share"].median()
-    reached = " and ".join(f"{kind} {shares[kind]:.0%}" for kind in ONE if kind in shares)
+    """The study in one paragraph: how far arithmetic's floor lies below the times measured, and whose roof it is."""
+    (limit, dtype), (quick, kernel) = limits(recordings), fastest(recordings)
+    counted, off, own = every_cell.counts(found), every_cell.off(found), Kernel(dtype, PLAIN)
+    worst, chip = found.loc[off.idxmax()], chips(home(recordings))
     return Markdown(
         next(filter(None, (evidence.disturbed(recording.rows) for recording in recordings)), "")
-        + f"**Two measured ceilings and the tensor table predict {len(found)} timed cells with a median miss of "
-        f"{off.median():.2f} times the band's edge, {off.max():.2f} times at worst** ({escaped(str(worst['model']))}, "
-        f"{_pass(worst)}). {chips(home(recordings))} turns from memory to compute at "
-        f"{limit.matmul / limit.read:.1f} FLOPs per byte ({dtype}); of its roof, {reached} reach in the median. "
+        + f"**Arithmetic gives a floor, not a forecast. Of {len(found)} passes that were computed right, "
+        f"{counted['inside']} took as long as two ceilings and the tensor table predict, {counted['above']} longer, "
+        f"{counted['below']} less.** The median pass lies {off.median():.2f} times beyond the band's edge, the worst "
+        f"{off.max():.2f} times ({escaped(str(worst['model']))}, {_pass(worst)}); {counted['near']} lie no more than "
+        f"{every_cell.NEAR:g} times beyond it. {_refined(found)} On {chip} {own.name} turns from memory to compute at "
+        f"{limit.matmul / limit.read:.1f} FLOPs per byte; the fastest matrix kernel measured there, "
+        f"{kernel.name}, would turn at {quick.matmul / quick.read:.1f}. {_circular(found, chip, dtype)}"
         f"Condition: {condition(merged(recordings))}"
+    )
+
+
+def _refined(found: pd.DataFrame) -> str:
+    """What each refinement does to the median miss."""
+    first, *rest = every_cell.steps(found).to_dict("records")
+    said = [f"{row['median']:.2f} ({row['effect']}) with {row['what']}" for row in rest]
+    return f"Refined step by step, {first['median']:.2f} becomes {', '.join(said)}."
+
+
+def _circular(found: pd.DataFrame, chip: str, dtype: str) -> str:
+    """What both phases reach of the roof of their own kernel and of the fastest one's, and what that means."""
+    own = (
+        found[(found["chip"] == chip) & (found["dtype"] == dtype)].groupby("kind")[["share", "share_fastest"]].median()
+    )
+    if not set(ONE) <= set(own.index):
+        return ""
+    (prompt, fast), (step, _) = own.loc[ONE[0]], own.loc[ONE[1]]
+    return (
+        f"There one prompt in {dtype} reaches {prompt:.0%} of its own kernel's roof in the median, which is close to "
+        f"circular: prefill is that kernel. Of the fastest kernel's roof it reaches {fast:.0%}. Decode of one sequence "
+        f"reaches {step:.0%} of what the read ceiling allows. "
     )
 
 
@@ -88,124 +156,138 @@ ONE = ("prefill, one prompt", "decode, one sequence")
 
 def guess(recordings: Sequence[Recording], guessed: float) -> Markdown:
     """The reader's guess of the tokens a pass needs before it waits for compute, beside what arithmetic says."""
-    limit, _ = limits(recordings)
+    limit, dtype = limits(recordings)
     name, model = next(iter(models(recordings).items()))
     needed = intensity.turning(model, limit.matmul / limit.read)[0]
     return Markdown(
-        f"Your guess was **{guessed:g}** tokens; from the measured ceilings and the tensor table of "
-        f"{escaped(name)}: **{needed:g}**."
+        f"Your guess was **{guessed:g}** tokens. From the tensor table of {escaped(name)}, the read ceiling and "
+        f"{Kernel(dtype, PLAIN).name}: **{needed:g}**."
     )
 
 
 def studies(recordings: Sequence[Recording], found: pd.DataFrame) -> Table:
-    """Which studies the cells come from, and how many processes ended without a time."""
+    """Which studies the cells come from, and which processes enter no number."""
     entries = []
     for recording in recordings:
         own = found[found["study"] == recording.study]
-        crashed = every_cell.crashed([(recording.study, recording.rows, recording.facts)])
         entry = {"study": recording.study, "machine": chips(recording), "rows": len(recording.rows)}
-        entry |= {
-            "timed cells": len(own),
-            "models": ", ".join(sorted(set(own["model"]))),
-            "types": ", ".join(sorted(set(own["dtype"]))),
-        }
-        entries.append(entry | {"builds": ", ".join(sorted(set(own["build"]))), "without a time": crashed})
+        entry |= {"passes": len(own), "types": len(set(own["dtype"])), "builds": ", ".join(sorted(set(own["build"])))}
+        left = every_cell.left_out([(recording.study, recording.rows, recording.facts)])
+        entry |= {"computed wrong (processes)": left["wrong"], "crashed": left["crashed"]}
+        entries.append(entry)
     return Table(pd.DataFrame(entries).astype(str))
 
 
 def ceilings(recordings: Sequence[Recording]) -> Table:
     """Both ceilings of this machine at each thread count, best and usual."""
-    found = home(recordings)
-    _, dtype = limits(recordings)
-    rows = found.rows
-    same = rows[(rows["workload"] != "matmul") | ((rows["dtype"] == dtype) & (rows["n_prompt"] == 0))]
-    return evidence.ceilings(Recording(same, found.facts, found.study, found.scale, found.source))
+    return evidence.ceilings(home(recordings))
 
 
 def machines(recordings: Sequence[Recording], parts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """This machine and other parts by balance point."""
-    limit, dtype = limits(recordings)
-    return intensity.machines(parts, limit, chips(home(recordings)), dtype)
+    """This machine, with the models' kernel and with its fastest, and other parts by balance point."""
+    (limit, dtype), (quick, kernel) = limits(recordings), fastest(recordings)
+    here = {f"{dtype} kernel": limit} | ({f"{kernel.dtype} kernel": quick} if kernel.dtype != dtype else {})
+    return intensity.machines(parts, here, chips(home(recordings)))
 
 
-def summary(found: pd.DataFrame) -> Table:
-    """Predicted against measured over all cells, by study, kind and verdict; the last row is all of them."""
-    everything = found.assign(study="all", kind="all", verdict="all")
-    data = pd.concat([every_cell.summary(found, GROUPS), every_cell.summary(everything, GROUPS)], ignore_index=True)
+def two_passes(recordings: Sequence[Recording], found: pd.DataFrame) -> pd.DataFrame:
+    """One prompt and one decode step of the first model in this notebook's home study: its longest and shallowest."""
+    own = found[
+        (found["study"] == home(recordings).study) & (found["n_seq"] == 1) & (found["dtype"] == limits(recordings)[1])
+    ]
+    own = own[(own["model"] == own["model"].min()) & (own["n_threads"] == own["n_threads"].max())]
+    chosen = own.sort_values(["tokens", "depth"], ascending=[False, True]).groupby("phase", sort=False).head(1)
+    return chosen.assign(what=[_pass(row) for row in chosen.to_dict("records")])
+
+
+def steps(found: pd.DataFrame) -> Table:
+    """How many passes lie in the predicted band and near it, refinement by refinement, over the same passes."""
+    data = every_cell.steps(found)
+    ends = [f"{row['above']} / {row['below']}" for row in data.to_dict("records")]
+    moved = [f"{row['nearer']} / {row['further']}" if row["effect"] else "" for row in data.to_dict("records")]
     columns: Columns = {
-        "study": ("study", ""),
-        "kind": ("cells of", ""),
-        "verdict": ("verdict", ""),
-        "cells": ("cells", ""),
-        "inside": ("inside the band", ".0%"),
+        "what": ("predicted from", ""),
+        "inside": (f"of {len(found)} inside the band", ""),
+        "near": (f"within {every_cell.NEAR:g} times", ""),
+        "ends": ("above / below it", ""),
         "median": ("median miss", ".2f"),
         "worst": ("worst miss", ".2f"),
-        "miss_usual": ("median, usual ceilings", ".2f"),
-        "miss_known": ("median, and known passes", ".2f"),
-        "miss_kernel": ("median, kernel by columns", ".2f"),
-        "share": ("share of the roof, median", ".0%"),
+        "moved": ("brought nearer / moved away", ""),
+        "effect": ("than the step before", ""),
+    }
+    return table(data.assign(ends=ends, moved=moved), columns)
+
+
+def summary(found: pd.DataFrame, by: Sequence[str] = ("kind",)) -> Table:
+    """Predicted against measured by kind of pass; the last row is all of them."""
+    everything = found.assign(**dict.fromkeys(by, "all"))
+    data = pd.concat([every_cell.summary(found, list(by)), every_cell.summary(everything, list(by))], ignore_index=True)
+    columns: Columns = {
+        **{name: (name, "") for name in by},
+        "cells": ("passes", ""),
+        "inside": ("inside the band", ""),
+        "near": (f"within {every_cell.NEAR:g} times", ""),
+        "median": ("median miss", ".2f"),
+        "worst": ("worst miss", ".2f"),
+        "share": ("of its own kernel's roof", ".0%"),
+        "share_fastest": ("of the fastest kernel's roof", ".0%"),
     }
     return table(data, columns)
 
 
 def worst(found: pd.DataFrame) -> Table:
-    """The cells furthest from their bands."""
+    """The passes furthest from their bands."""
     return _cells(found.assign(off=every_cell.off(found)).sort_values("off", ascending=False).head(WORST))
 
 
 def all_cells(found: pd.DataFrame) -> Markdown:
-    """Every cell in one folded table."""
+    """The summary by study and every pass, folded."""
     shown = _cells(found.sort_values(["study", "model", "kind", "n_prompt", "n_seq"]))
-    return folded(f"All {len(found)} cells, predicted and measured", shown)
+    return folded(
+        f"All {len(found)} passes, and the table above study by study", summary(found, ["study", "kind"]), shown
+    )
 
 
 def _cells(data: pd.DataFrame) -> Table:
-    band = [f"{significant(2)(r['low'] * 1e3)} to {significant(2)(r['high'] * 1e3)}" for r in data.to_dict("records")]
+    rows = data.to_dict("records")
     columns: Columns = {
-        "study": ("study", ""),
-        "build": ("build", ""),
-        "model": ("model", ""),
-        "dtype": ("type", ""),
-        "kind": ("cell of", ""),
-        "n_prompt": ("prompt", ""),
-        "depth": ("depth", ",.0f"),
-        "n_seq": ("sequences", ""),
-        "n_threads": ("threads", ""),
-        "cache": ("flash / K / V", ""),
-        "verdict": ("verdict", ""),
-        "intensity": ("FLOPs/byte", significant(3)),
-        "bound": ("nearer ceiling", ""),
+        "where": ("study, build", ""),
+        "file": ("model, type", ""),
+        "pass": ("pass", ""),
         "band": ("predicted (ms)", ""),
         "measured": ("measured (ms)", significant(3, 1e3)),
         "miss": ("times the band's edge", ".2f"),
-        "miss_usual": ("usual ceilings", ".2f"),
-        "miss_known": ("known passes", ".2f"),
-        "miss_kernel": ("kernel by columns", ".2f"),
-        "share": ("of the roof", ".0%"),
+        "miss_kernel": ("after all refinements", ".2f"),
+        "share": ("of its kernel's roof", ".0%"),
     }
-    return table(data.assign(band=band, cache=context_memory.kind_of(data)), columns)
+    said = {
+        "where": [f"{r['study']}, {r['build']}, {r['n_threads']} threads" for r in rows],
+        "file": [f"{r['model']}, {r['dtype']}" for r in rows],
+        "pass": [_pass(r) for r in rows],
+        "band": [f"{significant(2)(r['low'] * 1e3)} to {significant(2)(r['high'] * 1e3)}, {r['bound']}" for r in rows],
+    }
+    return table(data.assign(**said), columns)
 
 
 def takeaway(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
-    """One sentence a phase with its number and condition."""
-    limit, _ = limits(recordings)
+    """What to keep, each with its number: the turning point, kernel by kernel, and the floor."""
+    (limit, dtype), (quick, kernel) = limits(recordings), fastest(recordings)
     lines = []
     for name, model in models(recordings).items():
-        needed, batch = intensity.turning(model, limit.matmul / limit.read)
-        gain = what_if.gains({name: model}, limit)
-        best = {what: group.loc[group["sum"].idxmax(), "change"] for what, group in gain.groupby("pass", sort=False)}
-        firsts = ", ".join(f"{what}: two {change}" for what, change in best.items())
+        turns = [intensity.turning(model, at.matmul / at.read) for at in (limit, quick)]
         lines.append(
-            f"- **{escaped(name)}** waits for compute here from a prompt of {count(needed)} tokens or a batch of "
-            f"{count(batch)} on. What helps most: {firsts}."
+            f"- **{escaped(name)}** on {chips(home(recordings))}: with {Kernel(dtype, PLAIN).name} arithmetic expects "
+            f"compute to take longer than memory from a prompt of {count(turns[0][0])} tokens or a batch of "
+            f"{count(turns[0][1])} on. With one as fast as {kernel.name} it would be {count(turns[1][0])} tokens or "
+            f"{count(turns[1][1])} sequences."
         )
-    off = every_cell.off(found)
-    left = every_cell.summary(found.assign(all=True), ["all"]).iloc[0]
-    steps = [f"ceilings as they usually are leave {left['miss_usual']:.2f}"]
-    steps.append(f"with the passes that the engine is known to repeat {left['miss_known']:.2f}")
-    if not math.isnan(left["miss_kernel"]):
-        steps.append(f"with the matrix kernel's own rate at so many columns {left['miss_kernel']:.2f}")
-    lines.append(f"- Of the median miss of {off.median():.2f}: {', '.join(steps)}.")
+    last = every_cell.steps(found).to_dict("records")
+    known = min(last, key=lambda row: row["median"])
+    lines.append(
+        f"- The band tells the least time a pass can take, not the time it takes. At best, with {known['what']}, "
+        f"{known['inside']} of {len(found)} passes lie inside it and {known['near']} within {every_cell.NEAR:g} times; "
+        f"{len(found) - known['near']} stay further off, and nothing here explains them."
+    )
     return Markdown("\n".join(lines))
 
 

@@ -43,8 +43,44 @@ def intensity(curve: pd.DataFrame, machines: pd.DataFrame, title: str) -> Chart:
     return alt.layer(rules, names, lines).properties(title=title, description=words, height=340)
 
 
+def two_passes(passes: pd.DataFrame, fastest: Ceilings, kernel: str, title: str) -> Chart:
+    """One prompt and one decode step under the roof of their own kernel and under that of the fastest one.
+
+    `passes` are two lines of `every_cell.cells` of one place with `what` they are; `kernel` names the fastest.
+    """
+    own = Ceilings(float(passes["read"].max()), float(passes["compute"].max()))
+    names = {
+        f"roof with llama.cpp's {passes['dtype'].iloc[0]} kernel": own,
+        f"roof with {kernel}, the fastest here": fastest,
+    }
+    ends = passes["intensity"].min() / 2, passes["intensity"].max() * 2
+    turns = {name: limit.matmul / limit.read for name, limit in names.items()}
+    corners = [(name, at) for name, turn in turns.items() for at in (ends[0], turn, ends[1])]
+    roofs = pd.DataFrame(corners, columns=["roof", "intensity"])
+    roofs["gflops"] = [min(at * names[name].read, names[name].matmul) / 1e9 for name, at in corners]
+    rates = [row["flops"] / row["measured"].value / 1e9 for row in passes.to_dict("records")]
+    dots = passes[["what", "intensity"]].assign(gflops=rates)
+    x = alt.X("intensity:Q", title="FLOPs per byte moved (log)", scale=LOG, axis=alt.Axis(tickCount=4))
+    scale = alt.Scale(type="log", nice=False, domain=[min(rates) / 3, roofs["gflops"].max() * 1.5])
+    y = alt.Y("gflops:Q", title="GFLOP/s (log)", scale=scale, axis=alt.Axis(tickCount=4))
+    dash = alt.StrokeDash("roof:N", title=None, sort=list(names), legend=alt.Legend(columns=1))
+    lines = alt.Chart(roofs).mark_line(color=INK).encode(x=x, y=y, strokeDash=dash)
+    points = alt.Chart(dots).mark_point(size=140, filled=True, color=CATEGORIES[1]).encode(x=x, y=y)
+    near, far = alt.Chart(dots.nsmallest(1, "intensity")), alt.Chart(dots.nlargest(1, "intensity"))
+    labels = [
+        near.mark_text(align="left", dx=12, fontSize=13).encode(x=x, y=y, text="what:N"),
+        far.mark_text(align="right", dx=8, dy=22, fontSize=13).encode(x=x, y=y, text="what:N"),
+    ]
+    said = "; ".join(
+        f"{row['what']}: {row['flops'] / row['measured'].value / 1e9:,.0f} GFLOP/s at {row['intensity']:.3g} FLOPs per "
+        f"byte, {row['share']:.0%} of its own kernel's roof and {row['share_fastest']:.0%} of the fastest kernel's"
+        for row in passes.to_dict("records")
+    )
+    return alt.layer(lines, points, *labels).properties(title=title, description=f"{title}. {said}.", height=320)
+
+
 def roofline(table: pd.DataFrame, title: str) -> Chart:
-    """Every timed cell under its roof, a panel for each that differs; the band lies between full overlap and none.
+    """Every usable pass under the roof of its kernels, a panel for each roof; the band: from full overlap to none.
 
     `table` is that of `every_cell.cells`; the roof drawn is the best of all studies in a panel.
     """
@@ -60,10 +96,10 @@ def roofline(table: pd.DataFrame, title: str) -> Chart:
     edge = roof.mark_line(color=INK).encode(x=x, y=y)
     dots = alt.Chart().transform_filter("datum.part == 'cell'").mark_point(size=45, opacity=0.75).encode(
         x=x, y=y, color=alt.Color("kind:N", title=None, scale=kinds, legend=alt.Legend(columns=2)),
-        shape=alt.Shape("verdict:N", title=None), tooltip=["study:N", "model:N", "kind:N", "n_prompt:Q", "n_seq:Q"],
+        tooltip=["study:N", "model:N", "kind:N", "n_prompt:Q", "n_seq:Q"],
     )  # fmt: skip
     shares = "; ".join(f"{kind} {group['share'].median():.0%}" for kind, group in tidy.groupby("kind"))
-    words = f"{title}. {len(tidy)} cells; median share of the roof that is reached: {shares}."
+    words = f"{title}. {len(tidy)} cells; median share of its own kernels' roof that is reached: {shares}."
     chart = alt.layer(band, edge, dots, data=data).properties(width=165, height=140)
     header = alt.Header(labelExpr=f"split(datum.label, '{LINE_BREAK}')")
     panels = chart.facet(alt.Facet("panel:N", title=None, sort=order, header=header), columns=3)
@@ -84,13 +120,13 @@ def misses(table: pd.DataFrame, title: str) -> Chart:
     band = alt.Chart(grid).mark_area(color=BAND, opacity=0.6).encode(x=x, y=alt.Y("roof:Q"), y2="none:Q")
     dots = alt.Chart(tidy).mark_point(size=45, opacity=0.75).encode(
         x=x, y=y, color=alt.Color("kind:N", title=None, legend=alt.Legend(columns=2)),
-        shape=alt.Shape("verdict:N", title=None),
         tooltip=["study:N", "model:N", "kind:N", "n_prompt:Q", "n_seq:Q", alt.Tooltip("over:Q", format=".2f")],
     )  # fmt: skip
-    off = every_cell.off(table)
+    off, counted = every_cell.off(table), every_cell.counts(table)
     words = (
-        f"{title}. {len(tidy)} cells. The blue band is the prediction; the median time lies {off.median():.2f} times, "
-        f"the worst {off.max():.2f} times its nearer edge away from it."
+        f"{title}. {len(tidy)} passes. The blue band is the prediction: {counted['inside']} lie inside it, "
+        f"{counted['above']} above and {counted['below']} below; {counted['near']} within {every_cell.NEAR:g} times "
+        f"its nearer edge, the median at {off.median():.2f} times, the worst at {off.max():.2f}."
     )
     return alt.layer(band, dots).properties(title=title, description=words, height=340)
 
@@ -175,9 +211,8 @@ def _after(chart: alt.Chart) -> alt.Chart:
 
 def _tidy(table: pd.DataFrame) -> pd.DataFrame:
     """Cells as numbers and words a chart can take."""
-    shown = table[["study", "model", "n_prompt", "n_seq", "verdict", "intensity", "share", "compute", "read"]].copy()
+    shown = table[["study", "model", "n_prompt", "n_seq", "intensity", "share", "compute", "read"]].copy()
     shown["kind"] = [every_cell.kind(row) for row in table.to_dict("records")]
-    shown["verdict"] = ["right" if verdict == "valid" else "wrong result" for verdict in table["verdict"]]
     shown["gflops"] = [row["flops"] / row["measured"].value / 1e9 for row in table.to_dict("records")]
     shown["panel"] = [
         f"{row['dtype']}, {row['n_threads']} thread{'s' * (row['n_threads'] > 1)}"

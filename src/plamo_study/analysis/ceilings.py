@@ -1,0 +1,250 @@
+"""What a machine allows: the one definition of a ceiling, for every study.
+
+A ceiling belongs to a place: one machine, number of threads and device. A matrix ceiling belongs to one kernel too: a
+tensor type, the layout of its weights ("packed": laid out anew by llama.cpp when it loads a model; "plain": as the file
+holds them) and a number of columns. A file's ceiling is the mix of the kernels that its tensors take. Nothing is
+ever borrowed from another place, type or layout. A ceiling taken with a kernel says what that kernel reaches, not what
+the machine could: `fastest` is the fastest kernel measured there, and `peaks` knows what its instructions allow.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis.roofline import NO_MATMUL, Ceilings, Model
+from plamo_study.analysis.usable import usable
+from plamo_study.errors import StudyError
+
+NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel does not matter
+PACKED, PLAIN = "packed", "plain"
+READ, MATMUL = "read", "matmul"
+NS = 1e9
+COLUMNS = ["machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes",
+           "n_flops", "weights", "best", "usual"]  # fmt: skip
+SAME = ("machine", "n_threads", "n_gpu_layers", "dtype", "block", "n_bytes", "n_flops")  # as the rows have them
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something runs: the id of a machine's fact, threads, and layers on a GPU (0: the CPU)."""
+
+    machine: str
+    n_threads: int
+    n_gpu_layers: int = 0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Work per second, B/s or FLOP/s: the `best` sample, and the `usual` one of each process."""
+
+    best: float
+    by_process: tuple[float, ...]
+
+    @property
+    def usual(self) -> float:
+        """Median over processes."""
+        return float(np.median(self.by_process))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A matrix product of the engine: weights of a type in a layout, times many columns."""
+
+    dtype: str
+    layout: str
+
+    @property
+    def name(self) -> str:
+        """In words: llama.cpp's Q4_K matrix kernel, with how its weights lie where that is not as in the file."""
+        return f"llama.cpp's {self.dtype} matrix kernel" + (", packed weights" if self.layout == PACKED else "")
+
+
+def measured(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """One line per process that measured a ceiling, from the usable rows of each frame.
+
+    `columns` of the product (0 for reading), `many`: whether they are a ceiling's full number, `weights`: elements of
+    the matrix, `n_bytes` and `n_flops` of a sample, its `best` and `usual` seconds. A row that was to be packed and was
+    not looked at is left out.
+    """
+    entries = [entry for rows in frames for entry in _entries(usable(rows))]
+    return pd.DataFrame(entries, columns=COLUMNS)
+
+
+def main_place(rows: pd.DataFrame) -> Place:
+    """The set-up a study is about: its commonest machine, offloaded where it can be, all threads."""
+    found = usable(rows)
+    found = found[found["machine"] == found["machine"].mode().iloc[0]]
+    machine, layers, threads = found["machine"].iloc[0], found["n_gpu_layers"].min(), found["n_threads"].max()
+    return Place(str(machine), int(threads), int(layers))
+
+
+def place_of(cell: Mapping[str, Any]) -> Place:
+    """Where a cell ran."""
+    return Place(str(cell["machine"]), int(cell["n_threads"]), int(cell["n_gpu_layers"]))
+
+
+def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
+    """Read bandwidth, B/s, of the first table that has it. Raises StudyError where none has."""
+    for table in tables:
+        found = at(table, place, READ)
+        if len(found):
+            return _rate(found, found["n_bytes"])
+    raise _missing("read ceiling", place)
+
+
+def kernel(tables: Sequence[pd.DataFrame], place: Place, dtype: str) -> Rate:
+    """FLOP/s for many columns of the kernel that a loaded model's tensors of a type take, of the first table with it.
+
+    Raises StudyError where that kernel was measured nowhere.
+    """
+    for table in tables:
+        found = loaded(table, place, dtype)
+        found = found[found["many"]]
+        if len(found):
+            return _rate(found, found["n_flops"])
+    raise _missing(f"matmul ceiling of {dtype}", place)
+
+
+def limits(
+    tables: Sequence[pd.DataFrame], place: Place, what: Model | str, heads: float = 0.0
+) -> tuple[Ceilings, Ceilings]:
+    """(best, usual) ceilings of a place for a file, or for a tensor type by name.
+
+    A file's: its weights over the time its kernels take for them, each type at its own rate; `heads`: how many rows of
+    the output head are computed per token (1 in decode, next to none in a prompt). Raises StudyError for a kernel that
+    was not measured; types of less than NEGLIGIBLE of the file's bytes are left out.
+    """
+    bandwidth = read(tables, place)
+    shares = {what: 1.0} if isinstance(what, str) else multiplied(what, heads)
+    rates = {dtype: kernel(tables, place, dtype) for dtype in shares}
+    best, usual = (
+        sum(shares.values()) / sum(n / getattr(rates[dtype], which) for dtype, n in shares.items())
+        for which in ("best", "usual")
+    )
+    return Ceilings(bandwidth.best, best), Ceilings(bandwidth.usual, usual)
+
+
+def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFrame:
+    """The usual ceilings of each block, columns read and matmul; a block that lacks one of its kernels lacks it too."""
+    found = at(table, place, READ).set_index("block")
+    shares = {what: 1.0} if isinstance(what, str) else multiplied(what)
+    spent = [n / kernel_by_block(table, place, dtype) for dtype, n in shares.items()]
+    matmul = sum(shares.values()) / pd.concat(spent, axis=1).sum(axis=1, skipna=False)
+    return pd.DataFrame({READ: found["n_bytes"] / found["usual"], MATMUL: matmul})
+
+
+def kernel_by_block(table: pd.DataFrame, place: Place, dtype: str) -> pd.Series:
+    """The usual FLOP/s of a loaded tensor's kernel for many columns, by block."""
+    found = loaded(table, place, dtype)
+    found = found[found["many"]].set_index("block")
+    return found["n_flops"] / found["usual"]
+
+
+def fastest(tables: Sequence[pd.DataFrame], place: Place) -> tuple[Kernel, Rate]:
+    """The fastest matrix kernel measured at a place over all tables, whatever its type and layout."""
+    kernels = every_kernel(tables, place)
+    if not kernels:
+        raise _missing("matmul ceiling", place)
+    return max(kernels.items(), key=lambda item: item[1].best)
+
+
+def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, Rate]:
+    """FLOP/s for many columns of every kernel measured at a place, over all tables."""
+    found = at(pd.concat(tables, ignore_index=True), place, MATMUL)
+    groups = found[found["many"]].groupby(["dtype", "layout"], sort=False)
+    return {Kernel(str(dtype), str(layout)): _rate(group, group["n_flops"]) for (dtype, layout), group in groups}
+
+
+def by_columns(table: pd.DataFrame, place: Place, dtype: str) -> dict[int, float]:
+    """Seconds per weight by number of columns, medians over processes, of the kernels a loaded tensor takes."""
+    found = loaded(table, place, dtype)
+    spent = found["usual"] / found["weights"]
+    return {int(columns): float(values.median()) for columns, values in spent.groupby(found["columns"])}
+
+
+def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
+    """The products measured as a loaded model's tensors of a type are: packed where there is such a kernel."""
+    found = at(table, place, MATMUL)
+    found = found[found["dtype"] == dtype]
+    packed = found["layout"] == PACKED
+    return found[packed] if packed.any() else found
+
+
+def at(table: pd.DataFrame, place: Place, ceiling: str) -> pd.DataFrame:
+    """The lines of a place and a ceiling."""
+    here = (table["machine"] == place.machine) & (table["n_threads"] == place.n_threads)
+    return table[here & (table["n_gpu_layers"] == place.n_gpu_layers) & (table["ceiling"] == ceiling)]
+
+
+def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:
+    """Weights that a token is multiplied with, by tensor type; `heads`: and so much of the output head."""
+    amounts = {dtype: float(amount["multiplied"]) for dtype, amount in weighty(by_type(model)).items()}
+    tensors = model["tensors"]
+    head = tensors.get("output") or tensors.get("token_embd")
+    if head and heads:
+        known = weighty(by_type(model))
+        for dtype, part in _parts(head).items():
+            if dtype in known:
+                amounts[dtype] += heads * part["n_elements"]
+    return {dtype: amount for dtype, amount in amounts.items() if amount}
+
+
+def by_type(model: Model) -> dict[str, dict[str, int]]:
+    """Of each tensor type in a file's matrices: `bytes` a decode step reads, weights `multiplied` with every token."""
+    untied = "output" in model["tensors"]
+    found: dict[str, dict[str, int]] = {}
+    for kind, tensors in model["tensors"].items():
+        if (kind in NO_MATMUL and kind not in ("token_embd", "output")) or kind.endswith("_norm"):
+            continue
+        for dtype, part in _parts(tensors).items():
+            sums = found.setdefault(dtype, {"bytes": 0, "multiplied": 0})
+            sums["bytes"] += 0 if untied and kind == "token_embd" else part["n_bytes"]
+            sums["multiplied"] += 0 if kind in NO_MATMUL else part["n_elements"]
+    return found
+
+
+def weighty(amounts: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
+    """Without the types that a file holds next to nothing of, such as narrow matrices' own."""
+    total = sum(amount["bytes"] for amount in amounts.values())
+    return {dtype: amount for dtype, amount in amounts.items() if amount["bytes"] >= NEGLIGIBLE * total}
+
+
+def _parts(tensors: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
+    found: Mapping[str, Mapping[str, int]] = tensors.get("by_type", {tensors["type"]: tensors})
+    return found
+
+
+def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
+    found = rows[rows["workload"].isin([READ, MATMUL]) & (rows["status"] == "ok")]
+    for row in found[[*SAME, "workload", "label", "checks", "size", "n_prompt", "samples_ns"]].to_dict("records"):
+        layout, times = _layout(row), list(chain(*row["samples_ns"]))
+        entry = {name: row[name] for name in SAME} | {"ceiling": row["workload"], "layout": layout, "many": False}
+        entry |= {"columns": 0, "weights": 0, "best": min(times) / NS, "usual": float(np.median(times)) / NS}
+        if row["workload"] == MATMUL:
+            weights = int(row["size"]) ** 2
+            entry |= {"columns": row["n_prompt"] or round(row["n_flops"] / (2 * weights)), "weights": weights}
+            entry["many"] = not row["n_prompt"]
+        if layout:
+            yield entry
+
+
+def _layout(row: Mapping[str, Any]) -> str:
+    """How the weights of a row lay; "" where nobody looked."""
+    if "packed" in row["checks"]:
+        return PACKED if row["checks"]["packed"] else PLAIN
+    return "" if row["label"] == PACKED else PLAIN
+
+
+def _rate(found: pd.DataFrame, work: pd.Series) -> Rate:
+    return Rate(float((work / found["best"]).max()), tuple((work / found["usual"]).tolist()))
+
+
+def _missing(what: str, place: Place) -> StudyError:
+    device = ", offloaded" if place.n_gpu_layers else ""
+    why = f"no study measured it on that machine with {place.n_threads} threads{device}"
+    fix = "04-quantization" if " of " in what else "02-roofline"
+    return StudyError(what, why, f"plamo-study measure {fix}")
