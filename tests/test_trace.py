@@ -356,7 +356,8 @@ def test_rates_are_bytes_and_flops_over_time_and_name_the_nearer_ceiling(recordi
 def test_figure_tables_and_sentences_come_from_the_rows(recording):
     chart = shown.shares(recording, "Where the time goes")
     assert "FFN products" in chart.to_dict()["description"]
-    assert len(shown.rates(recording).frame) == len(study.shares(recording.rows))
+    n = len(study.shares(recording.rows))
+    assert shown.rates(recording).data.count("<tr") == n + 1, "a line a class, folded, and the heading"
     assert len(shown.cost(recording).frame) == len(MODELS) * 2
     assert "node by node" in shown.finding(recording).data
     verdicts = shown.claims(recording).frame
