@@ -11,8 +11,8 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import collect, frame, journal, machine, plan, runner
-from plamo_study.measure.rows import Row, content_id
+from plamo_study.measure import collect, frame, journal, machine, plan, runner, watch
+from plamo_study.measure.rows import Conditions, Row, content_id
 from plamo_study.present import evidence
 
 KILLS = 20
@@ -20,7 +20,8 @@ KILLS = 20
 
 def small_plan(cells=None, blocks=3):
     cells = cells or tuple(mini("prefill", model, n_prompt=n) for model in (HYBRID, ATTENTION) for n in (16, 24))
-    return plan.Plan("small", "mini", cells, (mini("gate", n_prompt=32),), mini("decode", n_gen=4), blocks, 0, 30.0)
+    gates, anchor = (mini("gate", n_prompt=32),), mini("decode", n_gen=4)
+    return plan.Plan("small", "mini", cells, gates, anchor, blocks, 0, 30.0, anchors=1)
 
 
 def test_a_second_sweep_measures_nothing_and_gives_the_same_rows(tmp_path):
@@ -92,9 +93,10 @@ def test_progress_tells_what_comes_and_how_long_it_will_take(tmp_path):
 
 
 def timed(rows, anchors, cells):
-    """The same rows with made-up times by block."""
+    """The same rows with made-up times by block, on a calm machine."""
+    calm = Conditions(load_1min=0.0)
     return [
-        msgspec.structs.replace(row, samples_ns=[[(anchors if row.anchor else cells)[row.block]] * 4])
+        msgspec.structs.replace(row, conditions=calm, samples_ns=[[(anchors if row.anchor else cells)[row.block]] * 4])
         if row.block >= 0
         else row
         for row in rows
@@ -114,8 +116,23 @@ def test_an_anchor_alone_marks_nothing(tmp_path):
     assert max(drift.values()) == pytest.approx(0.01)
 
 
+def test_an_anchor_is_as_many_processes_as_planned_and_counts_as_their_median(tmp_path):
+    planned = replace(small_plan((mini("prefill", n_prompt=16),), blocks=1), anchors=3)
+    rows = runner.sweep(planned, tmp_path / "j.jsonl").rows
+    anchors = [row for row in rows if row.anchor]
+    assert [row.block for row in anchors] == [0, 0, 0, 1, 1, 1]
+    assert len({row.key for row in rows}) == len(rows)
+    times = iter((100, 101, 500, 102, 101, 100))
+    made = [
+        msgspec.structs.replace(row, conditions=Conditions(load_1min=0.0), samples_ns=[[next(times)]])
+        for row in anchors
+    ]
+    assert frame.drift_by_block(made)[0] == 0, "one slow process of three moves no median"
+
+
 def test_marked_blocks_are_measured_again_at_most_as_often_as_planned(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "DRIFT_LIMIT", -1.0)
+    monkeypatch.setattr(watch, "disturbed", lambda rows: set())
     cells = (mini("prefill", n_prompt=16),)
     summary = runner.sweep(replace(small_plan(cells, blocks=2), extra_blocks=1), tmp_path / "j.jsonl")
     assert max(row.block for row in summary.rows if not row.anchor) == 2

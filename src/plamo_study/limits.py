@@ -5,5 +5,7 @@ LAW_TOLERANCE = 0.02  # of a replay on F16 minis: rounding is 1e-2 at most, a fa
 DRAWS = 8  # of each control of a scan: chunk k belongs to draw k mod DRAWS
 OTHERS_LIMIT = 0.05  # of the machine's CPUs, taken by other processes or other guests
 WAITED_LIMIT = 0.05  # of a CPU: the worker's threads ready to run, and none free
+LOAD_LIMIT = 0.5  # of rows without evidence: runnable threads beyond the journal's own, over the minute before
+STARVED_LIMIT = 0.1  # of a CPU: a worker past its time limit that waited so much is starved and does not hang
 SWITCHES_LIMIT = 100.0  # involuntary context switches per second, where nobody counts how long threads waited
 LONG_NS = 500_000_000  # a timed part of this length tells others' CPU time from the 10 ms in which it is counted

@@ -25,7 +25,7 @@ def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
 
     A worker that ended in another way than the law knows is observed under its status (hang, killed, error).
     """
-    found = rows[rows["workload"] == "replay"]
+    found = rows[(rows["workload"] == "replay") & (rows["status"] != "starved")]
     entries = []
     for row in found.to_dict("records"):
         engine = defects(facts[row["model"]], facts[row["engine"]])

@@ -69,6 +69,7 @@ def _failure(outcome: Outcome, seconds: float) -> Finding:
     text = printable(said or failure.why, 300)
     ends = {
         "hang": f"no answer within {seconds:.0f} s",
+        "starved": f"no answer within {seconds:.0f} s, but other programs kept the engine from computing",
         "abort": f"the engine aborted: {text}",
         "killed": f"the engine's process was killed ({failure.signal})",
         "error": text,

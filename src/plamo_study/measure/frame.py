@@ -27,7 +27,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star.
     """
     rows = list(rows)
-    gates, drift = _gates(rows), drift_by_block(rows)
+    gates, drift, disturbed = _gates(rows), drift_by_block(rows), watch.disturbed(rows)
     table = {name: [getattr(row.cell, name) for row in rows] for name in CELL_FIELDS}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
     table["model"] = [starred(known[row.model]) if row.model else "" for row in rows]
@@ -37,7 +37,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
     for name in CONDITIONS:
         table[name] = [getattr(row.conditions, name) for row in rows]
-    table["disturbed"] = [watch.disturbed(row) for row in rows]
+    table["disturbed"] = [row.key in disturbed for row in rows]
     table["others"] = pd.Series([watch.others(row.conditions) for row in rows], dtype=float)
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     return pd.DataFrame(table)
@@ -68,14 +68,20 @@ def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:
     varies by some 7 % of itself, so an anchor alone would mark every third steady block.
     """
     rows = list(rows)
+    marked = watch.disturbed(rows)
+    rows = [row for row in rows if row.key not in marked]
     anchors, cells = _anchor_drift(rows), _cell_drift(rows)
     return {block: min(drift, cells.get(block, drift)) for block, drift in anchors.items()}
 
 
 def _anchor_drift(rows: list[Row]) -> dict[int, float]:
-    anchors = {row.block: statistics.median(chain(*row.samples_ns)) for row in rows if row.anchor and row.samples_ns}
-    if not anchors:
+    processes: dict[int, list[float]] = {}
+    for row in rows:
+        if row.anchor and row.samples_ns:
+            processes.setdefault(row.block, []).append(statistics.median(chain(*row.samples_ns)))
+    if not processes:
         return {}
+    anchors = {block: statistics.median(times) for block, times in processes.items()}
     middle = statistics.median(anchors.values())
     off = {block: abs(value / middle - 1) for block, value in anchors.items()}
     return {block: max(off[block], off.get(block + 1, 0.0)) for block in off}
@@ -96,7 +102,7 @@ def _cell_drift(rows: list[Row]) -> dict[int, float]:
 def _gates(rows: list[Row]) -> dict[tuple[str, str], bool]:
     gates: dict[tuple[str, str], bool] = {}
     for row in rows:
-        if row.cell.workload == "gate":
+        if row.cell.workload == "gate" and row.status != "starved":
             gates[row.model, row.engine] = gates.get((row.model, row.engine), True) and row.valid is True
     return gates
 

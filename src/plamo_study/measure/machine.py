@@ -111,11 +111,17 @@ def counters(children: bool = False) -> Counters:
 
 def waited_ns(pid: int) -> int | None:
     """Nanoseconds that the living threads of a process were ready to run and had no CPU; None where nobody counts."""
+    found = threads(pid)
+    return sum(waited for _, waited in found.values()) if found else None
+
+
+def threads(pid: int) -> dict[str, tuple[int, int]] | None:
+    """Nanoseconds that each living thread of a process ran and waited for a CPU; None where nobody counts them."""
     try:
-        found = [_read(task / "schedstat").split() for task in Path(f"/proc/{pid}/task").iterdir()]
+        found = {task.name: _read(task / "schedstat").split() for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
         return None
-    return sum(int(words[1]) for words in found if len(words) > 1) if any(found) else None
+    return {name: (int(words[0]), int(words[1])) for name, words in found.items() if len(words) > 1} or None
 
 
 def mhz() -> float | None:

@@ -45,6 +45,7 @@ class Plan:
     extra_blocks: int
     time_limit_s: float
     seed: int = 0
+    anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
 
 

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +19,12 @@ LOG_LINES = 20
 BUILD_FOLDER = re.compile(  # where the engine was built: no row needs it
     r"(?<![\w./-])/\S*?(?:llama\.cpp/|(?=ggml/src/)|(?<=/)(?=[^/\s]+\.(?:cpp|c|h):\d))"
 )
+Late = Literal["hang", "starved"]
+SILENT: dict[Late, str] = {
+    "hang": "no answer within the time limit",
+    "starved": "no answer, but other programs kept it from computing",
+}
+MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: so many of its limits, so much beyond the first
 ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
 
 
@@ -38,6 +46,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str = WORKER) -> Outcome:
     """Spawn a worker for `job` and wait; past `time_limit_s` seconds it is killed and the outcome is a hang.
 
+    Unless it was starved: threads that wait for one another at every operator crawl when one of them shares its core,
+    and a decode of two seconds takes minutes. Such a worker gets more time, and then another status than a hang.
+
     `engine`: folder of another build of llama.cpp's libraries than the one in use. `worker`: module that takes the job.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
@@ -53,11 +64,9 @@ def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str
             start_new_session=True,
             env=os.environ | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {}),
         )
-        result, timed_out = b"", False
+        result, late = b"", None
         try:
-            result, _ = child.communicate(msgspec.json.encode(job) + b"\n", timeout=time_limit_s)
-        except subprocess.TimeoutExpired:
-            timed_out = True
+            result, late = _answer(child, msgspec.json.encode(job) + b"\n", time_limit_s)
         finally:
             child.kill()
             child.wait()
@@ -66,10 +75,26 @@ def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str
         evidence = watch.since(before, machine.counters(children=True))
         log.seek(0)
         text = log.read().decode(errors="replace")
-    return _outcome(child, result, timed_out, text, evidence)
+    return _outcome(child, result, late, text, evidence)
 
 
-def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, log: str, whole: Evidence) -> Outcome:
+def _answer(child: subprocess.Popen[bytes], job: bytes, limit_s: float) -> tuple[bytes, Late | None]:
+    """What the worker wrote, or why it is not waited for any longer. Nobody looks at it before its limit."""
+    told: bytes | None = job
+    onlooker, end = watch.Onlooker(child.pid), time.monotonic() + min(MOST_LIMITS * limit_s, limit_s + MOST_MORE_S)
+    patience = limit_s
+    while patience > 0:
+        try:
+            return child.communicate(told, timeout=patience)[0], None
+        except subprocess.TimeoutExpired:
+            told = None
+        if not onlooker.starved(limit_s):
+            return b"", "hang"
+        patience = min(limit_s, end - time.monotonic())
+    return b"", "starved"
+
+
+def _outcome(worker: subprocess.Popen[bytes], result: bytes, late: Late | None, log: str, whole: Evidence) -> Outcome:
     if worker.returncode == 0 and result:
         measured = msgspec.json.decode(result, type=Measured)
         return Outcome(status="ok", pid=worker.pid, evidence=whole, measured=measured)
@@ -81,16 +106,14 @@ def _outcome(worker: subprocess.Popen[bytes], result: bytes, timed_out: bool, lo
     failure = Failure(
         stage=stages[-1] if stages else "spawn",
         exit_code=None if ended_by else worker.returncode,
-        signal="" if timed_out or not ended_by else signal.Signals(ended_by).name,
-        message=next(iter(errors + asserts), "no answer within the time limit" if timed_out else ""),
+        signal="" if late or not ended_by else signal.Signals(ended_by).name,
+        message=next(iter(errors + asserts), SILENT[late] if late else ""),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
-    return Outcome(status=_status(timed_out, ended_by), pid=worker.pid, evidence=whole, failure=failure)
+    return Outcome(status=late or _status(ended_by), pid=worker.pid, evidence=whole, failure=failure)
 
 
-def _status(timed_out: bool, ended_by: int) -> Status:
-    if timed_out:
-        return "hang"
+def _status(ended_by: int) -> Status:
     if ended_by == signal.SIGABRT:
         return "abort"
     return "killed" if ended_by else "error"

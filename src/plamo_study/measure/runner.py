@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,7 @@ import psutil
 
 from plamo_study.errors import StudyError
 from plamo_study.limits import DRIFT_LIMIT
-from plamo_study.measure import machine
+from plamo_study.measure import machine, watch
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows
@@ -21,6 +21,9 @@ from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Fact, Row, conten
 from plamo_study.measure.worker import Job
 
 START_LIMIT_S = 60.0
+CALM_S = 15.0  # a sweep waits so long for a calm machine before it measures disturbed rows again
+REPEAT = 1000  # added to the replicate of what is measured again, and of further anchors
+STARVED_REPEATS = 2
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,10 @@ class Summary:
 
     @property
     def failed(self) -> list[Row]:
-        """Rows that did not end well, or whose computation was wrong."""
-        return [row for row in self.rows if row.status != "ok" or row.valid is False]
+        """Rows that did not end well, or whose computation was wrong; starved ones only where no repeat ended well."""
+        ended = {(row.cell, row.engine, row.block) for row in self.rows if row.status != "starved"}
+        failed = [row for row in self.rows if row.status != "ok" or row.valid is False]
+        return [r for r in failed if r.status != "starved" or (r.cell, r.engine, r.block) not in ended]
 
     @property
     def unexpected(self) -> list[Row]:
@@ -78,13 +83,16 @@ def sweep(
 
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
 
-    Blocks that drifted are followed by fresh ones, `plan.extra_blocks` at most.
+    Rows that something disturbed are measured again as further replicates of their block, when the machine is calm
+    again or the sweep ends; blocks that drifted are followed by fresh ones. Both together take no more than
+    `plan.extra_blocks` blocks' worth of rows, starved rows apart, which have two more attempts each.
     """
     with Journal(journal_path) as journal, machine.awake():
         run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside])
         run.blocks(range(plan.blocks))
+        run.again()
         for extra in range(plan.blocks, plan.blocks + plan.extra_blocks):
-            if run.unmarked_blocks(extra) >= plan.blocks:
+            if run.unmarked_blocks(extra) >= plan.blocks or run.budget() < run.per_block:
                 break
             run.blocks([extra])
         return Summary(run.rows(), run.measured)
@@ -106,24 +114,69 @@ class _Sweep:
         self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
+        self.per_block = len(plan.cells) + len(beside) * len(plan.compared)
 
     def blocks(self, numbers: range | list[int]) -> None:
-        """Measure these blocks: gates before the first, an anchor before each and after the last."""
+        """Measure these blocks: gates before the first, anchors before each and after the last.
+
+        What was disturbed is measured again at the end of a block in which the machine is calm.
+        """
         todo = [task for number in numbers for task in self._block(number)]
-        todo.append(Task(self.plan.anchor, numbers[-1] + 1, numbers[-1] + 1, 0, anchor=True))
+        todo += self._anchors(numbers[-1] + 1)
         self.tasks += [task for task in todo if task not in self.tasks]
         for index, task in enumerate(todo):
             if self._key(task) not in self.done:
-                self._report(todo[index:], None)
-                row = self._measure(task)
-                self.journal.append(row)
-                self.done[row.key], self.seconds[task.cell] = row, row.elapsed_ns / 1e9
-                self.measured += 1
-                self._report(todo[index:], row)
+                if task.block > todo[index - 1].block >= 0 and self._again() and watch.calm():
+                    self.again()
+                self._do(task, todo[index:])
+
+    def again(self) -> None:
+        """Measure once more what was disturbed, waiting a little for the machine to become calm."""
+        if todo := self._again():
+            watch.wait_until_calm(CALM_S)
+        for index, task in enumerate(todo):
+            self._do(task, todo[index:])
+
+    def budget(self) -> int:
+        """Rows that may still be measured beyond the plan's blocks."""
+        spent = sum(task.replicate >= REPEAT and not task.anchor for task in self._all())
+        extra = max(task.block for task in self.tasks) - self.plan.blocks  # the last anchor's block is one further
+        return (self.plan.extra_blocks - extra) * self.per_block - spent
 
     def rows(self) -> list[Row]:
-        """The plan's rows so far, in order of measurement."""
-        return [self.done[key] for task in self.tasks if (key := self._key(task)) in self.done]
+        """The plan's rows so far, in order of their blocks, each followed by its repeats."""
+        return [self.done[self._key(task)] for task in self._all()]
+
+    def _do(self, task: Task, todo: list[Task]) -> None:
+        self._report(todo, None)
+        row = self._measure(task)
+        self.journal.append(row)
+        self.done[row.key], self.seconds[task.cell] = row, row.elapsed_ns / 1e9
+        self.measured += 1
+        self._report(todo, row)
+
+    def _all(self) -> Iterator[Task]:
+        """Every task that was done, repeats among them."""
+        for planned in self.tasks:
+            task = planned
+            while self._key(task) in self.done:
+                yield task
+                if task.anchor:
+                    break
+                task = _repeated(task)
+
+    def _again(self) -> list[Task]:
+        """What is still to be measured again: repeats of disturbed rows within the budget, of starved ones always."""
+        last = {(task.cell, task.engine, task.block): task for task in self._all() if not task.anchor}
+        marked = watch.disturbed(self.rows())
+        starved, disturbed = [], []
+        for task in last.values():
+            row = self.done[self._key(task)]
+            if row.status == "starved" and task.replicate < STARVED_REPEATS * REPEAT:
+                starved.append(_repeated(task))
+            elif row.status != "starved" and row.key in marked:
+                disturbed.append(_repeated(task))
+        return starved + disturbed[: max(self.budget(), 0)]
 
     def unmarked_blocks(self, n_blocks: int) -> int:
         """How many of the first blocks did not drift."""
@@ -136,11 +189,16 @@ class _Sweep:
             files = {(cell.model, cell.dtype) for cell in self.plan.compared}
             gates = [cell for cell in self.plan.gates if (cell.model, cell.dtype) in files]
             yield from (Task(cell, 0, -1, n, engine=folder) for folder in self.beside for n, cell in enumerate(gates))
-        yield Task(self.plan.anchor, number, number, 0, anchor=True)
+        yield from self._anchors(number)
         cells = [(cell, "") for cell in self.plan.cells]
         cells += [(cell, folder) for folder in self.beside for cell in self.plan.compared]
         random.Random(f"{self.plan.seed}/{number}").shuffle(cells)
         yield from (Task(cell, number, number, n + 1, engine=folder) for n, (cell, folder) in enumerate(cells))
+
+    def _anchors(self, number: int) -> list[Task]:
+        """The anchor before a block, by as many processes as the plan says."""
+        replicates = range(number, number + REPEAT * self.plan.anchors, REPEAT)
+        return [Task(self.plan.anchor, n, number, 0, anchor=True) for n in replicates]
 
     def _measure(self, task: Task) -> Row:
         started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
@@ -208,6 +266,11 @@ class _Sweep:
             usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
             remaining = sum(self.seconds.get(cell, usual) for cell in left)
             self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), todo[0], row, remaining))
+
+
+def _repeated(task: Task) -> Task:
+    """The same cell in the same block once more: a replicate of its own."""
+    return replace(task, replicate=task.replicate + REPEAT, order=task.order + REPEAT)
 
 
 def asks_whether(cell: Cell) -> bool:

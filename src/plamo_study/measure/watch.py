@@ -4,19 +4,21 @@ Counters are read before and after, never in between: nothing runs inside a time
 is disturbed is decided here too, from limits that selfcheck --disturb holds against planted disturbances.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 
 import msgspec
 import psutil
 
-from plamo_study.limits import LONG_NS, OTHERS_LIMIT, SWITCHES_LIMIT, WAITED_LIMIT
+from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, SWITCHES_LIMIT, WAITED_LIMIT
 from plamo_study.measure import machine
 from plamo_study.measure.rows import Conditions, Evidence, Row
 
 # the results of other workloads are no times
 TIMED = ("prefill", "decode", "depth", "naive", "trace", "read", "matmul", "overhead")
+ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
 _parts: list[Evidence] = []  # of this process's one job
 
 
@@ -53,6 +55,52 @@ def added(parts: list[Evidence]) -> Evidence:
     return msgspec.convert(total, Evidence)
 
 
+def calm() -> bool:
+    """Whether nothing else computes on this machine now: half a second of it."""
+    before = machine.counters()
+    time.sleep(0.5)
+    found = since(before, machine.counters())
+    return (found.others_ns or 0) <= OTHERS_LIMIT * found.wall_ns * found.cpus
+
+
+def wait_until_calm(most_s: float) -> None:
+    """Return when the machine is calm, or after `most_s` seconds."""
+    end = time.monotonic() + most_s
+    while time.monotonic() < end and not calm():
+        pass
+
+
+class Onlooker:
+    """Says of a worker that goes on for too long whether something kept it from computing."""
+
+    def __init__(self, pid: int):
+        self.pid, self.waited_ns, self.before = pid, 0, machine.counters()
+
+    def starved(self, limit_s: float) -> bool:
+        """Whether others kept the worker from computing since the last look.
+
+        A worker of one busy thread is not starved once it has had `limit_s` seconds of CPU time: that is progress
+        enough. Of threads that spin while they wait for one another CPU time says nothing.
+        """
+        threads, now = machine.threads(self.pid), machine.counters()
+        meanwhile = since(self.before, now)
+        self.before = now
+        if threads is None:
+            return _crowded(self.pid, meanwhile)
+        waited_ns = sum(waited for _, waited in threads.values())
+        queued, self.waited_ns = (waited_ns - self.waited_ns) / meanwhile.wall_ns, waited_ns
+        ran = sorted((ran for ran, _ in threads.values()), reverse=True)
+        alone = sum(ran[1:]) < ALONE * ran[0]
+        return queued > STARVED_LIMIT and not (alone and ran[0] >= limit_s * 1e9)
+
+
+def _crowded(pid: int, meanwhile: Evidence) -> bool:
+    """Where nobody counts how long threads wait: whether all CPUs were busy, and some of that with other processes."""
+    own = psutil.Process(pid).cpu_times()
+    busy = (meanwhile.others_ns or 0) / meanwhile.wall_ns
+    return busy > 0.95 * meanwhile.cpus and busy - (own.user + own.system) * 1e9 / meanwhile.wall_ns > STARVED_LIMIT
+
+
 def others(conditions: Conditions) -> float | None:
     """Share of the machine's CPUs that other processes took, and that the hypervisor gave to other guests.
 
@@ -79,16 +127,27 @@ def switched(conditions: Conditions) -> float | None:
     return None if found is None or not found.wall_ns else found.involuntary / (found.wall_ns / 1e9)
 
 
-def disturbed(row: Row) -> bool:
-    """Whether something else computed beside a row's worker, or kept it from computing.
+def disturbed(rows: Iterable[Row]) -> set[str]:
+    """Keys of the rows of one journal beside whose worker something else computed, or kept it from computing.
 
-    Only where there is evidence: rows written before there was any are judged by their block's drift.
+    Rows written before there was evidence are judged by the load when they began: no more threads should have been
+    ready to run than the journal's cells use.
     """
+    rows = list(rows)
+    threads: dict[str, int] = {}
+    for row in rows:
+        threads[row.machine] = max(threads.get(row.machine, 1), row.cell.n_threads)
+    return {row.key for row in rows if _disturbed(row, threads[row.machine])}
+
+
+def _disturbed(row: Row, threads: int) -> bool:
     if row.status == "starved":
         return True
     if row.cell.workload not in TIMED or row.cell.text:
         return False
     conditions = row.conditions
+    if conditions.whole is None:
+        return conditions.load_1min > threads + LOAD_LIMIT
     queued, taken, switches = waited(conditions), others(conditions), switched(conditions)
     if queued is None and switches is not None and switches > SWITCHES_LIMIT:
         return True
