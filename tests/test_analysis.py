@@ -1,12 +1,14 @@
 """Statistics that say how sure they are, and byte counts that match known shapes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from plamo_study.analysis import claims, coverage, phase_claims, roofline, stats, usable
 from plamo_study.analysis import phase_asymmetry as study
-from plamo_study.analysis import roofline, stats, usable
-from plamo_study.analysis.phase_claims import claims
+from plamo_study.analysis.coverage import by_size
 from plamo_study.analysis.stats import Estimate
 from plamo_study.models import registry, tensors
 
@@ -47,8 +49,62 @@ def test_estimates_are_the_same_every_time():
     assert stats.median([1.0, 2.0, 4.0, 8.0, 16.0]) == stats.median([1.0, 2.0, 4.0, 8.0, 16.0])
 
 
-def test_throughput_is_all_tokens_over_all_time_and_not_a_mean_of_rates():
-    assert stats.throughput([100, 100], [1.0, 4.0]).value == pytest.approx(40.0)
+def test_a_rate_is_moved_little_by_one_slow_process():
+    assert stats.rate(100, [1.0, 1.01, 0.99, 1.02, 9.0]).value == pytest.approx(100 / 1.01)
+
+
+def test_a_ratio_is_the_quotient_of_the_medians_printed_beside_it():
+    a, b = [4.0, 4.4, 4.1, 9.0, 4.2], [1.0, 1.3, 0.9, 1.1, 1.2]
+    ratio = stats.ratio(a, b)
+    assert ratio.value == pytest.approx(stats.median(a).value / stats.median(b).value)
+    assert ratio.low <= ratio.value <= ratio.high
+
+
+@pytest.mark.parametrize(("n", "level"), [(2, 0.5), (3, 0.75), (5, 0.9375), (6, 0.95), (9, 0.95)])
+def test_an_interval_of_few_processes_carries_its_own_level(n, level):
+    estimate = stats.median([float(i) for i in range(1, n + 1)])
+    assert estimate.level == pytest.approx(level)
+    assert (f"; {level:.0%}]" in f"{estimate:.1f}") == (level < 0.95)
+    assert estimate.per(2.0).level == estimate.scaled(3.0).level == estimate.level
+
+
+def test_a_seven_process_interval_lies_between_the_two_order_statistics_around_95_percent():
+    low, high = (getattr(stats.median([1.0, 2, 3, 4, 5, 6, 7]), side) for side in ("low", "high"))
+    assert 1 < low < 2
+    assert 6 < high < 7
+
+
+@pytest.mark.parametrize("n", [3, 5, 7])
+def test_a_crossing_is_found_where_the_curves_cross_and_its_bounds_hold_it(n):
+    rng, x = np.random.default_rng(5), np.array([0.0, 1000.0, 2000.0, 4000.0, 8000.0])
+    ratios = np.exp(0.4 * (x[:, None] - 2500) / 8000 + 0.002 * rng.standard_normal((5, n)))
+    found = stats.crossing(x.tolist(), ratios)
+    assert found.low < found.value < found.high
+    assert found.value == pytest.approx(2500, rel=0.15)
+
+
+def test_a_crossing_that_noise_hides_is_unbounded_and_none_has_no_number():
+    x = [0.0, 1.0, 2.0, 3.0]
+    noisy = np.array([[0.99, 1.2, 0.8], [1.1, 0.9, 0.95], [1.0, 1.05, 0.97], [1.2, 0.9, 1.02]])
+    assert np.isinf(stats.crossing(x, noisy).high)
+    assert np.isnan(stats.crossing(x, np.full((4, 3), 1.3)).value)
+
+
+def test_a_simulation_of_the_estimators_finds_what_they_promise_and_an_interval_that_is_too_narrow():
+    quantity, ratio = (replace(estimator, sizes=(3, 7)) for estimator in coverage.ESTIMATORS[:2])
+    assert by_size(pd.DataFrame(coverage.simulate(200, estimators=(quantity, ratio))))["wrong"].sum() == 0
+    bold = replace(quantity, estimate=lambda x: replace(stats.median(x[0].tolist()), level=0.95), sizes=(3,))
+    assert by_size(pd.DataFrame(coverage.simulate(200, estimators=(bold,))))["wrong"].sum() == len(coverage.JUDGED)
+
+
+def test_a_family_of_claims_takes_more_than_a_single_one():
+    rng = np.random.default_rng(8)
+    chance = [claims.above(str(k), "", stats.ratio(rng.lognormal(0, 0.1, 5), np.ones(5)), 1.0) for k in range(200)]
+    alone = sum(entry["verdict"] != "inconclusive" for entry in chance)
+    assert alone > 3, "some of 200 true null claims fall by chance"
+    assert (claims.family(chance)["verdict"] == "inconclusive").all()
+    real = claims.above("real", "", stats.ratio([1.31, 1.29, 1.30, 1.30, 1.31], [1.0] * 5), 1.0)
+    assert claims.family([real, *chance[:20]])["verdict"].iloc[0] == "holds"
 
 
 def test_a_ratio_is_paired_by_block():
@@ -223,11 +279,11 @@ def test_the_thread_experiment_tells_compute_from_memory():
 
 def test_claims_hold_on_rows_where_they_are_true_and_fail_where_they_are_not():
     models = {"plamo-2-1b": fact("plamo-2-1b")}
-    true = claims(made_up(), models).set_index("claim")["verdict"]
+    true = phase_claims.claims(made_up(), models).set_index("claim")["verdict"]
     assert true["prefill is faster per token than decode"] == "holds"
     assert true["twice the threads speed prefill more than decode"] == "holds"
     assert true["the M4 Pro's factor of 19 is found here"] == "does not hold"
-    slow = claims(made_up(prefill_s=10.0), models).set_index("claim")["verdict"]
+    slow = phase_claims.claims(made_up(prefill_s=10.0), models).set_index("claim")["verdict"]
     assert slow["prefill is faster per token than decode"] == "does not hold"
 
 

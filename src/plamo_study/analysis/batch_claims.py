@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import batch_scaling as study
-from plamo_study.analysis.claims import above, below, within
+from plamo_study.analysis.claims import above, below, family, within
 from plamo_study.analysis.stats import Estimate
 
 HYBRID, MATCHED, LARGE = "plamo-2-1b", "plamo-3-matched", "plamo-3-nict-2b"
@@ -42,7 +42,7 @@ def claims(rows: pd.DataFrame) -> pd.DataFrame:
         entries += [
             entry for what in pairs(rows) if (what, n) in ratios for entry in [_about(what, n, ratios[what, n])]
         ]
-    return pd.DataFrame(entries)
+    return family(entries)
 
 
 def _about(what: str, n: int, ratio: Estimate) -> dict[str, Any]:

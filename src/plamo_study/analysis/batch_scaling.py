@@ -44,7 +44,7 @@ def scaling(rows: pd.DataFrame) -> pd.DataFrame:
         for n_seq, seconds in curve.iterrows():
             n, known = int(str(n_seq)), seconds.dropna()
             step = stats.median(known.tolist())
-            rate = stats.Estimate(n / step.value, n / step.high, n / step.low, step.n)
+            rate = step.per(n)
             entry = {"build": build, "model": model, "n_seq": n, "step": step, "rate": rate, "each": rate.scaled(1 / n)}
             factor = paired_ratio(curve.loc[1] * n, seconds)
             noise, peak = stats.variation(known.tolist()), memory[build, model, n]
@@ -61,7 +61,7 @@ def prefill(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for (build, model, policy, n_seq), group in found.groupby(["build", "model", "policy", "n_seq"]):
         seconds = (group["samples_ns"].map(median_sample) / NS).tolist()
-        rate = stats.throughput([n_seq * n for n in group["n_prompt"]], seconds)
+        rate = stats.rate(n_seq * int(group["n_prompt"].iloc[0]), seconds)
         entry = {"build": build, "model": model, "policy": policy, "n_seq": n_seq, "rate": rate}
         entries.append(entry | {"right": bool((group["verdict"] == "valid").all()), "n": len(group)})
     return pd.DataFrame(entries)
@@ -203,7 +203,7 @@ def table_cells(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _rates(done: pd.DataFrame) -> dict[str, Any]:
     steps = [sum(samples[0]) / NS for samples in done["samples_ns"]]
-    generated = [n * len(samples[0]) for n, samples in zip(done["n_seq"], done["samples_ns"], strict=True)]
-    prompts = (done["n_prompt"] * done["n_seq"]).tolist()
     filled = [fill[0] / NS for fill in done["prefill_ns"]]
-    return {"rate": stats.throughput(generated, steps), "prefill": stats.throughput(prompts, filled)}
+    n_seq, n_steps = int(done["n_seq"].iloc[0]), len(done["samples_ns"].iloc[0][0])
+    prompts = n_seq * int(done["n_prompt"].iloc[0])
+    return {"rate": stats.rate(n_seq * n_steps, steps), "prefill": stats.rate(prompts, filled)}

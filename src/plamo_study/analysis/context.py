@@ -67,7 +67,7 @@ def rates(rows: pd.DataFrame) -> pd.DataFrame:
             for depth, seconds in curve.iterrows():
                 known = seconds.dropna().tolist()
                 middle = stats.median(known)
-                rate = stats.Estimate(1 / middle.value, 1 / middle.high, 1 / middle.low, middle.n)
+                rate = middle.per(1.0)
                 entry = {"model": model, "phase": phase, "depth": int(str(depth)), "rate": rate}
                 share, noise = paired_ratio(curve.iloc[0], seconds), stats.variation(known)
                 entries.append(entry | {"share": share, "noise": noise, "n": middle.n})

@@ -63,7 +63,7 @@ def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFram
         flops, moved = ((far[name] - near[name]) / PART for name in ("flops", "bytes"))
         if len(law["coefficients"]) > 1 and law["coefficients"][1].low > 0:
             added: stats.Estimate = law["coefficients"][1]
-            rate = stats.Estimate(flops / added.value, flops / added.high, flops / added.low, added.n)
+            rate = added.per(flops)
             entry = {"model": law["model"], "phase": law["phase"], "added": added, "rate": rate}
             entry |= {"allowed": max(flops / limit.matmul, moved / limit.read)}
             entries.append(entry | {"share": rate.scaled(1 / limit.matmul)})

@@ -46,7 +46,7 @@ def asymmetry(rows: pd.DataFrame, n_prompt: int = 512, n_gen: int = 512) -> pd.D
     entries = []
     for model in model_names(fast):
         prompt, step = (
-            seconds_by_block(fast[fast["model"] == model]) / n_prompt,
+            seconds_by_block(fast[fast["model"] == model], median_sample) / n_prompt,
             seconds_by_block(slow[slow["model"] == model]) / n_gen,
         )
         entries.append({"model": model, "ratio": paired_ratio(step, prompt)})
@@ -59,7 +59,7 @@ def crossover(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for (model, n_prompt), group in found[found["workload"] == "prefill"].groupby(["model", "n_prompt"]):
         steps = found[(found["workload"] == "decode") & (found["model"] == model) & (found["n_gen"] == 512)]
-        tokens = paired_ratio(seconds_by_block(group), seconds_by_block(steps) / 512)
+        tokens = paired_ratio(seconds_by_block(group, median_sample), seconds_by_block(steps) / 512)
         entries.append({"model": model, "n_prompt": n_prompt, "tokens": tokens})
     return pd.DataFrame(entries)
 
@@ -132,9 +132,10 @@ def gain_estimate(gain: pd.Series) -> stats.Estimate:
 
 
 def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> stats.Estimate:
-    """Ratio over the blocks that both series have."""
+    """Quotient of the medians of two series by block; its interval is over the blocks that both have."""
     both = pd.concat([numerator, denominator], axis=1, keys=["top", "bottom"]).dropna()
-    return stats.ratio(both["top"].tolist(), both["bottom"].tolist())
+    value = float(numerator.median() / denominator.median()) if len(both) else None
+    return stats.ratio(both["top"].tolist(), both["bottom"].tolist(), value)
 
 
 def _first_steps(found: pd.DataFrame, n: int) -> pd.DataFrame:
@@ -147,12 +148,11 @@ def _by(found: pd.DataFrame, by: list[str], entry: Callable[[pd.DataFrame], dict
 
 
 def _prefill_entry(group: pd.DataFrame) -> dict[str, Any]:
-    seconds = [sum(chain(*samples)) / NS for samples in group["samples_ns"]]
-    tokens = (group["samples_ns"].map(len) * group["n_prompt"] * group["n_seq"]).tolist()
     medians = (group["samples_ns"].map(median_sample) / NS).tolist()
+    ttft = stats.median(medians)
     return {
-        "rate": stats.throughput(tokens, seconds),
-        "ttft": stats.median(medians),
+        "rate": ttft.per(int(group["n_prompt"].iloc[0] * group["n_seq"].iloc[0])),
+        "ttft": ttft,
         "ttft_p95": stats.percentile([sample / NS for sample in chain(*chain(*group["samples_ns"]))], 0.95),
         "noise": stats.variation(medians),
         "n": len(group),
@@ -162,11 +162,10 @@ def _prefill_entry(group: pd.DataFrame) -> dict[str, Any]:
 def _decode_entry(group: pd.DataFrame) -> dict[str, Any]:
     steps = [s / NS for s in chain(*chain(*group["samples_ns"]))]
     seconds = [sum(chain(*samples)) / NS / len(samples) for samples in group["samples_ns"]]
-    tokens = [len(samples[0]) for samples in group["samples_ns"]]
     medians = (group["samples_ns"].map(median_sample) / NS).tolist()
     return {
         "seconds": stats.median(seconds),
-        "rate": stats.throughput(tokens, seconds),
+        "rate": stats.rate(len(group["samples_ns"].iloc[0][0]), seconds),
         "itl": stats.median(medians),
         "itl_p95": stats.percentile(steps, 0.95),
         "noise": stats.variation(medians),

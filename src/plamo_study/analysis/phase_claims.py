@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import phase_asymmetry as study
-from plamo_study.analysis.claims import above, within
+from plamo_study.analysis.claims import above, family, within
 from plamo_study.analysis.prediction import against_prediction
 from plamo_study.analysis.roofline import Model
 from plamo_study.analysis.stats import Estimate
@@ -18,7 +18,7 @@ SHARE = 0.7  # of the read bandwidth measured in the same blocks
 
 
 def claims(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """Columns: claim, model, estimate, wanted (the threshold in words) and verdict."""
+    """One family of claims; `wanted` is the threshold in words."""
     ratios = study.asymmetry(rows).set_index("model")["ratio"]
     gains, shares = study.thread_gains(rows), against_prediction(rows, models)
     entries = []
@@ -33,7 +33,7 @@ def claims(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     first = str(ratios.index[0])
     low, high = PUBLISHED_RATIO / (1 + ALIKE), PUBLISHED_RATIO * (1 + ALIKE)
     entries.append(within("the M4 Pro's factor of 19 is found here", first, ratios[first], low, high))
-    return pd.DataFrame(entries)
+    return family(entries)
 
 
 def _thread_claims(model: str, gains: dict[tuple[str, str], pd.Series]) -> list[dict[str, Any]]:
@@ -58,5 +58,5 @@ def _thread_claims(model: str, gains: dict[tuple[str, str], pd.Series]) -> list[
 def _flatness(rows: pd.DataFrame, model: str) -> Estimate:
     found = main_rows(rows)
     found = found[(found["workload"] == "prefill") & (found["model"] == model)]
-    short, long = (study.seconds_by_block(found[found["n_prompt"] == n]) / n for n in (512, 2048))
+    short, long = (study.seconds_by_block(found[found["n_prompt"] == n], study.median_sample) / n for n in (512, 2048))
     return study.paired_ratio(short, long)

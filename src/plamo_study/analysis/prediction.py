@@ -75,9 +75,9 @@ def _compared(entry: dict[str, Any], seconds: pd.Series, rows: pd.DataFrame, mod
     work, best = (entry["bytes"], limit.read) if memory else (entry["flops"], limit.matmul)
     spent = stats.median(seconds.tolist())
     full = work / best
-    share = stats.Estimate(full / spent.value, full / spent.high, full / spent.low, spent.n)
     off = miss(spent.value, entry["low"], entry["high"])
-    return {"measured": spent, "miss": off, "of_best": share, "of_usual": study.paired_ratio(work / usual, seconds)}
+    shares = {"of_best": spent.per(full), "of_usual": study.paired_ratio(work / usual, seconds)}
+    return {"measured": spent, "miss": off} | shares
 
 
 def _predictions(model: Model, limit: Ceilings, name: str) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ def speeds(rows: pd.DataFrame) -> pd.DataFrame:
     for (phase, model, dtype), spent in known.items():
         step = stats.median(spent.tolist())
         n = tokens[phase]
-        rate = stats.Estimate(n / step.value, n / step.high, n / step.low, step.n)
+        rate = step.per(n)
         entry = {"model": model, "dtype": dtype, "phase": phase, "rate": rate, "ratio": None}
         if (phase, model, REFERENCE) in known:
             entry["ratio"] = paired_ratio(known[phase, model, REFERENCE], spent)

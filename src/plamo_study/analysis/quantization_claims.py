@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import quantization as study
-from plamo_study.analysis.claims import above, below, within
+from plamo_study.analysis.claims import above, below, family, within
 from plamo_study.analysis.phase_asymmetry import paired_ratio
 from plamo_study.analysis.quantization import Facts
 from plamo_study.analysis.quantization_prediction import against_prediction, packing
@@ -14,11 +14,10 @@ INT8_DECODE, INT8_PREFILL, Q4_OVER_Q8 = 1.93, 1.87, 2.0  # data/published/quanti
 HELD = ("Q8_0", "Q4_K_M", "Q4_0", "Q2_K")  # types that predictions are claimed of; all stand in the table beside them
 ALIKE = 0.15  # a published factor is called found within this margin
 AS_BYTES = 0.10  # and a prediction from bytes is called right within this one
-COLUMNS = ["claim", "model", "estimate", "wanted", "verdict"]
 
 
 def claims(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """Columns: claim, model, estimate, wanted (the threshold in words) and verdict."""
+    """One family of claims; `wanted` is the threshold in words."""
     compared = against_prediction(rows, study.files(rows, facts)).set_index(["model", "dtype", "phase"])
     entries: list[dict[str, Any]] = []
     for model in compared.index.get_level_values("model").unique():
@@ -26,7 +25,7 @@ def claims(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     for gain in packing(rows).to_dict("records"):
         what = "a prompt's products" if gain["columns"] == "many" else "a single column's product"
         entries.append(above(f"packing {gain['dtype']} when it is loaded speeds {what}", "", gain["gain"], 1.0))
-    return pd.DataFrame(entries, columns=COLUMNS)
+    return family(entries)
 
 
 def _by_bytes(model: str, compared: pd.DataFrame) -> list[dict[str, Any]]:

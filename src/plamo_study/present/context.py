@@ -77,7 +77,7 @@ def guess(recording: Recording, guessed: float) -> Markdown:
     """The reader's guess beside how much longer a step of the first model takes at the deepest."""
     rates = study.rates(recording.rows)
     share: Estimate = rates[rates["phase"] == "prefill"]["share"].groupby(rates["model"]).last().iloc[0]
-    return evidence.guessed(guessed, Estimate(1 / share.value, 1 / share.high, 1 / share.low, share.n))
+    return evidence.guessed(guessed, share.per(1.0))
 
 
 def rates(recording: Recording) -> Table:

@@ -7,12 +7,14 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.analysis import prediction
+from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
 from plamo_study.measure.collect import Recording
 from plamo_study.measure.frame import build_name
 from plamo_study.present.tables import Columns, Table, scaled, table
 
+INTERVALS = "95 % intervals, or of the level that stands in them"
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
 READ_KERNEL = "dot product of an array with itself"
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
@@ -130,7 +132,7 @@ def condition(recording: Recording) -> str:
     return (
         f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips(recording)}, "
         f"{rows['n_threads'].max()} threads; "
-        f"medians over processes with 95 % intervals. {valid} of {len(judged)} rows were computed right."
+        f"medians over processes with {INTERVALS}. {valid} of {len(judged)} rows were computed right."
     )
 
 
@@ -150,9 +152,17 @@ def claims(checked: pd.DataFrame) -> Table:
         "model": ("model", ""),
         "estimate": ("measured", ".2f"),
         "wanted": ("needed", ""),
+        "p_adjusted": ("p, corrected", p_value),
         "verdict": ("verdict", ""),
     }
-    return table(checked, columns)
+    corrected = family(checked.to_dict("records"))
+    note = f"{len(corrected)} claims, one family: p after Benjamini and Hochberg's correction, verdicts at 5 %."
+    return table(corrected, columns, note)
+
+
+def p_value(p: float) -> str:
+    """A p-value as it is usually written."""
+    return "under 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def escaped(name: str) -> str:

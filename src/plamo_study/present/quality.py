@@ -37,7 +37,7 @@ def condition(recording: Recording) -> str:
     row = recording.rows[recording.rows["workload"] == "quality"].iloc[0]
     return (
         f"scale {recording.scale}, {row['n_chunks']} chunks of {row['n_prompt']} tokens of {row['text']}, the second "
-        f"half of each scored; 95 % intervals over chunks."
+        f"half of each scored; 95 % intervals over chunks, or of the level that stands in them."
     )
 
 

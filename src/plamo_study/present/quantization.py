@@ -51,7 +51,7 @@ def condition(recording: Recording) -> str:
     return (
         f"scale {recording.scale} ({weights or 'random weights'}), {evidence.chips(recording)}, "
         f"{rows['n_threads'].max()} threads; ratios "
-        f"are paired within blocks, with 95 % intervals. "
+        f"are paired within blocks, with {evidence.INTERVALS}. "
         f"{(judged['verdict'] == 'valid').sum()} of {len(judged)} rows were computed right."
     )
 

@@ -1,13 +1,14 @@
 """Tables as a reader wants them: headings with units, estimates with intervals, everything rounded here."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.stats import CONFIDENCE, Estimate
 from plamo_study.analysis.usable import NOISY
 
 Formatter = Callable[[Any], str]
@@ -20,29 +21,43 @@ ASSUMED = "* Rests on assumptions, which the models table names."
 class Table:
     """A table that shows the same in JupyterLab, on GitHub, in a terminal and in a diff."""
 
-    def __init__(self, frame: pd.DataFrame):
+    def __init__(self, frame: pd.DataFrame, note: str = ""):
+        starred = frame.astype(str).apply(lambda column: column.str.contains(r"\w\*")).any(axis=None)
         self.frame = frame
-        self.note = (
-            ASSUMED if frame.astype(str).apply(lambda column: column.str.contains(r"\w\*")).any(axis=None) else ""
-        )
+        self.notes = [text for text in (note, ASSUMED if starred else "") if text]
 
     def _repr_html_(self) -> str:
-        note = f"<p>{self.note}</p>" if self.note else ""
-        return self.frame.to_html(index=False, border=0, justify="left") + note
+        notes = "".join(f"<p>{note}</p>" for note in self.notes)
+        return self.frame.to_html(index=False, border=0, justify="left") + notes
 
     def _repr_markdown_(self) -> str:
         lines = [self.frame.columns.tolist(), ["---"] * len(self.frame.columns), *self.frame.to_numpy().tolist()]
         rows = ["| " + " | ".join(str(cell).replace("*", r"\*") for cell in line) + " |" for line in lines]
-        return "\n".join(rows) + (f"\n\n\\{self.note}" if self.note else "")
+        return "\n".join(rows) + "".join("\n\n" + note.replace("*", r"\*") for note in self.notes)
 
     def __repr__(self) -> str:
-        return self.frame.to_string(index=False) + (f"\n{self.note}" if self.note else "")
+        return "\n".join([self.frame.to_string(index=False), *self.notes])
 
 
-def table(data: pd.DataFrame, columns: Columns) -> Table:
-    """Choose, head and format columns: name -> (heading, format spec or function)."""
-    shown = {heading: [show(value, how) for value in data[name]] for name, (heading, how) in columns.items()}
-    return Table(pd.DataFrame(shown))
+def table(data: pd.DataFrame, columns: Columns, note: str = "") -> Table:
+    """Choose, head and format columns: name -> (heading, format spec or function); `note` stands under the table.
+
+    Where all intervals of a column have the same level and it is not 95 %, the heading says it once.
+    """
+    shown = {}
+    for name, (heading, how) in columns.items():
+        level, values = _shared_level(data[name]), list(data[name])
+        if level < CONFIDENCE:
+            heading = f"{heading}, {level:.0%} interval"
+            values = [replace(v, level=CONFIDENCE) if isinstance(v, Estimate) else v for v in values]
+        shown[heading] = [show(value, how) for value in values]
+    return Table(pd.DataFrame(shown), note)
+
+
+def _shared_level(values: Iterable[Any]) -> float:
+    """The one level of all intervals among `values`, that of a usual one where there are several or none."""
+    levels = {v.level for v in values if isinstance(v, Estimate) and not math.isnan(v.low)}
+    return levels.pop() if len(levels) == 1 else CONFIDENCE
 
 
 def folded(summary: str, *tables: Table) -> Markdown:
