@@ -3,6 +3,7 @@ PYTHON ?= python3
 SCALE ?= mini
 BIN := .venv/bin
 READY := .venv/.ready
+ENGINE_ARGS := -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/.venv/engine.cmake
 
 .PHONY: study test lab notebooks lock clean
 
@@ -19,12 +20,16 @@ test: $(READY)
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks
 
-# The engine comes last: its sdist is built (CMAKE_ARGS reaches it) with the locked CMake and Ninja, not with ones fetched at build time.
+# The engine comes last: its sdist is built with the locked CMake and Ninja, not with ones fetched at build time, and never
+# taken from a cache, where it may have been built with other flags. Yours come last: CMAKE_ARGS="-DGGML_METAL=OFF" make.
+# Without AMX: llama.cpp's kernels for it crash or compute PLaMo 2's batches wrongly (data/upstream). Nor what nothing
+# here uses: the multimodal library and llama.cpp's `common`, half of the build.
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	awk '/^[a-z]/ {engine = /^llama-cpp-python==/} !engine' requirements.lock > .venv/tools.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/tools.lock
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --require-hashes -r requirements.lock --quiet
+	echo 'set(LLAMA_BUILD_COMMON OFF)' > .venv/engine.cmake
+	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_ARGS="$(ENGINE_ARGS) $$CMAKE_ARGS" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --no-binary llama-cpp-python --require-hashes -r requirements.lock --quiet
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 

@@ -9,18 +9,21 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from gguf import GGMLQuantizationType
 
-from plamo_study.analysis import kernel_paths, pareto, quantization_claims
+from plamo_study.analysis import kernel_paths, pareto, quantization_claims, stats
 from plamo_study.analysis import quantization as study
 from plamo_study.analysis import quantization_prediction as arithmetic
 from plamo_study.analysis.stats import Estimate
 from plamo_study.engine import kernels
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, plan_quantization, proof
+from plamo_study.measure.collect import Recording
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes, registry, tensors
 from plamo_study.oracle import weights
+from plamo_study.present import quantization as show
+from plamo_study.present import quantization_published, sentences
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 READ, COMPUTE = 40e9, 100e9  # bytes and FLOPs a second of every invented kernel
@@ -310,3 +313,67 @@ def test_the_known_packing_is_the_engines():
 def test_every_type_has_a_kernel_that_takes_time(dtype):
     for packed in (False, True):
         assert min(kernels.matmul_times(dtype, (64, 256, 2), 1, False, 2, packed)) > 0
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_the_best_of_many_has_an_interval_that_covers_all_of_them():
+    rng = np.random.default_rng(0)
+    types, missed, alone_missed = 12, 0, 0
+    for _ in range(400):
+        gains = [stats.ratio(np.exp(rng.normal(0, 0.07, 5)), np.ones(5)) for _ in range(types)]
+        best = max(gains, key=lambda gain: gain.value)
+        wide = study.simultaneous(best, types)
+        missed += not wide.low <= 1 <= wide.high
+        alone_missed += not best.low <= 1 <= best.high
+    assert missed <= 0.07 * 400
+    assert alone_missed > 0.15 * 400  # what the chosen one's own interval would have claimed
+
+
+def recording_of(rows, facts, scale):
+    told = {name: known | {"scale": scale} for name, known in facts.items()} | {"box": {"chip": "a chip"}}
+    return Recording(rows.assign(machine="box"), told, "04-quantization", scale, "live")
+
+
+@pytest.mark.parametrize(
+    ("scale", "synthetic", "words"),
+    [("mini", False, "trained weights"), ("shape", True, "random weights"), ("weights", False, "released weights")],
+)
+def test_the_condition_names_the_weights_of_every_scale_truly(rows, facts, scale, synthetic, words):
+    told = {name: known | {"synthetic": synthetic} for name, known in facts.items()}
+    said = show.condition(recording_of(rows, told, scale))
+    assert f"({words})" in said
+    assert sum(kind in said for kind in ("trained", "random", "released")) == 1
+
+
+def test_the_finding_prints_rates_that_divide_and_says_how_the_best_was_chosen(rows, facts):
+    unknown = Estimate(np.nan, np.nan, np.nan, 0)
+    lost = pd.DataFrame([{"model": HYBRID, "file": "F16", "kld": unknown, "ppl_ratio": unknown, "loops": unknown}])
+    recording = recording_of(rows, facts, "mini")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(show.losses, "table", lambda _: lost)
+        said = show.finding(recording, recording).data
+    assert len(list(sentences.quotients(said))) == 4  # two models, two phases
+    assert not sentences.contradictions(said)
+    assert "chosen after measuring" in said
+
+
+def test_published_figures_say_what_stands_beside_them(rows, facts):
+    table = quantization_published.speedups(recording_of(rows, facts, "mini")).frame
+    beside = dict(zip(table["theirs"], table["ours, not the same"], strict=True))
+    assert beside["decode, batch 128"].endswith(f"decode, batch {TOGETHER}")
+    assert beside["prefill of 2048 tokens"].endswith(f"prefill of {DEPTH} tokens")
+
+
+def test_a_batch_that_gains_less_only_by_its_bytes_is_no_finding(rows, facts):
+    found = quantization_claims.claims(rows, facts)
+    by_bytes = found[found["claim"].str.contains("by more than bytes say")]
+    assert set(by_bytes["verdict"]) == {"inconclusive"}
+    worse = made_up(
+        facts,
+        lambda known, n: from_bytes(known, n) * (3 if (known["dtype"], n) == ("Q4_0", 8) else 1),
+        lambda known: 0.01,
+    )
+    found = quantization_claims.claims(worse, facts)
+    assert set(found[found["claim"].str.contains("by more than bytes say")]["verdict"]) == {"holds"}

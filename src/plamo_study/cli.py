@@ -113,17 +113,24 @@ def selfcheck(
     likwid_bench: Annotated[Path | None, typer.Option(help="a likwid-bench to run beside our ceilings")] = None,
     reference: Annotated[bool, typer.Option(help="keep that comparison as the reference machine's")] = False,
     rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 20,
+    coverage: Annotated[bool, typer.Option(help="only simulate how often every interval holds the truth")] = False,
+    studies: Annotated[int, typer.Option(min=100, help="simulated studies per estimator, noise and size")] = 4000,
     engine: Engine = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """What the harness itself costs, and whether its rates agree with those of llama.cpp's own tools."""
     from plamo_study import selfcheck as costs
 
+    place = collect.REFERENCE if reference else collect.LOCAL
+    if coverage:
+        lines = costs.covered(studies, place, report.step)
+        typer.echo(msgspec.json.encode(lines).decode()) if json else report.coverage(lines)
+        raise typer.Exit(1 if any(line["judged"] == "wrong" for line in lines) else 0)
     use_engine(engine)
     plan.check_scale(scale)
     found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
     if likwid_bench:
-        found += costs.ceilings(scale, likwid_bench, rounds, collect.REFERENCE if reference else collect.LOCAL)
+        found += costs.ceilings(scale, likwid_bench, rounds, place)
     typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)
     raise typer.Exit(0 if all(check.ok for check in found) else 1)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import typer
@@ -109,6 +109,26 @@ def selfcheck(checks: "list[Check]") -> None:
     for check in checks:
         shown.add_row(check.name, check.measured, check.wanted, "ok" if check.ok else "[red]not met[/red]")
     Console().print(shown)
+
+
+def step(done: int, total: int, what: str) -> None:
+    """One line that moves: which step of how many."""
+    if console.is_terminal:
+        console.print(f"{done} of {total}: {what}", end="\r" if done < total else "\n", soft_wrap=True)
+
+
+def coverage(lines: list[dict[str, Any]]) -> None:
+    """How often each interval held the truth, by estimator and number of units; what is promised and broken is red."""
+    for estimator, group in pd.DataFrame(lines).groupby("estimator", sort=False):
+        noises = group["noise"].unique()
+        shown = Table("n", "called", *noises, title=str(estimator))
+        for n, of_size in group.groupby("n"):
+            cells = [
+                f"[red]{line['covers']:.1%}[/red]" if line["judged"] == "wrong" else f"{line['covers']:.1%}"
+                for line in of_size.to_dict("records")
+            ]
+            shown.add_row(str(n), f"{of_size['level'].iloc[0]:.0%}", *cells)
+        Console().print(shown)
 
 
 def confusion(table: pd.DataFrame) -> None:

@@ -1,15 +1,17 @@
 """What the harness costs, and whether its rates are those of llama.cpp's own tools: measured, never assumed."""
 
+import json
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from plamo_study import crosscheck, crosscheck_ceilings, crosscheck_perplexity
-from plamo_study.analysis import ceilings_check
+from plamo_study import crosscheck, crosscheck_ceilings, crosscheck_perplexity, paths
+from plamo_study.analysis import ceilings_check, coverage
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import files, journal, machine, plan, plan_quality
 from plamo_study.measure.process import work
@@ -54,6 +56,19 @@ def selfcheck(
         ratios = compare(cell, path, binary, rounds) if binary else {}
         checks += [alike(f"{what} rate / {tool}'s", ratio) for what, ratio in ratios.items()]
     return checks + (against_perplexity(scale, perplexity, min(rounds, PERPLEXITY_ROUNDS)) if perplexity else [])
+
+
+def covered(studies: int, place: str, tell: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
+    """How often each interval holds the truth, simulated, and how that is judged; kept in data/measured/<place>."""
+    total = sum(len(coverage.NOISE) * len(estimator.sizes) for estimator in coverage.ESTIMATORS)
+    lines = []
+    for line in coverage.simulate(studies):
+        lines.append(line)
+        tell(len(lines), total, f"{line['estimator']}, {line['noise']}, n = {line['n']}")
+    path = paths.MEASURED / place / coverage.NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"studies": studies, "lines": lines}, indent=0) + "\n", encoding="utf-8")
+    return lines
 
 
 def against_perplexity(scale: str, binary: Path, rounds: int) -> list[Check]:

@@ -14,6 +14,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 ENOUGH = 6  # values from which the whole range covers a median with 95 %: 1 - 2 ** (1 - n)
+CROSSING_LEVELS = (0.90, 0.93)  # what a crossing's interval covers at the least, below and from ENOUGH blocks on
 NEEDED = {0.5: 1, 0.9: 29, 0.95: 59, 0.99: 299}  # samples for a 95 % distribution-free bound on a percentile
 Claim = Literal["holds", "does not hold", "inconclusive"]
 NAN = float("nan")
@@ -144,8 +145,9 @@ def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001) -> Esti
     """Where the ratio of two curves passes 1 for the last time, with an interval by inverting the paired comparison.
 
     `ratios`: (len(x), blocks), at least two blocks; between the points of `x` their logarithms are interpolated. The
-    value is where the median ratio passes 1; the interval reaches over every x around it at which the paired interval
-    holds 1 (Fieller 1954). A bound is infinite where that reaches an end of `x`, all are NaN where nothing passes 1.
+    value is where the median ratio passes 1. The interval reaches over every x around it at which the paired interval
+    holds 1 (Fieller 1954) and carries the level that the simulation gives it. A bound is infinite where that reaches an
+    end of `x`; all are NaN where nothing passes 1.
     """
     grid = np.linspace(float(x[0]), float(x[-1]), points)
     logs = np.array([np.interp(grid, x, column) for column in np.log(np.asarray(ratios, float)).T])
@@ -163,7 +165,7 @@ def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001) -> Esti
     while last < points and open_at[last]:
         last += 1
     begin, end = grid[first] if first >= 0 else -np.inf, grid[last] if last < points else np.inf
-    return Estimate(float(value), float(begin), float(end), n)
+    return Estimate(float(value), float(begin), float(end), n, CROSSING_LEVELS[n >= ENOUGH])
 
 
 def percentile(samples: Sequence[float], q: float) -> float:

@@ -40,6 +40,7 @@ class SessionConfig:
     flash_attn: str = "auto"
     n_gpu_layers: int = -1
     swa_full: bool = True
+    use_mmap: bool = True
 
 
 class Session:
@@ -238,7 +239,7 @@ def model_params(config: SessionConfig) -> llama.llama_model_params:
     Else a build with one computes calls of 32 tokens or more there, weights copied each time (`op_offload`).
     """
     params = llama.llama_model_default_params()
-    params.n_gpu_layers = config.n_gpu_layers
+    params.n_gpu_layers, params.use_mmap = config.n_gpu_layers, config.use_mmap
     if config.n_gpu_layers == 0:
         params.devices = ctypes.addressof(NO_DEVICES)
     return params

@@ -10,6 +10,7 @@ import pandas as pd
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, frame, journal, plan, runner, studies
+from plamo_study.measure.rows import Row
 
 REFERENCE, LOCAL = "reference", "local"
 SOURCES = ("recorded", "live")
@@ -17,7 +18,7 @@ SOURCES = ("recorded", "live")
 
 @dataclass(frozen=True)
 class Recording:
-    """The rows of one study at one scale, the facts they refer to, and where they came from."""
+    """The rows of one study at one scale, all of one machine, the facts they refer to, and where they came from."""
 
     rows: pd.DataFrame
     facts: dict[str, dict[str, Any]]
@@ -50,7 +51,13 @@ def collect(
     if not rows:
         raise StudyError(str(path), "holds no rows", f"plamo-study run {study} --scale {scale} -p source live")
     facts = frame.facts(records)
-    return Recording(frame.frame(rows, facts), facts, study, scale, source)
+    return Recording(frame.frame(of_one_machine(rows), facts), facts, study, scale, source)
+
+
+def of_one_machine(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the machine that was measured last: blocks, drifts and ratios of two machines must never mix."""
+    last = max(rows, key=lambda row: row.started).machine
+    return [row for row in rows if row.machine == last]
 
 
 def framed(summary: runner.Summary, path: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:

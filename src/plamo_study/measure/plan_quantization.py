@@ -18,6 +18,8 @@ LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every c
 IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # what the files of QUICK are made of
 PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types that x86 processors get in another layout than the file's
 STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
+REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
+FEW = ("F16", "Q8_0", "Q4_K_M", "Q4_0")  # of the second model, where ratios are measured again
 VECTOR_SIZE = {"mini": 4096, "shape": 16384, "weights": 16384}  # mini: it fits the cache; else 4 times that or more
 
 
@@ -47,6 +49,37 @@ def speed(scale: str, gpu: bool = False) -> Plan:
     files = [(model, dtype) for model in MODELS for dtype in timed(model, scale)]
     cells = [change(cell, model=model, dtype=dtype) for model, dtype in files for cell in (alone, together)]
     planned = with_gates("04-quantization", scale, (*cells, *kernels(scale, gpu)), exact_cache=False)
+    anchor = change(planned.anchor, dtype=DTYPE[scale])
+    return replace(planned, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
+
+
+def modes(scale: str, gpu: bool = False) -> Plan:
+    """Why one file decodes at two speeds: pages kept, dropped before, weights in own memory, and a product of no file.
+
+    The reference type of the first model, more processes than elsewhere, on the CPU whatever the machine has: memory
+    is the question.
+    """
+    check_scale(scale)
+    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=REFERENCE, n_prompt=SHORT, n_gen=STEPS)
+    base = change(base, n_threads=machine.performance_cores())
+    cells = [base, change(base, cold=True), change(base, use_mmap=False)]
+    product = Cell(workload="matmul", dtype=REFERENCE, n_threads=base.n_threads, label="packed", repetitions=5)
+    cells.append(change(product, size=VECTOR_SIZE[scale], n_prompt=1))
+    planned = with_gates("04-modes", scale, tuple(cells), exact_cache=False)
+    return replace(planned, blocks=2 if scale == "mini" else PROCESSES, extra_blocks=0)
+
+
+def controlled(scale: str, gpu: bool = False) -> Plan:
+    """The ratios over the reference once more, in fewer cells: all types of the first model, some of the other.
+
+    On the CPU, where every process of a large file reads plain memory beside its steps.
+    """
+    check_scale(scale)
+    base = Cell(workload="decode", scale=scale, n_prompt=DEPTH, n_gen=STEPS, n_threads=machine.performance_cores())
+    files = [(MODELS[0], dtype) for dtype in timed(MODELS[0], scale)]
+    files += [(MODELS[1], dtype) for dtype in timed(MODELS[1], scale) if dtype in FEW]
+    cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in files)
+    planned = with_gates("04-controlled", scale, cells, exact_cache=False)
     anchor = change(planned.anchor, dtype=DTYPE[scale])
     return replace(planned, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
 

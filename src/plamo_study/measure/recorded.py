@@ -14,18 +14,20 @@ def every_study(notebook: str, source: str, scale: str) -> list[Recording]:
     own = [study for study, _ in studies.of_notebook(notebook, scale)]
     measured = [collect.collect(study, source, scale) for study in own if source == "live"]
     rest = [study for study in (*own, *studies.STUDIES) if study not in {m.study for m in measured}]
-    found = [*measured, *filter(None, (_read(study, source, scale) for study in dict.fromkeys(rest)))]
+    found = [*measured, *filter(None, (read(study, source, scale) for study in dict.fromkeys(rest)))]
     if not found:
         why = f"no study has rows at scale {scale!r}"
         raise StudyError(notebook, why, f"plamo-study run {notebook} --scale mini")
     return found
 
 
-def _read(study: str, source: str, scale: str) -> Recording | None:
+def read(study: str, source: str, scale: str) -> Recording | None:
+    """The rows of a study as they lie here, of the machine measured last; None where there are none."""
+    """The rows of a study as they lie here; None where there are none."""
     path = collect.journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
     records = journal.read(path) if path.exists() else []
     rows = journal.latest_rows(records)
     if not rows:
         return None
     facts = frame.facts(records)
-    return Recording(frame.frame(rows, facts), facts, study, scale, source)
+    return Recording(frame.frame(collect.of_one_machine(rows), facts), facts, study, scale, source)

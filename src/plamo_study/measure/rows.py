@@ -31,6 +31,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type_v: str = "f16"
     flash_attn: Literal["auto", "on", "off"] = "auto"
     n_gpu_layers: int = 0
+    use_mmap: bool = True  # weights stay in the file's pages; else they are read into memory of the process
+    cold: bool = False  # the file's pages are dropped before it is loaded, so that it lies at other places than before
     calls: tuple[tuple[tuple[int, int], ...], ...] = ()  # replay: (sequence, tokens) of each call; 0 tokens: it leaves
     label: str = ""  # replay, isolation: what the calls are for (map, identity, isolation, bystander)
     candidates: tuple[str, ...] = ()  # quality, scan: types or recipes held against `dtype`

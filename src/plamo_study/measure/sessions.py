@@ -5,7 +5,7 @@ from typing import Any
 from plamo_study.engine.session import SessionConfig
 from plamo_study.measure.rows import Cell
 
-SAME = ("n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn", "n_gpu_layers")
+SAME = ("n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap")
 
 
 def config(cell: Cell, n_ctx_seq: int, **changes: Any) -> SessionConfig:

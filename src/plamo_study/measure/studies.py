@@ -22,6 +22,8 @@ STUDIES: dict[str, Callable[..., Plan]] = {
     "03-source-table": plan.source_table,
     "03-batching-law": plan.batching_law,
     "04-quantization": plan_quantization.speed,
+    "04-modes": plan_quantization.modes,
+    "04-controlled": plan_quantization.controlled,
     "04-quality": plan_quality.quality,
     "04-scan": plan_scan.scan,
     "04-ranges": plan_ranges.numeric_range,
@@ -31,13 +33,14 @@ STUDIES: dict[str, Callable[..., Plan]] = {
     "05-drift": plan_context.drift,
 }
 AT_MINI = {"03-batching-law", "05-drift"}  # held against the embedded models whatever scale is asked for
+ASIDE = {"04-modes", "04-controlled"}  # experiments that a notebook shows as recorded and never measures live
 NO_QUALITY_IN = "shape"  # random weights: these studies are then shown at mini
 OF_WEIGHTS = {"04-quality", "04-scan", "04-ranges"}
 
 
 def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
     """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`."""
-    return [(study, shown_at(study, scale)) for study in STUDIES if study[:2] == name[:2]]
+    return [(study, shown_at(study, scale)) for study in STUDIES if study[:2] == name[:2] and study not in ASIDE]
 
 
 def shown_at(study: str, scale: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
-from plamo_study.measure import proof, sessions, watch
+from plamo_study.measure import machine, proof, sessions, watch
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Cell, Measured
@@ -21,6 +21,7 @@ ALONE = ("quality", "scan", "ranges", "trace", "depth", "naive")  # each a modul
 WARM_STEPS = 3  # decode steps before the timed ones, of as many sequences
 FIRST_TOKEN = 5  # ids below are special tokens
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
+BESIDE_CACHES, BESIDE_PASSES = 4, 3  # size in last-level caches, and passes, of the reading beside decode
 READ_WIDTH = 4096  # row length of the matrix a GPU's read ceiling is taken with
 
 clock = time.perf_counter_ns
@@ -47,7 +48,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         }[cell.workload]
         stage(cell.workload)
         measured = workload(cell, session, _draw(cell, session.n_vocab, replicate), path)
-        return _finish(measured, load_ns, log)
+        return _with_reading(_finish(measured, load_ns, log), cell, path)
 
 
 def _prefill(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
@@ -193,6 +194,20 @@ def _ceiling(times: list[int], n_bytes: int = 0, n_flops: int = 0) -> Measured:
     )
 
 
+def _with_reading(measured: Measured, cell: Cell, path: Path) -> Measured:
+    """Beside the steps of a model too large for the caches: the bytes per second that memory gives just after them.
+
+    A step that waits for memory is as fast as memory is, and that is not the same in every minute on a machine that
+    others share. Series "read", one number per pass over `BESIDE_CACHES` last-level caches.
+    """
+    size = BESIDE_CACHES * machine.last_level_cache()
+    if cell.workload != "decode" or cell.n_gpu_layers != 0 or path.stat().st_size < size:
+        return measured
+    times = kernels.read_times(size, cell.n_threads, 1 + BESIDE_PASSES)[1:]
+    series = measured.series | {"read": [size * 1e9 / time for time in times]}
+    return msgspec.structs.replace(measured, series=series)
+
+
 def _draw(cell: Cell, n_vocab: int, replicate: int) -> list[Prompts]:
     """Random tokens per repetition and sequence; every draw has another first token, so no prefix can be reused."""
     rng = np.random.default_rng([cell.seed, replicate])
@@ -209,6 +224,8 @@ def _draw(cell: Cell, n_vocab: int, replicate: int) -> list[Prompts]:
 def _open(cell: Cell, path: Path) -> Iterator[tuple[Session, int, list[str]]]:
     log: list[str] = []
     library.capture_log(log)
+    if cell.cold:
+        machine.drop_pages(path)
     start = clock()
     with Session(path, sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq)) as session:
         yield session, clock() - start, log

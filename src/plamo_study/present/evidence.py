@@ -1,16 +1,18 @@
 """What every study shows before its numbers: where rows come from, which models, and whether they were right."""
 
+import json
 from statistics import median
 from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import prediction
+from plamo_study import paths
+from plamo_study.analysis import coverage, prediction
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
-from plamo_study.measure.collect import Recording
+from plamo_study.measure.collect import REFERENCE, Recording
 from plamo_study.measure.frame import build_name
 from plamo_study.present.tables import Columns, Table, scaled, table
 
@@ -158,6 +160,22 @@ def claims(checked: pd.DataFrame) -> Table:
     corrected = family(checked.to_dict("records"))
     note = f"{len(corrected)} claims, one family: p after Benjamini and Hochberg's correction, verdicts at 5 %."
     return table(corrected, columns, note)
+
+
+def intervals() -> Table:
+    """What an interval of the notebooks covers, by estimator and number of units, in the recorded simulation."""
+    recorded = json.loads((paths.MEASURED / REFERENCE / coverage.NAME).read_text(encoding="utf-8"))
+    lines = pd.DataFrame(recorded["lines"])
+    columns: Columns = {
+        "estimator": ("estimator", ""),
+        "n": ("processes, blocks or chunks", ""),
+        "level": ("called", ".0%"),
+        "least": ("covers at the least", ".1%"),
+        "most": ("at the most", ".1%"),
+        "wrong": ("kinds of noise that break the promise", ""),
+    }
+    note = f"{recorded['studies']:,} simulated studies a line; {', '.join(coverage.JUDGED)}."
+    return table(coverage.by_size(lines), columns, note)
 
 
 def p_value(p: float) -> str:

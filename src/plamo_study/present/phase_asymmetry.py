@@ -8,9 +8,8 @@ from plamo_study.analysis.phase_claims import claims
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import model_names
 from plamo_study.measure.collect import Recording
-from plamo_study.present import evidence, published
+from plamo_study.present import evidence, published, sentences
 from plamo_study.present.evidence import CEILINGS, condition, escaped
-from plamo_study.present.sentences import quotient
 from plamo_study.present.tables import Columns, Table, noise, significant, table
 
 
@@ -23,7 +22,7 @@ def finding(recording: Recording) -> Markdown:
     for model, ratio in ratios.items():
         prefill = fast[(fast["model"] == model) & (fast["n_prompt"] == 512)]["rate"].iloc[0]
         decode = slow[slow["model"] == model]["rate"].iloc[0]
-        times, rates = quotient(ratio, prefill, decode, "tokens per second")
+        times, rates = sentences.quotient(ratio, prefill, decode, "tokens per second", ".1f")
         parts.append(f"**{escaped(str(model))} reads {times} as fast as it writes** {rates}")
     return Markdown(
         evidence.disturbed(rows)

@@ -15,9 +15,9 @@ from plamo_study.analysis import quantization_prediction as arithmetic
 from plamo_study.analysis.quantization_claims import claims
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.collect import Recording
-from plamo_study.present import evidence
+from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import escaped
-from plamo_study.present.tables import Columns, Format, Formatter, Table, noise, significant, table
+from plamo_study.present.tables import Columns, Format, Formatter, Table, folded, noise, significant, table
 
 PHASES = {"prefill": "prefill", "decode": "decode, one sequence", "batch": "decode, a batch"}
 FILE: dict[str, tuple[str, Format]] = {"model": ("model", ""), "dtype": ("type", "")}
@@ -34,22 +34,34 @@ def finding(recording: Recording, quality: Recording) -> Markdown:
             continue
         promised = compared.loc[(model, best["dtype"], "decode")]["predicted"]
         parts.append(
-            f"**{escaped(str(model))} decodes {best['decode'].value:.2f} times as fast in {best['dtype']} as in F16, "
-            f"where bytes promised {promised:.2f}, and reads prompts {first['prefill'].value:.2f} times as fast in "
-            f"{first['dtype']}, where equal FLOPs promised 1**"
+            f"{escaped(str(model))} decodes fastest in {best['dtype']}: {_gain(group, best, 'decode')} as in F16, "
+            f"where bytes promised {promised:.2f}. It reads prompts fastest in {first['dtype']}: "
+            f"{_gain(group, first, 'prefill')} as in F16, where equal FLOPs promised 1"
         )
-    said = evidence.disturbed(recording.rows) + "; ".join(parts)
-    return Markdown(f"{said}. Condition: prompts of {_prompt(recording)} tokens, {condition(recording)}")
+    said = evidence.disturbed(recording.rows) + ". ".join(parts)
+    return Markdown(
+        f"{said}. Each is the best of its model's types, chosen after measuring, so its interval is widened to hold "
+        f"for all of them at once (Bonferroni). Condition: prompts of {prompt(recording)} tokens, decode of one "
+        f"sequence, {condition(recording)}"
+    )
+
+
+def _gain(group: pd.DataFrame, best: dict[str, Any], phase: str) -> str:
+    """A best type's gain over the reference with its simultaneous interval, and the two rates it is the quotient of."""
+    chosen_from = int((group["dtype"] != study.REFERENCE).sum())
+    reference = group.set_index("dtype").loc[study.REFERENCE, f"{phase}_rate"]
+    gain = study.simultaneous(best[phase], chosen_from)
+    times, rates = sentences.quotient(gain, best[f"{phase}_rate"], reference, "t/s")
+    return f"**{times} as fast** {rates}"
 
 
 def condition(recording: Recording) -> str:
     """Scale, weights, machine and verdicts behind a number, as one clause."""
     rows = recording.rows
-    kinds = {fact["synthetic"] for fact in known(recording).values()}
-    weights = "released weights" if kinds == {False} else "the embedded models" if recording.scale == "mini" else ""
+    kinds = " and ".join(sorted({evidence.weights_of(fact) for fact in known(recording).values()}))
     judged = rows[rows["model"] != ""]
     return (
-        f"scale {recording.scale} ({weights or 'random weights'}), {evidence.chips(recording)}, "
+        f"scale {recording.scale} ({kinds} weights), {evidence.chips(recording)}, "
         f"{rows['n_threads'].max()} threads; ratios "
         f"are paired within blocks, with {evidence.INTERVALS}. "
         f"{(judged['verdict'] == 'valid').sum()} of {len(judged)} rows were computed right."
@@ -79,8 +91,8 @@ def joined(recording: Recording, quality: Recording) -> pd.DataFrame:
     return study.with_quality(found, losses.table(quality.rows))
 
 
-def files(recording: Recording) -> Table:
-    """Every file: size, bits per weight, hash, and what is assumed about its shape."""
+def files(recording: Recording) -> Markdown:
+    """Every file, folded: size, bits per weight, hash, and what is assumed about its shape."""
     entries = []
     for line in study.sizes(known(recording)).to_dict("records"):
         fact = known(recording)[line["model"], line["dtype"]]
@@ -99,7 +111,7 @@ def files(recording: Recording) -> Table:
         "sha256": ("sha256", ""),
         "assumed": ("assumed", ""),
     }
-    return table(pd.DataFrame(entries), columns)
+    return folded("The files: size, hash and what is assumed about their shape", table(pd.DataFrame(entries), columns))
 
 
 def prediction(recording: Recording) -> Table:
@@ -112,24 +124,32 @@ def prediction(recording: Recording) -> Table:
 
 
 def everything(recording: Recording, quality: Recording) -> Table:
-    """The table people want: size, speed per phase, memory, quality, validity, and the Pareto front."""
+    """The table people want: size, speed per phase, what is lost, and the Pareto front."""
     data = joined(recording, quality)
     speed, lost = f"({recording.scale})", f"({quality.scale})"
     data["front"] = ["yes" if on else "" for on in data["front"]]
     columns = FILE | {
         "bytes": (f"file, MB {speed}", significant(3, 1e-6)),
-        "bits": (f"bits per weight {speed}", ".2f"),
         "prefill": (f"prefill over F16 {speed}", ".2f"),
         "decode": (f"decode over F16 {speed}", ".2f"),
-        "batch": (f"decode of {_together(recording)} over F16 {speed}", ".2f"),
-        "memory": (f"peak memory, MB {speed}", significant(3, 1e-6)),
-        "ppl_ratio": (f"perplexity over F16 {lost}", ".4f"),
+        "batch": (f"decode of {together(recording)} over F16 {speed}", ".2f"),
         "kld": (f"KLD, 0.001 nats {lost}", significant(2, 1e3)),
-        "loops": (f"loops {lost}", ".0%"),
-        "verdict": (f"validity {speed}", ""),
         "front": ("on the front", ""),
     }
     return table(data, columns)
+
+
+def rest(recording: Recording, quality: Recording) -> Markdown:
+    """What else is known of every file, folded: bits, memory, perplexity, loops, validity."""
+    speed, lost = f"({recording.scale})", f"({quality.scale})"
+    columns = FILE | {
+        "bits": (f"bits per weight {speed}", ".2f"),
+        "memory": (f"peak memory, MB {speed}", significant(3, 1e-6)),
+        "ppl_ratio": (f"perplexity over F16 {lost}", ".4f"),
+        "loops": (f"loops {lost}", ".0%"),
+        "verdict": (f"validity {speed}", ""),
+    }
+    return folded("Bits per weight, memory, perplexity, loops and validity", table(joined(recording, quality), columns))
 
 
 def summary(recording: Recording, quality: Recording) -> Table:
@@ -143,7 +163,7 @@ def summary(recording: Recording, quality: Recording) -> Table:
         "bits": ("bits per weight", ".2f"),
         "prefill": ("prefill over F16", middle(".2f")),
         "decode": ("decode over F16", middle(".2f")),
-        "batch": (f"decode of {_together(recording)} over F16", middle(".2f")),
+        "batch": (f"decode of {together(recording)} over F16", middle(".2f")),
         "memory": ("peak memory (GB)", significant(3, 1e-9)),
         "kld": (f"KLD, 0.001 nats ({quality.scale})", middle(".2g", 1e3)),
         "verdict": ("validity", ""),
@@ -151,8 +171,8 @@ def summary(recording: Recording, quality: Recording) -> Table:
     return table(joined(recording, quality), columns)
 
 
-def rates(recording: Recording) -> Table:
-    """Tokens per second of every type, and how much processes differ."""
+def rates(recording: Recording) -> Markdown:
+    """Tokens per second of every type, and how much processes differ, folded."""
     columns = FILE | {
         "words": ("phase", ""),
         "rate": ("tokens per second", significant(3)),
@@ -165,7 +185,7 @@ def rates(recording: Recording) -> Table:
         (m, list(PHASES).index(p), order.index((m, d))) for m, p, d in data[["model", "phase", "dtype"]].to_numpy()
     ]
     data = data.assign(words=[PHASES[phase] for phase in data["phase"]], place=places)
-    return table(data.sort_values("place"), columns)
+    return folded("Tokens per second of every type", table(data.sort_values("place"), columns))
 
 
 def against_prediction(recording: Recording) -> Table:
@@ -235,9 +255,11 @@ def _kernel_words(line: dict[str, Any]) -> str:
     return f"; the rate of its own matrix kernels promises {line['kernels'].value:.2f}."
 
 
-def _prompt(recording: Recording) -> int:
+def prompt(recording: Recording) -> int:
+    """Tokens of the prompts that were timed."""
     return int(recording.rows[recording.rows["workload"] == "decode"]["n_prompt"].max())
 
 
-def _together(recording: Recording) -> int:
+def together(recording: Recording) -> int:
+    """Sequences of the batch that was timed."""
     return int(recording.rows["n_seq"].max())

@@ -3,7 +3,7 @@
 from plamo_study.analysis import quantization as study
 from plamo_study.measure.collect import Recording
 from plamo_study.present import published
-from plamo_study.present.quantization import known
+from plamo_study.present.quantization import known, prompt, together
 from plamo_study.present.tables import Columns, Table, table
 
 OURS = {"INT8": "Q8_0", "FP16": "F16", "Q4": "Q4_0", "Q8": "Q8_0"}  # the types here that stand for the sources' words
@@ -19,8 +19,22 @@ def speedups(recording: Recording) -> Table:
             study.ratio(recording.rows, str(r.phase), model, OURS[str(r.dtype)], OURS[str(r.over)])
             for r in theirs.itertuples()
         ]
-    columns: Columns = {"what": ("what", ""), "compared": ("compared", ""), "value": ("published", ".2f")}
-    return table(data, {**columns, **{model: (f"{model}, here", ".2f") for model in models}})
+    data["ours"] = [
+        f"{OURS[r.dtype]} over {OURS[r.over]}, {_ours(recording, str(r.phase))}" for r in theirs.itertuples()
+    ]
+    columns: Columns = {
+        "what": ("theirs", ""),
+        "compared": ("types", ""),
+        "value": ("published", ".2f"),
+        "ours": ("ours, not the same", ""),
+    }
+    return table(data, {**columns, **{model: (model, ".2f") for model in models}})
+
+
+def _ours(recording: Recording, phase: str) -> str:
+    """What a phase is here, in the words in which sources name theirs."""
+    sequences = f"decode, batch {together(recording)}"
+    return {"prefill": f"prefill of {prompt(recording)} tokens", "decode": "decode, batch 1", "batch": sequences}[phase]
 
 
 def m1_max(recording: Recording) -> Table:

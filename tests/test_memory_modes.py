@@ -1,0 +1,186 @@
+"""Two speeds of one file: found where they are planted, told from noise and from drift, and controlled by a reading."""
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import HYBRID, mini, mini_file
+
+from plamo_study.analysis import memory_modes as study
+from plamo_study.analysis import quantization
+from plamo_study.measure import collect, machine, plan_quantization, studies, workloads
+from plamo_study.measure.collect import Recording
+from plamo_study.measure.process import work
+from plamo_study.measure.rows import Cell, Conditions, Measured, Row, row_key
+from plamo_study.measure.worker import Job
+from plamo_study.present import memory_modes as present
+
+BYTES = 10**9
+FILES = {("m", dtype): {"file_bytes": BYTES} for dtype in ("F16", "Q4_0")}
+SLOW, FAST = 45e9, 60e9
+
+
+def row(rate, block, **fields):
+    """A process that reads at `rate`; `rate` may be one number a sample."""
+    rates = np.broadcast_to(rate, 10)
+    base = {"workload": "decode", "model": "m", "dtype": "F16", "n_seq": 1, "use_mmap": True, "cold": False}
+    base |= {"anchor": False, "status": "ok", "verdict": "valid", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 2}
+    base |= {"prefill_ns": [10**9], "series": {}, "n_bytes": 0, "label": "", "block": block, "started": f"{block:03d}"}
+    return base | {"samples_ns": [[int(BYTES * 1e9 / r) for r in rates]]} | fields
+
+
+def reading(rate, block):
+    return row(rate, block, workload="read", model="", dtype="Q8_0", n_bytes=BYTES, prefill_ns=[], verdict="n/a")
+
+
+def rates(*rows):
+    return study.rates(pd.DataFrame(rows), FILES)
+
+
+def noisy(rng, middle, n, **fields):
+    return [row(middle * np.exp(rng.normal(0, 0.03)), block, **fields) for block in range(n)]
+
+
+def test_planted_modes_are_found_and_noise_is_none():
+    rng = np.random.default_rng(0)
+    two = study.spreads(rates(*noisy(rng, SLOW, 3), *noisy(rng, FAST, 3)))
+    assert two["modes"].tolist() == [True]
+    assert two["gap"].iloc[0] > study.APART
+    found = [study.spreads(rates(*noisy(rng, SLOW, 6)))["modes"].iloc[0] for _ in range(50)]
+    assert sum(found) == 0
+
+
+def test_one_odd_process_is_an_outlier_and_no_mode():
+    rng = np.random.default_rng(1)
+    assert not study.spreads(rates(*noisy(rng, SLOW, 5), row(2 * SLOW, 5)))["modes"].any()
+
+
+def test_a_rate_that_changes_inside_a_process_is_seen_there():
+    found = rates(row(SLOW, 0), row([SLOW] * 5 + [FAST] * 5, 1))
+    assert found["inside"].tolist() == pytest.approx([1.0, FAST / SLOW], rel=1e-6)
+
+
+def test_a_product_of_weights_left_as_the_file_holds_them_is_another_cell():
+    product = {"workload": "matmul", "n_bytes": BYTES, "verdict": "n/a", "model": ""}
+    found = rates(row(SLOW, 0, label="packed", **product), row(FAST, 0, label="plain", **product))
+    assert found["rate"].tolist() == pytest.approx([SLOW])
+
+
+def planted(memory_too):
+    rng = np.random.default_rng(2)
+    rows = [*noisy(rng, SLOW, 3), *noisy(rng, FAST, 3), *noisy(rng, 20e9, 6, dtype="Q4_0")]
+    rows += [reading(SLOW if memory_too and block % 2 else 70e9, block) for block in range(6)]
+    return present.said(rates(*rows))
+
+
+def test_the_finding_blames_memory_only_where_plain_reading_shows_it_too():
+    assert "**The memory does it" in planted(memory_too=True)
+    assert "The memory does it" not in planted(memory_too=False)
+    assert "The 1 files that never draw" in planted(memory_too=True)
+    assert "comes at one speed here" in present.said(rates(*noisy(np.random.default_rng(3), SLOW, 6)))
+
+
+def test_the_figure_reads_every_process_aloud():
+    chart = present.dots(rates(*noisy(np.random.default_rng(4), SLOW, 4), reading(FAST, 0)), "Title").to_dict()
+    assert "reading, own memory, Q8_0: 60 to 60" in chart["description"]
+
+
+# ---------------------------------------------------------------- the control
+
+
+def with_reading(rate, read, block):
+    return row(rate, block, series={"read": [read, read, read]})
+
+
+def test_processes_that_met_another_memory_are_left_out():
+    rows = pd.DataFrame([with_reading(SLOW, 50e9, b) for b in range(4)] + [with_reading(FAST, 70e9, 4)])
+    kept = study.at_usual_bandwidth(rows)
+    assert kept["block"].tolist() == [0, 1, 2, 3]
+    assert len(study.at_usual_bandwidth(rows.assign(series=[{}] * 5))) == 5  # nobody looked
+    halves = pd.DataFrame([with_reading(SLOW, 50e9, 0), with_reading(FAST, 70e9, 1), with_reading(FAST, 71e9, 2)])
+    assert len(study.at_usual_bandwidth(halves)) >= study.LEAST
+
+
+def test_with_the_control_a_planted_mode_no_longer_moves_the_ratio():
+    rows = [with_reading(SLOW, 50e9, b) for b in range(4)] + [with_reading(FAST, 70e9, b) for b in (4, 5)]
+    rows += [with_reading(30e9, 50e9, b) | {"dtype": "Q4_0"} for b in range(6)]
+    seconds = quantization.seconds(pd.DataFrame(rows))["decode", "m", "F16"]
+    assert seconds.tolist() == pytest.approx([BYTES / SLOW] * 4, rel=1e-6)
+
+
+def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeypatch):
+    cell = mini("decode", n_prompt=4, n_gen=2)
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 20)
+    large = workloads.run(cell, mini_file(), 0, lambda stage: None)
+    assert len(large.series["read"]) == workloads.BESIDE_PASSES
+    assert min(large.series["read"]) > 0
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 30)
+    assert "read" not in workloads.run(cell, mini_file(), 0, lambda stage: None).series
+
+
+@pytest.mark.parametrize("fields", [{"use_mmap": False}, {"cold": True}])
+def test_however_the_weights_lie_the_computation_is_right(fields):
+    cell = msgspec.structs.replace(mini("decode", n_prompt=8, n_gen=4), **fields)
+    outcome = work(Job(cell=cell, path=str(mini_file())), 60.0)
+    assert outcome.measured.valid, (outcome.measured.checks, outcome.failure)
+
+
+def test_cells_of_before_keep_their_keys():
+    cell = mini("decode", n_prompt=8, n_gen=4)
+    assert b"mmap" not in msgspec.json.encode(cell)
+    assert b"cold" not in msgspec.json.encode(cell)
+    assert row_key("s", cell, "", "", "", 0) != row_key("s", msgspec.structs.replace(cell, cold=True), "", "", "", 0)
+
+
+def test_the_plan_tells_file_pages_and_memory_apart():
+    cells = plan_quantization.modes("mini").cells
+    assert {(c.workload, c.use_mmap, c.cold) for c in cells} == {
+        ("decode", True, False), ("decode", True, True), ("decode", False, False), ("matmul", True, False),
+    }  # fmt: skip
+    assert {c.model for c in cells if c.model} == {HYBRID}
+
+
+# ---------------------------------------------------------------- two machines in one journal
+
+
+def measured_on(name, started):
+    cell = Cell(workload="read", dtype="Q8_0", size=1)
+    common = {"schema": 1, "study": "s", "cell": cell, "replicate": 0, "block": 0, "order": 0, "engine": "e", "pid": 1}
+    common |= {"status": "ok", "elapsed_ns": 1, "conditions": Conditions(load_1min=0.0)}
+    return Row(key=name + started, machine=name, started=started, **common)
+
+
+def test_rows_of_two_machines_never_stand_in_one_frame():
+    rows = [measured_on("old", "2026-01-01"), measured_on("new", "2026-01-03"), measured_on("old", "2026-01-02")]
+    assert {r.machine for r in collect.of_one_machine(rows)} == {"new"}
+    assert Measured().series == {}
+
+
+# ---------------------------------------------------------------- the experiment and the ratios measured again
+
+
+def test_the_experiment_says_whether_anything_flips_the_speed():
+    rng = np.random.default_rng(5)
+    steady = [*noisy(rng, SLOW, 6), *noisy(rng, SLOW, 6, cold=True), *noisy(rng, SLOW, 6, use_mmap=False)]
+    none = pd.Series(dtype=float)
+    said = present.tried_said(rates(*steady), pd.Series([20e9, 21e9]), "a chip")
+    assert "none of 3 arrangements comes at two speeds" in said
+    assert "gave 20.0 to 21.0 GB/s" in said
+    flipped = [*steady, *noisy(rng, SLOW, 3, dtype="Q4_0"), *noisy(rng, FAST, 3, dtype="Q4_0")]
+    assert "1 of 4 arrangements" in present.tried_said(rates(*flipped), none, "a chip")
+
+
+def test_experiments_are_recorded_and_never_measured_by_a_live_notebook():
+    assert set(studies.STUDIES) >= studies.ASIDE
+    assert not {study for study, _ in studies.of_notebook("04", "mini")} & studies.ASIDE
+
+
+def test_the_ratios_of_two_machines_stand_side_by_side_and_keep_their_own():
+    def recording(name, gain):
+        rows = [row(SLOW, b) for b in range(3)] + [row(gain * SLOW, b, dtype="Q4_0") for b in range(3)]
+        frame = pd.DataFrame(rows).assign(machine=name, n_prompt=8)
+        return Recording(frame, {name: {"chip": name}}, "s", "shape", "recorded")
+
+    shown = present.compared(recording("first", 2.0), recording("second", 1.5)).frame
+    assert shown["decode over F16, first"].tolist()[0].startswith("2.00")
+    assert shown["decode over F16, second"].tolist()[0].startswith("1.50")
