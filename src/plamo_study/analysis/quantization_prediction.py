@@ -109,7 +109,7 @@ def _rates(rows: pd.DataFrame) -> dict[tuple[str, str, str], pd.Series]:
     table, place = measured([rows]), main_place(rows)
     products = at(table, place, MATMUL)
     found: dict[tuple[str, str, str], pd.Series] = {}
-    for dtype, group in products.groupby("dtype", sort=False):
+    for dtype, group in products.groupby("dtype"):
         as_loaded = loaded(table, place, str(dtype))
         layouts = {LOADED: as_loaded} | ({} if len(as_loaded) == len(group) else {PLAIN: group.drop(as_loaded.index)})
         for layout, lines in layouts.items():

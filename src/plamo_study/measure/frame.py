@@ -22,7 +22,8 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     """Columns: every field of the cell, the row's own, `build`, `verdict`, `drift`, `failure` and the conditions.
 
     `disturbed`: whether something else computed beside the row; `others`: the share of the machine's CPUs it took, and
-    `waited`: the CPUs' worth of time that the worker waited for one, both NaN for rows without evidence.
+    `waited`: the CPUs' worth of time that the worker waited for one, both NaN for rows without evidence. `mhz`: the
+    clock of the slowest CPU at the end, NaN where the system tells none.
 
     `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star.
     """
@@ -40,6 +41,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     table["disturbed"] = [row.key in disturbed for row in rows]
     table["others"] = pd.Series([watch.others(row.conditions) for row in rows], dtype=float)
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
+    table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     return pd.DataFrame(table)
 
 

@@ -11,8 +11,9 @@ from plamo_study.analysis import ceilings_check
 from plamo_study.errors import StudyError
 from plamo_study.measure.collect import LOCAL, REFERENCE
 from plamo_study.present.evidence import READ_KERNEL
-from plamo_study.present.tables import Columns, Table, scaled, significant, table
+from plamo_study.present.tables import Columns, Table, folded, scaled, significant, table
 
+WRONG = ("impossible", "does not fit", "disagrees")
 FACTORS = {"ms": 1e3, "GB": 1e-9, "GB/s": 1e-9, "MB": 1e-6, "TFLOP": 1e-12, "%": 100.0}
 COUNTED = {"agrees": "agree", "disagrees": "disagree", "possible": "can be", "impossible": "cannot be",
            "fits": "fit", "does not fit": "does not fit", "nothing printed": "have no number to compare"}  # fmt: skip
@@ -89,9 +90,21 @@ def intensities(checked: pd.DataFrame, balance: float) -> Table:
     return table(data.assign(near=near, whole=whole), columns)
 
 
-def figures(checked: pd.DataFrame) -> Table:
-    """Every other printed figure beside ours, with the verdict and what there is to say about it."""
+def wrong(checked: pd.DataFrame) -> Table:
+    """The other printed figures that differ from ours or cannot be, what cannot be first."""
+    data = checked[checked["topic"] != "intensity"]
+    kinds = data["verdict"].str.split(":").str[0]
+    data = data.assign(order=kinds.map({kind: n for n, kind in enumerate(WRONG)})).dropna(subset="order")
+    return _figures(data.sort_values("order", kind="stable"))
+
+
+def figures(checked: pd.DataFrame) -> Markdown:
+    """Every other printed figure beside ours, with the verdict and what there is to say about it, folded."""
     data = checked[checked["topic"] != "intensity"].sort_values("source", kind="stable")
+    return folded(f"All {len(data)} figures", _figures(data))
+
+
+def _figures(data: pd.DataFrame) -> Table:
     shown = {
         "source": data["source"],
         "what": data["what"],
