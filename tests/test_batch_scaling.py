@@ -7,6 +7,9 @@ from test_analysis import fact
 
 from plamo_study.analysis import batch_claims, batch_prediction, kernels, law_check
 from plamo_study.analysis import batch_scaling as study
+from plamo_study.measure.collect import Recording
+from plamo_study.present import batch_scaling as show
+from plamo_study.present import sentences
 
 HYBRID, MATCHED, LARGE = "plamo-2-1b", "plamo-3-matched", "plamo-3-nict-2b"
 SEQUENCES = (*range(1, 17), 24, 32)
@@ -99,6 +102,35 @@ def test_passes_over_the_weights_are_found_again_where_a_line_fails():
     assert abs(fit["worst"]) < 0.05
 
 
+def test_every_sentence_takes_the_fit_that_misses_least():
+    passes = made_up(lambda n: kernels.weight_passes(n, 4) * 0.08 + 0.01 * n)
+    straight = made_up(lambda n: 0.03 + 0.01 * n, LARGE)
+    rows = pd.concat([passes, straight], ignore_index=True)
+    chosen = study.chosen_fits(rows, 4).set_index("model")
+    assert (chosen.loc[HYBRID, "form"], chosen.loc[LARGE, "form"]) == (study.PASSES, study.LINE)
+    assert chosen.loc[HYBRID, "half"].value == pytest.approx(8, rel=0.05)
+    facts = {HYBRID: fact(HYBRID), LARGE: fact(LARGE), "stock": AVX512}
+    turn = batch_prediction.turning(pd.concat([rows, ceilings()], ignore_index=True), facts).set_index("model")
+    assert turn.loc[HYBRID, "measured"] == chosen.loc[HYBRID, "half"]
+    assert abs(turn.loc[HYBRID, "worst"]) < 0.05
+    assert (study.chosen_fits(rows, None)["form"] == study.LINE).all(), "an unknown kernel has no passes"
+
+
+def test_a_lost_row_costs_a_point_and_not_a_block():
+    rows = made_up(lambda n: 0.03 + 0.01 * n)
+    holed = rows[[row.n_seq != row.block + 3 for row in rows.itertuples()]]
+    fit, jumps = study.fits(holed).iloc[0], study.jumps(holed)
+    assert fit["each"].n == 5
+    assert fit["half"].value == pytest.approx(3.0, rel=0.15)
+    assert {jump.n for jump in jumps["jump"]} == {3, 4, 5}
+
+
+def test_a_bend_that_passes_explain_is_none():
+    rows = made_up(lambda n: kernels.weight_passes(n, 4) * 0.08 + 0.01 * n)
+    assert study.bends(rows, 4)["gain"].iloc[0] < -6 < study.bends(rows)["gain"].iloc[0]
+    assert study.jumps(rows, 4)["found"].sum() == 0
+
+
 def test_a_planted_jump_is_found_and_no_other():
     jumps = study.jumps(made_up(lambda n: (0.03 + 0.01 * n) * (1.3 if n > 8 else 1.0), noise=0.003))
     assert list(jumps[jumps["found"]]["n_seq"]) == [8]
@@ -133,31 +165,148 @@ def test_invalid_and_drifted_rows_are_in_no_curve():
 # ---------------------------------------------------------------- architecture, size, engine
 
 
-def test_a_comparison_takes_architecture_size_and_corrections_apart():
-    steps = {
-        ("stock", HYBRID): lambda n: 0.03 + 0.02 * n,
-        ("stock", MATCHED): lambda n: 0.03 + 0.01 * n,
-        ("stock", LARGE): lambda n: 0.06 + 0.02 * n,
-        ("corrected", HYBRID): lambda n: 0.03 + 0.02 * n,
-        ("corrected-projections", HYBRID): lambda n: 0.03 + 0.015 * n,
-    }
-    rows = pd.concat([made_up(f, model, build, noise=0) for (build, model), f in steps.items()], ignore_index=True)
-    table = study.compared(rows, batch_claims.pairs(rows)).set_index(["what", "n_seq"])["ratio"]
-    architecture = "architecture: hybrid over attention of equal bytes"
-    assert table[architecture, 16].value == pytest.approx((0.05 / 0.35) / (0.04 / 0.19))
-    assert table["size: small attention over large", 16].value == pytest.approx(1.0)
-    assert table["D2 and D3 corrected over stock", 16].value == pytest.approx(1.0)
-    assert table["D4 corrected too, over D2 and D3 alone", 16].value == pytest.approx((0.045 / 0.27) / (0.05 / 0.35))
+STEPS = {
+    ("stock", HYBRID): lambda n: 0.03 + 0.02 * n,
+    ("stock", MATCHED): lambda n: 0.03 + 0.01 * n,
+    ("stock", LARGE): lambda n: 0.06 + 0.02 * n,
+    ("corrected", HYBRID): lambda n: 0.03 + 0.02 * n,
+    ("corrected-projections", HYBRID): lambda n: 0.04 + 0.012 * n,
+}
+
+
+def all_builds(noise=0.01, changes=None, **more):
+    steps = STEPS | (changes or {})
+    parts = [made_up(f, model, build, noise=noise, **more) for (build, model), f in steps.items()]
+    for seed, part in enumerate(parts):  # noise of their own
+        rng = np.random.default_rng(seed)
+        part["samples_ns"] = [[[int(t * rng.lognormal(0, noise)) for t in s[0]]] for s in part["samples_ns"]]
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_builds_are_compared_by_their_step_times_and_not_by_factors_over_a_first_point():
+    rows = all_builds(noise=0)
+    before = study.compared(rows, batch_claims.pairs(rows))
+    one = (rows["n_seq"] == 1) & (rows["build"] == "corrected-projections")
+    slowed = rows.assign(
+        samples_ns=rows["samples_ns"].where(~one, rows["samples_ns"].map(lambda s: [[5 * t for t in s[0]]]))
+    )
+    after = study.compared(slowed, batch_claims.pairs(rows))
+    table = after.set_index(["what", "n_seq"])
+    what = batch_claims.corrected(batch_claims.PROJECTIONS)
+    assert table.loc[(what, 16), "ratio"].value == pytest.approx(0.35 / 0.232)
+    assert table.loc[(what, 16), "first"].value == pytest.approx(16 / 0.232 / 1.1, rel=1e-3)
+    assert table.loc[(what, 16), "won"] == 5
+    assert after[after["n_seq"] > 1].equals(before[before["n_seq"] > 1]), "a noisy first point moves nothing else"
+
+
+def test_what_a_correction_is_worth_has_its_sign_at_every_number_of_sequences():
+    rows = all_builds(blocks=6)
     verdicts = batch_claims.claims(rows).set_index("claim")["verdict"]
-    assert verdicts[f"{architecture}: less scaling at 16 sequences"] == "holds"
-    assert verdicts["D4 corrected too, over D2 and D3 alone: more scaling at 16 sequences"] == "holds"
-    assert verdicts["size: small attention over large: the same scaling at 16 sequences"] == "holds"
+    name = batch_claims.corrected(batch_claims.PROJECTIONS)
+    assert [verdicts[f"{name}: faster at {n} than without"] for n in (1, 2, 16)] == [
+        "does not hold",
+        "holds",
+        "holds",
+    ]
+    others = batch_claims.corrected(batch_claims.OTHERS)
+    assert {verdicts[f"{others}: as fast at {n} as without"] for n in SEQUENCES} == {"holds"}
+
+
+def test_chance_alone_is_no_sign_once_the_family_is_corrected():
+    same = {("corrected-projections", HYBRID): STEPS["corrected", HYBRID]}
+    name, found = batch_claims.corrected(batch_claims.PROJECTIONS), []
+    for noise in (0.03, 0.07):
+        table = batch_claims.claims(all_builds(noise=noise, changes=same, blocks=6))
+        found += table[table["claim"].str.startswith(name)]["verdict"].tolist()
+    assert len(found) == 2 * len(SEQUENCES)
+    assert set(found) == {"inconclusive"}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_the_decomposition_multiplies_to_the_whole(noise):
+    rows = all_builds(noise=noise)
+    table = study.decomposed(rows, batch_claims.chain(rows))
+    parts = [batch_claims.SIZE, batch_claims.ARCHITECTURE, batch_claims.PROJECTIONS, batch_claims.OTHERS]
+    assert list(table["n_seq"]) == list(SEQUENCES)
+    for row in table.to_dict("records"):
+        assert np.prod([row[part].value for part in parts]) == pytest.approx(row["whole"].value)
+        assert row["from"].value / row["to"].value == pytest.approx(row["whole"].value)
+        assert np.prod([float(f"{row[part].value:.3f}") for part in parts]) == pytest.approx(
+            row["whole"].value, rel=3e-3
+        )
+    if not noise:
+        at_16 = table.set_index("n_seq").loc[16]
+        assert at_16[batch_claims.SIZE].value == pytest.approx(0.38 / 0.19)
+        assert at_16[batch_claims.ARCHITECTURE].value == pytest.approx(0.19 / 0.232)
+        assert at_16[batch_claims.PROJECTIONS].value == pytest.approx(0.232 / 0.35)
+
+
+def test_a_lost_row_leaves_the_decomposition_whole():
+    rows = all_builds(noise=0.05)
+    lost = rows[~((rows["build"] == "corrected") & (rows["n_seq"] == 8) & (rows["block"] == 2))]
+    row = study.decomposed(lost, batch_claims.chain(rows)).set_index("n_seq").loc[8]
+    parts = [batch_claims.SIZE, batch_claims.ARCHITECTURE, batch_claims.PROJECTIONS, batch_claims.OTHERS]
+    assert row["whole"].n == 4
+    assert np.prod([row[part].value for part in parts]) == pytest.approx(row["whole"].value)
 
 
 def test_what_was_not_measured_is_not_compared():
     rows = made_up(lambda n: 0.03 + 0.01 * n)
     assert study.compared(rows, batch_claims.pairs(rows)).empty
-    assert list(batch_claims.claims(rows)["claim"]) == ["16 sequences decode faster in all than one"]
+    assert study.decomposed(rows, batch_claims.chain(rows)).empty
+    assert set(batch_claims.claims(rows)["claim"]) == {batch_claims.TWO}
+
+
+def test_claims_about_a_batch_can_fail():
+    slow, quick = made_up(lambda n: 0.03 * n**1.3), made_up(lambda n: 0.03 + 0.001 * n)
+    assert batch_claims.second_sequence(slow)["verdict"].tolist() == ["holds"]
+    assert batch_claims.second_sequence(quick)["verdict"].tolist() == ["does not hold"]
+    said = {HYBRID: {2: 2 * 0.031 / 0.032}}
+    published = [batch_claims.claims(rows, said).set_index("claim")["verdict"].iloc[1] for rows in (slow, quick)]
+    assert published == ["does not hold", "holds"]
+
+
+# ---------------------------------------------------------------- sentences
+
+
+def recording(rows):
+    facts = {name: fact(name) for name in (HYBRID, LARGE)} | {MATCHED: fact(LARGE) | {"name": MATCHED}}
+    rows = rows.assign(machine="machine")
+    return Recording(rows, facts | {"stock": AVX512, "machine": {"chip": "a chip"}}, "03", "shape", "recorded")
+
+
+def test_the_finding_says_which_way_a_second_sequence_goes():
+    slower = all_builds(changes={("stock", HYBRID): lambda n: 0.03 * n**1.3}, blocks=6)
+    text = show.finding(recording(slower)).data
+    fewer, more = text.index("Two sequences write fewer"), text.index("Two sequences write more")
+    assert fewer < text.index(f"on {HYBRID}") < more < text.index(f"on {MATCHED}")
+    assert "Part of the hybrid's lag is the engine's" in text
+    assert len(list(sentences.quotients(text))) == 8
+    assert sentences.contradictions(text) == []
+
+
+def test_no_engine_is_blamed_where_its_correction_changes_nothing():
+    same = {("corrected-projections", HYBRID): STEPS["corrected", HYBRID]}
+    text = show.finding(recording(all_builds(changes=same, noise=0.03, blocks=6))).data
+    assert "is the engine's" not in text
+    assert "The hybrid beside attention" in text
+
+
+def test_a_guess_is_scored_against_the_measured_factor():
+    text = show.guess(recording(made_up(lambda n: 0.03 + 0.01 * n, noise=0)), 7.0).data
+    measured = 16 * 0.04 / 0.19
+    assert "**7** times" in text
+    assert f"**{measured:.2f}" in text
+    assert f"off by a factor of {7 / measured:.1f}" in text
+
+
+def test_a_sequence_s_memory_names_its_context_and_what_it_is():
+    rows = pd.concat([made_up(lambda n: 0.03 + 0.01 * n), ceilings()], ignore_index=True)
+    kept = batch_prediction.memory(rows.assign(type_k="f16", type_v="f16"), {HYBRID: fact(HYBRID)}).iloc[0]
+    assert kept["tokens"] == 256, "134 tokens, as llama.cpp rounds them"
+    assert (kept["state"] / 2**20, kept["cache"] / 2**20) == (8.375, 1.0)
+    assert kept["grown"] == 2**20
+    assert kept["state"] + kept["cache"] + kept["rest"] == kept["grown"]
 
 
 # ---------------------------------------------------------------- prediction and kernels

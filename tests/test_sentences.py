@@ -1,11 +1,53 @@
 """A reader divides: where two numbers and their ratio stand in one sentence, the printed figures give the ratio."""
 
+import ast
+
+import nbformat
 import pytest
 
+from plamo_study import paths
 from plamo_study.analysis.stats import Estimate
-from plamo_study.present import sentences
+from plamo_study.present import readme, sentences, theme
+
+NOTEBOOKS = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
+WITH_RATES = ("01-phase-asymmetry", "03-batch-scaling")  # notebooks whose findings print a ratio and its two rates
 
 PLANTED = "**x reads 6.1 [5.1, 129.0] times as fast as it writes** (7,899 [7,298, 8,607] against 252 [96, 1,454] t/s)"
+
+
+def said_by(notebook):
+    """Every sentence that a notebook's code makes of its recorded rows; bare tables and charts are not made."""
+    room: dict[str, object] = {}
+    for cell in nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells:
+        if cell.cell_type == "code":
+            *before, last = ast.parse(cell.source).body
+            call = last.value if isinstance(last, ast.Expr) else None
+            _run(ast.Module(before if call else [*before, last], []), "exec", room)
+            if isinstance(call, ast.Call) and _speaks(_run(ast.Expression(call.func), "eval", room)):
+                yield _run(ast.Expression(call), "eval", room)._repr_markdown_()
+
+
+def _run(code, mode, room):
+    return eval(compile(code, "a cell of this project's notebooks", mode), room)
+
+
+def _speaks(function):
+    return "Markdown" in str(function.__annotations__["return"])
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_every_generated_sentence_divides(notebook, monkeypatch):
+    monkeypatch.setattr(theme, "enable", lambda: None)
+    texts = list(said_by(notebook))
+    assert texts
+    assert [passage for text in texts for passage in sentences.contradictions(text)] == []
+    stated = [found for text in texts for found in sentences.quotients(text)]
+    assert stated or notebook not in WITH_RATES, "a finding hides the rates behind its ratio"
+
+
+@pytest.mark.parametrize("document", readme.PARTS)
+def test_every_document_divides(document):
+    assert sentences.contradictions((paths.ROOT / document).read_text()) == []
 
 
 def test_a_planted_contradiction_is_found():

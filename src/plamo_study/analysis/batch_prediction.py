@@ -11,6 +11,7 @@ from plamo_study.analysis.prediction import limits, miss, usual_limits
 from plamo_study.analysis.roofline import Ceilings, Model
 
 Facts = dict[str, dict[str, Any]]
+ROOM = 256  # llama.cpp rounds the tokens kept for one sequence up to a multiple of this (llama-context.cpp, n_ctx_seq)
 
 
 def depth(rows: pd.DataFrame) -> float:
@@ -59,18 +60,35 @@ def turning(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Per model: the n_seq from which a step waits for compute and no longer for memory.
 
     `predicted`: where the roofline's two times are equal, ceilings best-of; `usual`: the ceilings of the same blocks.
-    `measured`: where the part every sequence adds has grown as large as the part all share. `miss`: measured over
-    predicted.
+    `measured`: where the part every sequence adds has grown as large as the part all share, in the chosen fit, whose
+    `worst` miss lies at `worst_at`. `miss`: measured over predicted.
     """
-    at, fitted = depth(rows), study.fits(rows).set_index(["build", "model"])
-    entries = []
-    for build, model in fitted.index:
-        if build == study.STOCK:
-            limit, usual = limits(rows, facts[model]), usual_limits(rows, facts[model])
-            half = fitted.loc[(build, model), "half"]
-            predicted = _turn(facts[model], at, limit)
-            entry = {"model": model, "predicted": predicted, "usual": _turn(facts[model], at, usual), "measured": half}
-            entries.append(entry | {"miss": half.scaled(1 / predicted)})
+    at, fitted, entries = depth(rows), study.chosen_fits(rows, tile_of(rows, facts)), []
+    for fit in fitted[fitted["build"] == study.STOCK].to_dict("records"):
+        model = facts[fit["model"]]
+        limit, usual = limits(rows, model), usual_limits(rows, model)
+        entry = {key: fit[key] for key in ("model", "worst", "worst_at")} | {"measured": fit["half"]}
+        entry |= {"predicted": _turn(model, at, limit), "usual": _turn(model, at, usual)}
+        entries.append(entry | {"miss": fit["half"].scaled(1 / entry["predicted"])})
+    return pd.DataFrame(entries)
+
+
+def memory(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Per model the bytes that one more sequence takes, and what they are, in a context of `tokens` a sequence.
+
+    `grown`: growth of the peak resident size from the fewest to the most sequences measured, a sequence. By arithmetic
+    `state` (recurrent) and `cache` (keys and values of `tokens` tokens); `rest` is what is left, logits and buffers.
+    """
+    cell = rows[(rows["workload"] == "decode") & (rows["policy"] == "shared")].iloc[0]
+    tokens = -(-int(cell["n_prompt"] + cell["n_gen"]) // ROOM) * ROOM
+    measured, entries = study.scaling(rows), []
+    for name, group in measured[measured["build"] == study.STOCK].groupby("model"):
+        peak, model = group.set_index("n_seq")["memory"].sort_index(), facts[str(name)]
+        _, sliding, full = roofline.layers(model)
+        cache = tokens * (sliding + full) * roofline.kv_bytes_per_token(model, cell["type_k"], cell["type_v"])
+        entry = {"model": name, "tokens": tokens, "state": roofline.state_bytes(model), "cache": cache}
+        entry["grown"] = (peak.iloc[-1] - peak.iloc[0]) / max(peak.index[-1] - peak.index[0], 1)
+        entries.append(entry | {"rest": entry["grown"] - entry["state"] - entry["cache"]})
     return pd.DataFrame(entries)
 
 

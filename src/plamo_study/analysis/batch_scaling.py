@@ -9,19 +9,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import optimize
-from scipy import stats as tests
 
-from plamo_study.analysis import stats
+from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.kernels import weight_passes
 from plamo_study.analysis.phase_asymmetry import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import usable
 
+Curve = tuple[str, str]  # (build, model)
+
 STOCK = "stock"
+LINE, PASSES = "shared + B x each", "passes(B) x shared + B x each, B > 1"
+NEARLY = 0.8  # of a curve's points, in a block that is fitted
+LEAST_POINTS = 8  # of a curve in which a bend is looked for
 FALSE_DISCOVERIES = 0.05  # Benjamini-Hochberg level for jumps
 LEAST_JUMP = 0.1  # what a line that fits badly can feign is not called a jump
 
 
-def curves(rows: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
+def curves(rows: pd.DataFrame) -> dict[Curve, pd.DataFrame]:
     """Step seconds by (build, model): a frame with a row per number of sequences and a column per block."""
     found = usable(rows)
     found = found[(found["workload"] == "decode") & (found["policy"] == "shared")]
@@ -73,24 +77,20 @@ def fits(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
     With the `tile` of a known kernel, step time = passes(n_seq) * `fixed` + n_seq * `each` instead, from two sequences
     on: one sequence is another kernel's.
 
-    `amortised`: the share of a lone sequence's step that a batch shares. `half`: fixed / each, the number of
-    sequences at which the shared part is half of the step. `worst` at `worst_at`: largest deviation of a median from
-    the fit.
+    `form`: LINE or PASSES. `amortised`: the share of what a batch's first sequence costs that all share. `half`:
+    fixed / each, the number of sequences at which the part each adds has grown as large as one pass's shared part.
+    `worst` at `worst_at`: largest deviation of a median from the fit.
     """
     entries = []
     for (build, model), curve in curves(rows).items():
-        whole = curve.dropna(axis="columns")
-        whole = whole[whole.index > 1] if tile else whole
-        n_seq = whole.index.to_numpy()
-        passes = np.array([weight_passes(int(n), tile) if tile else 1 for n in n_seq])
-        lines = [line(n_seq, whole[block].to_numpy(), passes) for block in whole]
-        middle = whole.median(axis="columns")
-        fixed, each = line(n_seq, middle.to_numpy(), passes)
-        off = middle / (fixed * passes + each * n_seq) - 1
+        found = _fitted_part(curve, tile)
+        lines = [line(one.index.to_numpy(), one.to_numpy(), passes_of(one.index, tile)) for one in _blocks(found)]
+        off = found.median(axis="columns") / predicted(found, tile) - 1
         entries.append(
             {
                 "build": build,
                 "model": model,
+                "form": PASSES if tile else LINE,
                 "fixed": stats.median([a for a, _ in lines]),
                 "each": stats.median([b for _, b in lines]),
                 "amortised": stats.median([a / (a + b) for a, b in lines]),
@@ -102,6 +102,37 @@ def fits(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
+def chosen_fits(rows: pd.DataFrame, tile: int | None) -> pd.DataFrame:
+    """Of each curve the one fit that every sentence takes: the form whose worst miss is the smaller one."""
+    forms = [fits(rows), *([fits(rows, tile)] if tile else [])]
+    both = pd.concat(forms, ignore_index=True)
+    best = both["worst"].abs().groupby([both["build"], both["model"]]).idxmin()
+    return both.loc[best.sort_values()].reset_index(drop=True)
+
+
+def _fitted_part(curve: pd.DataFrame, tile: int | None) -> pd.DataFrame:
+    """A curve from two sequences on where the kernel is known, else whole."""
+    return curve[curve.index > 1] if tile else curve
+
+
+def _blocks(curve: pd.DataFrame) -> list[pd.Series]:
+    """The blocks of a curve that hold nearly all of its points: a row that was lost costs a point and not a block."""
+    blocks = [curve[block].dropna() for block in curve]
+    return [known for known in blocks if len(known) >= NEARLY * len(curve)]
+
+
+def passes_of(n_seq: pd.Index, tile: int | None) -> np.ndarray:
+    """How often a step of so many sequences reads the weights; once where that is not known."""
+    return np.array([weight_passes(int(n), tile) if tile else 1 for n in n_seq])
+
+
+def predicted(curve: pd.DataFrame, tile: int | None) -> np.ndarray:
+    """Step seconds that the fit to a curve's medians gives at its numbers of sequences."""
+    n_seq, passes = curve.index.to_numpy(), passes_of(curve.index, tile)
+    fixed, each = line(n_seq, curve.median(axis="columns").to_numpy(), passes)
+    return np.asarray(fixed * passes + each * n_seq)
+
+
 def line(n_seq: np.ndarray, seconds: np.ndarray, passes: np.ndarray | float = 1.0) -> tuple[float, float]:
     """Non-negative least squares of seconds = fixed * passes + each * n_seq, every point weighted by 1 / its value."""
     design = np.column_stack([np.broadcast_to(passes, n_seq.shape), n_seq.astype(float)]) / seconds[:, None]
@@ -109,56 +140,59 @@ def line(n_seq: np.ndarray, seconds: np.ndarray, passes: np.ndarray | float = 1.
     return float(fixed), float(each)
 
 
-def bends(rows: pd.DataFrame) -> pd.DataFrame:
-    """Whether two lines that meet fit a curve better than one, by the Bayesian information criterion.
+def bends(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
+    """Whether two lines that meet fit a curve better than the fit of `fits`, by the Bayesian information criterion.
 
-    Per build and model: `at` (median over blocks of the best meeting point), `gain` in the criterion (over 6: strong),
-    `steeper` (slope after over slope before). Curves of fewer than eight points are left out.
+    Per build and model: `at` (median over blocks of the best meeting point), `gain` in the criterion (over 6: strong
+    for the bend, under -6 strong against it), `steeper` (slope after over slope before). Curves of fewer than eight
+    points are left out.
     """
     entries = []
     for (build, model), curve in curves(rows).items():
-        whole = curve.dropna(axis="columns")
-        if len(whole) < 8:
+        whole = _fitted_part(curve, tile)
+        if len(whole) < LEAST_POINTS:
             continue
-        n_seq, found = whole.index.to_numpy(float), [_bend(whole.index.to_numpy(float), whole[b]) for b in whole]
-        gain, *_ = _bend(n_seq, whole.median(axis="columns"))
+        n_seq, middle = whole.index.to_numpy(float), whole.median(axis="columns").to_numpy()
+        found = [_bend(one.index.to_numpy(float), one.to_numpy()) for one in _blocks(whole)]
+        left = float(((predicted(whole, tile) / middle - 1) ** 2).sum())
+        gain = _criterion(left, len(middle), 2) - _criterion(_bend(n_seq, middle)[0], len(middle), 4)
         places, ratios = stats.median([f[1] for f in found]), stats.median([f[2] for f in found])
         entries.append({"build": build, "model": model, "gain": gain, "at": places, "steeper": ratios})
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["build", "model", "gain", "at", "steeper"])
 
 
-def _bend(n_seq: np.ndarray, seconds: pd.Series) -> tuple[float, float, float]:
-    y, n = seconds.to_numpy(), len(seconds)
+def _bend(n_seq: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:
+    """The best two lines that meet: squared relative misses left over, where they meet, slope after over before."""
     best = (np.inf, 0.0, 1.0)
     for knot in n_seq[2:-2]:
-        design = np.column_stack([np.ones(n), n_seq, np.maximum(n_seq - knot, 0)]) / y[:, None]
-        solution, *_ = np.linalg.lstsq(design, np.ones(n), rcond=None)
+        design = np.column_stack([np.ones(len(y)), n_seq, np.maximum(n_seq - knot, 0)]) / y[:, None]
+        solution, *_ = np.linalg.lstsq(design, np.ones(len(y)), rcond=None)
         left = float(((design @ solution - 1) ** 2).sum())
         before, after = solution[1], solution[1] + solution[2]
         best = min(best, (left, float(knot), float(after / before) if before > 0 else np.inf))
-    fixed, each = line(n_seq, y)
-    single = float((((fixed + each * n_seq) / y - 1) ** 2).sum())
-    criterion = n * np.log(single / n) + 2 * np.log(n) - (n * np.log(best[0] / n) + 4 * np.log(n))
-    return float(criterion), best[1], best[2]
+    return best
 
 
-def jumps(rows: pd.DataFrame) -> pd.DataFrame:
-    """From every n_seq to the next: measured growth of the step over the growth of the fitted line.
+def _criterion(left: float, n: int, parameters: int) -> float:
+    """Schwarz's criterion of a least-squares fit: n ln(misses / n) + parameters ln n; smaller is better."""
+    return float(n * np.log(max(left, 1e-12) / n) + parameters * np.log(n))
 
-    Columns build, model, n_seq (before), `jump` (1: as the line says) and `found`: a t-test of the logarithms over
-    blocks, corrected over the curve by Benjamini and Hochberg, and a growth off the line's by a tenth at least.
+
+def jumps(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
+    """From every n_seq to the next: measured growth of the step over the growth of the fit (with `tile`, of passes).
+
+    Columns build, model, n_seq (before), `jump` (1: as the fit says) and `found`: a t-test of the logarithms over
+    blocks, corrected over the curve by Benjamini and Hochberg, and a growth off the fit's by a tenth at least.
     """
     parts = []
     for (build, model), curve in curves(rows).items():
-        whole = curve.dropna(axis="columns")
+        whole = _fitted_part(curve, tile)
         pairs = [(n, n + 1) for n in whole.index if n + 1 in whole.index]
         if len(whole.columns) < 2 or len(pairs) < 2:
             continue
-        fixed, each = line(whole.index.to_numpy(), whole.median(axis="columns").to_numpy())
-        off = np.log(whole.div(fixed + each * whole.index.to_numpy(), axis="index"))
-        steps = [(off.loc[after] - off.loc[before]).tolist() for before, after in pairs]
-        p = tests.false_discovery_control([tests.ttest_1samp(step, 0.0).pvalue for step in steps])
-        jump = [stats.ratio(np.exp(step).tolist(), [1.0] * len(step)) for step in steps]
+        off = whole.div(predicted(whole, tile), axis="index")
+        jump = [paired_ratio(off.loc[after], off.loc[before]) for before, after in pairs]
+        p = np.array(clustered.adjusted([estimate.p(1.0) for estimate in jump]))
         entry = {"build": build, "model": model, "n_seq": [n for n, _ in pairs], "jump": jump}
         large = [abs(estimate.value - 1) > LEAST_JUMP for estimate in jump]
         parts.append(pd.DataFrame(entry | {"found": (p < FALSE_DISCOVERIES) & np.array(large)}))
@@ -166,19 +200,43 @@ def jumps(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
-def compared(rows: pd.DataFrame, pairs: dict[str, tuple[tuple[str, str], tuple[str, str]]]) -> pd.DataFrame:
-    """How far one curve's scaling factor is from another's, at every n_seq > 1 both have.
+def compared(rows: pd.DataFrame, pairs: dict[str, tuple[Curve, Curve]]) -> pd.DataFrame:
+    """How many times as fast one curve is as another, at every n_seq both have: raw step times, paired by block.
 
-    `pairs`: name -> two (build, model). Columns what, n_seq and `ratio`: first factor over second, paired by block.
+    `pairs`: name -> the two curves. Columns what, n_seq, `ratio` (second's step time over the first's), `first` and
+    `second` (tokens per second of all sequences), and `won`: in how many of the blocks the first was the faster one.
     """
     known, entries = curves(rows), []
     for what, (first, second) in pairs.items():
         if first not in known or second not in known:
             continue
-        factors = [known[key].rdiv(known[key].loc[1], axis="columns") for key in (first, second)]
-        for n_seq in sorted(set(factors[0].index) & set(factors[1].index) - {1}):
-            entries.append({"what": what, "n_seq": n_seq, "ratio": paired_ratio(*(f.loc[n_seq] for f in factors))})
-    return pd.DataFrame(entries, columns=["what", "n_seq", "ratio"])
+        for n_seq in sorted(set(known[first].index) & set(known[second].index)):
+            one, other = known[first].loc[n_seq], known[second].loc[n_seq]
+            entry = {"what": what, "n_seq": int(n_seq), "ratio": paired_ratio(other, one)}
+            entry |= {"first": stats.rate(n_seq, one.dropna()), "second": stats.rate(n_seq, other.dropna())}
+            entries.append(entry | {"won": int((other / one > 1).sum())})
+    return pd.DataFrame(entries, columns=["what", "n_seq", "ratio", "first", "second", "won"])
+
+
+def decomposed(rows: pd.DataFrame, chain: dict[str, Curve]) -> pd.DataFrame:
+    """The way from one curve to another in factors that multiply, at every n_seq that all of them have.
+
+    `chain`: the first curve, then every further one under the name of what leads to it. Columns n_seq, `from` and `to`
+    (seconds of a step at both ends), one factor per name (how many times as fast the step became) and `whole`. Only
+    blocks that hold all curves enter, so the factors' product is `whole` exactly.
+    """
+    known, entries = curves(rows), []
+    if not known.keys() >= set(chain.values()):
+        return pd.DataFrame(columns=["n_seq", "from", *list(chain)[1:], "whole", "to"])
+    links = {name: known[curve] for name, curve in chain.items()}
+    for n_seq in sorted(set.intersection(*(set(curve.index) for curve in links.values()))):
+        steps = pd.DataFrame({name: curve.loc[n_seq] for name, curve in links.items()}).dropna()
+        times = [steps[name].tolist() for name in links]
+        entry = {"n_seq": int(n_seq), "from": stats.median(times[0]), "to": stats.median(times[-1])}
+        ways = zip(list(links)[1:], times, times[1:], strict=False)
+        entry |= {name: stats.ratio(before, after) for name, before, after in ways}
+        entries.append(entry | {"whole": stats.ratio(times[0], times[-1])})
+    return pd.DataFrame(entries)
 
 
 def table_cells(rows: pd.DataFrame) -> pd.DataFrame:
@@ -202,8 +260,8 @@ def table_cells(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rates(done: pd.DataFrame) -> dict[str, Any]:
-    steps = [sum(samples[0]) / NS for samples in done["samples_ns"]]
-    filled = [fill[0] / NS for fill in done["prefill_ns"]]
-    n_seq, n_steps = int(done["n_seq"].iloc[0]), len(done["samples_ns"].iloc[0][0])
-    prompts = n_seq * int(done["n_prompt"].iloc[0])
-    return {"rate": stats.rate(n_seq * n_steps, steps), "prefill": stats.rate(prompts, filled)}
+    """Aggregate decode and prefill rates (t/s) of cells that all did the same work."""
+    first = done.iloc[0]
+    steps, filled = ([sum(times[0]) / NS for times in done["samples_ns"]], [t[0] / NS for t in done["prefill_ns"]])
+    generated, prompts = first["n_seq"] * len(first["samples_ns"][0]), first["n_prompt"] * first["n_seq"]
+    return {"rate": stats.rate(generated, steps), "prefill": stats.rate(prompts, filled)}

@@ -6,42 +6,55 @@ from IPython.display import Markdown
 from plamo_study.analysis import batch_prediction as arithmetic
 from plamo_study.analysis import batch_scaling as study
 from plamo_study.measure.collect import Recording
-from plamo_study.present.batch_scaling import stock
+from plamo_study.present.batch_scaling import stock, worst_miss
 from plamo_study.present.evidence import escaped
-from plamo_study.present.tables import Columns, Format, Table, significant, table
+from plamo_study.present.tables import Columns, Format, Table, folded, significant, table
 
+STRONG = 6  # a difference of the Bayesian information criterion that decides
 FIT: dict[str, tuple[str, Format]] = {"build": ("build", ""), "model": ("model", "")}
 
 
 def fits(recording: Recording) -> Table:
-    """Step time as a shared part and a part per sequence; with the kernel's passes over the weights where known."""
+    """The chosen fit of every curve, with its worst miss."""
+    data = study.chosen_fits(recording.rows, arithmetic.tile_of(recording.rows, recording.facts))
+    return _fits(data)
+
+
+def all_fits(recording: Recording) -> Markdown:
+    """Every form of the fit on every curve, the rejected ones too; folded."""
+    tile = arithmetic.tile_of(recording.rows, recording.facts)
+    forms = [study.fits(recording.rows), *([study.fits(recording.rows, tile)] if tile else [])]
+    return folded("Every form that was fitted, the rejected ones too", _fits(pd.concat(forms, ignore_index=True)))
+
+
+def _fits(data: pd.DataFrame) -> Table:
     columns: Columns = FIT | {
         "form": ("step time", ""),
         "fixed": ("shared part (ms)", significant(3, 1e3)),
         "each": ("per sequence (ms)", significant(3, 1e3)),
-        "amortised": ("share that amortises", ".0%"),
+        "amortised": ("shared of the first sequence", ".0%"),
         "off": ("worst miss", ""),
     }
-    tile = arithmetic.tile_of(recording.rows, recording.facts)
-    data = study.fits(recording.rows).assign(form="shared + B x each")
-    if tile:
-        passes = study.fits(recording.rows, tile).assign(form="passes(B) x shared + B x each, B > 1")
-        data = pd.concat([data, passes], ignore_index=True)
-    off = [f"{row.worst:+.0%} at {row.worst_at}" for row in data.itertuples()]
-    return table(data.assign(off=off), columns)
+    return table(data.assign(off=worst_miss(data)), columns)
 
 
 def bends(recording: Recording) -> Table:
-    """Whether the curves bend, and where."""
-    data = study.bends(recording.rows)
-    data["verdict"] = ["bends" if gain > 6 else "no bend" if gain < 0 else "inconclusive" for gain in data["gain"]]
+    """Whether the curves bend: two lines that meet against one line, and against the chosen fit."""
+    tile = arithmetic.tile_of(recording.rows, recording.facts)
+    data, again = study.bends(recording.rows), study.bends(recording.rows, tile)
     columns: Columns = FIT | {
-        "gain": ("criterion gained by a second line", ".1f"),
+        "gain": ("gained over one line", ".1f"),
         "at": ("lines meet at", ".0f"),
-        "steeper": ("slope after / before", ".2f"),
+        "against": ("gained over the known passes", ".1f"),
         "verdict": ("verdict", ""),
     }
-    return table(data, columns)
+    against = again["gain"].tolist() if tile else data["gain"].tolist()
+    return table(data.assign(against=against, verdict=list(map(_bent, against))), columns)
+
+
+def _bent(gain: float) -> str:
+    """What a difference of the criterion says; 6 is strong evidence."""
+    return "bends" if gain > STRONG else "no bend" if gain < -STRONG else "not decided"
 
 
 def switches(recording: Recording) -> Table | Markdown:
@@ -61,11 +74,11 @@ def switches(recording: Recording) -> Table | Markdown:
 
 
 def unexplained(recording: Recording) -> Markdown:
-    """Jumps found where no kernel switch is known."""
-    known = set(arithmetic.known_switches(recording.rows, recording.facts)["n_seq"])
-    data = stock(study.jumps(recording.rows))
-    rest = data[data["found"] & ~data["n_seq"].isin(known)]
+    """Jumps that are left after the chosen fit, with the passes over the weights where they are known."""
+    rows = recording.rows
+    data = stock(study.jumps(rows, arithmetic.tile_of(rows, recording.facts)))
+    rest = data[data["found"]]
     if rest.empty:
-        return Markdown("No jump was found where no switch is known.")
+        return Markdown("After the chosen fit no jump is left.")
     found = [f"{escaped(r.model)} {r.n_seq} to {r.n_seq + 1} ({r.jump:.2f})" for r in rest.itertuples()]
-    return Markdown(f"Jumps found where no switch is known: {'; '.join(found)}.")
+    return Markdown(f"Jumps that the chosen fit leaves unexplained: {'; '.join(found)}.")

@@ -1,19 +1,32 @@
 """Notebook 03's sentences and tables on speed: the words around numbers that come from rows."""
 
 import math
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
 
+from plamo_study.analysis import batch_claims as about
 from plamo_study.analysis import batch_prediction as arithmetic
 from plamo_study.analysis import batch_scaling as study
-from plamo_study.analysis.batch_claims import claims, pairs
+from plamo_study.analysis import clustered
+from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.collect import Recording
 from plamo_study.present import evidence, published
 from plamo_study.present.evidence import condition, escaped
-from plamo_study.present.tables import Columns, Table, noise, significant, table
+from plamo_study.present.sentences import quotient
+from plamo_study.present.tables import Columns, Table, folded, noise, significant, table
 
 SHOWN = (1, 2, 4, 5, 8, 9, 16, 32)  # where a table of every number of sequences would hide its point
+FEW = (1, 4, 16, 32)
+UNDECIDED = "not decided"
+GUESSED = 16  # the batch the reader guesses about
+SECOND = {
+    "holds": "Two sequences write fewer tokens a second than one",
+    "does not hold": "Two sequences write more tokens a second than one",
+    "inconclusive": "Whether two sequences write fewer than one is not decided",
+}
 
 
 def stock(data: pd.DataFrame) -> pd.DataFrame:
@@ -22,26 +35,60 @@ def stock(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def finding(recording: Recording) -> Markdown:
-    """What batching buys, in one paragraph."""
-    data, parts = stock(study.scaling(recording.rows)), []
-    for model, group in data.groupby("model"):
-        known = group.set_index("n_seq")
-        most, best = known.loc[16], known.loc[_best(group)]
-        parts.append(
-            f"**{escaped(str(model))} writes {most['factor']:.2f} times as many tokens with 16 sequences as with one** "
-            f"({significant(3)(most['rate'])} t/s in all; the best number measured is {best.name}, with "
-            f"{best['factor']:.2f} times)"
-        )
-    depth = arithmetic.depth(recording.rows)
-    said = evidence.disturbed(recording.rows) + "; ".join(parts)
-    return Markdown(said + f". Condition: decode at a depth of {depth:.0f} tokens, {condition(recording)}")
+    """What a second sequence and what the largest batch buy, and how much of the hybrid's lag is the engine's."""
+    rows = recording.rows
+    data = stock(study.scaling(rows)).set_index(["model", "n_seq"])
+    verdicts = about.second_sequence(rows).set_index("model")["verdict"]
+    parts = [
+        f"**{words}**: {'; '.join(_over_one(data, str(model), 2) for model in verdicts.index[verdicts == verdict])}."
+        for verdict, words in SECOND.items()
+        if (verdicts == verdict).any()
+    ]
+    n = int(min(known.index.get_level_values("n_seq").max() for _, known in data.groupby("model")))
+    many = [_over_one(data, str(model), n) for model in verdicts.index]
+    parts += [f"**With {n} sequences against one**: {'; '.join(many)}.", *_lag(rows)]
+    said = evidence.disturbed(rows) + " ".join(parts)
+    return Markdown(f"{said} Condition: decode {arithmetic.depth(rows):.0f} tokens deep, {condition(recording)}")
+
+
+def _over_one(data: pd.DataFrame, model: str, n: int) -> str:
+    """How many times as many tokens a second so many sequences write as one, and both rates."""
+    many, one = data.loc[(model, n)], data.loc[(model, 1)]
+    times, rates = quotient(many["factor"], many["rate"], one["rate"], "t/s")
+    return f"{times} as many on {escaped(model)} {rates}"
+
+
+def _lag(rows: pd.DataFrame) -> list[str]:
+    """How fast the largest batch of the hybrid is beside attention of equal bytes, as released and corrected."""
+    table = study.compared(rows, about.pairs(rows)).set_index(["what", "n_seq"])
+    if not {about.LAG, about.CORRECTED_LAG} <= set(table.index.get_level_values(0)):
+        return []
+    n = int(table.loc[about.LAG].index.max())
+    before, after = (_compared(table.loc[(what, n)]) for what in (about.LAG, about.CORRECTED_LAG))
+    engine = _signed(rows, about.PROJECTIONS).set_index("n_seq")["sign"][n] == "faster"
+    words = "Part of the hybrid's lag is the engine's" if engine else "The hybrid beside attention"
+    return [
+        f"**{words}**: beside attention of equal bytes, {n} sequences of the hybrid run {before}. With split "
+        f"projections (D4: {n} products with a vector where one with a matrix would do) corrected they run {after}."
+    ]
+
+
+def _compared(row: Mapping[Hashable, Any] | pd.Series) -> str:
+    times, rates = quotient(row["ratio"], row["first"], row["second"], "t/s")
+    return f"{times} as fast {rates}"
 
 
 def guess(recording: Recording, guessed: float) -> Markdown:
-    """The reader's guess beside the measured factor of the first model."""
+    """The reader's guess of what 16 sequences buy, beside what the first model measured."""
     data = stock(study.scaling(recording.rows))
-    factor = data[data["n_seq"] == 16]["factor"].iloc[0]
-    return evidence.guessed(guessed, factor)
+    data = data[data["n_seq"] == data["n_seq"][data["n_seq"] <= GUESSED].max()]
+    row = data.iloc[0]
+    off = max(guessed / row["factor"].value, row["factor"].value / guessed)
+    return Markdown(
+        f"You guessed that {row['n_seq']} sequences write **{guessed:g}** times as many tokens a second as one. "
+        f"{escaped(row['model'])} wrote **{row['factor']:.2f}** times as many: your guess is off by a factor of "
+        f"{off:.1f}."
+    )
 
 
 def prediction(recording: Recording) -> Table:
@@ -56,45 +103,104 @@ def prediction(recording: Recording) -> Table:
         "low": ("at least (ms)", significant(3, 1e3)),
         "high": ("at most (ms)", significant(3, 1e3)),
     }
-    return table(data[data["n_seq"].isin(SHOWN)], columns)
+    return table(data[data["n_seq"].isin(FEW)], columns)
 
 
 def turning(recording: Recording) -> Table:
     """From how many sequences on decode waits for compute: predicted, measured, missed."""
+    data = arithmetic.turning(recording.rows, recording.facts)
     columns: Columns = {
         "model": ("model", ""),
         "predicted": ("predicted, best ceilings", _count),
         "usual": ("predicted, usual ceilings", _count),
-        "measured": ("measured", ".2f"),
+        "measured": ("measured, by the chosen fit", ".2f"),
         "miss": ("measured / predicted", ".2f"),
+        "off": ("the fit's worst miss", ""),
     }
-    return table(arithmetic.turning(recording.rows, recording.facts), columns)
+    return table(data.assign(off=worst_miss(data)), columns)
 
 
-def scaling(recording: Recording) -> Table:
-    """Decode by number of sequences."""
-    return _decode(stock(study.scaling(recording.rows)))
+def worst_miss(fits: pd.DataFrame) -> list[str]:
+    """By how much a fit misses at most, and where."""
+    return [f"{row.worst:+.0%} at {row.worst_at}" for row in fits.itertuples()]
 
 
-def _decode(data: pd.DataFrame) -> Table:
-    columns: Columns = {
-        "model": ("model", ""),
-        "n_seq": ("sequences", ""),
-        "step": ("step (ms)", significant(3, 1e3)),
-        "rate": ("all sequences (t/s)", significant(3)),
-        "each": ("each (t/s)", significant(3)),
-        "factor": ("times one sequence", ".2f"),
-        "memory": ("peak memory (MiB)", _mebibytes),
-        "noise": ("variation", noise),
-        "n": ("processes", ""),
-    }
-    return table(data, columns)
+DECODE: Columns = {
+    "model": ("model", ""),
+    "n_seq": ("sequences", ""),
+    "step": ("step (ms)", significant(3, 1e3)),
+    "rate": ("all sequences (t/s)", significant(3)),
+    "each": ("each (t/s)", significant(3)),
+    "factor": ("times one sequence", ".2f"),
+}
 
 
 def summary(recording: Recording) -> Table:
     """Decode by number of sequences, a few of them: for a first look."""
     data = stock(study.scaling(recording.rows))
-    return _decode(data[data["n_seq"].isin(SHOWN)])
+    return table(data[data["n_seq"].isin(SHOWN)], {**DECODE, "n": ("processes", "")})
+
+
+def scaling(recording: Recording) -> Markdown:
+    """Decode at every number of sequences, folded."""
+    data = stock(study.scaling(recording.rows))
+    more: Columns = {"memory": ("peak memory (MiB)", _mebibytes), "noise": ("variation", noise)}
+    return folded(f"Every number of sequences ({len(data)} rows)", table(data, {**DECODE, **more}))
+
+
+def worth(recording: Recording) -> Table:
+    """What correcting the split projections is worth at every number of sequences, with its sign."""
+    return _corrected(recording, about.PROJECTIONS)
+
+
+def no_worth(recording: Recording) -> Markdown:
+    """What the other two corrections change in decode speed, folded: nothing is expected."""
+    return folded(f"{about.OTHERS.capitalize()} corrected: what decode pays", _corrected(recording, about.OTHERS))
+
+
+def _corrected(recording: Recording, defect: str) -> Table:
+    columns: Columns = {
+        "n_seq": ("sequences", ""),
+        "first": ("corrected (t/s)", significant(3)),
+        "second": ("not (t/s)", significant(3)),
+        "ratio": ("times as fast", ".2f"),
+        "won": ("blocks in which faster", ""),
+        "p": ("p, corrected for the family", ".2g"),
+        "sign": ("so it is", ""),
+    }
+    data = _signed(recording.rows, defect)
+    return table(data.assign(won=[f"{row.won} of {row.ratio.n}" for row in data.itertuples()]), columns)
+
+
+def _signed(rows: pd.DataFrame, defect: str) -> pd.DataFrame:
+    """A correction against none at every n_seq: `p` that nothing changes, corrected over the n_seq, and `sign`."""
+    data = study.compared(rows, about.pairs(rows))
+    data = data[data["what"] == about.corrected(defect)]
+    p = clustered.adjusted([ratio.p(1.0) for ratio in data["ratio"]])
+    return data.assign(p=p, sign=[_sign(ratio, value) for ratio, value in zip(data["ratio"], p, strict=True)])
+
+
+def _sign(ratio: Estimate, p: float) -> str:
+    """Which way a ratio lies from 1: only where its interval and the corrected p agree."""
+    if p <= study.FALSE_DISCOVERIES and not ratio.low <= 1 <= ratio.high:
+        return "faster" if ratio.value > 1 else "slower"
+    return UNDECIDED
+
+
+def decomposition(recording: Recording) -> Table:
+    """From the large attention model to the hybrid as released, in four factors that multiply."""
+    data = study.decomposed(recording.rows, about.chain(recording.rows))
+    columns: Columns = {
+        "n_seq": ("sequences", ""),
+        "from": ("large attention (ms)", significant(3, 1e3)),
+        about.SIZE: (about.SIZE, ".3f"),
+        about.ARCHITECTURE: (f"x {about.ARCHITECTURE}", ".3f"),
+        about.PROJECTIONS: (f"x {about.PROJECTIONS}", ".3f"),
+        about.OTHERS: (f"x {about.OTHERS}", ".3f"),
+        "whole": ("= times as fast", ".3f"),
+        "to": ("hybrid as released (ms)", significant(3, 1e3)),
+    }
+    return table(data, columns)
 
 
 def builds(recording: Recording) -> Table:
@@ -112,8 +218,8 @@ def builds(recording: Recording) -> Table:
     return table(shown.sort_values(["n_seq", "build"]), columns)
 
 
-def prefill(recording: Recording) -> Table:
-    """Prefill of short prompts, each in its own call and packed, right or wrong."""
+def prefill(recording: Recording) -> Markdown:
+    """Prefill of short prompts, each in its own call and packed, right or wrong; folded."""
     data = study.prefill(recording.rows)
     data = data.assign(right=["right" if right else "WRONG" for right in data["right"]])
     columns: Columns = {
@@ -126,7 +232,8 @@ def prefill(recording: Recording) -> Table:
         "n": ("processes", ""),
     }
     shown = data[data["n_seq"].isin(SHOWN)]
-    return table(shown.sort_values(["build", "model", "policy", "n_seq"]), columns)
+    rows = table(shown.sort_values(["build", "model", "policy", "n_seq"]), columns)
+    return folded("Prefill rates of short prompts by build, model and policy", rows)
 
 
 def prefill_series(recording: Recording) -> pd.DataFrame:
@@ -137,15 +244,8 @@ def prefill_series(recording: Recording) -> pd.DataFrame:
     return data.assign(series=data["model"] + ", " + data["policy"].str.replace("_", " ") + marks)
 
 
-def comparison(recording: Recording) -> Table:
-    """How much of the difference is architecture, size, and the engine's defects."""
-    data = study.compared(recording.rows, pairs(recording.rows))
-    columns = {"what": ("scaling factor of", ""), "n_seq": ("sequences", ""), "ratio": ("ratio", ".2f")}
-    return table(data[data["n_seq"].isin(SHOWN)], columns)
-
-
-def against_prediction(recording: Recording) -> Table:
-    """Measured step beside the predicted band, without and with the kernel's known passes over the weights."""
+def against_prediction(recording: Recording) -> Markdown:
+    """Measured step beside the predicted band, without and with the kernel's known passes over the weights; folded."""
     data = arithmetic.against_prediction(recording.rows, recording.facts)
     band = [f"{significant(3, 1e3)(r.low)} to {significant(3, 1e3)(r.high)}" for r in data.itertuples()]
     columns: Columns = {
@@ -157,7 +257,7 @@ def against_prediction(recording: Recording) -> Table:
         "passes": ("known passes", ""),
         "miss_passes": ("times the edge with them", ".2f"),
     }
-    return table(data.assign(band=band), columns)
+    return folded(f"Predicted and measured steps ({len(data)} rows)", table(data.assign(band=band), columns))
 
 
 def source_table(recording: Recording) -> Table:
@@ -186,34 +286,79 @@ def source_table(recording: Recording) -> Table:
     return table(shown, columns)
 
 
-def checked_claims(recording: Recording) -> Table:
-    """Every claim of the text with its estimate, its threshold and its verdict."""
-    return evidence.claims(claims(recording.rows))
+def checked_claims(recording: Recording) -> Markdown:
+    """How many claims hold, and every one with its estimate, its threshold and its verdict, folded."""
+    families = about.families(recording.rows, published_factors())
+    verdicts = pd.concat(families)["verdict"]
+    counts = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.value_counts().items())
+    summary = f"{len(verdicts)} claims in {len(families)} families, each corrected for its size: {counts}"
+    return folded(summary, *map(evidence.claims, families))
+
+
+def published_factors() -> about.Said:
+    """What the source's batches of two and its largest batch wrote, over one sequence, by model."""
+    theirs = published.load("m4-pro-b9596")
+    theirs = theirs[(theirs["quantity"] == "decode") & (theirs["n_prompt"] == 512) & theirs["value"].notna()]
+    said: about.Said = {}
+    for model, group in theirs.groupby("model"):
+        rates = group.set_index("n_seq")["value"]
+        said[str(model)] = {n: float(rates[n] / rates[1]) for n in sorted({2, int(rates.index.max())})}
+    return said
 
 
 def takeaway(recording: Recording) -> Markdown:
-    """One sentence a model with its numbers, what is architecture and what is engine, and the claims that failed."""
-    rows, lines = recording.rows, []
-    fitted, data = stock(study.fits(rows)).set_index("model"), stock(study.scaling(rows))
-    for model, group in data.groupby("model"):
-        fit, known = fitted.loc[model], group.set_index("n_seq")
-        grown = (known["memory"].iloc[-1] - known["memory"].iloc[0]) / (known.index[-1] - known.index[0])
-        best = known.loc[_best(group)]
-        lines.append(
-            f"- **{escaped(str(model))}**: {fit['amortised']:.0%} of a lone sequence's step is shared by a batch; the "
-            f"largest factor measured is {best['factor']:.2f}, with {best.name} sequences of "
-            f"{significant(3)(best['each'])} t/s each; a sequence costs {_mebibytes(grown)} MiB of memory."
-        )
-    checked = claims(rows)
+    """What a batch costs and buys by model, what the engine's defect costs, and the claims that did not hold."""
+    rows, facts = recording.rows, recording.facts
+    fitted = stock(study.chosen_fits(rows, arithmetic.tile_of(rows, facts))).set_index("model")
+    data, memory = stock(study.scaling(rows)).set_index(["model", "n_seq"]), arithmetic.memory(rows, facts)
+    lines = []
+    for kept in memory.to_dict("records"):
+        model = str(kept["model"])
+        lines.append(f"- **{escaped(model)}**: {_cost(fitted.loc[model])} {_best(data, model)} {_kept(kept)}")
+    lines += _worths(rows)
+    checked = about.claims(rows, published_factors())
     lines += [
-        f"- {r['verdict']}: {r['claim']}{', ' + escaped(r['model']) if r['model'] else ''} ({r['estimate']:.2f})"
-        for r in checked[checked["verdict"] != "holds"].to_dict("records")
+        f"- {r['verdict']}: {r['claim']}, {escaped(r['model'])} ({r['estimate']:.2f})"
+        for r in checked[(checked["verdict"] != "holds") & (checked["model"] != "")].to_dict("records")
     ]
     return Markdown("\n".join(lines))
 
 
-def _best(group: pd.DataFrame) -> int:
-    return int(max(zip(group["factor"], group["n_seq"], strict=True), key=lambda pair: pair[0].value)[1])
+def _cost(fit: pd.Series) -> str:
+    """What a step consists of, by the chosen fit, with the fit's miss."""
+    once = "a pass over the weights" if fit["form"] == study.PASSES else "a step"
+    return (
+        f"{once} costs {significant(3, 1e3)(fit['fixed'])} ms and every sequence {significant(3, 1e3)(fit['each'])} ms "
+        f"more, so {fit['amortised']:.0%} of what a batch's first sequence costs is shared (worst miss of this fit: "
+        f"{worst_miss(fit.to_frame().T)[0]} sequences)."
+    )
+
+
+def _best(data: pd.DataFrame, model: str) -> str:
+    n = int(max(data.loc[model].index, key=lambda n: float(data.loc[(model, n), "rate"].value)))
+    many, one = data.loc[(model, n)], data.loc[(model, 1)]
+    times, rates = quotient(many["factor"], many["rate"], one["rate"], "t/s")
+    return f"Its best batch, {n} sequences, writes {times} as many tokens a second as one {rates}."
+
+
+def _kept(kept: dict[str, Any]) -> str:
+    """What one more sequence takes in memory, of what, and in which context."""
+    state = f"{_mebibytes(kept['state'])} of recurrent state, " if kept["state"] else ""
+    return (
+        f"One more sequence takes {_mebibytes(kept['grown'])} MiB in a context of {kept['tokens']} tokens: {state}"
+        f"{_mebibytes(kept['cache'])} of keys and values, {_mebibytes(kept['rest'])} of logits and buffers."
+    )
+
+
+def _worths(rows: pd.DataFrame) -> list[str]:
+    """What correcting the split projections is worth: where it is decided, with its sign."""
+    data = _signed(rows, about.PROJECTIONS)
+    if data.empty:
+        return []
+    decided, rest = data[data["sign"] != UNDECIDED], data[data["sign"] == UNDECIDED]
+    said = [f"{row['n_seq']} sequences run {_compared(row)}" for row in decided.to_dict("records")]
+    said += [f"at {', '.join(map(str, rest['n_seq']))} it is {UNDECIDED}"] if len(rest) else []
+    return [f"- **Split projections (D4) corrected**: {'; '.join(said)}."]
 
 
 def _count(value: float) -> str:
@@ -221,4 +366,4 @@ def _count(value: float) -> str:
 
 
 def _mebibytes(value: float) -> str:
-    return f"{value / 2**20:,.0f}"
+    return f"{value / 2**20:,.0f}" if value >= 100 * 2**20 else f"{value / 2**20:.1f}"

@@ -172,6 +172,7 @@ def packed_map(data: pd.DataFrame, title: str) -> Chart:
     )
     words = alt.Chart().mark_text(fontSize=9).encode(x=x, y=y, text="mark:N")
     tidy = data.assign(mark=["" if r.predicted == r.observed else "x" for r in data.itertuples()])
+    tidy = tidy.sort_values("build", key=lambda builds: builds != "stock", kind="stable")  # the released engine first
     counts = "; ".join(f"{b}: {', '.join(f'{n} {o}' for o, n in g['observed'].value_counts().items())}"
                        for b, g in data.groupby("build"))  # fmt: skip
     off = (tidy["mark"] == "x").sum()
