@@ -92,9 +92,10 @@ def finding(recording: Recording) -> Markdown:
         said = ", ".join(f"{r['value']:.0%} {r['class']}" for r in top.to_dict("records"))
         lines.append((study.PHASES.index(phase), f"- **{escaped(str(model))}, {phase}**: {said}."))
     shown = [line for _, line in sorted(lines, key=lambda found: found[0])]
-    return Markdown("\n".join(shown) + f"\n\n{NODE_BY_NODE}")
+    rest = f"Nodes that no class recognises take at most {study.unrecognised(recording.rows):.1%} of it."
+    return Markdown("\n".join(shown) + f"\n\n{NODE_BY_NODE} {rest}")
 
 
 def claims(recording: Recording) -> Table:
-    """How near the largest products come to their ceiling, and how much time no class recognises."""
+    """How near the largest products come to their ceiling."""
     return evidence.claims(study.checked_claims(recording.rows, recording.facts))
