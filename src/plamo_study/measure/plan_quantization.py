@@ -19,7 +19,6 @@ IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # wh
 PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types that x86 processors get in another layout than the file's
 STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
 REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
-FEW = ("F16", "Q8_0", "Q4_K_M", "Q4_0")  # of the second model, where ratios are measured again
 VECTOR_SIZE = {"mini": 4096, "shape": 16384, "weights": 16384}  # mini: it fits the cache; else 4 times that or more
 
 
@@ -70,15 +69,14 @@ def modes(scale: str, gpu: bool = False) -> Plan:
 
 
 def controlled(scale: str, gpu: bool = False) -> Plan:
-    """The ratios over the reference once more, in fewer cells: all types of the first model, some of the other.
+    """The ratios over the reference once more, alone and in fewer cells: the first model's types, F32 left out.
 
     On the CPU, where every process of a large file reads plain memory beside its steps.
     """
     check_scale(scale)
-    base = Cell(workload="decode", scale=scale, n_prompt=DEPTH, n_gen=STEPS, n_threads=machine.performance_cores())
-    files = [(MODELS[0], dtype) for dtype in timed(MODELS[0], scale)]
-    files += [(MODELS[1], dtype) for dtype in timed(MODELS[1], scale) if dtype in FEW]
-    cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in files)
+    base = Cell(workload="decode", model=MODELS[0], scale=scale, n_prompt=DEPTH, n_gen=STEPS)
+    base = change(base, n_threads=machine.performance_cores())
+    cells = tuple(change(base, dtype=dtype) for dtype in timed(MODELS[0], scale) if dtype != "F32")
     planned = with_gates("04-controlled", scale, cells, exact_cache=False)
     anchor = change(planned.anchor, dtype=DTYPE[scale])
     return replace(planned, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
