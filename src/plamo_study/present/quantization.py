@@ -34,9 +34,9 @@ def finding(recording: Recording, quality: Recording) -> Markdown:
             continue
         promised = compared.loc[(model, best["dtype"], "decode")]["predicted"]
         parts.append(
-            f"{escaped(str(model))} decodes fastest in {best['dtype']}: {_gain(group, best, 'decode')} as in F16, "
-            f"where bytes promised {promised:.2f}. It reads prompts fastest in {first['dtype']}: "
-            f"{_gain(group, first, 'prefill')} as in F16, where equal FLOPs promised 1"
+            f"In {best['dtype']} {escaped(str(model))} decodes {_gain(group, best, 'decode')}; its bytes promised "
+            f"{promised:.2f}. In {first['dtype']} it reads prompts {_gain(group, first, 'prefill')}; equal FLOPs "
+            "promised 1"
         )
     said = evidence.disturbed(recording.rows) + ". ".join(parts)
     return Markdown(
@@ -52,7 +52,7 @@ def _gain(group: pd.DataFrame, best: dict[str, Any], phase: str) -> str:
     reference = group.set_index("dtype").loc[study.REFERENCE, f"{phase}_rate"]
     gain = study.simultaneous(best[phase], chosen_from)
     times, rates = sentences.quotient(gain, best[f"{phase}_rate"], reference, "t/s")
-    return f"**{times} as fast** {rates}"
+    return f"**{times} as fast as in {study.REFERENCE}** {rates}"
 
 
 def condition(recording: Recording) -> str:
