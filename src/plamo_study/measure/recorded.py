@@ -6,14 +6,15 @@ from plamo_study.measure.collect import LOCAL, REFERENCE, Recording
 
 
 def every_study(notebook: str, source: str, scale: str) -> list[Recording]:
-    """All studies with rows at this scale, the notebook's own first; live measures what its own lack.
+    """All studies but experiments with rows at this scale, the notebook's own first; live measures what its own lack.
 
     Raises StudyError for an unknown source or scale, or where no study has any row.
     """
     collect.check_source(source)
     own = [study for study, _ in studies.of_notebook(notebook, scale)]
     measured = [collect.collect(study, source, scale) for study in own if source == "live"]
-    rest = [study for study in (*own, *studies.STUDIES) if study not in {m.study for m in measured}]
+    left_out = {*studies.ASIDE, *(m.study for m in measured)}
+    rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
     found = [*measured, *filter(None, (read(study, source, scale) for study in dict.fromkeys(rest)))]
     if not found:
         why = f"no study has rows at scale {scale!r}"
@@ -23,7 +24,6 @@ def every_study(notebook: str, source: str, scale: str) -> list[Recording]:
 
 def read(study: str, source: str, scale: str) -> Recording | None:
     """The rows of a study as they lie here, of the machine measured last; None where there are none."""
-    """The rows of a study as they lie here; None where there are none."""
     path = collect.journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
     records = journal.read(path) if path.exists() else []
     rows = journal.latest_rows(records)
