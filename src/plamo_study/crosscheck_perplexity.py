@@ -1,7 +1,7 @@
 """Our quality figures beside llama-perplexity's: same libraries, files, text and chunks; its time and disk beside ours.
 
 The tool runs once on the reference, writing its log-probabilities to a file, and once per candidate, reading them, with
-`-b` = `-c`: at its default it packs four chunks as parallel sequences, which PLaMo 2 mixes up (defect D2). The file
+`-b` = `-c`: at its default it packs four chunks as parallel sequences, which PLaMo 2 mixes up. The file
 holds each log-probability in 16 bits over a range of 16 nats, so differences below that step are the tool's, not ours.
 """
 

@@ -1,13 +1,14 @@
-"""Corrected builds of llama.cpp by name: the locked sdist, patched, its `libllama` compiled beside the installed ggml.
+"""Corrected builds of llama.cpp by name: the locked sdist, patched, one library of it compiled.
 
-Only `libllama` differs from the installed engine; every other library is the installed one, copied. So a difference
-in speed or result between two builds is the patches'.
+That library, nearly always libllama, is all that differs from the installed engine; every other one is the installed
+one, copied. So a difference in speed or result between two builds is the patches'.
 """
 
 import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,8 +28,9 @@ from plamo_study.errors import StudyError
 PACKAGE = "llama-cpp-python"
 DEFINED = paths.DATA / "upstream" / "engines.toml"
 PATCHES = paths.DATA / "upstream" / "patches"
+TESTS = paths.DATA / "upstream" / "tests"
 NOTE = "engine.toml"
-PARTS = ("src", "include", "ggml/include", "ggml/cmake", "cmake", "vendor", "licenses", "CMakeLists.txt", "LICENSE")
+PARTS = ("src", "include", "ggml", "cmake", "vendor", "licenses", "CMakeLists.txt", "LICENSE")
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 RPATH = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
 # What llama.cpp's CMake asks of a ggml that is already built: the two libraries that libllama names.
@@ -131,13 +133,54 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
         on_step("patching", 0, 0)
         for patch in asked["patches"]:
             apply(PATCHES / f"{patch}.patch", source)
-        compile_llama(source, partial / "build", tools, on_step)
-        made = assemble(partial / "build" / "bin", partial / "engine")
+        target = asked.get("target", "llama")
+        compile_target(target, source, partial / "build", tools, on_step)
+        made = assemble(target, partial / "build" / "bin", partial / "engine")
         (made / NOTE).write_text(_note_text(asked), encoding="utf-8")
         _check_loads(made)
         shutil.rmtree(folder(name), ignore_errors=True)
         made.rename(folder(name))
     return folder(name), True
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """One of upstream's tests on one build: whether it passed, and what it printed."""
+
+    test: str
+    build: str
+    passed: bool
+    said: str
+
+
+def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
+    """Compile a build's tests against the installed engine and against the build, and run both on model files.
+
+    StudyError for a build that is not here, or a test that does not compile.
+    """
+    asked, after = definition(name), resolve(name)
+    if not asked.get("tests"):
+        raise StudyError(f"engine {name}", "its definition names no test", MISSING)
+    partial = folder("tests.partial")
+    with _room(partial):
+        source = unpack(fetch(), partial)
+        for each in asked["tests"]:
+            for build, libraries in (("stock", installed_libraries()), (name, after)):
+                binary = _compiled_test(TESTS / f"{each}.cpp", source, libraries, partial / f"{each}-{build}")
+                done = subprocess.run([binary, *map(str, models)], capture_output=True, text=True)
+                yield TestRun(each, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
+
+
+def _compiled_test(file: Path, source: Path, libraries: Path, binary: Path) -> Path:
+    includes = [f"-I{source / part}" for part in ("include", "ggml/include")]
+    linked = [str(libraries / f"lib{name}{SUFFIX}") for name in ("llama", "ggml", "ggml-base")]
+    command = [_compiler(), "-std=c++17", "-O1", *includes, str(file), "-o", str(binary), *linked]
+    _run([*command, f"-Wl,-rpath,{libraries}"], f"compiling {file.name}", lambda line: None)
+    return binary
+
+
+def _abort_line(log: str) -> str:
+    return "".join(f"{line}\n" for line in log.splitlines() if "GGML_ASSERT" in line)
 
 
 def fetch() -> Path:
@@ -193,9 +236,12 @@ def apply(patch: Path, source: Path) -> None:
         )  # fmt: skip
 
 
-def compile_llama(source: Path, into: Path, tools: dict[str, str], on_step: OnStep) -> None:
-    """Compile libllama alone, against the ggml of the installed package and the headers of the sdist."""
-    config = into / "ggml"
+def compile_target(target: str, source: Path, into: Path, tools: dict[str, str], on_step: OnStep) -> None:
+    """Compile one library: libllama against the ggml of the installed package, or ggml's CPU backend.
+
+    The sdist's headers are used; `into` / bin holds the result.
+    """
+    config = into / "ggml-config"
     config.mkdir(parents=True)
     (config / "ggml-config.cmake").write_text(GGML_CONFIG, encoding="utf-8")
     values = {
@@ -203,22 +249,29 @@ def compile_llama(source: Path, into: Path, tools: dict[str, str], on_step: OnSt
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
         "CMAKE_INSTALL_RPATH": RPATH,
-        "LLAMA_USE_SYSTEM_GGML": "ON",
-        "ggml_DIR": str(config),
-        "GGML_LIBRARIES": str(installed_libraries()),
-        "GGML_HEADERS": str(source / "ggml" / "include"),
         **{f"LLAMA_{option}": "OFF" for option in OPTIONS},
     }
+    if target == "llama":
+        values |= {
+            "LLAMA_USE_SYSTEM_GGML": "ON",
+            "ggml_DIR": str(config),
+            "GGML_LIBRARIES": str(installed_libraries()),
+            "GGML_HEADERS": str(source / "ggml" / "include"),
+        }
+    else:  # as the Makefile builds the installed one, and says why
+        values |= {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
     command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
     on_step("configuring", 0, 0)
-    _run([*command, *(f"-D{key}={value}" for key, value in values.items())], "CMake", lambda line: None)
-    _run([tools["ninja"], "-C", str(into), "llama"], "the compiler", lambda line: _steps(line, on_step))
+    own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as it reached the installed engine's build
+    _run([*command, *(f"-D{key}={value}" for key, value in values.items()), *own], "CMake", lambda line: None)
+    _run([tools["ninja"], "-C", str(into), target], "the compiler", lambda line: _steps(line, on_step))
 
 
-def assemble(built: Path, into: Path) -> Path:
-    """The installed engine's libraries with `libllama` replaced by the one in `built`; returns the folder."""
-    shutil.copytree(installed_libraries(), into, ignore=shutil.ignore_patterns("libllama.*", "*.a"))
-    for file in built.glob("libllama.*"):
+def assemble(target: str, built: Path, into: Path) -> Path:
+    """The installed engine's libraries with one replaced by the one in `built`; returns the folder."""
+    replaced = f"lib{target}.*"
+    shutil.copytree(installed_libraries(), into, ignore=shutil.ignore_patterns(replaced, "*.a"))
+    for file in built.glob(replaced):
         shutil.copy2(file, into / file.name, follow_symlinks=False)
     return into
 
@@ -233,7 +286,8 @@ def installed_libraries() -> Path:
 
 def _is_current(name: str) -> bool:
     """Whether a build is here and its patches, sources and installed libraries are what they would be now."""
-    return note(folder(name)) == tomllib.loads(_note_text(definition(name)))
+    asked = tomllib.loads(_note_text(definition(name)))
+    return note(folder(name)) | {"description": asked["description"]} == asked
 
 
 def _note_text(asked: dict[str, Any]) -> str:
@@ -242,7 +296,7 @@ def _note_text(asked: dict[str, Any]) -> str:
     ggml = hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted(installed_libraries().glob(f"libggml*{SUFFIX}")))
     )
-    said = {key: value for key, value in asked.items() if key != "patches"}
+    said = {key: value for key, value in asked.items() if key not in ("patches", "tests", "target")}
     said |= {"source": f"{PACKAGE} {release}, sha256 {sha256}", "ggml": f"sha256 {ggml.hexdigest()}"}
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())  # such JSON is TOML, too
     return f"{lines}\n[patches]\n{patches}"
@@ -260,10 +314,15 @@ def _tools() -> dict[str, str]:
     for name, path in found.items():
         if not path:
             raise StudyError(name, "not found", f"{sys.executable} -m pip install {name}, or make study")
-    compilers = filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++"))
-    if not any(shutil.which(compiler) for compiler in compilers):
-        raise StudyError("a C++ compiler", "not found", "Debian: apt-get install g++; macOS: xcode-select --install")
+    _compiler()
     return {name: str(path) for name, path in found.items()}
+
+
+def _compiler() -> str:
+    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
+        if found := shutil.which(name):
+            return found
+    raise StudyError("a C++ compiler", "not found", "Debian: apt-get install g++; macOS: xcode-select --install")
 
 
 def _download(requirement: str, into: Path) -> None:

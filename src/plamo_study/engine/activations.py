@@ -4,7 +4,7 @@ The graph is stopped at every product of a block's weights, as llama-imatrix doe
 encodings or the quantizer, and it leaves out products with experts, which PLaMo has not.
 
 Every call evaluates ONE sequence. llama-imatrix packs n_batch / n_ctx pieces of text as parallel sequences, which
-PLaMo 2 mixes up in llama.cpp 0c1e57098 (defect D2): its sums are those of another computation.
+PLaMo 2 mixes up in llama.cpp 0c1e57098 (mixed prompts, D2): its sums are those of another computation.
 """
 
 from pathlib import Path

@@ -76,7 +76,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def _own_words() -> dict[str, Any]:
-    """What a build's own `engine.toml` says of it: `description`, and `corrects`, the defects it lacks (D2, D3, D4)."""
+    """What a build's own `engine.toml` says of it: `description`, and `corrects`, codes of `measure.defects`."""
     note = Path(llama._base_path) / "engine.toml"
     return tomllib.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
 

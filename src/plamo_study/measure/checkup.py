@@ -81,11 +81,20 @@ def _failure(outcome: Outcome, seconds: float) -> Finding:
 def _verdicts(measured: Measured, seconds: float) -> list[Finding]:
     checks, found = measured.checks, []
     if checks.get("n_rot") == 0:
-        found.append(Finding("blocking", "rope-lost", "the engine rotates 0 dimensions: RoPE is lost (D1)", AGAIN))
+        found.append(
+            Finding("blocking", "rope-lost", "the engine rotates 0 dimensions: RoPE is lost (lost rotation, D1)", AGAIN)
+        )
     for place in ("cpu", "gpu"):
         if checks.get(f"finite_{place}") is False:
             why = f"logits on the {place.upper()} are not finite"
-            found.append(Finding("blocking", "logits-not-finite", why, "try ssm_out as BF16 (D5), or " + AGAIN))
+            found.append(
+                Finding(
+                    "blocking",
+                    "logits-not-finite",
+                    why,
+                    "try ssm_out as BF16 (half-precision overflow, D5), or " + AGAIN,
+                )
+            )
     if checks.get("gpu_loads") is False:
         found.append(Finding("warning", "gpu-refused", "loads on the CPU but not on the GPU", "use n_gpu_layers = 0"))
     error = checks.get("oracle_error")

@@ -1,7 +1,7 @@
 """Greedy continuations of a text's prompts, and whether they end in loops. It knows nothing of likelihoods.
 
 Prompts are filled in one sequence per `llama_decode` and then decoded together from the first slot on, none leaving:
-the one way in which a batch is right on PLaMo 2 with llama.cpp as it is released (defects D2 and D3).
+the one way in which a batch is right on PLaMo 2 with llama.cpp as it is released (mixed prompts and misplaced states).
 """
 
 from pathlib import Path

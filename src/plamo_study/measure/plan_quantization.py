@@ -11,7 +11,10 @@ from plamo_study.measure.rows import Cell
 from plamo_study.models import registry
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
-RECIPES = ("Q8_0-ssm_out-BF16", "Q4_0-ssm_out-F16")  # of models with Mamba layers: against D5; the public benchmark's
+RECIPES = (
+    "Q8_0-ssm_out-BF16",
+    "Q4_0-ssm_out-F16",
+)  # of models with Mamba layers: against overflow (D5); the public benchmark's
 QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # of them at mini: a minute, live
 KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types
 LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every cell would read it from the disk

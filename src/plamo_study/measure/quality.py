@@ -2,7 +2,7 @@
 
 The reference is evaluated once, its log-probabilities live as long as one chunk, and no logits reach the disk. As in
 llama-perplexity a chunk is one sequence and its second half is scored. One `llama_decode` takes one chunk: several
-would be mixed up on PLaMo 2 (defect D2). What comes out are sums per chunk; statistics are made elsewhere.
+would be mixed up on PLaMo 2 (mixed prompts, D2). What comes out are sums per chunk; statistics are made elsewhere.
 
 Series, one number per chunk: `tokens` scored, their text's `bytes`, and of each file NAME (llama-perplexity's terms)
 `nll/NAME` (sum, nats) and `not_finite/NAME` (tokens left out of all sums); of each candidate also `kld/NAME` (sum,

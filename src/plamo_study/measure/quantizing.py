@@ -82,7 +82,7 @@ def compute_imatrix(
 ) -> Path:
     """Write the importance matrix of `source` over a UTF-8 text, `chunk` tokens at a time, and return its path.
 
-    Each chunk is evaluated alone, from an empty state (D2); what is left over at the end of the text is not. Progress
+    Each chunk is evaluated alone, from an empty state; what is left over at the end of the text is not. Progress
     counts bytes of text. Raises StudyError for a text that cannot be read, is not UTF-8 or too short, and when the
     engine refuses the model, aborts, meets values that are not finite, or says nothing for `silence_s` seconds.
     """

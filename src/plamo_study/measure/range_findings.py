@@ -1,4 +1,4 @@
-"""What a check says of the numbers that entered a file's products, held against what backends cast them to (D5).
+"""What a check says of the numbers that entered a file's products, held against what backends cast them to.
 
 It judges the few tokens the gate evaluates: a longer text may reach further. `plamo-study models ranges` takes one.
 """
@@ -33,7 +33,7 @@ def _evidence(backend: str, worst: dict[str, Any]) -> str:
     return (
         f"{number} of {_where(worst)} is {worst['number']:,.4g}; for {worst['dtype']} {backend} casts it to "
         f"{worst['cast']} ({worst['path']}), which overflows beyond {worst['limit']:,.0f}: {worst['factor']:.2g} times "
-        f"too large (D5)"
+        f"too large (half-precision overflow, D5)"
     )
 
 

@@ -18,7 +18,7 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
 MAX_WIDTH = 1 << 20  # of any layer; the widest PLaMo has 32,768
 SIZES_KNOWN = {"head-count-array", "rope-dimensions", "split"}  # blocking, but the sizes of the tensors are plain
 REPAIR = "plamo-study models check FILE --repair OUT"
-HANG = "llama.cpp takes the rotary dimensions from layer 0: RoPE is lost, and the CPU backend never returns (D1)"
+HANG = "lost rotation (D1): llama.cpp takes the rotary dimensions from layer 0, and the CPU backend never returns"
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class _Keys:
         return distinct[0] if distinct else 1
 
     def heads(self, layers: int) -> int:
-        """The head count; as an array that starts with 0 it is D1."""
+        """The head count; as an array that starts with 0, rotation is lost (D1)."""
         name = "attention.head_count"
         values, record = self.per_layer(name, layers), self.header.records.get(f"{self.arch}.{name}")
         self.without_heads = {layer for layer, value in enumerate(values) if value == 0}

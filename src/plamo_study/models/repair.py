@@ -25,7 +25,7 @@ SLACK = 1 << 20  # bytes that new records may add
 def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str = "") -> list[str]:
     """Write `path` with corrected metadata to `out`; returns what was changed, one sentence each.
 
-    Corrected: a head count per layer becomes a scalar (D1); missing ids of special tokens are added where the
+    Corrected: head counts become a scalar (lost rotation, D1); missing ids of special tokens are added where the
     vocabulary has their texts; the rotary base becomes `rope_theta` where one is given. `sha256`: what `path` should
     hash to. Memory is constant; nothing is left behind on failure.
     Raises StudyError when there is nothing to correct, when the file would stay unusable, when `out` is the file

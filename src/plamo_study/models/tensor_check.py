@@ -93,7 +93,7 @@ def _types(tensors: list[TensorRecord]) -> Iterator[Finding]:
 
 
 def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
-    """D5: the input of `ssm_out` is unnormalised, and overflows where a backend casts it to F16.
+    """Half-precision overflow (D5): the input of `ssm_out` is unnormalised, and some backends cast it to F16.
 
     `gpu`: weights lie on a GPU, Metal's or CUDA's. How large the input becomes, only the gate's probe tells.
     """
@@ -111,7 +111,7 @@ def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
     lowest = min(limits, key=lambda found: found[0].limit)[0]
     why = (
         f"ssm_out is {listed(dict.fromkeys(name for _, name in limits))}: {lowest.backend} casts its input to "
-        f"{lowest.cast}, which overflows beyond {lowest.limit:,.0f} (D5)"
+        f"{lowest.cast}, which overflows beyond {lowest.limit:,.0f} (half-precision overflow, D5)"
     )
     return [Finding("warning" if gpu else "note", "ssm-out-type", why, KEEP)]
 

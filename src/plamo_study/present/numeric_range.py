@@ -1,4 +1,4 @@
-"""Notebook 04's tables, figure and sentences on the numeric range (D5).
+"""Notebook 04's tables, figure and sentences on the numeric range (half-precision overflow, D5).
 
 The paragraph on llama.cpp issue #24501 is written here, from rows: what they show, what follows for the released
 weights if the hypothesis holds, and the command that settles it.
@@ -221,7 +221,7 @@ def _settled(metal: casts.Cast) -> str:
     own = f"{HYBRID}.weights"
     run = f"llama-completion -m data/models/{own}.Q8_0.gguf -n 32 --temp 0 -f p.txt"
     return (
-        f"**What settles it**, on a Mac with the released weights, converted here so that RoPE is not lost (D1):\n\n"
+        f"**What settles it**, on a Mac with the released weights, converted here so that none loses rotation (D1):\n\n"
         f"```sh\nplamo-study models fetch {HYBRID} && plamo-study models convert {HYBRID}\n"
         f"plamo-study models quantize data/models/{own}.BF16.gguf --type Q8_0\n{PROMPT}\n"
         f"plamo-study models ranges data/models/{own}.Q8_0.gguf --text p.txt  # {TENSOR} beyond {metal.limit:,.0f}?\n"

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from plamo_study import paths
+from plamo_study.measure import serving
 from plamo_study.measure.collect import Recording, collect
 from plamo_study.measure.recorded import every_study
 from plamo_study.present import (
@@ -16,10 +17,14 @@ from plamo_study.present import (
     quality,
     quantization,
     roofline,
+    upstream,
 )
 from plamo_study.present.tables import Table
 
-README, REPORT = "README.md", "data/upstream/plamo2-batching.md"
+README = "README.md"
+BATCHING, PROJECTIONS, PACKING = (
+    f"data/upstream/{name}.md" for name in ("plamo2-batching", "plamo2-projections", "k-quant-packing")
+)
 
 
 def findings() -> str:
@@ -64,11 +69,16 @@ def _shown(table: Callable[[Recording], Table], recording: Callable[[], Recordin
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     README: {"findings": findings},
-    REPORT: {
-        "tests": _shown(batching_law.three_tests, _law),
-        "law": _shown(batching_law.confusion, _law),
-        "aborts": _shown(batching_law.first_aborts, _law),
-        "speed": _shown(batch_scaling.builds, lambda: _recorded("03-batch-scaling")),
+    BATCHING: {
+        "server": lambda: upstream.server(serving.recorded())._repr_markdown_(),
+        "tests": _shown(upstream.three_tests, _law),
+        "law": lambda: upstream.law(_law()),
+        "aborts": lambda: upstream.first_aborts(_law()),
+    },
+    PROJECTIONS: {"speed": _shown(upstream.projections, lambda: _recorded("03-batch-scaling"))},
+    PACKING: {
+        "kernels": _shown(upstream.packing, lambda: _recorded("04-quantization")),
+        "machine": lambda: upstream.machine(_recorded("04-quantization")),
     },
 }
 

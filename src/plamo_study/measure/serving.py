@@ -1,0 +1,206 @@
+"""What a llama-server does to concurrent requests: are the answers those of the same prompts alone, and does it live?
+
+Greedy answers to prompts are taken one at a time, then several at once, in rounds, until the rounds are over or the
+server has ended. The server listens on loopback only. Nothing is timed.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.measure.process import ASSERT
+
+ANSWER = 24  # tokens of an answer
+PROMPTS = 12  # prompts that are asked alone, and drawn from again in every round
+START_S, REQUEST_S, RUN_S = 120, 120, 900  # limits: until the server listens, one answer, all rounds
+NEAR_TIE = 0.1  # nats between the two likeliest tokens where two answers part: there rounding may decide
+UNLIKE = 1e3  # nats: stands where one answer merely ends before the other
+RECORD = paths.MEASURED / "reference" / "llama-server.json"
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: answers that came, how many `differ` from the same prompt alone, and how the server ended.
+
+    `gaps` are the differences in log probability of the two likeliest tokens where a differing answer first parts.
+    `exit` is None for a server that lives to the end; `said` is its assertion.
+    """
+
+    build: str
+    model: str
+    version: str
+    slots: int
+    at_once: int
+    rounds: int
+    rounds_done: int
+    answers: int
+    differ: int
+    gaps: list[float]
+    exit: int | None
+    said: str = ""
+
+    @property
+    def near_ties(self) -> int:
+        """Differing answers that part where the two likeliest tokens are nearly as likely."""
+        return sum(gap < NEAR_TIE for gap in self.gaps)
+
+
+def serve(
+    binary: Path, model: Path, build: str, libraries: Path | None, slots: int, at_once: int, rounds: int
+) -> Served:
+    """Ask a llama-server prompts alone and together; `libraries`: folder whose libllama it is made to load.
+
+    Raises StudyError when the binary cannot be started or does not begin to listen.
+    """
+    prompts = _prompts()
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1"} | (_loading(libraries) if libraries else {})
+    version = _version(binary, environment)
+    with tempfile.TemporaryFile() as log, _server(binary, model, slots, environment, log) as (process, url):
+        alone = [_answer(url, prompt) for prompt in prompts]
+        if any(answer is None for answer in alone):
+            raise StudyError(str(binary), "ended while prompts were asked one at a time", "look at its own log")
+        done, differing, parted = 0, 0, []
+        answers, started = 0, time.monotonic()
+        with ThreadPoolExecutor(at_once) as pool:
+            for turn in range(rounds):
+                asked = [(turn * at_once + i) % len(prompts) for i in range(at_once)]
+                for which, answer in zip(asked, pool.map(lambda i: _answer(url, prompts[i]), asked), strict=True):
+                    if answer is not None:
+                        answers += 1
+                        gap = _gap(alone[which] or {}, answer)
+                        differing += gap is not None
+                        parted += [gap] if gap is not None else []
+                if _ended(process) is not None or time.monotonic() - started > RUN_S:
+                    break
+                done += 1
+        ended = _ended(process)
+        said = _assertion(log)
+    return Served(
+        build=build, model=model.name, version=version, slots=slots, at_once=at_once, rounds=rounds, rounds_done=done,
+        answers=answers, differ=differing, gaps=parted, exit=ended, said=said,
+    )  # fmt: skip
+
+
+def recorded() -> list[Served]:
+    """The runs of the reference machine; none where none were recorded."""
+    return msgspec.json.decode(RECORD.read_bytes(), type=list[Served]) if RECORD.exists() else []
+
+
+def record(runs: Sequence[Served]) -> None:
+    """Keep runs as the reference machine's, in place of those of the same build, model, slots and number at once."""
+    key = lambda run: (run.build, run.model, run.slots, run.at_once)  # noqa: E731 # said once, used twice
+    kept = {key(run): run for run in [*recorded(), *runs]}
+    RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(list(kept.values())), indent=1) + b"\n")
+
+
+def _prompts() -> list[str]:
+    """Texts of 600 to 1,200 characters from the held-out corpus."""
+    text = (paths.DATA / "corpus" / "python-heldout.txt").read_text(encoding="utf-8")
+    return [text[4000 * i : 4000 * i + 600 + 50 * i] for i in range(PROMPTS)]
+
+
+def _loading(libraries: Path) -> dict[str, str]:
+    return {"LD_LIBRARY_PATH": str(libraries), "DYLD_LIBRARY_PATH": str(libraries)}
+
+
+def _version(binary: Path, environment: dict[str, str]) -> str:
+    try:
+        done = subprocess.run([binary, "--version"], env=environment, capture_output=True, text=True, timeout=START_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StudyError(str(binary), f"cannot be run ({error})", "name a llama-server binary") from None
+    return next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "unknown")
+
+
+@contextmanager
+def _server(
+    binary: Path, model: Path, slots: int, environment: dict[str, str], log: IO[bytes]
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    port = _free_port()
+    # No repacking: the graph is asked about, not the kernels of one processor.
+    options = ["-np", str(slots), "-c", str(1024 * slots), "--no-repack", "-t", "2"]
+    command = [str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), *options]
+    process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_it_listens(process, url, binary)
+        yield process, url
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_it_listens(process: subprocess.Popen[bytes], url: str, binary: Path) -> None:
+    limit = time.monotonic() + START_S
+    while time.monotonic() < limit and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise StudyError(str(binary), f"does not listen after {START_S} s, or ended", "look at its own log")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answer(url: str, prompt: str) -> dict[str, Any] | None:
+    """The greedy answer with its tokens and, at each, the two likeliest; None when the server has gone."""
+    wanted = {
+        "prompt": prompt, "n_predict": ANSWER, "temperature": 0, "cache_prompt": False, "return_tokens": True,
+        "n_probs": 2, "ignore_eos": True,
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"{url}/completion", json.dumps(wanted).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=REQUEST_S) as reply:
+            return dict(json.load(reply))
+    except (OSError, ValueError, EOFError):
+        return None
+    except Exception as error:  # http.client's errors are no OSErrors
+        if type(error).__module__ == "http.client":
+            return None
+        raise
+
+
+def _gap(alone: dict[str, Any], answer: dict[str, Any]) -> float | None:
+    """Where two answers first part, by how much the likeliest token led there alone, in nats; None where they agree."""
+    first, second = alone["tokens"], answer["tokens"]
+    at = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
+    if at is None:
+        return None if len(first) == len(second) else UNLIKE
+    top = alone["completion_probabilities"][at]["top_logprobs"]
+    return float(top[0]["logprob"] - top[1]["logprob"])
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code of a server that has ended by itself, seen up to a second later."""
+    try:
+        return process.wait(1)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _assertion(log: IO[bytes]) -> str:
+    log.seek(0)
+    found = ASSERT.search(log.read().decode(errors="replace"))
+    return found.group(0) if found else ""
