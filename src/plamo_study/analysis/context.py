@@ -4,20 +4,27 @@ Every function takes the frame of 05-context. Times are seconds per token; a par
 Estimates are over processes, comparisons are paired by block.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import growth, stats
-from plamo_study.analysis.phase_asymmetry import NS, paired_ratio
+from plamo_study.analysis import clustered, growth, stats
+from plamo_study.analysis.phase_asymmetry import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import usable
+from plamo_study.measure.frame import WITH_WINDOW
 
 PHASES = ("prefill", "decode")
 OUTPUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # output tokens a request may have
 LADDER, WALK = "", "walk"
+OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "block")
+SAMPLE = [*OF_CELL, "phase", "depth", "at", "seconds"]
 LEAST_DEPTHS = 5  # a law is not sought in fewer
+FITS = 0.05  # a law that misses a median by more is shown, and nothing is concluded from it
 NAN = float("nan")
+NOWHERE = stats.Estimate(NAN, NAN, NAN, 0)
+TWICE = 2.0
 Knots = dict[str, float]
 
 
@@ -28,10 +35,10 @@ def samples(rows: pd.DataFrame) -> pd.DataFrame:
     """
     found, entries = usable(rows), []
     for row in found[(found["workload"] == "depth") & (found["text"] == "")].itertuples():
-        fields = {name: getattr(row, name) for name in ("model", "label", "flash_attn", "type_k", "type_v", "block")}
+        fields = {name: getattr(row, name) for name in OF_CELL}
         for phase, depth, at, seconds in _by_depth(row):
             entries.append(fields | {"phase": phase, "depth": depth, "at": at, "seconds": seconds})
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=SAMPLE)
 
 
 def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
@@ -50,13 +57,12 @@ def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
 
 
 def curves(rows: pd.DataFrame, phase: str, label: str = LADDER, index: str = "depth") -> dict[str, pd.DataFrame]:
-    """Seconds per token by model: a frame with a row per depth and a column per block."""
+    """Seconds per token by model: a frame with a row per depth and a column per block; with a window after without."""
     found = samples(rows)
     found = found[(found["phase"] == phase) & (found["label"] == label)]
-    return {
-        str(model): group.pivot_table(index=index, columns="block", values="seconds")
-        for model, group in found.groupby("model")
-    }
+    groups = dict(iter(found.groupby("model")))
+    names = sorted(groups, key=lambda name: (name.replace(WITH_WINDOW, ""), WITH_WINDOW in name))
+    return {name: groups[name].pivot_table(index=index, columns="block", values="seconds") for name in names}
 
 
 def rates(rows: pd.DataFrame) -> pd.DataFrame:
@@ -91,13 +97,28 @@ def knots(models: dict[str, dict[str, Any]]) -> Knots:
 
 
 def laws(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
-    """Per model and phase: the fields of `growth.Growth`, and `deepest`, the last depth measured."""
+    """Per model and phase: the fields of `growth.Growth`, and `fits`: no median is further from the law than FITS."""
     entries = []
     for phase in PHASES:
         for model, curve in curves(rows, phase, index="at").items():
             if len(curve) >= LEAST_DEPTHS:
                 law = growth.growth(curve, bends.get(model, 0.0))
-                entries.append({"model": model, "phase": phase, "deepest": curve.index[-1]} | vars(law))
+                entries.append({"model": model, "phase": phase, "fits": abs(law.worst) <= FITS} | vars(law))
+    return pd.DataFrame(entries)
+
+
+def doubling(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per model and phase: `last`, time at the `deepest` over that at 0, and `depth`, where it is twice as long.
+
+    Interpolated between measured depths, NaN where the deepest does not show it: nothing here follows a fitted law.
+    """
+    entries = []
+    for phase in PHASES:
+        for model, curve in curves(rows, phase).items():
+            times, last = curve.dropna(axis="columns"), paired_ratio(curve.iloc[-1], curve.iloc[0])
+            depth = stats.crossing(times.index.tolist(), (times / times.iloc[0] / TWICE).to_numpy())
+            entry = {"model": model, "phase": phase, "deepest": int(curve.index[-1]), "last": last, "depth": depth}
+            entries.append(entry)
     return pd.DataFrame(entries)
 
 
@@ -120,33 +141,27 @@ def takeover(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
     beyond the deepest they follow the curve's law, and `extrapolated` says so. NaN: not up to `growth.FARTHEST`.
     """
     reading, writing, entries = curves(rows, "prefill", index="at"), curves(rows, "decode", index="at"), []
+    contexts = np.geomspace(1.0, growth.FARTHEST, 1025)
     for model, curve in reading.items():
-        both = curve.columns.intersection(writing[model].columns)
+        both, knot = curve.columns.intersection(writing[model].columns), bends.get(model, 0.0)
+        ways = [(growth.continued(curve[block], knot), growth.continued(writing[model][block], knot)) for block in both]
         for n_out in OUTPUTS:
-            knot = bends.get(model, 0.0)
-            found = [_taken_over(curve[block], writing[model][block], n_out, knot) for block in both]
-            tokens = growth.estimate(found)
+            shares = [growth.total(read, contexts) / _written(write, contexts, n_out) for read, write in ways]
+            tokens = clustered.mapped(stats.crossing(np.log(contexts).tolist(), np.column_stack(shares)), math.exp)
             deepest = min(curve.index[-1], writing[model].index[-1] - n_out)
             entry = {"model": model, "n_out": n_out, "tokens": tokens}
             entries.append(entry | {"extrapolated": not tokens.value <= deepest})
     return pd.DataFrame(entries)
 
 
-def _taken_over(reading: pd.Series, writing: pd.Series, n_out: int, knot: float) -> float:
-    read, write = growth.continued(reading, knot), growth.continued(writing, knot)
-    grid = np.concatenate([[0.0], np.geomspace(1.0, growth.FARTHEST, 4096)])
-    ends = growth.total(write, grid + n_out) - growth.total(write, grid)
-    excess = growth.total(read, grid) - ends
-    above = np.flatnonzero(excess > 0)
-    if not len(above) or above[0] == 0:
-        return NAN
-    last = above[0]
-    return float(np.interp(0.0, excess[last - 1 : last + 1], grid[last - 1 : last + 1]))
+def _written(write: growth.Function, after: np.ndarray, n_out: int) -> np.ndarray:
+    before, behind = np.split(growth.total(write, np.concatenate([after, after + n_out])), 2)
+    return np.asarray(behind - before)
 
 
 def pairs(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """(hybrid, attention) models to compare: of equal bytes first where that model is there."""
-    names = sorted(curves(rows, "decode"), key=lambda name: ("matched" not in name, name))
+    """(hybrid, attention) models to compare: of equal bytes first where that model is there, with a window last."""
+    names = sorted(curves(rows, "decode"), key=lambda name: ("matched" not in name, WITH_WINDOW in name, name))
     hybrids = [name for name in names if name.startswith("plamo-2")]
     return [(hybrid, other) for hybrid in hybrids for other in names if other not in hybrids]
 
@@ -163,53 +178,87 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
-def overtaking(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
+def overtaking(rows: pd.DataFrame) -> pd.DataFrame:
     """Per phase and pair: who is faster at the deepest depth both have, and from where on.
 
-    `last`: attention's time over the hybrid's at the `deepest`. `outcome`: "inconclusive" there; the hybrid "overtakes"
-    or "is overtaken" ("again": it began on that side, too) where some depth shows the contrary, and `depth` is from
-    where on the end holds, by process, interpolated; "faster" or "slower throughout" where every depth shows it, else
-    "in the end"; "slower, overtaking by its law" with a `depth` extrapolated by the laws.
+    `last`: attention's time over the hybrid's at the `deepest`; `own` and `theirs`, both rates there (t/s). `outcome`:
+    "inconclusive" there; the hybrid "overtakes" or "is overtaken" ("again": it began on that side, too) where some
+    depth shows the contrary, and `depth` is from where on the end holds (`stats.crossing`); "faster" or "slower
+    throughout" where every depth shows it, else "in the end".
     """
-    entries = []
+    entries, rate = [], rates(rows).set_index(["model", "phase", "depth"])["rate"]
     for (phase, hybrid, other), group in compared(rows).groupby(["phase", "hybrid", "other"], sort=False):
         known = curves(rows, str(phase))
-        ratios = (known[other] / known[hybrid]).dropna()
-        entry = {"phase": phase, "hybrid": hybrid, "other": other, "deepest": int(group["depth"].iloc[-1])}
-        beyond = [
-            _beyond(known[hybrid][block], known[other][block], ratios.index[-1], bends.get(other, 0.0))
-            for block in ratios
-        ]
-        outcome, depth = _outcome(group["ratio"].tolist(), [_settled(ratios[block]) for block in ratios], beyond)
-        entries.append(entry | {"last": group["ratio"].iloc[-1], "outcome": outcome, "depth": depth})
+        ratios = (known[str(other)] / known[str(hybrid)]).dropna(axis="columns").loc[group["depth"]]
+        outcome = _outcome(group["ratio"].tolist())
+        depth = stats.crossing(ratios.index.tolist(), ratios.to_numpy()) if "overtake" in outcome else NOWHERE
+        deepest = int(group["depth"].iloc[-1])
+        entry = {"phase": phase, "hybrid": hybrid, "other": other, "deepest": deepest, "last": group["ratio"].iloc[-1]}
+        entry |= {who: rate[name, phase, deepest] for who, name in (("own", hybrid), ("theirs", other))}
+        entries.append(entry | {"outcome": outcome, "depth": depth})
     return pd.DataFrame(entries)
 
 
-def _outcome(by_depth: list[stats.Estimate], settled: list[float], beyond: list[float]) -> tuple[str, stats.Estimate]:
+def _outcome(by_depth: list[stats.Estimate]) -> str:
     sides = [ratio.above(1.0) for ratio in by_depth]
-    nowhere, faster = growth.estimate([]), sides[-1] == "holds"
+    faster = sides[-1] == "holds"
     if sides[-1] == "inconclusive":
-        return "inconclusive", nowhere
+        return "inconclusive"
     if {"holds", "does not hold"} <= set(sides):
-        again = " again" if sides[0] == sides[-1] else ""
-        return ("overtakes" if faster else "is overtaken") + again, growth.estimate(settled)
-    at = nowhere if faster else growth.estimate(beyond)
-    if not np.isnan(at.value):
-        return "slower, overtaking by its law", at
-    return f"{'faster' if faster else 'slower'} {'in the end' if 'inconclusive' in sides else 'throughout'}", nowhere
+        return ("overtakes" if faster else "is overtaken") + (" again" if sides[0] == sides[-1] else "")
+    return f"{'faster' if faster else 'slower'} {'in the end' if 'inconclusive' in sides else 'throughout'}"
 
 
-def _settled(ratio: pd.Series) -> float:
-    """Depth from which a ratio stays on the side of 1 on which it ends, log-interpolated; 0 where it always is."""
-    depth, logs = ratio.index.to_numpy(float), np.log(ratio.to_numpy(float))
-    other_side = np.flatnonzero(np.sign(logs) != np.sign(logs[-1]))
-    if not len(other_side):
-        return 0.0
-    k = other_side[-1]
-    return float(depth[k] + (depth[k + 1] - depth[k]) * logs[k] / (logs[k] - logs[k + 1]))
+def beginnings(rows: pd.DataFrame) -> pd.DataFrame:
+    """Decode at the two shallow depths, hybrid and attention of the same blocks, by three kinds of cell.
+
+    Per pair and cell: `kind`, `depth`, `own` and `theirs` (s per step), `ratio` of attention's time over the hybrid's.
+    "ladder": the first rung, in a context with room for the deepest; "alone": a context made for these steps only,
+    several processes a block, after a shared prompt the first cell of notebook 03.
+    """
+    entries = []
+    for (kind, depth), times in _near(rows).items():
+        for hybrid, other in [pair for pair in pairs(rows) if set(pair) <= set(times) and pair[1] == pairs(rows)[0][1]]:
+            own, theirs = (stats.median(times[name].dropna().tolist()) for name in (hybrid, other))
+            entry = {"kind": kind, "depth": depth, "hybrid": hybrid, "other": other, "own": own, "theirs": theirs}
+            entries.append(entry | {"ratio": paired_ratio(times[other], times[hybrid])})
+    return pd.DataFrame(entries, columns=["kind", "depth", "hybrid", "other", "own", "theirs", "ratio"])
 
 
-def _beyond(hybrid: pd.Series, other: pd.Series, deepest: float, knot: float) -> float:
-    """Depth beyond the measured ones from which the hybrid is faster, if both go on by their laws; NaN for none."""
-    own, theirs = growth.continued(hybrid), growth.continued(other, knot)
-    return growth.crossing(lambda x: float(theirs(np.array([x]))[0] - own(np.array([x]))[0]), deepest)
+def kinds_compared(rows: pd.DataFrame) -> stats.Estimate:
+    """How much the kind of cell changes the ratio of the first pair: that of the first rung over that of the last."""
+    (hybrid, other), known = pairs(rows)[0], _near(rows)
+    rung, alone = (known[kind] for kind in (("ladder", 0), list(known)[-1]))
+    values = [paired_ratio(times[other], times[hybrid]).value for times in (rung, alone)]
+    each = pd.concat([times[other] / times[hybrid] for times in (rung, alone)], axis=1).dropna()
+    first, second = (each[name].tolist() for name in each)
+    return stats.ratio(first, second, values[0] / values[1])
+
+
+def _near(rows: pd.DataFrame) -> dict[tuple[str, int], dict[str, pd.Series]]:
+    """Seconds per step by block, model by model, by kind of cell and depth."""
+    known = {("ladder", 0): {model: curve.iloc[0] for model, curve in curves(rows, "decode").items()}}
+    for (model, depth), seconds in _alone(rows).groupby(["model", "n_prompt"])["seconds"]:
+        known.setdefault(("alone", int(depth)), {})[str(model)] = seconds.droplevel(["model", "n_prompt"])
+    return dict(sorted(known.items(), key=lambda item: (item[0][0] != "ladder", item[0][1])))
+
+
+def _alone(rows: pd.DataFrame) -> pd.DataFrame:
+    """Seconds per step of the short decode cells by model, depth and block: the median over a block's processes."""
+    found = usable(rows)
+    found = found[found["workload"] == "decode"]
+    found = found.assign(seconds=found["samples_ns"].map(median_sample) / NS)
+    return found.groupby(["model", "n_prompt", "block"])["seconds"].median().to_frame()
+
+
+def explained(rows: pd.DataFrame) -> pd.DataFrame:
+    """The hybrid with its published window over the same without, per phase and depth: `ratio` of times."""
+    entries = []
+    for phase in PHASES:
+        known = curves(rows, phase)
+        for model in (name for name in known if WITH_WINDOW in name and name.replace(WITH_WINDOW, "") in known):
+            plain = known[model.replace(WITH_WINDOW, "")]
+            for depth in sorted(set(known[model].index) & set(plain.index)):
+                ratio = paired_ratio(known[model].loc[depth], plain.loc[depth])
+                entries.append({"model": model, "phase": phase, "depth": depth, "ratio": ratio})
+    return pd.DataFrame(entries, columns=["model", "phase", "depth", "ratio"])

@@ -14,6 +14,7 @@ from plamo_study.analysis.usable import usable
 
 PLAIN = "off/f16/f16"
 WHOLE = "swa_full"
+LITTLE = 0.01  # nats per token: a change of predictions below it is called little
 SOURCE_PROMPT, SOURCE_OUTPUT, SOURCE_COUNT = 1000, 500, 500_000  # the source's naive loop
 
 
@@ -85,7 +86,8 @@ def _sizes(cells: pd.DataFrame) -> dict[str, float]:
 def drift(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model and kind: `kld` (nats per token) against the plain kind, `same_top`, `ppl_ratio`, `p` that it is 1.
 
-    Intervals over chunks; `p_adjusted` over all lines; `detectable`: smallest ppl_ratio - 1 that would be seen.
+    Intervals over chunks; `p_adjusted` over all lines; `detectable`: smallest ppl_ratio - 1 that would be seen;
+    `p_little`: that the divergence is LITTLE.
     """
     found, entries = rows[(rows["workload"] == "depth") & (rows["text"] != "") & (rows["verdict"] == "valid")], []
     for row in found.drop_duplicates("model", keep="last").itertuples():  # chunks give the interval, not processes
@@ -96,6 +98,7 @@ def drift(rows: pd.DataFrame) -> pd.DataFrame:
             entry |= {k: clustered.ratio_of_sums(row.series[f"{k}/{name}"], tokens) for k in ("kld", "same_top")}
             entry["ppl_ratio"] = clustered.mapped(clustered.ratio_of_sums(more, tokens), lambda x: float(np.exp(x)))
             entry["p"] = clustered.p_value(more / tokens)
+            entry["p_little"] = clustered.p_value(np.asarray(row.series[f"kld/{name}"]) / tokens - LITTLE)
             entry["detectable"] = float(np.expm1(clustered.detectable(more / tokens)))
             entries.append(entry | {"chunks": len(tokens), "n_prompt": row.n_prompt})
     table = pd.DataFrame(entries)
@@ -157,7 +160,9 @@ def loop_prediction(rows: pd.DataFrame, depth_rows: pd.DataFrame, n_prompt: int,
     """Seconds both ways for any prompt and output, from the depth curves: `naive`, `cached` and `times`, per process.
 
     Summed over the texts' lengths; a text counts as if read in whole parts, short ones as slow as their share of one.
+    Only curves of the machine that ran the loop say anything about it.
     """
+    depth_rows = depth_rows[depth_rows["machine"].isin(rows["machine"].unique())]
     reading, writing = (context.curves(depth_rows, phase, index="at") for phase in context.PHASES)
     lengths, entries = n_prompt + np.arange(n_gen), []
     for model in sorted(set(_loops(rows)["model"]) & set(reading)):

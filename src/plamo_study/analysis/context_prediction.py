@@ -53,15 +53,15 @@ def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataF
 def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """What a token of depth adds to a token's time, and the rate at which attention must then run.
 
-    Per model and phase whose law grows: `added` and `allowed` by the nearer ceiling (s per token and token of depth,
-    below a window's end), `rate` (FLOP/s) and its `share` of the matrix ceiling.
+    Per model and phase whose law grows and fits: `added` and `allowed` by the nearer ceiling (s per token and token of
+    depth, below a window's end), `rate` (FLOP/s) and its `share` of the matrix ceiling.
     """
     entries = []
     for law in context.laws(rows, context.knots(models)).to_dict("records"):
         limit = limits(rows, models[law["model"]])
         near, far = (band(models[law["model"]], law["phase"], depth, limit) for depth in (0, PART))
         flops, moved = ((far[name] - near[name]) / PART for name in ("flops", "bytes"))
-        if len(law["coefficients"]) > 1 and law["coefficients"][1].low > 0:
+        if law["fits"] and len(law["coefficients"]) > 1 and law["coefficients"][1].low > 0:
             added: stats.Estimate = law["coefficients"][1]
             rate = added.per(flops)
             entry = {"model": law["model"], "phase": law["phase"], "added": added, "rate": rate}
@@ -87,25 +87,38 @@ def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
 
 
 def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """Per pair of models and phase: who needs less by arithmetic, bytes of a step or FLOPs of a part of a prompt.
+    """Per pair of models and phase: up to where, or from where on, the hybrid needs less by arithmetic.
 
-    `sliding`: against the attention model as it is; `whole`: if all its layers saw everything. `..._first`: whether
-    the hybrid needs less at depth 0; the depth is where that turns, NaN where it never does.
+    `keys`: fewer keys that a token looks at, all layers together; `sliding`: fewer bytes of a step, or FLOPs of a part
+    of a prompt; `whole`: the same if all layers of the attention model saw everything. `..._first`: whether the hybrid
+    needs less right after the first token; the depth is where that turns, NaN where it never does.
     """
     entries = []
     for hybrid, other in context.pairs(rows):
         for phase in context.PHASES:
             entry: dict[str, Any] = {"hybrid": hybrid, "other": other, "phase": phase}
-            for name, model in (("sliding", models[other]), ("whole", without_window(models[other]))):
-                more = partial(_more_work, model, models[hybrid], phase)
-                entry[f"{name}_first"] = first = more(0.0) > 0
-                entry[name] = growth.crossing(partial(_turned, more, -1.0 if first else 1.0), 0.0)
+            own, theirs = models[hybrid], models[other]
+            more = {"keys": partial(_more_keys, theirs, own), "sliding": partial(_more_work, theirs, own, phase)}
+            more["whole"] = partial(_more_work, without_window(theirs), own, phase)
+            for name, difference in more.items():
+                entry[f"{name}_first"] = first = difference(1.0) > 0
+                entry[name] = growth.crossing(partial(_turned, difference, -1.0 if first else 1.0), 1.0)
             entries.append(entry)
     return pd.DataFrame(entries)
 
 
 def _turned(more: Callable[[float], float], sign: float, depth: float) -> float:
     return sign * more(depth)
+
+
+def _more_keys(model: Model, than: Model, depth: float) -> float:
+    return float(cells_kept(model, depth) - cells_kept(than, depth))
+
+
+def keys(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
+    """Per model and depth: `keys` that a new token looks at, summed over the attention layers."""
+    entries = [(name, depth, float(cells_kept(models[name], depth))) for name in names for depth in DEPTHS if depth]
+    return pd.DataFrame(entries, columns=["model", "depth", "keys"])
 
 
 def _more_work(model: Model, than: Model, phase: str, depth: float) -> float:

@@ -5,7 +5,7 @@ weighted by one over the time. Chosen is the simplest law that no other one beat
 criterion. Every process is also fitted by itself, which gives the intervals. It knows neither models nor what is timed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +37,8 @@ class Growth:
     """The law of a curve, its strength, how many processes choose it alone, and its coefficients with intervals.
 
     `coefficients`: seconds, seconds per token of depth, then per token squared, or what the bend adds to the slope.
-    `strength`: how much better its criterion is than that of the best simpler law, NaN for the simplest. `doubling`:
-    the depth at which a time is twice that at 0, NaN where the law never gets there. `worst`: the law's largest
-    relative miss of a median.
+    `strength`: how much better its criterion is than that of the best simpler law, NaN for the simplest. `worst`: the
+    law's largest relative miss of a median.
     """
 
     law: str
@@ -47,7 +46,6 @@ class Growth:
     chosen_by: int
     n: int
     coefficients: tuple[Estimate, ...]
-    doubling: Estimate
     worst: float
 
 
@@ -67,7 +65,6 @@ def growth(curve: pd.DataFrame, knot: float = 0.0) -> Growth:
         chosen_by=chosen.count(law),
         n=len(chosen),
         coefficients=tuple(stats.median([c[k] for c in single]) for k in range(len(TERMS[law]))),
-        doubling=estimate([_doubling(at(law, knot, c)) for c in single]),
         worst=float(off[np.argmax(np.abs(off))]),
     )
 
@@ -113,22 +110,19 @@ def simplest(criteria: dict[str, float]) -> str:
     return min(enough, key=lambda law: (len(TERMS[law]), criteria[law]))
 
 
-def _doubling(law: Function) -> float:
-    begin = float(law(np.array([0.0]))[0])
-    return crossing(lambda x: float(law(np.array([x]))[0]) - 2 * begin, 0.0)
-
-
 def continued(curve: pd.Series, knot: float = 0.0) -> Function:
     """Seconds at any depth: interpolated between measured depths, beyond them by the curve's law, without a jump.
 
-    Before the first measured depth it is the first time. A law that would come down again is not continued: linear is.
+    Before the first measured depth it is the first time. A law that would come down again is not continued: a line is,
+    and where that falls, too, the last time.
     """
     known = curve.dropna()
     depth, seconds = known.index.to_numpy(float), known.to_numpy(float)
     law = best(depth, seconds, knot)
     beyond = at(law, knot, fit(depth, seconds, law, knot))
     if beyond(np.array([FARTHEST]))[0] < seconds[-1]:
-        beyond = at("linear", 0.0, fit(depth, seconds, "linear"))
+        intercept, slope = fit(depth, seconds, "linear")
+        beyond = at("linear", 0.0, np.array([intercept, max(slope, 0.0)]))
     last = float(beyond(depth[-1:])[0])
 
     def time(x: np.ndarray) -> np.ndarray:
@@ -155,10 +149,3 @@ def crossing(difference: Callable[[float], float], start: float, end: float = FA
         if above and not below:
             return float(optimize.brentq(difference, float(before), float(after)))
     return NAN
-
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """Median over processes; NaN where a process has no value, for then there is nothing that all of them say."""
-    if not len(values) or np.isnan(values).any():
-        return Estimate(NAN, NAN, NAN, len(values))
-    return stats.median(values)

@@ -8,6 +8,7 @@ LEAST_BLOCKS = 2
 CELL = ["machine", "build", "engine", "model", "scale", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy",
         "n_threads", "use_mmap", "cold", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers",
         "label", "size", "repetitions"]  # fmt: skip
+TIMED = ("prefill", "decode", "depth", "naive", "read", "matmul")  # workloads whose samples are published as speeds
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 
 
@@ -39,6 +40,14 @@ def disturbed_cells(rows: pd.DataFrame) -> tuple[int, int]:
     used = usable(rows)
     cells = _cells(used)
     return cells[marked(used)].nunique(), cells.nunique()
+
+
+def processes(rows: pd.DataFrame) -> tuple[int, int]:
+    """Fewest and most processes that a time of these rows rests on; (0, 0) where nothing is timed."""
+    used = usable(rows)
+    used = used[used["workload"].isin(TIMED) & (used["text"] == "")]
+    counts = _cells(used).value_counts()
+    return (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
 
 
 def _cells(rows: pd.DataFrame) -> pd.Series:

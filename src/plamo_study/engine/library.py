@@ -81,6 +81,11 @@ def _own_words() -> dict[str, Any]:
     return tomllib.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
 
 
+def window() -> int:
+    """The attention window in tokens that this build gives PLaMo 2, 0 for none, as in the released engine."""
+    return int(_own_words().get("window", 0))
+
+
 @contextmanager
 def native_time() -> Iterator[list[int]]:
     """Time spent inside llama_decode and llama_synchronize, in nanoseconds, as the one element of a list."""

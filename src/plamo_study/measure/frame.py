@@ -16,6 +16,7 @@ CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("tim
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "checks", "series"]  # fmt: skip
+WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
 
 def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame:
@@ -25,13 +26,14 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     `waited`: the CPUs' worth of time that the worker waited for one, both NaN for rows without evidence. `mhz`: the
     clock of the slowest CPU at the end, NaN where the system tells none.
 
-    `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star.
+    `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star, and one
+    that a build gives a window with that.
     """
     rows = list(rows)
     gates, drift, disturbed = _gates(rows), drift_by_block(rows), watch.disturbed(rows)
     table = {name: [getattr(row.cell, name) for row in rows] for name in CELL_FIELDS}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
-    table["model"] = [starred(known[row.model]) if row.model else "" for row in rows]
+    table["model"] = [starred(computed(known[row.model], known[row.engine])) if row.model else "" for row in rows]
     table["build"] = [build_name(known[row.engine]) for row in rows]
     table["verdict"] = [_verdict(row, gates) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
@@ -47,9 +49,21 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
 
 def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
     """Facts by id, and models also by the name frames give them (the last one of each name)."""
-    found = {record.id: record for record in records if isinstance(record, Fact)}
-    named = {starred(fact.data): fact.data for fact in found.values() if fact.what == "model"}
-    return {key: fact.data for key, fact in found.items()} | named
+    records = list(records)
+    found = {record.id: record.data for record in records if isinstance(record, Fact)}
+    pairs = dict.fromkeys((row.model, row.engine) for row in records if isinstance(row, Row) and row.model)
+    models = [computed(found[model], found[engine]) for model, engine in pairs]
+    models += [record.data for record in records if isinstance(record, Fact) and record.what == "model"]
+    return found | {starred(model): model for model in models}
+
+
+def computed(model: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
+    """A model as a build computes it: one of PLaMo 2 has a window where the build's `window` (tokens) gives it one."""
+    window, shape = engine.get("window", 0), model.get("shape", {})
+    if not window or shape.get("arch") != "plamo2":
+        return model
+    slides = {"window": window, "window_pattern": shape["layers"] + 1}  # no layer is left that sees everything
+    return model | {"name": model["name"] + WITH_WINDOW, "shape": shape | slides}
 
 
 def starred(model: dict[str, Any]) -> str:

@@ -13,7 +13,11 @@ from plamo_study.measure.rows import Cell
 
 DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
 LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
-WALKED = 2048  # tokens really computed, to hold filled memories against
+WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens really computed, past every window
+NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where notebook 03 decodes
+NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block: one process varies by 7 % of itself
+PATIENCE = 5  # times the usual limit, for an oracle that reads so many tokens
+PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
 COMPARED = {"mini": 4096, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
@@ -25,12 +29,27 @@ MOST_TOKENS = 131072
 
 
 def context(scale: str, gpu: bool = False) -> Plan:
-    """Prefill and decode at depths from nothing to DEEPEST, and walks of the first tokens to check the filling by."""
+    """Prefill and decode at depths from nothing to DEEPEST, and walks of the first tokens to check the filling by.
+
+    Other builds measure the hybrid's ladder and walk: that of the name `window` gives its attention the published one.
+    """
     base, models = _base(scale, gpu)
-    reached = (DEEPEST[scale], DEEPEST[scale], LARGER[scale])
-    cells = [plan.change(base, model=model, n_prompt=deepest) for model, deepest in zip(models, reached, strict=False)]
-    cells += [plan.change(base, model=model, n_prompt=WALKED, label=depth.WALK) for model in models[:2]]
-    return _planned("05-context", scale, (*cells, *plan.ceilings(scale, gpu, plan.thread_counts()[:1])))
+    reached = zip(models, (DEEPEST[scale], DEEPEST[scale], LARGER[scale]), strict=False)
+    ladders = [plan.change(base, model=model, n_prompt=deepest) for model, deepest in reached]
+    walks = [plan.change(base, model=model, n_prompt=WALKED[scale], label=depth.WALK) for model in models[:2]]
+    cells = (*ladders, *walks, *_near(base, models[:2]), *plan.ceilings(scale, gpu, plan.thread_counts()[:1]))
+    return replace(_planned("05-context", scale, cells), compared=(ladders[0], walks[0]))
+
+
+def _near(base: Cell, models: tuple[str, ...]) -> list[Cell]:
+    """Decode with nothing behind it and, as the first cell of notebook 03, after a short prompt."""
+    base = plan.change(base, workload="decode", n_gen=plan.STEPS, flash_attn="auto", repetitions=1)
+    return [
+        plan.change(base, model=model, n_prompt=n, policy="shared" if n else "per_sequence", seed=seed)
+        for model in models
+        for n in NEAR
+        for seed in range(NEAR_PROCESSES[base.scale])
+    ]
 
 
 def memory(scale: str, gpu: bool = False) -> Plan:
@@ -64,6 +83,22 @@ def drift(scale: str, gpu: bool = False) -> Plan:
     base = plan.change(base, n_prompt=CHUNK, n_gen=0, n_chunks=CHUNKS, text=TEXT, text_sha256=texts.sha256(text))
     cells = [plan.change(base, model=model, candidates=CANDIDATES, repetitions=1) for model in MODELS]
     return replace(_planned("05-drift", scale, tuple(cells)), blocks=1, extra_blocks=0)
+
+
+def window(scale: str, gpu: bool = False) -> Plan:
+    """The oracle on the embedded hybrid past the window that another build gives it; one process, on the CPU.
+
+    Without the rounding of the cache, which over so many keys is as large as what a window changes.
+    """
+    if scale != "mini":
+        raise StudyError(f"scale {scale!r}", "the oracle reads so long a text at mini only", "choose --scale mini")
+    base, _ = _base(scale, gpu=False)
+    exact = {"n_prompt": PAST_WINDOW, "n_threads": 1, "type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+    cell = plan.change(base, workload="decode", repetitions=1, **exact)
+    planned = _planned("05-window", scale, (cell,))
+    gates = tuple(plan.change(gate, **exact) for gate in planned.gates)
+    planned = replace(planned, gates=gates, compared=(cell,), blocks=1, extra_blocks=0)
+    return replace(planned, time_limit_s=PATIENCE * planned.time_limit_s)
 
 
 def _base(scale: str, gpu: bool) -> tuple[Cell, tuple[str, ...]]:

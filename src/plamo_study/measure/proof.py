@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.limits import LAW_TOLERANCE
 from plamo_study.measure.rows import Cell, Measured
@@ -78,10 +79,15 @@ def _types(dtype: str) -> tuple[str, ...]:
 
 
 def gate(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
-    """Engine against the NumPy oracle at every position: one prefill, then half a prefill continued step by step."""
+    """Engine against the NumPy oracle at every position: one prefill, then half a prefill continued step by step.
+
+    A build with a window is held against the oracle with that window; how far it is from one without it is told beside
+    it, for the reader to see that the check would find a window that is not there.
+    """
     tokens = draws[0][0][: cell.n_prompt]
     half = len(tokens) // 2
-    expected = Oracle(path, round_activations=True).logits(tokens)
+    window = library.window()
+    expected = Oracle(path, round_activations=True, window=window).logits(tokens)
     session.clear()
     whole = session.prefill({0: tokens}, every=True)[0]
     session.clear()
@@ -96,6 +102,9 @@ def gate(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Meas
     checks: dict[str, float | bool] = {f"{name}_error": v.max_relative_error for name, v in verdicts.items()}
     checks |= {f"{name}_top1_checked": v.top1_checked for name, v in verdicts.items()}
     checks |= {f"{name}_agrees": v.ok for name, v in verdicts.items()}
+    if 0 < window < len(tokens):
+        others = Oracle(path, round_activations=True).logits(tokens)
+        checks["without_window"] = agreement(whole, others, tolerance(cell)).max_relative_error
     greedy = _greedy(session, cell.n_gen)
     checks["greedy_distinct"] = len(set(greedy))
     checks["degenerate_loop"] = len(set(greedy[-LOOP_TOKENS:])) <= 2

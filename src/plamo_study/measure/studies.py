@@ -31,9 +31,10 @@ STUDIES: dict[str, Callable[..., Plan]] = {
     "05-memory": plan_context.memory,
     "05-naive": plan_context.naive,
     "05-drift": plan_context.drift,
+    "05-window": plan_context.window,
 }
-AT_MINI = {"03-batching-law", "05-drift"}  # held against the embedded models whatever scale is asked for
-ASIDE = {"04-modes", "04-controlled"}  # experiments that a notebook shows as recorded and never measures live
+AT_MINI = {"03-batching-law", "05-drift", "05-window"}  # held against the embedded models whatever scale is asked for
+ASIDE = {"04-modes", "04-controlled", "05-window"}  # shown as recorded, never measured by a live notebook
 NO_QUALITY_IN = "shape"  # random weights: these studies are then shown at mini
 OF_WEIGHTS = {"04-quality", "04-scan", "04-ranges"}
 

@@ -26,6 +26,9 @@ class Oracle:
     matrix product to the type of the weights. `round_activations` does the same,
     which tells that rounding from a wrong computation; logits are then this backend's, not the model's.
 
+    llama.cpp applies no window to PLaMo 2, though its configurations publish one. `window` (tokens, 0 for none) is that
+    of a build that does; PLaMo 3 has its own in the file.
+
     Raises
     ------
     StudyError
@@ -33,8 +36,8 @@ class Oracle:
 
     """
 
-    def __init__(self, path: Path | str, round_activations: bool = False):
-        self._weights = Weights(path, round_activations)
+    def __init__(self, path: Path | str, round_activations: bool = False, window: int = 0):
+        self._weights, self._window = Weights(path, round_activations), window
         self.arch = str(self._weights.value("general.architecture"))
         if self.arch not in ARCHITECTURES:
             raise StudyError(
@@ -104,7 +107,9 @@ class Oracle:
 
     def _reach(self, layer: int) -> tuple[int | None, float]:
         """Window in tokens (None: the whole text) and rotary base of an attention layer."""
-        window = int(self._value("attention.sliding_window", 0)) if self.arch == "plamo3" else 0
+        if self.arch == "plamo2":
+            return self._window or None, self._theta
+        window = int(self._value("attention.sliding_window", 0))
         if window == 0 or not self._slides(layer):
             return None, self._theta
         return window, float(self._value("rope.freq_base_swa", SLIDING_THETA))

@@ -8,76 +8,140 @@ from IPython.display import Markdown
 from plamo_study.analysis import context as study
 from plamo_study.analysis import context_prediction as arithmetic
 from plamo_study.analysis import growth
-from plamo_study.analysis.context_claims import of_depth
+from plamo_study.analysis.context_claims import ALIKE, of_depth
 from plamo_study.analysis.stats import Estimate
+from plamo_study.measure import plan
 from plamo_study.measure.collect import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import condition, escaped
+from plamo_study.present.sentences import quotient
 from plamo_study.present.tables import Columns, Table, noise, significant, table
 
 ANSWER = 256  # output tokens of the request that the first paragraph speaks of
+VERBS = {"prefill": "reads", "decode": "writes"}
+LAST_NEAR = ("alone", plan.DEPTH)  # the kind and depth of notebook 03's first cell
+CELLS = {"ladder": "this notebook's first rung", "alone": "a context for these steps alone"}
 
 
 def finding(recording: Recording) -> Markdown:
-    """The study in one paragraph: number, unit, interval, condition, verdicts."""
-    rates, taken = study.rates(recording.rows), study.takeover(recording.rows, study.knots(recording.facts))
-    parts = []
-    for model in dict.fromkeys(rates["model"]):
-        last = rates[rates["model"] == model].groupby("phase").last()
-        depth = last["depth"].max()
-        kept = f"{last.loc['prefill', 'share']:.0%} of its prefill rate and {last.loc['decode', 'share']:.0%}"
-        at = taken[(taken["model"] == model) & (taken["n_out"] == ANSWER)].iloc[0]
-        parts.append(
-            f"**{escaped(str(model))} keeps {kept} of its decode rate at {depth:,} tokens**; "
-            f"with {ANSWER} output tokens prefill takes over a request at {_tokens(at)} tokens of context"
+    """The study in one paragraph, what surprises first: who falls behind at length, why, and what a window changes."""
+    found = of_first_pair(study.overtaking(recording.rows))
+    sentences = [headline(recording, found), _foretold(recording), *(_faster(row) for row in found.to_dict("records"))]
+    sentences.append(_kept(recording, str(found["hybrid"].iloc[0])))
+    said = evidence.disturbed(recording.rows) + " ".join(sentences)
+    return Markdown(said + f" Condition: {condition(recording)}")
+
+
+def of_first_pair(found: pd.DataFrame) -> pd.DataFrame:
+    """The comparisons with the first attention model: that of equal bytes, where it is there."""
+    return found[found["other"] == found["other"].iloc[0]]
+
+
+def headline(recording: Recording, found: pd.DataFrame) -> str:
+    """Whether the window that llama.cpp leaves out is why the hybrid falls behind; `found` is of one pair."""
+    behind = found["outcome"].str.contains("overtaken|slower")
+    windowed = found["hybrid"].str.contains(study.WITH_WINDOW)
+    hybrid, other = (escaped(str(found[name].iloc[0])) for name in ("hybrid", "other"))
+    lost, still = (list(found[behind & kind]["phase"]) for kind in (~windowed, windowed))
+    if not windowed.any():
+        return (
+            f"**llama.cpp gives {hybrid} no attention window, though its publisher does**; what that costs is measured "
+            "where the engine build `window` runs in the same blocks, and here it did not."
         )
-    sentences = [*parts, *overtaken(recording, of_first=True)]
-    said = evidence.disturbed(recording.rows) + ". ".join(sentences)
-    return Markdown(said + f". Condition: {condition(recording)}")
+    n = int(recording.facts[str(found[windowed]["hybrid"].iloc[0])]["shape"]["window"])
+    left_out = f"llama.cpp leaves out the window of {n:,} tokens that its publisher gives its attention layers"
+    if lost and not still:
+        return f"**{hybrid} falls behind {other} at length because of the engine, not the architecture**: {left_out}."
+    if lost and len(still) < len(lost):
+        return (
+            f"**{hybrid} falls behind {other} at length, in part because of the engine**: {left_out}; with it, it "
+            f"falls behind only where it {VERBS[still[0]]}."
+        )
+    if lost:
+        return (
+            f"**{hybrid} falls behind {other} at length with its window and without**: {left_out}, and that alone "
+            "does not explain it."
+        )
+    return f"**{hybrid} is nowhere shown to fall behind {other}**, though {left_out}."
 
 
-def overtaken(recording: Recording, of_first: bool = False) -> list[str]:
-    """Who is faster at depth, one sentence a phase and pair; or of the first pair only, of equal bytes if there."""
-    sentences = []
-    found = study.overtaking(recording.rows, study.knots(recording.facts))
-    found = found[found["other"] == found["other"].iloc[0]] if of_first else found
-    for row in found.to_dict("records"):
-        pair = f"{row['phase'].capitalize()}, {escaped(row['hybrid'])} against {escaped(row['other'])}"
-        sentences.append(f"{pair}: the hybrid {said(row)}")
-    return sentences
+def _faster(row: dict[str, Any]) -> str:
+    times, rates = quotient(row["last"], row["own"], row["theirs"], "tokens per second")
+    how = "With the window" if study.WITH_WINDOW in row["hybrid"] else "As released"
+    return (
+        f"{how} it {VERBS[row['phase']]} {times} as fast as {escaped(row['other'])} at {row['deepest']:,} tokens "
+        f"{rates}: it {said(row)}."
+    )
+
+
+def _foretold(recording: Recording) -> str:
+    """What the number of keys that a token looks at predicts of who falls behind, for each hybrid."""
+    data = of_first_pair(arithmetic.meeting_points(recording.rows, recording.facts)).drop_duplicates("hybrid")
+    said = [
+        f"{'with it' if study.WITH_WINDOW in row['hybrid'] else 'without the window'} "
+        f"{_met(row['keys'], row['keys_first'])}"
+        for row in data.to_dict("records")
+    ]
+    return f"By arithmetic a token of the hybrid looks at fewer keys than one of attention {', '.join(said)}."
+
+
+def _kept(recording: Recording, model: str) -> str:
+    rates, taken = study.rates(recording.rows), study.takeover(recording.rows, study.knots(recording.facts))
+    last = rates[rates["model"] == model].groupby("phase").last()
+    at = taken[(taken["model"] == model) & (taken["n_out"] == ANSWER)].iloc[0]
+    return (
+        f"At {last['depth'].max():,} tokens {escaped(model)} keeps {last.loc['prefill', 'share']:.0%} of the speed at "
+        f"which it reads into an empty context, and {last.loc['decode', 'share']:.0%} of that at which it writes. "
+        f"Before an answer of {ANSWER} tokens its reading takes longer than its writing from {_tokens(at)} tokens of "
+        "context on."
+    )
+
+
+def overtaken(recording: Recording) -> list[str]:
+    """Who is faster at depth, a sentence for each phase and each hybrid of the first pair."""
+    return [
+        f"{row['phase'].capitalize()}, {escaped(row['hybrid'])} against {escaped(row['other'])}: the hybrid {said(row)}"
+        for row in of_first_pair(study.overtaking(recording.rows)).to_dict("records")
+    ]
 
 
 def said(row: dict[str, Any]) -> str:
     """An outcome of `context.overtaking` in words."""
-    at = f"{significant(2)(row['depth'])} tokens" if row["depth"].value == row["depth"].value else ""
-    deepest, last = f"{row['deepest']:,} tokens", f"{row['last']:.2f} times its speed at the deepest"
+    at, deepest = depth(row["depth"]), f"{row['deepest']:,} tokens"
     words = {
-        "faster throughout": f"is faster at every depth to {deepest} ({last})",
-        "faster in the end": f"is faster at {deepest} ({last}) and at no depth shown to be slower",
-        "slower throughout": f"is slower at every depth to {deepest} ({last}) and, by the fitted laws, beyond",
-        "slower in the end": f"is slower at {deepest} ({last}) and, by the laws, beyond; nowhere is it shown faster",
-        "slower, overtaking by its law": f"is slower at {deepest} ({last}); its law overtakes at {at} (extrapolated)",
-        "overtakes": f"overtakes at {at} ({last})",
-        "overtakes again": f"begins faster, falls behind and overtakes at {at} ({last})",
-        "is overtaken": f"is overtaken at {at} ({last})",
-        "is overtaken again": f"begins slower, gets ahead and is overtaken at {at} ({last})",
-        "inconclusive": f"and the other are not told apart at {deepest} ({last}): inconclusive",
+        "faster throughout": "is faster at every depth measured",
+        "faster in the end": f"is faster at {deepest} and at no depth shown to be slower",
+        "slower throughout": "is slower at every depth measured",
+        "slower in the end": f"is slower at {deepest} and at no depth shown to be faster",
+        "overtakes": f"is slower at first and overtakes at {at}",
+        "overtakes again": f"is faster at first, falls behind, and overtakes at {at}",
+        "is overtaken": f"is faster at first and is overtaken at {at}",
+        "is overtaken again": f"is slower at first, gets ahead, and is overtaken at {at}",
+        "inconclusive": f"cannot be told from the other at {deepest}: inconclusive",
     }
     return words[row["outcome"]]
 
 
+def depth(at: Estimate) -> str:
+    """A depth with its interval, whose bounds may lie outside what was measured."""
+    if at.value != at.value:
+        return "no depth"
+    middle, bounds = f"{at.value:,.0f} tokens", f"{at:,.0f}".partition(" ")[2]
+    return f"{middle} {bounds.replace('-inf', 'the beginning').replace('inf', 'beyond the deepest')}"
+
+
 def _tokens(row: Any) -> str:
-    found: Estimate = row["tokens"]
-    if found.value != found.value:
+    tokens: Estimate = row["tokens"]
+    if tokens.value != tokens.value:
         return "no number of"
-    return f"{significant(2)(found)}" + (" (extrapolated)" if row["extrapolated"] else "")
+    return f"{significant(2)(tokens)}" + (" (extrapolated)" if row["extrapolated"] else "")
 
 
 def guess(recording: Recording, guessed: float) -> Markdown:
-    """The reader's guess beside how much longer a step of the first model takes at the deepest."""
-    rates = study.rates(recording.rows)
-    share: Estimate = rates[rates["phase"] == "prefill"]["share"].groupby(rates["model"]).last().iloc[0]
-    return evidence.guessed(guessed, share.per(1.0))
+    """The reader's guess beside how much longer the hybrid takes to read a token at the deepest than at the start."""
+    data, hybrid = study.doubling(recording.rows), study.pairs(recording.rows)[0][0]
+    last = data[(data["model"] == hybrid) & (data["phase"] == "prefill")]["last"].iloc[0]
+    return evidence.guessed(guessed, last)
 
 
 def rates(recording: Recording) -> Table:
@@ -95,7 +159,6 @@ def rates(recording: Recording) -> Table:
         "share_decode": ("of that at 0 ", ".0%"),
         "ratio": ("prefill / decode", ".2f"),
         "noise_decode": ("variation of decode", noise),
-        "n_decode": ("processes", ""),
     }
     return table(wide.join(ratios).reset_index(), columns)
 
@@ -119,16 +182,21 @@ def prediction(recording: Recording) -> Table:
 
 
 def meeting_points(recording: Recording) -> Table:
-    """Where arithmetic lets the hybrid overtake, with the sliding window and without."""
+    """Where the hybrid should be overtaken, by the keys a token looks at and by all its work; and where it was."""
     data = arithmetic.meeting_points(recording.rows, recording.facts)
-    for name in ("sliding", "whole"):
+    measured = study.overtaking(recording.rows)
+    data = data.merge(measured[["hybrid", "other", "phase", "outcome", "depth", "deepest"]])
+    for name in ("keys", "sliding", "whole"):
         data[name] = [_met(row[name], row[f"{name}_first"]) for row in data.to_dict("records")]
+    data["measured"] = [said(row) for row in data.to_dict("records")]
     columns: Columns = {
-        "phase": ("phase", ""),
         "hybrid": ("hybrid", ""),
         "other": ("attention", ""),
-        "sliding": ("the hybrid needs less (tokens), sliding window", ""),
-        "whole": ("if every layer saw everything", ""),
+        "phase": ("phase", ""),
+        "keys": ("the hybrid looks at fewer keys", ""),
+        "sliding": ("it needs less work", ""),
+        "whole": ("less work, if attention had no window", ""),
+        "measured": ("measured: the hybrid", ""),
     }
     return table(data, columns)
 
@@ -137,6 +205,75 @@ def _met(depth: float, first: bool) -> str:
     if depth != depth:
         return "at every depth" if first else "at no depth"
     return f"up to {depth:,.0f}" if first else f"from {depth:,.0f} on"
+
+
+def beginnings(recording: Recording) -> Table:
+    """Decode near the beginning by kind of cell: why two notebooks printed two ratios."""
+    data = study.beginnings(recording.rows)
+    columns: Columns = {
+        "kind": ("measured in", CELLS.__getitem__),
+        "depth": ("depth", ""),
+        "hybrid": ("hybrid", ""),
+        "own": ("ms per step", significant(3, 1e3)),
+        "other": ("attention", ""),
+        "theirs": ("ms per step ", significant(3, 1e3)),
+        "ratio": ("attention's time / hybrid's", ".2f"),
+    }
+    return table(data, columns)
+
+
+def near(recording: Recording) -> Markdown:
+    """Whether kind of cell or machine is why two notebooks printed two ratios for a decode step near the beginning."""
+    data = study.beginnings(recording.rows)
+    first = data[data["hybrid"] == data["hybrid"].iloc[0]]
+    rung, cell = (first[(first["kind"] == kind) & (first["depth"] == at)] for kind, at in (("ladder", 0), LAST_NEAR))
+    if not len(rung) or not len(cell):
+        return Markdown("Only one of the two kinds of cell was measured here.")
+    change: Estimate = study.kinds_compared(recording.rows)
+    held = change.within(1 / (1 + ALIKE), 1 + ALIKE)
+    why = {
+        "holds": f"alike within {ALIKE:.0%}: the kind of cell does not matter, so what the notebooks disagreed on is "
+        "the machine",
+        "does not hold": "not alike: the kind of cell matters, and a ratio near the beginning must name it",
+        "inconclusive": f"neither shown to be alike within {ALIKE:.0%} nor to differ: inconclusive",
+    }
+    return Markdown(
+        f"Attention takes {rung['ratio'].iloc[0]:.2f} times the hybrid's time on the first rung and "
+        f"{cell['ratio'].iloc[0]:.2f} times in notebook 03's cell. The first over the second is {change:.2f}: "
+        f"{why[held]}."
+    )
+
+
+def past_window(recording: Recording) -> Table:
+    """The oracle's verdict on texts longer than the window, by build; and what a missing window would have shown."""
+    rows = recording.rows[recording.rows["workload"] == "gate"]
+    entries = [
+        {"model": row.model, "tokens": row.n_prompt, "verdict": row.verdict}
+        | {name: row.checks.get(name, float("nan")) for name in ("prefill_error", "decode_error", "without_window")}
+        for row in rows.itertuples()
+    ]
+    columns: Columns = {
+        "model": ("model", ""),
+        "tokens": ("tokens", ",d"),
+        "prefill_error": ("error of one call", ".1e"),
+        "decode_error": ("error of single steps", ".1e"),
+        "verdict": ("verdict", ""),
+        "without_window": ("error against an oracle without the window", ".1e"),
+    }
+    return table(pd.DataFrame(entries), columns)
+
+
+def explained(recording: Recording) -> Table:
+    """What the published window changes in the hybrid's times, by depth."""
+    wide = study.explained(recording.rows).pivot_table(index=["model", "depth"], columns="phase", values="ratio",
+                                                       aggfunc="first").reset_index()  # fmt: skip
+    columns: Columns = {
+        "model": ("model", ""),
+        "depth": ("depth", ",d"),
+        "prefill": ("prefill: time with window / without", ".2f"),
+        "decode": ("decode: time with window / without", ".2f"),
+    }
+    return table(wide, columns)
 
 
 def against_prediction(recording: Recording) -> Table:
@@ -183,6 +320,7 @@ def laws(recording: Recording) -> Table:
     data = study.laws(recording.rows, study.knots(recording.facts))
     data["formula"] = [_formula(law, c) for law, c in zip(data["law"], data["coefficients"], strict=True)]
     data["alone"] = [f"{r['chosen_by']} of {r['n']}" for r in data.to_dict("records")]
+    data["used"] = ["yes" if fits else "no" for fits in data["fits"]]
     columns: Columns = {
         "model": ("model", ""),
         "phase": ("time per token of", ""),
@@ -190,15 +328,27 @@ def laws(recording: Recording) -> Table:
         "strength": ("beats simpler laws by (BIC)", ".1f"),
         "alone": ("processes that choose it alone", ""),
         "formula": ("ms; ms per 1,000 tokens; added per square, or by the bend", ""),
-        "doubling": ("twice the time at", doubled),
         "worst": ("largest miss of the law", "+.1%"),
+        "used": ("fits well enough to be used", ""),
     }
     return table(data, columns)
 
 
-def doubled(depth: Estimate) -> str:
-    """A depth that a law may not reach."""
-    return "no depth" if depth.value != depth.value else f"a depth of {significant(2)(depth)} tokens"
+def doubling(recording: Recording) -> Table:
+    """How much longer a token takes at the deepest, and where it takes twice as long as at the beginning."""
+    data = study.doubling(recording.rows)
+    columns: Columns = {
+        "model": ("model", ""),
+        "phase": ("phase", ""),
+        "deepest": ("deepest (tokens)", ",d"),
+        "last": ("a token there takes, times that at 0", ".2f"),
+        "depth": ("twice as long at", _doubled),
+    }
+    return table(data, columns)
+
+
+def _doubled(at: Estimate) -> str:
+    return depth(at) if at.value == at.value else "beyond the deepest measured"
 
 
 def _formula(law: str, coefficients: tuple[Estimate, ...]) -> str:
@@ -229,23 +379,20 @@ def compared(recording: Recording) -> Table:
 
 def checked_claims(recording: Recording) -> Table:
     """Every claim on depth with its estimate, its threshold and its verdict."""
-    return evidence.claims(of_depth(recording.rows, recording.facts))
+    return evidence.claims(of_depth(recording.rows))
 
 
 def takeaway(recording: Recording) -> Markdown:
-    """One sentence a model with its laws, who overtakes whom, then the claims that did not hold."""
-    found = study.laws(recording.rows, study.knots(recording.facts)).set_index(["model", "phase"])
-    lines = []
-    for model in dict.fromkeys(found.index.get_level_values("model")):
-        told = [_law(str(phase), found.loc[(model, phase)]) for phase in study.PHASES if (model, phase) in found.index]
-        lines.append(f"- **{escaped(str(model))}**: {'; '.join(told)}.")
-    lines += [f"- {sentence}." for sentence in overtaken(recording)]
-    checked = of_depth(recording.rows, recording.facts)
+    """Who overtakes whom, what a token costs at the deepest, then the claims that did not hold."""
+    lines = [f"- {sentence}." for sentence in overtaken(recording)]
+    for model, group in study.doubling(recording.rows).groupby("model", sort=False):
+        times = {row["phase"]: row for row in group.to_dict("records")}
+        read, written = (f"{times[phase]['last']:.2f}" for phase in study.PHASES)
+        lines.append(
+            f"- **{escaped(str(model))}**: at {times['decode']['deepest']:,} tokens a token takes {read} times as long "
+            f"to read, and {written} times as long to write, as at the beginning."
+        )
+    checked = of_depth(recording.rows)
     open_claims = checked[checked["verdict"] != "holds"]
     lines += [f"- {r['verdict']}: {r['claim']} ({escaped(r['model'])})" for r in open_claims.to_dict("records")]
     return Markdown("\n".join(lines))
-
-
-def _law(phase: str, law: pd.Series) -> str:
-    agreed, twice = f"{law['chosen_by']} of {law['n']} processes alone say so", doubled(law["doubling"])
-    return f"the time of a token of {phase} is {law['law']} in depth ({agreed}), doubled at {twice}"

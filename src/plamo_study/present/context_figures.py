@@ -67,18 +67,30 @@ def kept(data: pd.DataFrame, title: str) -> Chart:
 
 
 def compared(data: pd.DataFrame, title: str) -> Chart:
-    """Attention's time over the hybrid's against depth; above the dashed line the hybrid is the faster one."""
-    tidy = spread(data[["phase", "other", "depth", "ratio"]], "ratio")
-    tidy["what"] = tidy["phase"] + ", against " + tidy["other"]
+    """The first attention model's time over the hybrid's, a panel a phase; above the line the hybrid is the faster."""
+    tidy = spread(data[data["other"] == data["other"].iloc[0]], "ratio").drop(columns="ratio", errors="ignore")
     y = alt.Y("value:Q", title="Attention's time / hybrid's", scale=alt.Scale(zero=False))
-    base = alt.Chart(tidy).encode(x=_depth(tidy), color=_colour("what", tidy))
+    base = alt.Chart().encode(x=_depth(tidy), color=_colour("hybrid", tidy))
     layers = [
-        alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(strokeDash=[4, 4]).encode(y="y:Q"),
+        alt.Chart().mark_rule(strokeDash=[4, 4]).encode(y=alt.datum(1.0)),
         base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Attention's time / hybrid's"), y2="high:Q"),
         base.mark_line().encode(y=y),
-        base.mark_point().encode(y=y, shape=_shape("what", tidy), tooltip=_tips("what", "depth")),
+        base.mark_point().encode(y=y, shape=_shape("hybrid", tidy), tooltip=_tips("hybrid", "depth")),
     ]
-    return alt.layer(*layers).properties(title=title, description=f"{title}. {_ends(tidy, ['what'], 'times')}.")
+    chart = alt.layer(*layers, data=tidy).properties(width=250, height=260)
+    facets = chart.facet(column=alt.Column("phase:N", title=None, sort=PHASES))
+    words = f"{title}. Above the dashed line the hybrid is the faster one. {_ends(tidy, ['phase', 'hybrid'], 'times')}."
+    return facets.properties(title=title, description=words)
+
+
+def keys(data: pd.DataFrame, title: str) -> Chart:
+    """Keys that a new token looks at, all layers together, against depth."""
+    log = alt.Scale(type="log", nice=False)
+    x = alt.X("depth:Q", title="Depth (tokens, log)", scale=log, axis=alt.Axis(format=",d", tickCount=4))
+    y = alt.Y("keys:Q", title="Keys looked at (log)", scale=alt.Scale(type="log"), axis=alt.Axis(format="~s"))
+    lines = alt.Chart(data).mark_line(point=True).encode(x=x, y=y, color=_colour("model", data))
+    words = _ends(data.rename(columns={"keys": "value"}), ["model"], "keys")
+    return alt.layer(lines).properties(title=title, description=f"{title}. {words}.")
 
 
 def takeover(data: pd.DataFrame, title: str) -> Chart:

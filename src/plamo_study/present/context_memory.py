@@ -5,7 +5,7 @@ from IPython.display import Markdown
 
 from plamo_study.analysis import context_memory as study
 from plamo_study.analysis import context_prediction as arithmetic
-from plamo_study.analysis.context_claims import of_loop, of_memory
+from plamo_study.analysis.context_claims import of_caches
 from plamo_study.measure.collect import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import escaped
@@ -27,7 +27,6 @@ def kinds(recording: Recording) -> Table:
         "decode_gain": ("decode, times off/f16/f16", ".2f"),
         "prefill": ("prefill (ms per token)", significant(3, 1e3)),
         "decode": ("decode (ms per token)", significant(3, 1e3)),
-        "n": ("processes", ""),
     }
     return table(_kept(data), columns)
 
@@ -45,19 +44,20 @@ def sizes(recording: Recording) -> Table:
     ]
     for name in ("kv", "state", "scores"):
         data[f"{name}_predicted"] = [entry[name] for entry in predicted]
+    shown = significant(3, MIB)
+    both = [f"{shown(r['state_predicted'])} / {shown(r['state'])}" for r in data.to_dict("records")]
+    data["kind"] += [", everything kept" if whole else "" for whole in data["whole"]]
     columns: Columns = {
         "model": ("model", ""),
-        "kept": ("sliding layers keep", ""),
         "kind": ("flash / K / V", ""),
         "kv_predicted": ("keys and values, predicted (MiB)", significant(3, MIB)),
         "kv": ("reserved (MiB)", significant(3, MIB)),
-        "state_predicted": ("state, predicted (MiB)", significant(3, MIB)),
-        "state": ("reserved (MiB) ", significant(3, MIB)),
+        "states": ("state, predicted / reserved (MiB)", ""),
         "scores_predicted": ("scores, predicted (MiB)", significant(3, MIB)),
         "compute": ("all work buffers (MiB)", significant(3, MIB)),
         "rss": ("resident in all (MiB)", significant(3, MIB)),
     }
-    return table(_kept(data), columns)
+    return table(data.assign(states=both), columns)
 
 
 def window(recording: Recording) -> Table:
@@ -115,7 +115,6 @@ def loop(recording: Recording) -> Table:
         "naive": ("seconds without", significant(3)),
         "cached": ("with ", significant(3)),
         "times": ("times as long", ".1f"),
-        "n": ("processes", ""),
     }
     return table(study.loop_totals(recording.rows), columns)
 
@@ -142,5 +141,4 @@ def source_loop(recording: Recording, depths: Recording) -> Markdown:
 
 def checked_claims(recording: Recording, drifted: Recording, looped: Recording, depths: Recording) -> Table:
     """Every claim on caches with its estimate, its threshold and its verdict."""
-    found = [of_memory(recording.rows, drifted.rows), of_loop(looped.rows, depths.rows)]
-    return evidence.claims(pd.concat(found, ignore_index=True))
+    return evidence.claims(of_caches(recording.rows, drifted.rows, looped.rows, depths.rows))

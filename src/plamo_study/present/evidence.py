@@ -1,6 +1,7 @@
 """What every study shows before its numbers: where rows come from, which models, and whether they were right."""
 
 import json
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
@@ -8,7 +9,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study import paths
-from plamo_study.analysis import coverage, prediction
+from plamo_study.analysis import coverage, prediction, usable
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
@@ -112,6 +113,20 @@ def _what_disturbed(rows: pd.DataFrame) -> str:
         return f"the machine changed its speed by up to {hit['drift'].max():.0%}"
     taken = hit["others"].dropna()
     return "other programs took " + (f"{taken.median():.0%} of the machine" if len(taken) else "part of the machine")
+
+
+def processes(recordings: Iterable[Recording]) -> str:
+    """How many processes stand behind a time in each study, said from the rows: nobody has to remember it."""
+    counted = {recording.study: usable.processes(recording.rows) for recording in recordings}
+    groups: dict[tuple[int, int], list[str]] = {}
+    for name, (fewest, most) in counted.items():
+        groups.setdefault((fewest, most), []).append(name)
+    said = [f"{_span(*count)} in {', '.join(names)}" for count, names in sorted(groups.items()) if count[1]]
+    return f"Processes behind a timed cell: {'; '.join(said)}."
+
+
+def _span(fewest: int, most: int) -> str:
+    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
 
 
 def chips(recording: Recording) -> str:

@@ -10,6 +10,7 @@ from plamo_study.present import (
     batch_scaling,
     batching_law,
     context,
+    evidence,
     fragility,
     numeric_range,
     operators,
@@ -35,6 +36,7 @@ def findings() -> str:
     parts += [str(text.data) for text in (batch_scaling.finding(scaling), batching_law.finding(batches))]
     parts += [batch_scaling.summary(scaling)._repr_markdown_(), *_quantization()]
     parts.append(str(context.finding(_recorded("05-context")).data))
+    parts.append(evidence.processes(every_study("", "recorded", "shape")))
     return "\n\n".join(parts)
 
 
