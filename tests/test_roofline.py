@@ -201,11 +201,16 @@ def test_a_time_inside_the_band_has_no_miss_and_the_ceilings_are_the_cells_own(r
     assert table.groupby("n_threads")["compute"].first().is_monotonic_increasing
 
 
-def test_without_a_ceiling_for_its_threads_a_cell_cannot_be_predicted(recordings):
+def test_without_a_ceiling_for_its_threads_a_cell_is_left_out_and_counted(recordings):
     first = recordings[0]
+    everything = every_cell.cells([(first.study, first.rows, first.facts)])
     rows = first.rows[(first.rows["workload"] != "read") | (first.rows["n_threads"] == 1)]
+    studies = [(first.study, rows, first.facts)]
+    left = every_cell.cells(studies)
+    assert set(left["n_threads"]) == {1}
+    assert every_cell.unpredicted(studies) == len(everything) - len(left) > 0
     with pytest.raises(StudyError, match="read ceiling"):
-        every_cell.cells([(first.study, rows, first.facts)])
+        every_cell.cells([(first.study, first.rows[first.rows["workload"] != "read"], first.facts)])
 
 
 def test_ceilings_are_borrowed_from_the_same_machine_only(recordings):

@@ -21,6 +21,7 @@ from plamo_study.analysis.kernels import column_tile, weight_passes
 from plamo_study.analysis.prediction import miss
 from plamo_study.analysis.roofline import PRODUCTS, Band, Ceilings, Model, Part
 from plamo_study.analysis.usable import usable
+from plamo_study.errors import StudyError
 
 Facts = Mapping[str, Mapping[str, Any]]
 TIMED = ("prefill", "decode", "depth", "naive")
@@ -58,6 +59,9 @@ class Limits:
     by_columns: Mapping[str, Mapping[int, float]]
 
 
+Held = tuple[str, Facts, dict[str, Any], Model, Timed, Limits | StudyError]
+
+
 def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
     """One line per study, cell and kind of pass; `studies` are (name, rows, facts). Usable rows only.
 
@@ -65,11 +69,32 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
     `read` (its file's ceilings, best), `low`, `high`, `measured` (estimate, s), the misses of STEPS, `by_kernel`
     (whether the last refinement applies), `share` (of the roof of its own kernels) and `share_fastest` (of the roof of
     the fastest matrix kernel measured there). Ceilings are its own study's, else those of all studies on that machine.
-    Raises StudyError for a cell whose ceiling no study measured.
+    A cell whose ceilings no study measured on its machine is left out, and counted by `unpredicted`; raises StudyError
+    where that leaves none.
     """
+    entries, lacking = [], []
+    for name, facts, cell, model, timed, limits in _held(studies):
+        if isinstance(limits, StudyError):
+            lacking.append(limits)
+            continue
+        entry = {"study": name, **cell, "phase": timed.phase, "tokens": timed.tokens, "depth": timed.depth}
+        entry["n_seq"] = timed.n_seq
+        entries.append(entry | _compared(timed, cell, model, facts[cell["engine"]], limits))
+    if lacking and not entries:
+        raise lacking[0]
+    return pd.DataFrame(entries)
+
+
+def unpredicted(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> int:
+    """Passes that were timed and computed right on a machine where their ceilings were not measured."""
+    return sum(isinstance(limits, StudyError) for *_, limits in _held(studies))
+
+
+def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
+    """Every usable pass with the limits it is held against, or the error that says which ceiling is missing."""
     studies = list(studies)
     own = [ceilings.measured([rows]) for _, rows, _ in studies]
-    pooled, entries = pd.concat(own, ignore_index=True), []
+    pooled = pd.concat(own, ignore_index=True)
     for (name, rows, facts), table in zip(studies, own, strict=True):
         files, found = _files(facts), usable(rows)
         found = found[found["workload"].isin(TIMED) & found["samples_ns"].map(len).astype(bool)]
@@ -78,11 +103,7 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
             model = files[cell["model"].rstrip("*"), cell["dtype"]]
             cell |= {"n": len(group), "chip": facts[cell["machine"]]["chip"]}
             for timed in _timed(cell, group):
-                entry = {"study": name, **cell, "phase": timed.phase, "tokens": timed.tokens, "depth": timed.depth}
-                entry["n_seq"] = timed.n_seq
-                limits = _limits([table, pooled], ceilings.place_of(cell), model, timed)
-                entries.append(entry | _compared(timed, cell, model, facts[cell["engine"]], limits))
-    return pd.DataFrame(entries)
+                yield name, facts, cell, model, timed, _limits([table, pooled], ceilings.place_of(cell), model, timed)
 
 
 def left_out(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> dict[str, int]:
@@ -207,10 +228,12 @@ def _medians(samples: list[list[list[int]]]) -> tuple[float, ...]:
     return tuple(float(np.median(list(chain(*row)))) / NS for row in samples)
 
 
-def _limits(tables: Sequence[pd.DataFrame], place: Place, model: Model, timed: Timed) -> Limits:
+def _limits(tables: Sequence[pd.DataFrame], place: Place, model: Model, timed: Timed) -> Limits | StudyError:
     """The ceilings of a cell's place for its file; a decode step computes the head with every token."""
-    heads = 1 / timed.tokens
-    best, usual = ceilings.limits(tables, place, model, heads)
+    try:
+        best, usual = ceilings.limits(tables, place, model, heads=1 / timed.tokens)
+    except StudyError as error:
+        return error
     rate = ceilings.fastest(tables, place)[1]
     known = {dtype: ceilings.by_columns(tables[-1], place, dtype) for dtype in ceilings.by_type(model)}
     return Limits(best, usual, Ceilings(best.read, rate.best), known)

@@ -116,6 +116,9 @@ def finding(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
     (limit, dtype), (quick, kernel) = limits(recordings), fastest(recordings)
     counted, off, own = every_cell.counts(found), every_cell.off(found), Kernel(dtype, PLAIN)
     worst, chip = found.loc[off.idxmax()], chips(home(recordings))
+    faster = f"the fastest matrix kernel measured there, {kernel.name}, would turn at {quick.matmul / quick.read:.1f}"
+    faster = faster if kernel != own else "no faster matrix kernel was measured there"
+    used = [recording for recording in recordings if recording.study in set(found["study"])]
     return Markdown(
         next(filter(None, (evidence.disturbed(recording.rows) for recording in recordings)), "")
         + f"**Arithmetic gives a floor, not a forecast. Of {len(found)} passes that were computed right, "
@@ -123,10 +126,15 @@ def finding(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
         f"{counted['below']} less.** The median pass lies {off.median():.2f} times beyond the band's edge, the worst "
         f"{off.max():.2f} times ({escaped(str(worst['model']))}, {_pass(worst)}); {counted['near']} lie no more than "
         f"{every_cell.NEAR:g} times beyond it. {_refined(found)} On {chip} {own.name} turns from memory to compute at "
-        f"{limit.matmul / limit.read:.1f} FLOPs per byte; the fastest matrix kernel measured there, "
-        f"{kernel.name}, would turn at {quick.matmul / quick.read:.1f}. {_circular(found, chip, dtype)}"
-        f"Condition: {condition(merged(recordings))}"
+        f"{limit.matmul / limit.read:.1f} FLOPs per byte; {faster}. {_circular(found, chip, dtype)}"
+        f"{_lacking(recordings)}Condition: {condition(merged(used))}"
     )
+
+
+def _lacking(recordings: Sequence[Recording]) -> str:
+    """How many passes could not be predicted; nothing where all could."""
+    n = every_cell.unpredicted([(r.study, r.rows, r.facts) for r in recordings])
+    return f"{n} more passes are left out: nobody measured the ceilings of their machine. " if n else ""
 
 
 def _refined(found: pd.DataFrame) -> str:
@@ -144,10 +152,11 @@ def _circular(found: pd.DataFrame, chip: str, dtype: str) -> str:
     if not set(ONE) <= set(own.index):
         return ""
     (prompt, fast), (step, _) = own.loc[ONE[0]], own.loc[ONE[1]]
+    of_fastest = f"and {fast:.0%} of the fastest kernel's" if fast < prompt else "the fastest one measured there"
     return (
-        f"There one prompt in {dtype} reaches {prompt:.0%} of its own kernel's roof in the median, which is close to "
-        f"circular: prefill is that kernel. Of the fastest kernel's roof it reaches {fast:.0%}. Decode of one sequence "
-        f"reaches {step:.0%} of what the read ceiling allows. "
+        f"There one prompt in {dtype} reaches {prompt:.0%} of its own kernel's roof in the median, {of_fastest}; the "
+        f"first share is close to circular, for prefill is that kernel. Decode of one sequence reaches {step:.0%} of "
+        f"what the read ceiling allows. "
     )
 
 
