@@ -22,6 +22,7 @@ IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # wh
 PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types that x86 processors get in another layout than the file's
 STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
 REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
+AGAIN = ("F16", "BF16", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q2_K")  # whose ratios are measured again, controlled
 VECTOR_SIZE = {"mini": 4096, "shape": 16384, "weights": 16384}  # mini: it fits the cache; else 4 times that or more
 
 
@@ -72,14 +73,14 @@ def modes(scale: str, gpu: bool = False) -> Plan:
 
 
 def controlled(scale: str, gpu: bool = False) -> Plan:
-    """The ratios over the reference once more, alone and in fewer cells: the first model's types, F32 left out.
+    """The ratios over the reference once more, alone and in fewer cells: the first model's types that claims are about.
 
     On the CPU, where every process of a large file reads plain memory beside its steps.
     """
     check_scale(scale)
     base = Cell(workload="decode", model=MODELS[0], scale=scale, n_prompt=DEPTH, n_gen=STEPS)
     base = change(base, n_threads=machine.performance_cores())
-    cells = tuple(change(base, dtype=dtype) for dtype in timed(MODELS[0], scale) if dtype != "F32")
+    cells = tuple(change(base, dtype=dtype) for dtype in timed(MODELS[0], scale) if dtype in AGAIN)
     planned = with_gates("04-controlled", scale, cells, exact_cache=False)
     anchor = change(planned.anchor, dtype=DTYPE[scale])
     return replace(planned, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
