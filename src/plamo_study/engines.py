@@ -167,7 +167,8 @@ def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
         for each in asked["tests"]:
             for build, libraries in (("stock", installed_libraries()), (name, after)):
                 binary = _compiled_test(TESTS / f"{each}.cpp", source, libraries, partial / f"{each}-{build}")
-                done = subprocess.run([binary, *map(str, models)], capture_output=True, text=True)
+                quiet = os.environ | {"GGML_NO_BACKTRACE": "1"}
+                done = subprocess.run([binary, *map(str, models)], env=quiet, capture_output=True, text=True)
                 yield TestRun(each, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
 
 

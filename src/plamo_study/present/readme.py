@@ -72,7 +72,7 @@ def _shown(table: Callable[[Recording], Table], recording: Callable[[], Recordin
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     README: {"findings": findings},
     BATCHING: {
-        "server": lambda: upstream.server(serving.recorded())._repr_markdown_(),
+        "server": lambda: upstream.server_finding(serving.recorded()),
         "tests": _shown(upstream.three_tests, _law),
         "law": lambda: upstream.law(_law()),
         "aborts": lambda: upstream.first_aborts(_law()),

@@ -51,6 +51,17 @@ def first_aborts(recording: Recording) -> str:
     )
 
 
+def server_finding(runs: list[Served]) -> str:
+    """What concurrent requests do to a server as released, a sentence for each run that went wrong; then the table."""
+    said = []
+    for run in runs:
+        if run.build == "stock" and (run.differ or run.exit is not None):
+            answers = f"{run.differ} of {run.answers} answers are not those of the same prompt alone"
+            end = f", and the process ends in round {run.rounds_done + 1}: `{run.said}`" if run.exit is not None else ""
+            said.append(f"- {run.at_once} requests at once: {answers}{end}.")
+    return "\n".join(said) + f"\n\n{server(runs)._repr_markdown_()}"
+
+
 def server(runs: list[Served]) -> Table:
     """What a stock and a corrected llama-server did to concurrent requests."""
     if not runs:
