@@ -10,6 +10,7 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from test_runner import small_plan
 
+from plamo_study import crosscheck_watch
 from plamo_study.measure import collect, frame, journal, machine, runner, watch
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Conditions, Evidence, Row
@@ -112,10 +113,10 @@ def test_results_that_are_no_times_are_never_disturbed():
         assert not is_disturbed(mini(workload), others_ns=2 * SECOND, waited_ns=SECOND)
 
 
-def test_where_nobody_counts_waiting_involuntary_switches_decide():
+def test_where_nobody_counts_waiting_what_others_take_decides():
     cell = mini("decode", n_gen=4)
-    assert not is_disturbed(cell, waited_ns=None, involuntary=20)
-    assert is_disturbed(cell, waited_ns=None, involuntary=400)
+    assert not is_disturbed(cell, waited_ns=None)
+    assert is_disturbed(cell, waited_ns=None, others_ns=SECOND // 2)
 
 
 def test_a_short_timed_part_is_judged_by_the_whole_worker():
@@ -236,3 +237,13 @@ def test_a_few_disturbed_rows_are_left_out_in_silence(recorded):
     few = rows.assign(disturbed=rows["block"] == 0)
     assert evidence.disturbed(few) == ""
     assert ATTENTION in few["model"].str.rstrip("*").unique()
+
+
+def test_a_load_runs_in_the_block_it_is_planted_in(busy_core, monkeypatch):
+    monkeypatch.setattr(machine, "performance_cores", lambda: 1)
+    (sweep,) = crosscheck_watch.trial(3, sweeps=1, told=print).sweeps
+    assert sweep.load == "", "one sweep of one is the quiet half"
+    assert set(sweep.overlaps) == {0.0}
+    (quiet, loaded) = sorted(crosscheck_watch.trial(4, sweeps=2, told=print).sweeps, key=lambda each: each.load)
+    assert not quiet.load
+    assert (loaded.seed, loaded.block) in crosscheck_watch.blocks_of([loaded], marked=False)

@@ -111,6 +111,9 @@ def selfcheck(
         Path | None, typer.Option(help="a llama-perplexity to compare quality figures, time and disk with")
     ] = None,
     likwid_bench: Annotated[Path | None, typer.Option(help="a likwid-bench to run beside our ceilings")] = None,
+    disturb: Annotated[
+        bool, typer.Option(help="only hold the watch against busy processes planted beside 40 short sweeps")
+    ] = False,
     reference: Annotated[bool, typer.Option(help="keep that comparison as the reference machine's")] = False,
     rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 20,
     coverage: Annotated[bool, typer.Option(help="only simulate how often every interval holds the truth")] = False,
@@ -128,7 +131,11 @@ def selfcheck(
         raise typer.Exit(1 if any(line["judged"] == "wrong" for line in lines) else 0)
     use_engine(engine)
     plan.check_scale(scale)
-    found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
+    place = collect.REFERENCE if reference else collect.LOCAL
+    if disturb:
+        found = costs.disturbances(place, 0, report.console.print)
+    else:
+        found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
     if likwid_bench:
         found += costs.ceilings(scale, likwid_bench, rounds, place)
     typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)

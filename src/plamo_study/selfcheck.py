@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from plamo_study import crosscheck, crosscheck_ceilings, crosscheck_perplexity, paths
+from plamo_study import crosscheck, crosscheck_ceilings, crosscheck_perplexity, crosscheck_watch, paths
 from plamo_study.analysis import ceilings_check, coverage
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import files, journal, machine, plan, plan_quality
@@ -20,6 +20,7 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
 
 OVERHEAD_LIMIT = 0.01  # of a decode step, at shape
+HITS, FALSE_ALARMS = 0.95, 0.05  # of disturbed blocks marked at least, of undisturbed ones at most
 READ_LIMIT_S = 1.0
 JOURNAL_ROWS = 100_000
 APPENDED_ROWS = 200
@@ -94,6 +95,24 @@ def _beside(entry: dict[str, Any]) -> Check:
     measured = f"{ratio:.3f} over {ratio.n} interleaved rounds" + (f": {judged}" if judged else "")
     wanted = f"within {ceilings_check.MARGIN:.0%} of 1" if judged else "reported"
     return Check(f"{entry['ours']} / {entry['other']}", measured, wanted, judged in ("", "holds"))
+
+
+def disturbances(place: str, seed: int, told: Callable[[str], None]) -> list[Check]:
+    """Plant busy processes beside half of forty short sweeps, and count what the watch marks; kept in `place`."""
+    found = crosscheck_watch.trial(seed, told=told)
+    crosscheck_watch.write(found, place)
+    return [line for load in (None, *crosscheck_watch.LOADS, "") for line in _barks(found, load)]
+
+
+def _barks(found: crosscheck_watch.Trial, load: str | None) -> list[Check]:
+    """Hits and false alarms over the sweeps with one load, over those without any (""), or over all (None)."""
+    hits, alarms = crosscheck_watch.rates(found, load)
+    beside = {None: "", "": ", nothing planted"}.get(load, f", beside {load}")
+    lines = [
+        (f"disturbed blocks marked{beside}", hits, f"at least {HITS:.0%}", hits.value >= HITS),
+        (f"undisturbed blocks marked{beside}", alarms, f"at most {FALSE_ALARMS:.0%}", alarms.value <= FALSE_ALARMS),
+    ]
+    return [Check(name, f"{rate:.1%} of {rate.n}", wanted, ok) for name, rate, wanted, ok in lines if rate.n]
 
 
 def overhead(cell: Cell, path: Path) -> Check:

@@ -12,7 +12,7 @@ from dataclasses import fields
 import msgspec
 import psutil
 
-from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, SWITCHES_LIMIT, WAITED_LIMIT
+from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, WAITED_LIMIT
 from plamo_study.measure import machine
 from plamo_study.measure.rows import Conditions, Evidence, Row
 
@@ -121,12 +121,6 @@ def waited(conditions: Conditions) -> float | None:
     return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
 
 
-def switched(conditions: Conditions) -> float | None:
-    """Involuntary context switches per second of the timed parts."""
-    found = conditions.timed
-    return None if found is None or not found.wall_ns else found.involuntary / (found.wall_ns / 1e9)
-
-
 def disturbed(rows: Iterable[Row]) -> set[str]:
     """Keys of the rows of one journal beside whose worker something else computed, or kept it from computing.
 
@@ -148,7 +142,4 @@ def _disturbed(row: Row, threads: int) -> bool:
     conditions = row.conditions
     if conditions.whole is None:
         return conditions.load_1min > threads + LOAD_LIMIT
-    queued, taken, switches = waited(conditions), others(conditions), switched(conditions)
-    if queued is None and switches is not None and switches > SWITCHES_LIMIT:
-        return True
-    return (queued or 0.0) > WAITED_LIMIT or (taken or 0.0) > OTHERS_LIMIT
+    return (waited(conditions) or 0.0) > WAITED_LIMIT or (others(conditions) or 0.0) > OTHERS_LIMIT
