@@ -220,6 +220,16 @@ def test_the_loop_without_a_cache_evaluates_what_arithmetic_says(small):
     assert row["cached_tokens"] == context_memory.cached_tokens(16, 8)
 
 
+def test_the_curves_of_another_machine_foretell_no_loop(small):
+    depths = part_of(small, depth.LADDER)
+    assert len(context_memory.loop_prediction(small.rows, depths.rows, 16, 8))
+    elsewhere = replace(depths, rows=depths.rows.assign(machine="another"))
+    assert context_memory.loop_prediction(small.rows, elsewhere.rows, 16, 8).empty
+    assert "another machine" in memory.source_loop(small, elsewhere).data
+    claims = context_claims.of_caches(part_of(small, depth.FEW).rows, small.rows, small.rows, elsewhere.rows)
+    assert not claims["claim"].str.contains("without a cache takes").any()
+
+
 def test_every_table_and_figure_comes_from_rows(small):
     depths, kinds = part_of(small, depth.LADDER, depth.WALK), part_of(small, depth.FEW, depth.WHOLE_WINDOW)
     tables = [show.rates, show.prediction, show.meeting_points, show.filling, show.laws, show.takeover, show.compared,
@@ -227,7 +237,12 @@ def test_every_table_and_figure_comes_from_rows(small):
     assert all(len(table(depths).frame) for table in tables)
     assert all(len(table(kinds).frame) for table in (memory.kinds, memory.sizes, memory.window, memory.drift))
     assert len(memory.checked_claims(kinds, kinds, small, depths).frame)
-    texts = [show.finding(depths), show.takeaway(depths), show.guess(depths, 2.0), memory.source_loop(small, depths)]
+    texts = [
+        show.finding(depths, depths),
+        show.takeaway(depths),
+        show.guess(depths, 2.0),
+        memory.source_loop(small, depths),
+    ]
     assert all(HYBRID in text.data or "guess" in text.data for text in texts)
     assert "624,750" in texts[-1].data
     knots = context.knots(depths.facts)
@@ -417,8 +432,9 @@ def test_the_first_sentence_says_whether_the_window_explains_it(plain, windowed,
 def test_without_a_build_that_has_the_window_nothing_is_concluded_from_it():
     rows = rows_of({"plamo-2-x": (STEEP, STEEP), "plamo-3-y": (FLAT, FLAT)})
     said = show.headline(SimpleNamespace(rows=rows, facts={}), context.overtaking(rows))
-    assert "here it did not" in said
+    assert "falls behind plamo-3-y" in said
     assert "because" not in said
+    assert show.windowed(SimpleNamespace(rows=rows, facts={})) == []
 
 
 def test_a_window_is_seen_in_the_time_it_saves():
@@ -499,6 +515,24 @@ def test_another_build_measures_what_the_stock_engine_measures_too():
 # ------------------------------------------------------------------ arithmetic
 
 
+@pytest.mark.parametrize(
+    ("turns", "first", "words"),
+    [
+        ([], True, "at every depth"),
+        ([], False, "at no depth"),
+        ([500.0], True, "up to 500"),
+        ([500.0], False, "from 500 on"),
+        ([500.0, 3000.0], True, "up to 500 and from 3,000 on"),
+        ([500.0, 3000.0], False, "from 500 to 3,000"),
+    ],
+)
+def test_where_something_holds_is_said_however_often_it_turns(turns, first, words):
+    assert show._met(turns, first) == words
+    sign = 1.0 if first else -1.0
+    found = growth.turns(lambda x: sign * np.prod([at - x for at in turns]), 1.0)
+    assert found == pytest.approx(turns)
+
+
 def test_the_source_counts_a_prompt_of_750_tokens():
     assert context_memory.naive_tokens(1000, 500) == sum(range(1000, 1500)) == 624_750
     assert context_memory.naive_tokens(context_memory.prompt_for(500_000, 500), 500) == 500_000
@@ -510,7 +544,7 @@ def test_the_hybrid_needs_less_than_attention_without_a_window_from_its_state_on
     own, other = journalled(HYBRID), journalled(ATTENTION)
     rows = rows_of({HYBRID: (FLAT, FLAT), ATTENTION: (FLAT, FLAT)})
     table = context_prediction.meeting_points(rows, {HYBRID: own, ATTENTION: other}).set_index("phase")
-    at = table.loc["decode", "whole"]
+    (at,) = table.loc["decode", "whole"]
     whole = context_prediction.without_window(other)
     assert roofline.decode_bytes(own, at) == pytest.approx(roofline.decode_bytes(whole, at), rel=1e-6)
     assert roofline.decode_bytes(own, at + 100) < roofline.decode_bytes(whole, at + 100)

@@ -219,7 +219,7 @@ FINDINGS = {
     "01-phase-asymmetry": lambda known, own: phase_asymmetry.finding(own),
     "03-batch-scaling": lambda known, own: batch_scaling.finding(own),
     "04-quantization": lambda known, own: quantization.finding(own, known["04-quality"]),
-    "05-context": lambda known, own: context.finding(own),
+    "05-context": lambda known, own: context.finding(own, own),
 }
 
 

@@ -65,6 +65,12 @@ def curves(rows: pd.DataFrame, phase: str, label: str = LADDER, index: str = "de
     return {name: groups[name].pivot_table(index=index, columns="block", values="seconds") for name in names}
 
 
+def part(rows: pd.DataFrame) -> int:
+    """Tokens of the parts of a prompt that the ladders time."""
+    found = rows[(rows["workload"] == "depth") & (rows["label"] == LADDER) & (rows["text"] == "")]
+    return int(found["n_ubatch"].iloc[0])
+
+
 def rates(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model, phase and depth: `rate` (t/s), `share` of the rate at depth 0, `noise`, `n` processes."""
     entries = []

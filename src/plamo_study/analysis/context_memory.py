@@ -174,7 +174,7 @@ def loop_prediction(rows: pd.DataFrame, depth_rows: pd.DataFrame, n_prompt: int,
         entry = {"model": model, "n_prompt": n_prompt, "n_gen": n_gen, "times": stats.ratio(naive, cached)}
         entry |= {"naive": stats.median(naive), "cached": stats.median(cached)}
         entries.append(entry | {"extrapolated": bool(lengths[-1] > reading[model].index[-1])})
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["model", "n_prompt", "n_gen", "times", "naive", "cached", "extrapolated"])
 
 
 def _loops(rows: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 From the tensor table and this machine's ceilings alone; the frame is that of 05-context.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ from plamo_study.analysis.prediction import limits, miss
 from plamo_study.analysis.roofline import Ceilings, Model
 from plamo_study.analysis.usable import model_names
 
-PART = 512  # tokens of a prompt evaluated together
 DEPTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -27,14 +25,14 @@ def prediction(rows: pd.DataFrame, models: dict[str, Model], depths: tuple[int, 
             limit = limits(rows, models[name])
             for depth in depths or curve.index:
                 entry = {"model": name, "phase": phase, "depth": int(depth)}
-                entries.append(entry | band(models[name], phase, depth, limit))
+                entries.append(entry | band(models[name], phase, depth, limit, context.part(rows)))
     return pd.DataFrame(entries)
 
 
-def band(model: Model, phase: str, depth: float, limit: Ceilings) -> dict[str, Any]:
-    """Predicted seconds of one token at a depth: a step, or its share of a part of PART tokens."""
-    n = PART if phase == "prefill" else 1
-    flops, moved = roofline.work(roofline.parts(model, n, depth, n_ubatch=PART))
+def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
+    """Predicted seconds of one token at a depth: a step, or its share of a part of so many tokens."""
+    n = part if phase == "prefill" else 1
+    flops, moved = roofline.work(roofline.parts(model, n, depth, n_ubatch=part))
     found = roofline.band(flops / n, moved / n, limit)
     return {"flops": flops / n, "bytes": moved / n, "bound": found.bound, "low": found.low, "high": found.high}
 
@@ -56,11 +54,11 @@ def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFram
     Per model and phase whose law grows and fits: `added` and `allowed` by the nearer ceiling (s per token and token of
     depth, below a window's end), `rate` (FLOP/s) and its `share` of the matrix ceiling.
     """
-    entries = []
+    entries, part = [], context.part(rows)
     for law in context.laws(rows, context.knots(models)).to_dict("records"):
         limit = limits(rows, models[law["model"]])
-        near, far = (band(models[law["model"]], law["phase"], depth, limit) for depth in (0, PART))
-        flops, moved = ((far[name] - near[name]) / PART for name in ("flops", "bytes"))
+        near, far = (band(models[law["model"]], law["phase"], depth, limit, part) for depth in (0, part))
+        flops, moved = ((far[name] - near[name]) / part for name in ("flops", "bytes"))
         if law["fits"] and len(law["coefficients"]) > 1 and law["coefficients"][1].low > 0:
             added: stats.Estimate = law["coefficients"][1]
             rate = added.per(flops)
@@ -91,24 +89,20 @@ def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame
 
     `keys`: fewer keys that a token looks at, all layers together; `sliding`: fewer bytes of a step, or FLOPs of a part
     of a prompt; `whole`: the same if all layers of the attention model saw everything. `..._first`: whether the hybrid
-    needs less right after the first token; the depth is where that turns, NaN where it never does.
+    needs less right after the first token; the depths are those at which that turns, none where it never does.
     """
     entries = []
     for hybrid, other in context.pairs(rows):
         for phase in context.PHASES:
             entry: dict[str, Any] = {"hybrid": hybrid, "other": other, "phase": phase}
             own, theirs = models[hybrid], models[other]
-            more = {"keys": partial(_more_keys, theirs, own), "sliding": partial(_more_work, theirs, own, phase)}
-            more["whole"] = partial(_more_work, without_window(theirs), own, phase)
+            part = context.part(rows)
+            more = {"keys": partial(_more_keys, theirs, own), "sliding": partial(_more_work, theirs, own, phase, part)}
+            more["whole"] = partial(_more_work, without_window(theirs), own, phase, part)
             for name, difference in more.items():
-                entry[f"{name}_first"] = first = difference(1.0) > 0
-                entry[name] = growth.crossing(partial(_turned, difference, -1.0 if first else 1.0), 1.0)
+                entry |= {f"{name}_first": difference(1.0) > 0, name: growth.turns(difference, 1.0)}
             entries.append(entry)
     return pd.DataFrame(entries)
-
-
-def _turned(more: Callable[[float], float], sign: float, depth: float) -> float:
-    return sign * more(depth)
 
 
 def _more_keys(model: Model, than: Model, depth: float) -> float:
@@ -121,14 +115,14 @@ def keys(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["model", "depth", "keys"])
 
 
-def _more_work(model: Model, than: Model, phase: str, depth: float) -> float:
-    return _work(model, phase, depth) - _work(than, phase, depth)
+def _more_work(model: Model, than: Model, phase: str, part: int, depth: float) -> float:
+    return _work(model, phase, part, depth) - _work(than, phase, part, depth)
 
 
-def _work(model: Model, phase: str, depth: float) -> float:
+def _work(model: Model, phase: str, part: int, depth: float) -> float:
     """FLOPs of a part of a prompt, or bytes of a step."""
     if phase == "prefill":
-        return roofline.work(roofline.parts(model, PART, depth, n_ubatch=PART))[0]
+        return roofline.work(roofline.parts(model, part, depth, n_ubatch=part))[0]
     return roofline.decode_bytes(model, depth)
 
 

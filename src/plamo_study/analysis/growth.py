@@ -1,4 +1,4 @@
-"""How a time grows with depth: constant, linear, quadratic, or two lines that meet; and where two curves cross.
+"""How a time grows with depth: constant, linear, quadratic, or two lines that meet; and where a function turns.
 
 Curves are frames with a row per depth and a column per process (block). A law is fitted to the medians, residuals
 weighted by one over the time. Chosen is the simplest law that no other one beats strongly by the Bayesian information
@@ -141,11 +141,9 @@ def total(at: Function, tokens: np.ndarray, points: int = 4097) -> np.ndarray:
     return np.asarray(np.interp(tokens, grid, sums))
 
 
-def crossing(difference: Callable[[float], float], start: float, end: float = FARTHEST) -> float:
-    """Where a function turns from negative to positive between `start` and `end`; NaN where it does not."""
-    points = [start, *np.geomspace(max(start, 1.0), end, 200)]
-    signs = [difference(float(point)) > 0 for point in points]
-    for before, after, below, above in zip(points, points[1:], signs, signs[1:], strict=False):
-        if above and not below:
-            return float(optimize.brentq(difference, float(before), float(after)))
-    return NAN
+def turns(difference: Callable[[float], float], start: float, end: float = FARTHEST) -> list[float]:
+    """Every place between `start` and `end` where a function changes its sign."""
+    points = np.geomspace(start, end, 400)
+    above = [difference(float(point)) > 0 for point in points]
+    changes = [k for k in range(1, len(points)) if above[k] != above[k - 1]]
+    return [float(optimize.brentq(difference, float(points[k - 1]), float(points[k]))) for k in changes]

@@ -7,7 +7,7 @@ from IPython.display import Markdown
 
 from plamo_study.analysis import context as study
 from plamo_study.analysis import context_prediction as arithmetic
-from plamo_study.analysis import growth
+from plamo_study.analysis import growth, usable
 from plamo_study.analysis.context_claims import ALIKE, of_depth
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import plan
@@ -18,18 +18,41 @@ from plamo_study.present.sentences import quotient
 from plamo_study.present.tables import Columns, Table, noise, significant, table
 
 ANSWER = 256  # output tokens of the request that the first paragraph speaks of
+READ = {"prefill": "read", "decode": "written"}
 VERBS = {"prefill": "reads", "decode": "writes"}
 LAST_NEAR = ("alone", plan.DEPTH)  # the kind and depth of notebook 03's first cell
 CELLS = {"ladder": "this notebook's first rung", "alone": "a context for these steps alone"}
 
 
-def finding(recording: Recording) -> Markdown:
-    """The study in one paragraph, what surprises first: who falls behind at length, why, and what a window changes."""
+def finding(recording: Recording, beside: Recording) -> Markdown:
+    """The study in one paragraph, what surprises first: who falls behind at length, why, and what a window changes.
+
+    `beside`: where an engine with the published window ran in the same blocks as one without.
+    """
     found = of_first_pair(study.overtaking(recording.rows))
-    sentences = [headline(recording, found), _foretold(recording), *(_faster(row) for row in found.to_dict("records"))]
+    sentences = [headline(recording, found), *(_faster(row) for row in found.to_dict("records"))]
+    if not found["hybrid"].str.contains(study.WITH_WINDOW).any():
+        sentences += windowed(beside)
     sentences.append(_kept(recording, str(found["hybrid"].iloc[0])))
     said = evidence.disturbed(recording.rows) + " ".join(sentences)
     return Markdown(said + f" Condition: {condition(recording)}")
+
+
+def windowed(beside: Recording) -> list[str]:
+    """What the window changes at the deepest where both engines ran in the same blocks: the same file, timed twice."""
+    changed = study.explained(beside.rows)
+    sentences = []
+    for phase, group in changed.groupby("phase", sort=False):
+        last = group.iloc[-1]
+        verdict = {"holds": "shorter", "does not hold": "longer", "inconclusive": "not shown to be another"}
+        sentences.append(
+            f"With the window a token {READ[str(phase)]} at {last['depth']:,} tokens takes {last['ratio']:.2f} times "
+            f"the time it takes without ({verdict[last['ratio'].below(1.0)]})."
+        )
+    if not sentences:
+        return []
+    where = f"in the same blocks on {evidence.chips(beside)}, {usable.processes(beside.rows)[1]} processes"
+    return [*sentences, _foretold(beside), f"Both were measured {where}."]
 
 
 def of_first_pair(found: pd.DataFrame) -> pd.DataFrame:
@@ -45,8 +68,8 @@ def headline(recording: Recording, found: pd.DataFrame) -> str:
     lost, still = (list(found[behind & kind]["phase"]) for kind in (~windowed, windowed))
     if not windowed.any():
         return (
-            f"**llama.cpp gives {hybrid} no attention window, though its publisher does**; what that costs is measured "
-            "where the engine build `window` runs in the same blocks, and here it did not."
+            f"**llama.cpp leaves out the attention window that {hybrid} is published with, and at length {hybrid} "
+            f"{'falls behind' if lost else 'is not shown to fall behind'} {other}**."
         )
     n = int(recording.facts[str(found[windowed]["hybrid"].iloc[0])]["shape"]["window"])
     left_out = f"llama.cpp leaves out the window of {n:,} tokens that its publisher gives its attention layers"
@@ -78,11 +101,18 @@ def _foretold(recording: Recording) -> str:
     """What the number of keys that a token looks at predicts of who falls behind, for each hybrid."""
     data = of_first_pair(arithmetic.meeting_points(recording.rows, recording.facts)).drop_duplicates("hybrid")
     said = [
-        f"{'with it' if study.WITH_WINDOW in row['hybrid'] else 'without the window'} "
-        f"{_met(row['keys'], row['keys_first'])}"
+        f"{_met(row['keys'], row['keys_first'])} with{'' if study.WITH_WINDOW in row['hybrid'] else 'out'} a window"
         for row in data.to_dict("records")
     ]
     return f"By arithmetic a token of the hybrid looks at fewer keys than one of attention {', '.join(said)}."
+
+
+def contrast(recording: Recording) -> Markdown:
+    """The same sentences on another recording: what the keys foretell, who is faster, and under which condition."""
+    found = of_first_pair(study.overtaking(recording.rows))
+    lines = [_foretold(recording), *(_faster(row) for row in found.to_dict("records"))]
+    listed = "\n".join(f"- {line}" for line in lines)
+    return Markdown(f"{evidence.disturbed(recording.rows)}{listed}\n\nCondition: {condition(recording)}")
 
 
 def _kept(recording: Recording, model: str) -> str:
@@ -201,10 +231,17 @@ def meeting_points(recording: Recording) -> Table:
     return table(data, columns)
 
 
-def _met(depth: float, first: bool) -> str:
-    if depth != depth:
-        return "at every depth" if first else "at no depth"
-    return f"up to {depth:,.0f}" if first else f"from {depth:,.0f} on"
+def _met(turns: list[float], first: bool) -> str:
+    """Where something holds that turns at these depths and holds, or does not, at first."""
+    ends = [0.0, *turns] if first else list(turns)
+    if not ends:
+        return "at no depth"
+    if ends == [0.0]:
+        return "at every depth"
+    spans = [ends[k : k + 2] for k in range(0, len(ends), 2)]
+    closed, still = spans[: len(ends) // 2], spans[len(ends) // 2 :]
+    said = [f"from {begin:,.0f} to {to:,.0f}" if begin else f"up to {to:,.0f}" for begin, to in closed]
+    return " and ".join([*said, *(f"from {begin:,.0f} on" for (begin,) in still)])
 
 
 def beginnings(recording: Recording) -> Table:

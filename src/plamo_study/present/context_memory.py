@@ -130,7 +130,12 @@ def source_loop(recording: Recording, depths: Recording) -> Markdown:
         f"full attention. The source says about {said:,} against about {n_gen}: its first number is that of a prompt "
         f"of {study.prompt_for(said, n_gen):,.0f} tokens, its second leaves the prompt out."
     ]
-    for row in study.loop_prediction(recording.rows, depths.rows, n_prompt, n_gen).to_dict("records"):
+    summed = study.loop_prediction(recording.rows, depths.rows, n_prompt, n_gen)
+    if not len(summed):
+        lines.append(
+            "- The loop ran on another machine than the depth curves, which therefore say nothing of its time."
+        )
+    for row in summed.to_dict("records"):
         lines.append(
             f"- {escaped(row['model'])}, summed from its depth curves: {row['naive'].scaled(1 / 60):.1f} minutes "
             f"instead of {row['cached']:.1f} seconds, {row['times']:.0f} times as long"

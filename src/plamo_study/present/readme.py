@@ -35,7 +35,7 @@ def findings() -> str:
     parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables), *_roofline()]
     parts += [str(text.data) for text in (batch_scaling.finding(scaling), batching_law.finding(batches))]
     parts += [batch_scaling.summary(scaling)._repr_markdown_(), *_quantization()]
-    parts.append(str(context.finding(_recorded("05-context")).data))
+    parts.append(str(context.finding(_recorded("05-context"), _recorded("05-beside")).data))
     parts.append(evidence.processes(every_study("", "recorded", "shape")))
     return "\n\n".join(parts)
 
