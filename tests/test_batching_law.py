@@ -61,8 +61,9 @@ def test_the_hybrid_fails_what_attention_passes(tmp_path):
     rows = runner.sweep(asked, tmp_path / "j.jsonl").rows
     errors = law_check.three_tests(frame.frame(rows, frame.facts(journal.read(tmp_path / "j.jsonl"))))
     assert len(errors) == 2 * len(grid.TESTS)
-    assert (errors[errors["model"] == HYBRID]["error"] > law_check.WRONG).all()  # 0.08 to 1: trained weights forget
-    assert (errors[errors["model"] == ATTENTION]["error"] < law_check.WRONG).all()
+    hybrid, attention = (errors[errors["model"] == model] for model in (HYBRID, ATTENTION))
+    assert (hybrid["error"] > hybrid["limit"]).all()  # 0.08 to 1: trained weights forget
+    assert (attention["error"] <= attention["limit"]).all()
 
 
 def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -202,8 +203,28 @@ def test_more_than_explained_and_worth_keeping_are_two_answers(planted: float, v
     assert line["above"] == (16 if planted > 1.3 else line["above"])
 
 
-def test_rows_and_statistics_deal_chunks_to_draws_alike() -> None:
-    assert scan.DRAWS == fragility.DRAWS
+class Dealing:
+    """A scan under way in which a chunk's control damage is e to the number of the draw that it is evaluated with."""
+
+    config, points = None, {"p": ()}
+    composer = SimpleNamespace(compose=lambda config, replaced: replaced)
+
+    def __init__(self) -> None:
+        self.series: dict[str, list[float]] = {}
+
+    def add(self, name: str, draw: int, chunks: np.ndarray, expected: list[None]) -> None:
+        self.series.setdefault(name, []).extend([float(np.exp(draw))] * len(chunks))
+
+
+def test_rows_and_statistics_deal_chunks_to_draws_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_draw", lambda composer, names, seed, draw: draw)
+    dealing, start = Dealing(), 0
+    for n in (5, 20, 11):  # groups of chunks that fit in memory together
+        scan._control(dealing, "p", np.arange(n), [None] * n, start, 0)
+        start += n
+    series = dealing.series | {"drop p": [1.0] * start}
+    by_draw = -fragility._log_quotients(Scanned("dealt", "F16", "Q4_0", series), "p")
+    np.testing.assert_allclose(by_draw, np.arange(fragility.DRAWS), atol=1e-12)
 
 
 def test_few_weights_make_a_wide_interval_whatever_the_number_of_chunks() -> None:

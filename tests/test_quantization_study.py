@@ -15,7 +15,7 @@ from plamo_study.analysis import quantization_prediction as arithmetic
 from plamo_study.analysis.stats import Estimate
 from plamo_study.engine import kernels
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan, plan_quantization, proof
+from plamo_study.measure import files, plan, plan_quantization, tolerance
 from plamo_study.measure.collect import Recording
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import work
@@ -271,7 +271,7 @@ def test_the_plan_can_be_measured_and_leaves_out_what_is_too_large(scale):
     [("F16", "F16"), ("Q4_K_M", "Q4_K"), ("Q8_0-ssm_out-BF16", "Q8_0"), ("F16-ffn_up-Q2_K", "Q2_K")],
 )
 def test_a_recipe_is_proved_with_the_tolerance_of_its_roughest_type(dtype, roughest):
-    assert proof.tolerance(mini("gate", dtype=dtype)) == proof.TOLERANCE[roughest]
+    assert tolerance.tolerance(mini("gate", dtype=dtype)) == tolerance.TOLERANCE[roughest]
 
 
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
@@ -281,7 +281,7 @@ def test_the_oracle_agrees_on_every_type(model, dtype):
     cell = mini("gate", model=model, dtype=dtype, n_prompt=24, n_gen=4)
     outcome = work(Job(cell=cell, path=str(plan.model_file(cell))), 60.0)
     assert outcome.measured.valid, (outcome.measured.checks, outcome.failure)
-    assert outcome.measured.checks["prefill_error"] <= proof.tolerance(cell)
+    assert outcome.measured.checks["prefill_error"] <= tolerance.tolerance(cell)
 
 
 def test_activations_rounded_to_q8_k_keep_the_largest_and_lose_half_a_step_at_most():

@@ -144,8 +144,10 @@ def selfcheck(
 
 @app.command()
 def law(
-    seed: Annotated[int, typer.Option(help="of the grid; any other number is a fresh grid")] = 0,
-    n: Annotated[int, typer.Option(min=1, help="configurations")] = 160,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="of a grid, repeatable; any other number is a fresh grid")
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, help="configurations of each grid")] = plan.LAW_CELLS,
     engine: Engine = None,
 ) -> None:
     """Hold the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
@@ -153,11 +155,13 @@ def law(
     from plamo_study.measure import bisection
 
     use_engine(engine)
-    planned = plan.batching_law("mini", seed=seed, n=n)
+    planned = plan.batching_law("mini", seeds=tuple(seed or plan.LAW_SEEDS), n=n)
     path = collect.journal_path(planned.study, planned.scale, collect.LOCAL)
     rows, facts = collect.framed(report.sweep(planned, path), path)
     table = law_check.checked(rows, facts)
     report.confusion(law_check.confusion(table))
+    report.frame(law_check.by_seed(table))
+    report.frame(law_check.separation(table))
     report.three_tests(law_check.three_tests(rows))
     sizes = (1024, 2048, 4096)
     found = {size: bisection.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}

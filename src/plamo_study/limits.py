@@ -1,7 +1,7 @@
 """Limits that measuring and analysis must agree on, below both of them."""
 
 DRIFT_LIMIT = 0.10  # a block further than this from the others is measured again, and used only where none are steadier
-LAW_TOLERANCE = 0.02  # of a replay on F16 minis: rounding is 1e-2 at most, a fading wrong state 0.05 at least
+ROUNDINGS = 3  # a replayed sequence is wrong beyond so many times the largest rounding error of its recording
 DRAWS = 8  # of each control of a scan: chunk k belongs to draw k mod DRAWS
 # What marks a row: limits between what 48 processes at shape met on two cores, engine threads spinning on both. Alone
 # on the machine they waited for 0.010 to 0.015 of a CPU, and others took 0.004 to 0.008 of the machine; beside other

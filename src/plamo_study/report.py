@@ -139,6 +139,14 @@ def confusion(table: pd.DataFrame) -> None:
     Console().print(shown)
 
 
+def frame(table: pd.DataFrame) -> None:
+    """A small frame as it is, its columns called as they are."""
+    shown = Table(*(str(name) for name in table.columns))
+    for row in table.to_dict("records"):
+        shown.add_row(*(f"{value:.2g}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(shown)
+
+
 def three_tests(table: pd.DataFrame) -> None:
     """Identity, isolation and bystander, per model."""
     shown = Table("test", "model", "largest relative error")

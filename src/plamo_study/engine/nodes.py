@@ -45,7 +45,8 @@ Tensor._fields_ = (
 class WatchedModel:
     """A model and a context of one sequence of `config.n_ctx_seq` tokens whose nodes a subclass sees.
 
-    `watch` False makes the same context without a callback, to tell what watching costs.
+    `watch` False makes the same context without a callback, to tell what watching costs. `model`: a loaded model to
+    use instead of loading the file; whoever loaded it frees it.
 
     Raises
     ------
@@ -55,11 +56,12 @@ class WatchedModel:
 
     """
 
-    def __init__(self, path: Path | str, config: SessionConfig, watch: bool = True):
+    def __init__(self, path: Path | str, config: SessionConfig, watch: bool = True, model: Any = None):
         self._base, self._error, self.n_past = ggml_base(), "", 0
         self._ops: dict[int, str] = {}
         self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)
-        self.model = llama.llama_model_load_from_file(str(path).encode(), model_params(config))
+        self._owns_model = model is None
+        self.model = model or llama.llama_model_load_from_file(str(path).encode(), model_params(config))
         if not self.model:
             raise EngineError(f"llama.cpp cannot load {path}")
         self._vocab = llama.llama_model_get_vocab(self.model)
@@ -77,7 +79,8 @@ class WatchedModel:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         llama.llama_free(self.context)
-        llama.llama_model_free(self.model)
+        if self._owns_model:
+            llama.llama_model_free(self.model)
 
     def wanted(self, node: Tensor) -> bool:
         """Whether this node is to be seen."""

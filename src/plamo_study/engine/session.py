@@ -131,6 +131,16 @@ class Session:
         seq_ids = np.concatenate([np.full(len(tokens), seq, dtype=np.int32) for seq, tokens in call])
         return dict(self._evaluate(np.concatenate([tokens for _, tokens in call]), seq_ids, every=False))
 
+    def evaluate_at(self, tokens: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+        """One `llama_decode` of the next tokens (n,) of sequence 0; logits (n_rows, n_vocab) at some of them."""
+        n = len(tokens)
+        self._token[:n], self._seq[:n], self._output[:n] = tokens, 0, 0
+        self._output[list(rows)] = 1
+        self._pos[:n] = self.n_past[0] + np.arange(n)
+        self.n_past[0] += n
+        self._run(n)
+        return np.stack([self.logits(row) for row in rows])
+
     def decode(self, tokens: Mapping[int, int]) -> None:
         """One step: one token for each of the given sequences, all in one `llama_decode`. Returns when it is done."""
         for i, (seq, token) in enumerate(tokens.items()):

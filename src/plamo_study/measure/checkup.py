@@ -103,7 +103,11 @@ def _verdicts(measured: Measured, seconds: float) -> list[Finding]:
         found.append(Finding("blocking", "oracle", why, AGAIN))
     found += range_findings.findings(measured)
     if not found:
-        judged = f"within {error:.2g} of the oracle" if error is not None else "; ".join(measured.log)
+        judged = (
+            f"within {error:.2g} of the oracle (allowed: {checks['tolerance']:g})"
+            if error is not None
+            else "; ".join(measured.log)
+        )
         why = f"loads, decodes {N_PROMPT + N_STEPS} tokens in {seconds:.1f} s with finite logits; {judged}"
         found.append(Finding("note", "gate", why + range_findings.nearest(measured), "nothing to mend"))
     return found
@@ -212,7 +216,7 @@ def _config(n_gpu_layers: int, n_threads: int = 0) -> Any:
 
 def _against_oracle(path: Path, tokens: np.ndarray, logits: np.ndarray, notes: list[str]) -> dict[str, float | bool]:
     from plamo_study.errors import StudyError
-    from plamo_study.measure.proof import LOOSEST, TOLERANCE
+    from plamo_study.measure.tolerance import LOOSEST, TOLERANCE
     from plamo_study.oracle import Oracle, agreement
 
     tensors = header.read(path).tensors

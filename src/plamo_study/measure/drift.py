@@ -18,6 +18,7 @@ from plamo_study.engine.session import Session
 from plamo_study.measure import proof, quality, texts
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle import relative_error
 
 REFERENCE = "off/f16/f16"
@@ -65,7 +66,7 @@ def _second_path(session: Session, chunk: np.ndarray, cell: Cell) -> dict[str, f
     """The reference's last logits of a chunk against the same with the last tokens one by one."""
     scored = session.score(chunk, len(chunk) - 2)[-1].copy()
     error = relative_error(scored, proof.by_steps(session, 0, chunk[:-1]))
-    return {"second_path_error": error, "second_path": error <= proof.tolerance(cell)}
+    return {"second_path_error": error, "second_path": error <= tolerance(cell)}
 
 
 def _add_chunk(sums: quality.Sums, sessions: dict[str, Session], chunk: np.ndarray) -> None:

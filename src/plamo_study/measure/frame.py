@@ -129,7 +129,7 @@ def _verdict(row: Row, gates: dict[tuple[str, str], bool]) -> str:
         return "starved"
     if row.status != "ok":
         return "failed"
-    if not row.model:
+    if not row.model or (row.cell.workload in ("replay", "isolation") and row.valid is None):
         return "n/a"
     gate = gates.get((row.model, row.engine))
     if row.valid is not True or gate is False:

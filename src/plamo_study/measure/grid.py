@@ -10,6 +10,7 @@ import msgspec
 from plamo_study.measure.rows import Cell
 
 Calls = list[list[tuple[int, int]]]
+SEEDS_APART = 1_000_000  # a drawn cell's seed: that of its grid times this, plus its number
 LENGTHS = (1, 2, 3, 5, 8, 16, 21, 32)
 BATCHES = (8, 16, 24, 32, 64, 128)
 MOST_STEPS = 6
@@ -30,9 +31,16 @@ def grid(seed: int, n: int, model: str, control: str) -> tuple[Cell, ...]:
     for number, (calls, n_seq, n_batch, n_ubatch) in enumerate(drawn):
         frozen = tuple(tuple(call) for call in calls)
         most = max(sum(k for call in calls for s, k in call if s == seq) for seq in range(n_seq))
-        fields = {"calls": frozen, "n_seq": n_seq, "n_batch": n_batch, "n_ubatch": n_ubatch, "n_prompt": most}
-        cells.append(_changed(base, model=control if number % 5 == 4 else model, seed=number, **fields))
+        fields: dict[str, object] = {"calls": frozen, "n_seq": n_seq, "n_batch": n_batch, "n_ubatch": n_ubatch}
+        fields |= {"n_prompt": most}
+        fields |= {"model": control if number % 5 == 4 else model, "seed": seed * SEEDS_APART + number}
+        cells.append(_changed(base, **fields))
     return tuple(cells)
+
+
+def drawn_from(seed: int) -> int:
+    """The seed of the grid that a drawn cell's seed comes from."""
+    return seed // SEEDS_APART
 
 
 def packed_map(model: str) -> tuple[Cell, ...]:

@@ -11,10 +11,11 @@ import numpy as np
 
 from plamo_study.engine import library
 from plamo_study.engine.session import Session
-from plamo_study.measure import proof, watch
+from plamo_study.measure import watch
 from plamo_study.measure.depth import config, draw
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle import relative_error
 
 clock = time.perf_counter_ns
@@ -43,7 +44,7 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
     errors = [relative_error(row, other) for row, other in zip(logits, expected, strict=True)]
     due = (cell.n_prompt + cell.n_gen - 1, sum(range(cell.n_prompt, cell.n_prompt + cell.n_gen)))
     checks: dict[str, float | bool] = {"second_path_error": max(errors)}
-    checks |= {"second_path": max(errors) <= proof.tolerance(cell)}
+    checks |= {"second_path": max(errors) <= tolerance(cell)}
     checks |= {"finite": all(bool(np.isfinite(row).all()) for row in (*logits, *expected))}
     checks |= {"evaluated": (n_cached, n_naive) == due}
     valid = all(check for check in checks.values() if isinstance(check, bool))

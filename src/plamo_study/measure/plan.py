@@ -16,11 +16,8 @@ MATCHED = "plamo-3-matched"  # attention only, of the weight bytes of the first 
 DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study measures where it does not compare types
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
 MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096}
-GATE_TOKENS = {
-    "mini": 320,
-    "shape": 8,
-    "weights": 8,
-}  # mini: past the sliding window; else what the oracle does in seconds
+GATE_TOKENS = {"mini": 320, "shape": 72, "weights": 72}  # mini: past the sliding window; else a minute's work
+GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32}  # a gate's prefill crosses two ends of micro-batches
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
 TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0}
@@ -29,7 +26,7 @@ FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
 DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
 SHORT_PROMPT = 8  # where packing prompts could pay: long ones fill a micro-batch each
 SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
-LAW_SEED, LAW_CELLS = 0, 160
+LAW_SEEDS, LAW_CELLS = (0, 1, 2), 60  # configurations of each
 
 
 @dataclass(frozen=True)
@@ -90,6 +87,20 @@ def batch_scaling(scale: str, gpu: bool = False) -> Plan:
     return replace(planned, compared=tuple(compared), blocks=2 if scale == "mini" else BLOCKS)
 
 
+def gates(scale: str, gpu: bool = False) -> Plan:
+    """Gates of the files that studies use most, by themselves: so that a better gate need not wait for its study.
+
+    One thread: nothing here is timed, and on a busy machine threads that wait for one another take many times as long.
+    """
+    check_scale(scale)
+    base = change(Cell(workload="gate", scale=scale, n_gpu_layers=-1 if gpu else 0), **gate_tokens(scale))
+    others = () if scale == "weights" else (MATCHED,)  # the matched model is invented
+    files = [(model, DTYPE[scale]) for model in (*MODELS, *others)] + [(MODELS[0], "F16")]
+    cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
+    anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], n_prompt=16, n_ubatch=512)
+    return Plan("00-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
+
+
 def source_table(scale: str, gpu: bool = False) -> Plan:
     """The source's batch table under its own conditions: prompts of 512 tokens, 128 steps, packed and per sequence."""
     check_scale(scale)
@@ -100,15 +111,15 @@ def source_table(scale: str, gpu: bool = False) -> Plan:
     return replace(planned, blocks=2 if scale == "mini" else SOURCE_BLOCKS, extra_blocks=0)
 
 
-def batching_law(scale: str, gpu: bool = False, seed: int = LAW_SEED, n: int = LAW_CELLS) -> Plan:
-    """`n` configurations drawn from `seed` for the batching law, PLaMo 3 as control, one process each, on the CPU.
+def batching_law(scale: str, gpu: bool = False, seeds: tuple[int, ...] = LAW_SEEDS, n: int = LAW_CELLS) -> Plan:
+    """`n` configurations from each seed for the batching law, PLaMo 3 as control, one process each, on the CPU.
 
     Beside them the map of packed prompts by number and batch size, and the operator's three tests. The law is about
     the shape of calls, so it is held against the embedded models.
     """
     if scale != "mini":
         raise StudyError(f"scale {scale!r}", "the law is held against the engine at mini", "choose --scale mini")
-    cells = (*grid.grid(seed, n, *MODELS), *grid.packed_map(MODELS[0]))
+    cells = (*(cell for seed in seeds for cell in grid.grid(seed, n, *MODELS)), *grid.packed_map(MODELS[0]))
     cells += tuple(grid.three_tests(test, model) for test in grid.TESTS for model in MODELS)
     anchor = Cell(workload="decode", model=MODELS[0], scale="mini", dtype="F16", n_prompt=16, n_gen=32)
     return Plan("03-batching-law", "mini", cells, (), anchor, 1, 0, TIME_LIMIT_S["mini"], compared=cells)
@@ -141,12 +152,17 @@ def with_gates(study: str, scale: str, cells: tuple[Cell, ...], exact_cache: boo
         check_cell(cell)
     base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1, n_seq=1, policy="per_sequence")
     files = dict.fromkeys((cell.model, cell.dtype) for cell in cells if cell.model)
-    gate = change(base, workload="gate", n_prompt=GATE_TOKENS[scale], n_gen=GREEDY_TOKENS)
+    gate = change(base, workload="gate", **gate_tokens(scale))
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
     kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
     gates = tuple(change(kind, model=model, dtype=dtype) for model, dtype in files for kind in kinds)
     anchor = change(base, workload="decode", n_prompt=16, n_gen=32)
     return Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
+
+
+def gate_tokens(scale: str) -> dict[str, int]:
+    """Fields of every gate: the tokens that the oracle sees, the micro-batches they come in, and those continued."""
+    return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": GREEDY_TOKENS}
 
 
 def change(cell: Cell, **changes: Any) -> Cell:

@@ -117,9 +117,9 @@ def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     for cell in cells:
         check(cell)
     base = Cell(workload="gate", scale=scale, dtype=plan.DTYPE[scale], n_threads=machine.performance_cores())
-    base = plan.change(base, n_gpu_layers=cells[0].n_gpu_layers, n_prompt=plan.GATE_TOKENS[scale])
+    base = plan.change(base, n_gpu_layers=cells[0].n_gpu_layers)
     models = dict.fromkeys(cell.model for cell in cells if cell.model)
-    gates = tuple(plan.change(base, model=model, n_gen=plan.GREEDY_TOKENS) for model in models)
+    gates = tuple(plan.change(base, model=model, **plan.gate_tokens(scale)) for model in models)
     anchor = plan.change(base, workload="decode", model=MODELS[0], n_prompt=16, n_gen=32)
     return Plan(study, scale, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[scale])
 

@@ -11,23 +11,17 @@ from pathlib import Path
 import numpy as np
 
 from plamo_study.engine import library
+from plamo_study.engine.parts import PartSums
 from plamo_study.engine.session import Session
-from plamo_study.limits import LAW_TOLERANCE
 from plamo_study.measure.rows import Cell, Measured
-from plamo_study.models.mixture import FILE_TYPES
-from plamo_study.oracle import Oracle, agreement, relative_error
+from plamo_study.measure.tolerance import part_tolerance, tolerance
+from plamo_study.oracle import Oracle, agreement, judge, relative_error
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
-# Relative error of logits that rounding explains. The engine rounds activations to the weights' type, keeps keys and
-# values in F16 and, on the CPU, sums attention in F16. The defects guarded against cause errors of 0.4 and more.
-# K types round activations in blocks of 256 instead of 32, so an outlier costs more neighbours their precision. The
-# largest errors measured on full-size random weights: F32 0.001, F16 0.003, BF16 0.016, Q8_0 0.05, Q4_0 0.05, K 0.09.
-TOLERANCE = {"F32": 1e-2, "F16": 1e-2, "BF16": 6e-2}
-TOLERANCE |= dict.fromkeys(("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"), 0.15)
-TOLERANCE |= dict.fromkeys(("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"), 0.2)
-LOOSEST = max(TOLERANCE.values())
-EXACT_CACHE = 5e-3  # for F32 and F16 weights with keys and values in F32 and no flash attention
+PROBE_FIRST = 5  # ids below are special tokens
+PROBE_TOKENS = 32  # evaluated alone in several ways beside a replay, for the size of rounding
+PROBE_CUTS = (PROBE_TOKENS, 5, 1)  # tokens of each call; the first is what the others are held against
 
 Prompts = dict[int, np.ndarray]
 Calls = tuple[tuple[tuple[int, int], ...], ...]
@@ -66,38 +60,28 @@ def checks(
     return {"second_path_error": error, "second_path": within, "finite": finite, "evaluated": evaluated == due}
 
 
-def tolerance(cell: Cell) -> float:
-    """The largest relative error that is rounding, for a cell's weights and cache: that of its roughest type."""
-    exact = cell.dtype in ("F32", "F16") and (cell.type_k, cell.type_v, cell.flash_attn) == ("f32", "f32", "off")
-    return EXACT_CACHE if exact else max(TOLERANCE.get(name, LOOSEST) for name in _types(cell.dtype))
-
-
-def _types(dtype: str) -> tuple[str, ...]:
-    """The tensor types a type or recipe asks for; a publisher's own name stands for itself."""
-    file_type, *words = dtype.split("-")
-    return FILE_TYPES.get(file_type, (0, file_type))[1], *words[1::2]
-
-
 def gate(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
-    """Engine against the NumPy oracle at every position: one prefill, then half a prefill continued step by step.
+    """Engine against the NumPy oracle: one prefill, then half a prefill continued step by step, at every position.
 
-    A build with a window is held against the oracle with that window; how far it is from one without it is told beside
-    it, for the reader to see that the check would find a window that is not there.
+    The steps are judged part by part too (oracle/judge.py), with what planted faults would show in each part. A build
+    with a window is held against the oracle with that window; how far it is from one without it is told beside it, for
+    the reader to see that the check would find a window that is not there.
     """
     tokens = draws[0][0][: cell.n_prompt]
-    half = len(tokens) // 2
-    window = library.window()
-    expected = Oracle(path, round_activations=True, window=window).logits(tokens)
+    half, window = len(tokens) // 2, library.window()
     session.clear()
     whole = session.prefill({0: tokens}, every=True)[0]
     session.clear()
-    stepped = [session.prefill({0: tokens[:half]}, every=True)[0]]
+    rows = [session.prefill({0: tokens[:half]}, every=True)[0]]
     for token in tokens[half:]:
         session.decode({0: int(token)})
-        stepped.append(session.logits()[None])
+        rows.append(session.logits()[None])
+    greedy, n_evaluated = _greedy(session, cell.n_gen), session.n_evaluated
+    stepped, (sums, watched) = np.concatenate(rows), _watched(session, tokens, half)
+    judged = judge(Oracle(path, round_activations=True, window=window), tokens, sums, watched)
     verdicts = {
-        "prefill": agreement(whole, expected, tolerance(cell)),
-        "decode": agreement(np.concatenate(stepped), expected, tolerance(cell)),
+        "prefill": agreement(whole, judged.logits, tolerance(cell)),
+        "decode": agreement(stepped, judged.logits, tolerance(cell)),
     }
     checks: dict[str, float | bool] = {f"{name}_error": v.max_relative_error for name, v in verdicts.items()}
     checks |= {f"{name}_top1_checked": v.top1_checked for name, v in verdicts.items()}
@@ -105,34 +89,68 @@ def gate(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Meas
     if 0 < window < len(tokens):
         others = Oracle(path, round_activations=True).logits(tokens)
         checks["without_window"] = agreement(whole, others, tolerance(cell)).max_relative_error
-    greedy = _greedy(session, cell.n_gen)
+    parts = max(judged.head, *(max(errors) for errors in judged.parts.values()))
+    checks |= {"parts_error": parts, "parts_agrees": parts <= part_tolerance(cell)}
+    error = relative_error(watched, stepped)  # looking into the engine must not change what it says
+    checks |= {"watched_error": error, "watched_agrees": error <= part_tolerance(cell)}
+    checks |= {"tolerance": tolerance(cell), "parts_tolerance": part_tolerance(cell)}
     checks["greedy_distinct"] = len(set(greedy))
     checks["degenerate_loop"] = len(set(greedy[-LOOP_TOKENS:])) <= 2
-    agree = all(v.ok for v in verdicts.values())
-    return Measured(checks=checks, valid=agree, n_evaluated=session.n_evaluated)
+    agree = all(value for name, value in checks.items() if name.endswith("_agrees"))
+    series = judged.parts | {f"fault: {name}": errors for name, errors in judged.faults.items()}
+    return Measured(checks=checks, series=series, valid=agree, n_evaluated=n_evaluated)
+
+
+def _watched(session: Session, tokens: np.ndarray, half: int) -> tuple[dict[tuple[int, str], np.ndarray], np.ndarray]:
+    """The same steps in a context that is looked into: residual sums by part, and logits at every position."""
+    with PartSums(session) as model:
+        model.evaluate(tokens[:half])
+        rows = [model.logits(half)]
+        for at in range(half, len(tokens)):
+            model.evaluate(tokens[at : at + 1])
+            rows.append(model.logits())
+        return model.sums(), np.concatenate(rows)
 
 
 def replay(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
     """Any calls, in order: the error of every sequence's logits after each call against the same sequence alone.
 
-    Checks are named "call/sequence". Sequences are run alone first, so that an abort costs the row and no proof.
+    Checks are named "call/sequence", beside them "rounding". No verdict: what is wrong is said of all rows together.
+    Sequences are run alone first, so that an abort costs the row and no proof.
     """
+    rounding = _rounding(session)
     expected: dict[tuple[int, int], np.ndarray] = {}
     for seq in draws[0]:
         alone_calls = tuple(tuple(part for part in call if part[0] == seq) for call in cell.calls)
         expected |= dict(_by_calls(session, alone_calls, draws[0]))
     found = _by_calls(session, cell.calls, draws[0])
     errors: dict[str, float | bool] = {f"{at[0]}/{at[1]}": relative_error(row, expected[at]) for at, row in found}
-    return Measured(checks=errors, valid=max(errors.values()) < LAW_TOLERANCE, n_evaluated=session.n_evaluated)
+    return Measured(checks=errors | {"rounding": rounding}, n_evaluated=session.n_evaluated)
 
 
 def isolation(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
     """The same calls twice, sequence 0 with the same tokens and its neighbours with others: may sequence 0 change?"""
     first, second = draws
+    rounding = _rounding(session)
     before = dict(_by_calls(session, cell.calls, first))
     after = dict(_by_calls(session, cell.calls, {**second, 0: first[0]}))
     error = max(relative_error(after[at], row) for at, row in before.items() if at[1] == 0)
-    return Measured(checks={"isolation_error": error}, valid=error < LAW_TOLERANCE, n_evaluated=session.n_evaluated)
+    checks: dict[str, float | bool] = {"isolation_error": error, "rounding": rounding}
+    return Measured(checks=checks, n_evaluated=session.n_evaluated)
+
+
+def _rounding(session: Session) -> float:
+    """How far one right computation lies from another: tokens of one sequence alone, cut into calls in other ways.
+
+    The largest relative error over positions. No batch of sequences is in it, so none of the law's defects either.
+    """
+    tokens = np.random.default_rng(0).integers(PROBE_FIRST, session.n_vocab, PROBE_TOKENS, dtype=np.int32)
+    ways = []
+    for size in PROBE_CUTS:
+        session.clear()
+        pieces = [tokens[start : start + size] for start in range(0, PROBE_TOKENS, size)]
+        ways.append(np.concatenate([session.prefill({0: piece}, every=True)[0] for piece in pieces]))
+    return max(relative_error(way, ways[0]) for way in ways[1:])
 
 
 def _by_calls(session: Session, calls: Calls, tokens: Prompts) -> Iterator[tuple[tuple[int, int], np.ndarray]]:

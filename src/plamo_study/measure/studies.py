@@ -15,6 +15,7 @@ from plamo_study.measure import (
 from plamo_study.measure.plan import Plan
 
 STUDIES: dict[str, Callable[..., Plan]] = {
+    "00-gates": plan.gates,
     "01-phase-asymmetry": plan.phase_asymmetry,
     "02-roofline": plan_roofline.roofline,
     "02-trace": plan_trace.trace,
@@ -34,7 +35,7 @@ STUDIES: dict[str, Callable[..., Plan]] = {
     "05-window": plan_context.window,
 }
 AT_MINI = {"03-batching-law", "05-drift", "05-window"}  # held against the embedded models whatever scale is asked for
-ASIDE = {"04-modes", "04-controlled", "05-window"}  # shown as recorded, never measured by a live notebook
+ASIDE = {"00-gates", "04-modes", "04-controlled", "05-window"}  # shown as recorded, never measured by a live notebook
 NO_QUALITY_IN = "shape"  # random weights: these studies are then shown at mini
 OF_WEIGHTS = {"04-quality", "04-scan", "04-ranges"}
 

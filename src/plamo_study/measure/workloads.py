@@ -227,7 +227,9 @@ def _open(cell: Cell, path: Path) -> Iterator[tuple[Session, int, list[str]]]:
     if cell.cold:
         machine.drop_pages(path)
     start = clock()
-    with Session(path, sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq)) as session:
+    probe = proof.PROBE_TOKENS if cell.workload in ("replay", "isolation") else 0
+    room = max(cell.n_prompt + cell.n_gen, probe)
+    with Session(path, sessions.config(cell, room, n_seq_max=cell.n_seq)) as session:
         yield session, clock() - start, log
 
 

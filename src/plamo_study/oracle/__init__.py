@@ -6,5 +6,6 @@ nothing is shared with llama.cpp but the file. It does not know tokenizers, samp
 
 from plamo_study.oracle.compare import Agreement, agreement, relative_error
 from plamo_study.oracle.forward import Oracle
+from plamo_study.oracle.judge import Judged, judge
 
-__all__ = ["Agreement", "Oracle", "agreement", "relative_error"]
+__all__ = ["Agreement", "Judged", "Oracle", "agreement", "judge", "relative_error"]

@@ -22,6 +22,8 @@ class Oracle:
     PLaMo 2 mixes by Mamba where `head_count_kv` is 0 and by full attention elsewhere; PLaMo 3 by attention, sliding in
     all layers but every `pattern`-th. `head_count` is read whether it is a scalar or an array with 0 for Mamba layers.
 
+    `path`: the file, or another oracle of it, whose weights are shared.
+
     Weights are taken as stored and everything else is float32. llama.cpp's CPU backend also rounds the input of each
     matrix product to the type of the weights. `round_activations` does the same,
     which tells that rounding from a wrong computation; logits are then this backend's, not the model's.
@@ -36,8 +38,9 @@ class Oracle:
 
     """
 
-    def __init__(self, path: Path | str, round_activations: bool = False, window: int = 0):
-        self._weights, self._window = Weights(path, round_activations), window
+    def __init__(self, path: "Path | str | Oracle", round_activations: bool = False, window: int = 0):
+        self._weights: Weights = path._weights if isinstance(path, Oracle) else Weights(path, round_activations)
+        self._window: int = path._window if isinstance(path, Oracle) else window
         self.arch = str(self._weights.value("general.architecture"))
         if self.arch not in ARCHITECTURES:
             raise StudyError(
@@ -62,19 +65,34 @@ class Oracle:
         ids = np.asarray(tokens, dtype=np.int64)
         if ids.size == 0 or ids.min() < 0 or ids.max() >= self.n_vocab:
             raise ValueError(f"tokens must be a non-empty sequence of ids below {self.n_vocab}")
-        hidden = self._hidden(ids)
-        return self._weights.linear(hidden if positions is None else hidden[list(positions)], self._head)
-
-    def _hidden(self, ids: np.ndarray) -> np.ndarray:
-        x = self._weights.rows("token_embd.weight", ids)
+        x = self.embedded(ids)
         for layer in range(self.n_layer):
-            block = f"blk.{layer}."
-            mixer = self._mamba if self._n_head_kv[layer] == 0 else self._attention
-            mixed = mixer(layer, self._norm(x, block + "attn_norm.weight"))
-            x = x + self._norm(mixed, block + "post_attention_norm")
-            fed = self._feed_forward(block, self._norm(x, block + "ffn_norm.weight"))
-            x = x + self._norm(fed, block + "post_ffw_norm")
-        return self._norm(x, "output_norm.weight")
+            x = x + self.mixed(layer, x)
+            x = x + self.fed(layer, x)
+        return self.head(x if positions is None else x[list(positions)])
+
+    def embedded(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """What enters layer 0, (n_tokens, hidden)."""
+        return self._weights.rows("token_embd.weight", np.asarray(tokens, dtype=np.int64))
+
+    def is_mamba(self, layer: int) -> bool:
+        """Whether a layer mixes by Mamba."""
+        return bool(self._n_head_kv[layer] == 0)
+
+    def mixed(self, layer: int, x: np.ndarray) -> np.ndarray:
+        """What a layer's mixer adds to `x` (n_tokens, hidden), the whole text up to there."""
+        block, mixer = f"blk.{layer}.", self._mamba if self.is_mamba(layer) else self._attention
+        return self._norm(mixer(layer, self._norm(x, block + "attn_norm.weight")), block + "post_attention_norm")
+
+    def fed(self, layer: int, x: np.ndarray) -> np.ndarray:
+        """What a layer's feed-forward adds to `x` (n_tokens, hidden)."""
+        block = f"blk.{layer}."
+        fed = self._feed_forward(block, self._norm(x, block + "ffn_norm.weight"))
+        return self._norm(fed, block + "post_ffw_norm")
+
+    def head(self, x: np.ndarray) -> np.ndarray:
+        """Logits (n_tokens, n_vocab) of what leaves the last layer."""
+        return self._weights.linear(self._norm(x, "output_norm.weight"), self._head)
 
     def _feed_forward(self, block: str, x: np.ndarray) -> np.ndarray:
         up = self._weights.linear(x, block + "ffn_up.weight")
@@ -88,22 +106,42 @@ class Oracle:
         window, theta = self._reach(layer)
         q = self._norm(q.reshape(len(x), n_head, -1), block + "attn_q_norm.weight")
         k = self._norm(k.reshape(len(x), n_kv, -1), block + "attn_k_norm.weight")
-        q, k = layers.rotate(q, theta), layers.rotate(k, theta)
-        mixed = layers.attend(q, k, v.reshape(len(x), n_kv, -1), window)
+        q, k = self._rotated(q, theta), self._rotated(k, theta)
+        mixed = layers.attend(q, k, v.reshape(len(x), n_kv, -1), self._visible(len(x), window))
         return self._weights.linear(mixed, block + "attn_output.weight")
 
     def _mamba(self, layer: int, x: np.ndarray) -> np.ndarray:
         """Mamba: y = scan(u, dt, B, C) + D u with u = conv(x), then silu(z) · y through the output projection."""
         block, n_head = f"blk.{layer}.ssm_", int(self._value("ssm.time_step_rank"))
-        array, linear = self._weights.array, self._weights.linear
-        z, signal = mamba.split_zx(linear(x, block + "in.weight"), n_head)
+        array, linear = self._weights.array, self._projected
+        z, signal = mamba.split_zx(self._ordered(linear(x, block + "in.weight")), n_head)
         u = mamba.causal_convolution(signal.reshape(len(x), -1), array(block + "conv1d.weight"))
         B, C, dt = mamba.split_bcdt(linear(u, block + "x.weight"), int(self._value("ssm.state_size")))
         B, C, dt = (self._norm(part, f"{block}{name}_norm") for part, name in ((B, "b"), (C, "c"), (dt, "dt")))
         dt = mamba.softplus(linear(dt, block + "dt.weight") + array(block + "dt.bias"))
         u = u.reshape(z.shape)
-        y = mamba.scan(u, dt, array(block + "a").ravel(), B, C) + array(block + "d").reshape(-1, 1) * u
-        return linear((layers.silu(z) * y).reshape(len(x), -1), block + "out.weight")
+        y = self._scanned(u, dt, array(block + "a").ravel(), B, C) + array(block + "d").reshape(-1, 1) * u
+        return linear(self._gated(layers.silu(z) * y).reshape(len(x), -1), block + "out.weight")
+
+    # What follows stands alone so that faults.py can replace it.
+
+    def _rotated(self, x: np.ndarray, theta: float) -> np.ndarray:
+        return layers.rotate(x, theta)
+
+    def _visible(self, n_tokens: int, window: int | None) -> np.ndarray:
+        return layers.visible(n_tokens, window)
+
+    def _projected(self, x: np.ndarray, name: str) -> np.ndarray:
+        return self._weights.linear(x, name)
+
+    def _ordered(self, zx: np.ndarray) -> np.ndarray:
+        return zx
+
+    def _scanned(self, x: np.ndarray, dt: np.ndarray, a: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
+        return mamba.scan(x, dt, a, B, C)
+
+    def _gated(self, y: np.ndarray) -> np.ndarray:
+        return y
 
     def _reach(self, layer: int) -> tuple[int | None, float]:
         """Window in tokens (None: the whole text) and rotary base of an attention layer."""

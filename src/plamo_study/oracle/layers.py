@@ -41,14 +41,14 @@ def key_value_head(head: int, n_head: int, n_head_kv: int) -> int:
     return head // (n_head // n_head_kv)
 
 
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> np.ndarray:
-    """softmax(q kᵀ / √d) v with causal mask (Vaswani et al. 2017, arXiv:1706.03762) and grouped key/value heads.
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """softmax(q kᵀ / √d) v over the keys seen (Vaswani et al. 2017, arXiv:1706.03762), grouped key/value heads.
 
-    q is (n_tokens, n_head, d), k (n_tokens, n_head_kv, d), v (n_tokens, n_head_kv, d_v); the result is
-    (n_tokens, n_head · d_v).
+    q is (n_tokens, n_head, d), k (n_tokens, n_head_kv, d), v (n_tokens, n_head_kv, d_v), `seen` (query, key) boolean;
+    the result is (n_tokens, n_head · d_v).
     """
-    n_tokens, n_head, d = q.shape
-    hidden = np.where(visible(n_tokens, window), np.float32(0), np.float32(-np.inf))
+    _, n_head, d = q.shape
+    hidden = np.where(seen, np.float32(0), np.float32(-np.inf))
     heads = []
     for head in range(n_head):
         shared = key_value_head(head, n_head, k.shape[1])

@@ -1,5 +1,7 @@
 """Tensors and metadata of one GGUF file, dequantised to float32 when they are used."""
 
+import mmap
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ from gguf.quants import dequantize, quantize
 from plamo_study.errors import StudyError
 
 CACHE_ELEMENTS = 2**26  # files up to this many weights (256 MiB of float32) are dequantised once and kept
-BLOCK_ELEMENTS = 2**24  # larger files: at most this many weights (64 MiB of float32) exist at a time
+BLOCK_ELEMENTS = 2**24  # larger files: one layer is kept at a time, and of other tensors at most so many weights exist
+LAYER = re.compile(r"blk\.\d+\.")
 
 # Type to which llama.cpp's CPU backend rounds what it multiplies with weights of a type (ggml-cpu.c, vec_dot_type).
 # Q4_1 and Q5_1 are met with Q8_1, which is Q8_0 with its sums beside it.
@@ -40,8 +43,9 @@ class Weights:
         except (ValueError, IndexError, KeyError) as error:
             raise StudyError(str(path), f"not a readable GGUF ({error})", "plamo-study models make") from error
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        small = sum(int(tensor.n_elements) for tensor in self._tensors.values()) <= CACHE_ELEMENTS
-        self._cache: dict[str, np.ndarray] | None = {} if small else None
+        self._small = sum(int(tensor.n_elements) for tensor in self._tensors.values()) <= CACHE_ELEMENTS
+        self._cache: dict[str, np.ndarray] = {}
+        self._layer = ""  # of a large file: the one whose tensors are in the cache
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -73,7 +77,7 @@ class Weights:
 
     def rows(self, name: str, index: slice | np.ndarray) -> np.ndarray:
         """Some rows of a tensor, float32, in NumPy order (out, in)."""
-        if self._cache is not None:
+        if self._small or LAYER.match(name):
             return self.array(name)[index]
         tensor = self._tensor(name)
         return dequantize(tensor.data[index], tensor.tensor_type)
@@ -81,14 +85,14 @@ class Weights:
     def array(self, name: str) -> np.ndarray:
         """A whole tensor, float32, in NumPy order: the reverse of ggml's, so matrices are (out, in)."""
         tensor = self._tensor(name)
-        if self._cache is None:
+        if not self._small and not self._enter_layer_of(name):
             return dequantize(tensor.data, tensor.tensor_type)
         if name not in self._cache:
             self._cache[name] = dequantize(tensor.data, tensor.tensor_type)
         return self._cache[name]
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        """y = x Wᵀ for x (n_tokens, in) and W (out, in); W is dequantised a block of rows at a time."""
+        """y = x Wᵀ for x (n_tokens, in) and W (out, in); what is not kept is dequantised a block of rows at a time."""
         n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
         to = ROUNDED_TO.get(self._tensor(name).tensor_type) if self._round else None
         x = x if to is None else rounded(x, to)
@@ -97,6 +101,16 @@ class Weights:
             block = slice(start, start + step)
             y[:, block] = x @ self.rows(name, block).T
         return y
+
+    def _enter_layer_of(self, name: str) -> bool:
+        """Keep the tensors of one layer at a time; False for a tensor of no layer."""
+        layer = LAYER.match(name)
+        if layer and layer[0] != self._layer:
+            self._layer = layer[0]
+            self._cache.clear()
+            pages: Any = self._reader.data
+            pages._mmap.madvise(mmap.MADV_DONTNEED)  # the file's pages would count as memory used
+        return layer is not None
 
     def _tensor(self, name: str) -> Any:
         if name not in self._tensors:

@@ -1,7 +1,7 @@
 """What every study shows before its numbers: where rows come from, which models, and whether they were right."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
@@ -13,11 +13,15 @@ from plamo_study.analysis import coverage, prediction, usable
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
-from plamo_study.measure.collect import REFERENCE, Recording
+from plamo_study.measure import frame, journal
+from plamo_study.measure.collect import LOCAL, REFERENCE, Recording, journal_path
 from plamo_study.measure.frame import build_name
+from plamo_study.measure.tolerance import part_tolerance, tolerance
+from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present.tables import Columns, Table, scaled, table
 
 INTERVALS = "95 % intervals, or of the level that stands in them"
+GATES = "00-gates"
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
 READ_KERNEL = "dot product of an array with itself"
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
@@ -58,15 +62,15 @@ def weights_of(fact: dict[str, Any]) -> str:
 def verdicts(recording: Recording) -> Table:
     """Rows counted by verdict, the largest disagreement with second path or oracle, and whether times were steady.
 
-    Steady: the median of the last quarter of the timed samples over that of the first, median over rows.
+    A disagreement stands beside what is allowed, an oracle beside the tokens that it saw. Steady: the median of the
+    last quarter of the timed samples over that of the first, median over rows.
     """
     rows = recording.rows[recording.rows["model"] != ""]
     entries = []
     for (model, workload), group in rows.groupby(["model", "workload"]):
-        errors = [v for checks in group["checks"] for name, v in checks.items() if name.endswith("_error")]
         ratios = [checks["last_to_first_quarter"] for checks in group["checks"] if "last_to_first_quarter" in checks]
-        entry = {"model": model, "cells": workload, "against": "oracle" if workload == "gate" else "second path"}
-        entry["largest error"] = f"{max(errors):.1e}" if errors else "n/a"
+        entry = {"model": model, "cells": workload, "against": _against(group)}
+        entry["largest error, of allowed"] = _largest(list(group.itertuples()))
         entry |= {verdict: int((group["verdict"] == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
         entry["last / first quarter"] = f"{median(ratios):.2f}" if ratios else "n/a"
         entries.append(entry)
@@ -74,6 +78,81 @@ def verdicts(recording: Recording) -> Table:
     hit = int((recording.rows.get("disturbed", False) & (recording.rows["model"] != "")).sum())
     note = {"model": "blocks", "cells": f"{blocks} in all, {n_drifted} marked as drifted; {hit} rows disturbed"}
     return Table(pd.DataFrame([{k: str(v) for k, v in entry.items()} for entry in (*entries, note)]).fillna(""))
+
+
+def _against(group: pd.DataFrame) -> str:
+    if group["workload"].iloc[0] != "gate":
+        return "second path"
+    return "oracle, " + ", ".join(f"{n}" for n in sorted(set(group["n_prompt"]))) + " tokens"
+
+
+LOGITS = ("prefill_error", "decode_error", "second_path_error")  # what `tolerance` is about
+
+
+def _largest(rows: list[Any], names: tuple[str, ...] = LOGITS, allowed: Callable[[Any], float] = tolerance) -> str:
+    """The largest error of some rows, with what its row allows; that nearest to it where they allow different ones."""
+    found = [(row.checks[name], allowed(row)) for row in rows for name in names if name in row.checks]
+    if not found:
+        others = [v for row in rows for name, v in row.checks.items() if name.endswith("_error")]
+        return f"{max(others):.1e}" if others else "n/a"
+    error, most = max(found, key=lambda pair: pair[0] / pair[1])
+    return f"{error:.1e} of {most:.1e}"
+
+
+def gates(recording: Recording) -> Table:
+    """What the oracle saw of each file and what it would have seen: errors, allowed errors, and planted faults.
+
+    Beside the recording's own gates stand those of the same files in study 00-gates. The margin: the smallest planted
+    fault over what a part is allowed.
+    """
+    entries = []
+    for row in _gates(recording):
+        faults = _harmful(row.series)
+        allowed = part_tolerance(row)
+        smallest = min(faults, key=lambda name: min(faults[name]), default="")
+        entry = {"model": f"{row.model} {row.dtype}", "oracle saw": f"{row.n_prompt} tokens"}
+        entry["in micro-batches"] = f"{-(-row.n_prompt // row.n_ubatch)}"
+        entry["logits, error of allowed"] = _largest([row])
+        judged = "parts_error" in row.checks
+        entry["parts, error of allowed"] = _largest([row], ("parts_error",), part_tolerance) if judged else "not judged"
+        entry["hides best"] = f"{smallest}, {min(faults[smallest]):.1e}" if faults else "n/a"
+        entry["margin"] = f"{min(faults[smallest]) / allowed:.1f}" if faults else "n/a"
+        entries.append(entry | {"verdict": "agrees" if row.verdict == "valid" else "DISAGREES"})
+    return Table(pd.DataFrame(entries).drop_duplicates())
+
+
+def planted(recording: Recording) -> Table:
+    """What each kind of fault would show in a gate: the error of the part it stands in, where it shows least."""
+    shown: dict[str, dict[str, str]] = {}
+    for row in _gates(recording):
+        for name, errors in row.series.items():
+            if name.startswith(FAULT):
+                least = f"{min(errors):.1e}" if min(errors) < NOT_FINITE else "not finite"
+                fault = name.removeprefix(FAULT) + (" (harmless)" if name.removeprefix(FAULT) in HARMLESS else "")
+                shown.setdefault(fault, {})[f"{row.model} {row.dtype}, {row.n_prompt} tokens"] = least
+    return Table(pd.DataFrame([{"fault": name, **files} for name, files in shown.items()]).fillna("n/a"))
+
+
+FAULT, NOT_FINITE = "fault: ", 1e300
+
+
+def _harmful(series: dict[str, list[float]]) -> dict[str, list[float]]:
+    named = {name.removeprefix(FAULT): errors for name, errors in series.items() if name.startswith(FAULT)}
+    return {name: errors for name, errors in named.items() if name not in HARMLESS}
+
+
+def _gates(recording: Recording) -> list[Any]:
+    """Gate rows that ended, the recording's and then those that 00-gates has of the same files."""
+    place = LOCAL if recording.source == "live" else REFERENCE
+    files = {fact["sha256"] for fact in recording.facts.values() if "file_bytes" in fact}
+    found = [recording.rows]
+    path = journal_path(GATES, recording.scale, place)
+    if recording.study != GATES and path.exists():
+        records = journal.read(path)
+        facts = frame.facts(records)
+        same = [row for row in journal.latest_rows(records) if row.model and facts[row.model]["sha256"] in files]
+        found += [frame.frame(same, facts)] if same else []
+    return [r for rows in found for r in rows[(rows["workload"] == "gate") & (rows["status"] == "ok")].itertuples()]
 
 
 def ceilings(recording: Recording) -> Table:

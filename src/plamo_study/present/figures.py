@@ -183,8 +183,8 @@ def packed_map(data: pd.DataFrame, title: str) -> Chart:
     )
 
 
-def three_tests(data: pd.DataFrame, limit: float, title: str) -> Chart:
-    """Relative error of the three tests on a logarithmic axis; right of the line a test fails."""
+def three_tests(data: pd.DataFrame, title: str) -> Chart:
+    """Relative error of the three tests on a logarithmic axis; right of its model's line a test fails."""
     tidy = data.assign(label=data["model"] + ", " + data["build"], shown=data["error"].clip(lower=1e-8))
     x = alt.X("shown:Q", title="Largest relative error (log; 1e-8 and less at the left)", scale=alt.Scale(type="log"))
     colour, shape = _marks("label", list(dict.fromkeys(tidy["label"])))
@@ -193,7 +193,7 @@ def three_tests(data: pd.DataFrame, limit: float, title: str) -> Chart:
         .mark_point(size=90)
         .encode(y=alt.Y("test:N", title=None, sort=None), x=x, color=colour, shape=shape)
     )
-    rule = alt.Chart(pd.DataFrame({"x": [limit]})).mark_rule(strokeDash=[4, 4]).encode(x="x:Q")
+    rule = alt.Chart(pd.DataFrame({"x": sorted(set(data["limit"]))})).mark_rule(strokeDash=[4, 4]).encode(x="x:Q")
     words = "; ".join(f"{r.test}, {r.label}: {r.error:.1e}" for r in tidy.itertuples())
     return alt.layer(rule, dots).properties(title=title, description=f"{title}. {words}.", height=140)
 

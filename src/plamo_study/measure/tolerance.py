@@ -1,0 +1,42 @@
+"""How far a right engine may be from what it is held against, by the types of weights and cache.
+
+The one place for it: workers judge by these numbers, and what is printed beside an old row's verdict comes from here.
+"""
+
+from typing import Any
+
+from plamo_study.models.mixture import FILE_TYPES
+
+# Relative error of logits that rounding explains. The engine rounds activations to the weights' type, keeps keys and
+# values in F16 and, on the CPU, sums attention in F16. The defects guarded against cause errors of 0.4 and more.
+# K types round activations in blocks of 256 instead of 32, so an outlier costs more neighbours their precision. The
+# largest errors measured on full-size random weights: F32 0.001, F16 0.003, BF16 0.016, Q8_0 0.05, Q4_0 0.05, K 0.09.
+TOLERANCE = {"F32": 1e-2, "F16": 1e-2, "BF16": 6e-2}
+TOLERANCE |= dict.fromkeys(("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"), 0.15)
+TOLERANCE |= dict.fromkeys(("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"), 0.2)
+LOOSEST = max(TOLERANCE.values())
+EXACT_CACHE = 5e-3  # for F32 and F16 weights with keys and values in F32 and no flash attention
+DEEP = 2  # times the usual, of a depth cell: on the CPU flash attention sums in F16, there over thousands of keys
+
+# The same of one part of a layer, given what the engine itself let into it: rounding cannot grow from part to part.
+# Largest measured: F16 0.0018, at full size Q8_0 0.0057. A fault that hides best, one lost token far down: 0.04.
+PART_TOLERANCE = {"F32": 5e-3, "F16": 5e-3}
+LOOSEST_PART = 1.5e-2
+
+
+def tolerance(cell: Any) -> float:
+    """The largest relative error of logits that is rounding, for a cell or a row of a frame: by its roughest type."""
+    exact = cell.dtype in ("F32", "F16") and (cell.type_k, cell.type_v, cell.flash_attn) == ("f32", "f32", "off")
+    usual = EXACT_CACHE if exact else max(TOLERANCE.get(name, LOOSEST) for name in _types(cell.dtype))
+    return usual * (DEEP if cell.workload == "depth" and not cell.text else 1)
+
+
+def part_tolerance(cell: Any) -> float:
+    """The largest relative error of what one part adds, for a cell or a row of a frame."""
+    return max(PART_TOLERANCE.get(name, LOOSEST_PART) for name in _types(cell.dtype))
+
+
+def _types(dtype: str) -> tuple[str, ...]:
+    """The tensor types a type or recipe asks for; a publisher's own name stands for itself."""
+    file_type, *words = dtype.split("-")
+    return FILE_TYPES.get(file_type, (0, file_type))[1], *words[1::2]

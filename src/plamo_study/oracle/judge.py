@@ -1,0 +1,70 @@
+"""The engine held against the oracle part by part, and what planted faults would show on the same scale.
+
+Rounding grows through a model: activations of a Q8_0 file are rounded to 8 bits before every product, and on random
+weights the logits of a right engine end up some per cent off. So every part is judged by itself: the oracle is given
+what entered the part in the engine, and what the part adds is compared. A part's error is that of one or two products.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from plamo_study.oracle.compare import relative_error
+from plamo_study.oracle.faults import OF_ATTENTION, OF_MAMBA
+from plamo_study.oracle.forward import Oracle
+
+NOT_FINITE = sys.float_info.max  # error of a part with a number that is not finite: JSON has no infinity
+
+
+@dataclass
+class Judged:
+    """`logits` of the oracle alone (n_tokens, n_vocab); relative errors of the engine's parts, one a layer, and head.
+
+    `faults`: by name, the error that a part with this fault would have, in the first and the last layer of its kind.
+    """
+
+    logits: np.ndarray
+    head: float = 0.0
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    faults: dict[str, list[float]] = field(default_factory=dict)
+
+
+def judge(
+    oracle: Oracle, tokens: np.ndarray, sums: Mapping[tuple[int, str], np.ndarray], engine_logits: np.ndarray
+) -> Judged:
+    """Judge one text. `sums`: the engine's residual sums by (layer, "mixer" or "feed-forward"), (n_tokens, hidden).
+
+    Raises KeyError where the engine showed no such part.
+    """
+    free = forced = oracle.embedded(tokens)
+    found, planted = Judged(free), _first_and_last(oracle)
+    for layer in range(oracle.n_layer):
+        for part, adds in (("mixer", oracle.mixed), ("feed-forward", oracle.fed)):
+            added, seen = adds(layer, forced), sums[layer, part]
+            found.parts.setdefault(part, []).append(part_error(seen - forced, added))
+            if part == "mixer" and layer in planted:
+                _plant(oracle, layer, forced, added, found.faults)
+            free = free + adds(layer, free)
+            forced = seen
+    found.head = part_error(engine_logits, oracle.head(forced))
+    found.logits = oracle.head(free)
+    return found
+
+
+def part_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """`relative_error`, and the largest number there is where something is not finite."""
+    error = relative_error(found, expected)
+    return error if np.isfinite(error) else NOT_FINITE
+
+
+def _first_and_last(oracle: Oracle) -> set[int]:
+    kinds = [[i for i in range(oracle.n_layer) if oracle.is_mamba(i) == mamba] for mamba in (True, False)]
+    return {layer for layers in kinds if layers for layer in (layers[0], layers[-1])}
+
+
+def _plant(oracle: Oracle, layer: int, x: np.ndarray, right: np.ndarray, faults: dict[str, list[float]]) -> None:
+    for name, faulty in (OF_MAMBA if oracle.is_mamba(layer) else OF_ATTENTION).items():
+        with np.errstate(all="ignore"):
+            faults.setdefault(name, []).append(part_error(faulty(oracle).mixed(layer, x), right))

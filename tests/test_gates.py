@@ -1,0 +1,262 @@
+"""Gates: a right engine passes them, and every planted fault is seen; the law's limit comes from rounding."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ATTENTION, HYBRID, mini, mini_file
+
+from plamo_study.analysis import law_check
+from plamo_study.engine import library
+from plamo_study.engine.parts import PartSums
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.errors import StudyError
+from plamo_study.limits import ROUNDINGS
+from plamo_study.measure import collect, depth, frame, grid, journal, plan, quantizing, studies
+from plamo_study.measure.process import work
+from plamo_study.measure.tolerance import part_tolerance, tolerance
+from plamo_study.measure.worker import Job
+from plamo_study.models import recipes
+from plamo_study.oracle import Oracle, faults, judge, relative_error
+from plamo_study.present import batching_law as law
+from plamo_study.present import evidence
+
+N, MICRO_BATCH = 48, 16
+TOKENS = np.random.default_rng(3).integers(5, 500, N)
+GATE = {"n_prompt": N, "n_ubatch": MICRO_BATCH, "n_gen": 4}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _silent():
+    library.capture_log([])
+
+
+@pytest.fixture(scope="module", params=[HYBRID, ATTENTION])
+def seen(request):
+    """One engine's text, its residual sums and its logits."""
+    path = mini_file(request.param)
+    with Session(path, SessionConfig(N, n_ubatch=MICRO_BATCH, n_gpu_layers=0)) as session:
+        plain = session.prefill({0: TOKENS}, every=True)[0]
+        with PartSums(session) as model:
+            model.evaluate(TOKENS)
+            logits, sums = model.logits(N), model.sums()
+    return SimpleNamespace(path=path, plain=plain, logits=logits, sums=sums, cell=mini("gate", request.param, **GATE))
+
+
+def gated(cell, path=None):
+    return work(Job(cell=cell, path=str(path or plan.model_file(cell))), 120.0).measured
+
+
+def worst(judged):
+    return max(judged.head, *(max(errors) for errors in judged.parts.values()))
+
+
+# ---------------------------------------------------------------- part by part
+
+
+def test_looking_into_the_engine_changes_nothing(seen):
+    assert np.array_equal(seen.logits, seen.plain)
+
+
+def test_a_right_engine_is_right_in_every_part_and_every_planted_fault_is_larger_than_allowed(seen):
+    judged, allowed = judge(Oracle(seen.path, True), TOKENS, seen.sums, seen.logits), part_tolerance(seen.cell)
+    assert worst(judged) <= allowed
+    for name, errors in judged.faults.items():
+        assert (max(errors) <= allowed) if name in faults.HARMLESS else (min(errors) > 2 * allowed), name
+    kinds = faults.OF_ATTENTION if seen.cell.model == ATTENTION else faults.OF_ATTENTION | faults.OF_MAMBA
+    assert set(judged.faults) == set(kinds)
+
+
+@pytest.mark.parametrize("name", sorted(faults.OF_ATTENTION | faults.OF_MAMBA))
+def test_an_engine_that_computes_otherwise_than_the_oracle_is_caught(name, seen):
+    fault = (faults.OF_MAMBA | faults.OF_ATTENTION)[name]
+    with np.errstate(all="ignore"):
+        judged = judge(fault(seen.path, True), TOKENS, seen.sums, seen.logits)
+    meets_it = name in faults.OF_ATTENTION or seen.cell.model == HYBRID
+    assert (worst(judged) > part_tolerance(seen.cell)) == (meets_it and name not in faults.HARMLESS)
+
+
+def test_a_fault_that_the_logits_of_an_8_bit_file_hide_is_seen_in_its_part(seen):
+    class Weaker(Oracle):
+        """Layer 1 feeds forward a twentieth less than it should."""
+
+        def fed(self, layer, x):
+            return super().fed(layer, x) * np.float32(0.95 if layer == 1 else 1)
+
+    judged = judge(Weaker(seen.path, True), TOKENS, seen.sums, seen.logits)
+    eight_bits = plan.change(seen.cell, dtype="Q8_0")
+    assert relative_error(seen.plain, judged.logits) < tolerance(eight_bits)
+    assert judged.parts["feed-forward"][1] > part_tolerance(eight_bits)
+
+
+def test_a_state_that_is_lost_between_micro_batches_is_seen(seen):
+    """The engine itself made wrong: what the last micro-batch says comes from a memory that was cleared before it."""
+    end = N - MICRO_BATCH
+    config = SessionConfig(N, n_ubatch=MICRO_BATCH, n_gpu_layers=0)
+    with Session(seen.path, config) as session, PartSums(session) as model:
+        model.evaluate(TOKENS[:end])
+        rows = [model.logits(end)]
+        model.clear()
+        model.n_past = end
+        model.evaluate(TOKENS[end:])
+        logits = np.concatenate([*rows, model.logits(MICRO_BATCH)])
+        judged = judge(Oracle(seen.path, True), TOKENS, model.sums(), logits)
+    assert worst(judged) > 2 * part_tolerance(seen.cell)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "Q8_0", "Q4_K_M", "Q2_K"])
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_the_gate_crosses_micro_batches_and_says_what_it_allows(model, dtype, tmp_path):
+    cell, path = mini("gate", model, dtype=dtype, **GATE), mini_file(model)
+    if dtype != "F16":
+        path = quantizing.quantize(path, tmp_path / f"{dtype}.gguf", recipes.by_name(dtype))
+    measured = gated(cell, path)
+    checks = measured.checks
+    assert measured.valid, checks
+    assert checks["parts_error"] <= checks["parts_tolerance"] == part_tolerance(cell)
+    assert max(checks["prefill_error"], checks["decode_error"]) <= checks["tolerance"] == tolerance(cell)
+    smallest = min(min(e) for n, e in measured.series.items() if n.startswith("fault") and "split" not in n)
+    assert smallest > checks["parts_tolerance"]
+
+
+@pytest.mark.parametrize("scale", ["mini", "shape", "weights"])
+def test_every_gate_sees_64_tokens_in_three_micro_batches(scale):
+    planned = [study(scale) for name, study in studies.STUDIES.items() if name[:2] in ("00", "01", "03", "05")
+               if scale == "mini" or name not in ("03-batching-law", "05-drift")]  # fmt: skip
+    gates = [gate for each in planned for gate in each.gates]
+    assert gates
+    assert all(gate.n_prompt >= 64 and gate.n_prompt > 2 * gate.n_ubatch for gate in gates)
+
+
+def test_a_large_file_is_read_a_layer_at_a_time(monkeypatch):
+    from plamo_study.oracle import weights
+
+    monkeypatch.setattr(weights, "CACHE_ELEMENTS", 0)
+    oracle = Oracle(mini_file(HYBRID))
+    oracle.logits(TOKENS[:4])
+    assert {name.split(".")[1] for name in oracle._weights._cache} == {str(oracle.n_layer - 1)}
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_old_gates_say_how_many_tokens_they_saw_and_what_was_allowed():
+    recording = collect.collect("01-phase-asymmetry", "recorded", "shape")
+    text = evidence.verdicts(recording).frame.to_string()
+    assert "oracle, 8 tokens" in text
+    assert "of 1.5e-01" in text
+    assert "not judged" in evidence.gates(recording).frame.to_string()
+
+
+def test_new_gates_show_faults_beside_what_is_allowed():
+    cell = mini("gate", **GATE)
+    measured = gated(cell)
+    row = {"model": HYBRID, "verdict": "valid", "status": "ok", "checks": measured.checks, "series": measured.series}
+    rows = pd.DataFrame([{name: getattr(cell, name) for name in frame.CELL_FIELDS} | row])
+    recording = collect.Recording(rows, {}, "00-gates", "mini", "recorded")
+    shown = evidence.gates(recording).frame.iloc[0]
+    assert shown["oracle saw"] == f"{N} tokens"
+    assert shown["in micro-batches"] == "3"
+    assert float(shown["margin"]) > 1
+    faulty = evidence.planted(recording).frame
+    assert set(faulty["fault"]) >= {
+        "lost rotation",
+        "mixed prompts",
+        "misplaced states",
+        "split projections (harmless)",
+    }
+    assert "not finite" in faulty.to_string()
+
+
+# ---------------------------------------------------------------- prefill at depth
+
+
+@pytest.mark.parametrize("label", [depth.LADDER, depth.WALK])
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_a_prompt_that_is_read_wrongly_at_depth_is_invalid(model, label, monkeypatch):
+    cell = mini("depth", model, n_prompt=256, n_ubatch=64, n_gen=2, flash_attn="on", label=label)
+    assert depth.run(cell, mini_file(model), print).valid
+    right = Session.evaluate_at
+
+    def forgetful(self, tokens, rows):
+        """Right at depth 0, elsewhere without the past."""
+        if self.n_past[0]:
+            past = self.n_past[0]
+            self.clear()
+            evaluated = right(self, tokens, rows)
+            self.n_past[0] = past + len(tokens)
+            return evaluated
+        return right(self, tokens, rows)
+
+    monkeypatch.setattr(Session, "evaluate_at", forgetful)
+    assert depth.run(cell, mini_file(model), print).checks["second_path"] is False
+
+
+# ---------------------------------------------------------------- the law's limit
+
+
+def replayed(error, rounding=6e-4, model=ATTENTION, seed=0, calls=(((0, 4),), ((0, 1),))):
+    cell = mini("replay", model, calls=calls, n_seq=4, seed=seed)
+    row = {"checks": {"0/0": 0.0, "1/0": error, "rounding": rounding}, "status": "ok", "build": "stock", "engine": "e"}
+    return {name: getattr(cell, name) for name in frame.CELL_FIELDS} | row
+
+
+FACTS = {HYBRID: {"shape": {"arch": "plamo2"}}, ATTENTION: {"shape": {"arch": "plamo3"}}, "e": {}}
+
+
+@pytest.mark.parametrize(("error", "exact"), [(0.0, True), (5.9e-4, True), (8e-3, False), (float("nan"), False)])
+def test_the_limit_is_rounding_s_so_that_a_fading_wrong_state_is_still_wrong(error, exact):
+    rows = pd.DataFrame([replayed(error), replayed(0.0, rounding=1e-5)])
+    assert law_check.limit(rows) == pytest.approx(ROUNDINGS * 6e-4)
+    assert law_check.checked(rows, FACTS)["exact"].tolist() == [exact, True]
+
+
+def test_rows_that_do_not_know_rounding_cannot_be_judged():
+    row = replayed(0.0)
+    del row["checks"]["rounding"]
+    with pytest.raises(StudyError, match="rounding"):
+        law_check.limit(pd.DataFrame([row]))
+
+
+def test_the_size_of_rounding_is_measured_without_a_batch():
+    for model in (HYBRID, ATTENTION):
+        cell = grid.grid(0, 5, model, model)[0]
+        found = gated(cell).checks
+        errors = [error for name, error in found.items() if "/" in name]
+        assert 0 < found["rounding"] < 5e-3
+        assert len(errors) == sum(len(call) for call in cell.calls if any(n for _, n in call))
+
+
+def test_grids_of_several_seeds_are_told_apart_and_the_first_keeps_its_keys():
+    planned = plan.batching_law("mini", seeds=(0, 7), n=5)
+    drawn = [cell for cell in planned.cells if not cell.label]
+    assert [cell.seed for cell in drawn[:5]] == list(range(5))
+    assert [grid.drawn_from(cell.seed) for cell in drawn] == [0] * 5 + [7] * 5
+    assert len(set(planned.cells)) == len(planned.cells)
+
+
+def test_counts_are_printed_by_seed_and_right_and_wrong_by_what_the_law_says():
+    step = (((1, 4),), ((2, 4),), ((1, 1), (2, 1)))
+    wrong = replayed(0.3, model=HYBRID, seed=grid.SEEDS_APART * 2, calls=(*step, ((1, 1),)))
+    wrong["checks"] = {"0/1": 0.0, "1/2": 0.0, "2/1": 1e-4, "2/2": 2e-4, "3/1": 0.3, "rounding": 6e-4}
+    rows = pd.DataFrame([replayed(1e-4), replayed(9.0, seed=1), wrong])
+    recording = collect.Recording(rows, FACTS, "03-batching-law", "mini", "recorded")
+    table = law.by_seed(recording).frame
+    assert table["seed"].tolist() == ["0", "2"]
+    assert table["foretold to the sequence"].tolist() == ["1", "1"]
+    apart = law_check.separation(law_check.checked(rows, FACTS)).set_index("model")
+    assert apart.loc[HYBRID, "smallest_wrong"] == 0.3
+    assert apart.loc[HYBRID, "largest_right"] == 2e-4
+
+
+def test_the_recorded_law_is_that_of_the_shipped_models():
+    records = journal.read(collect.journal_path("03-batching-law", "mini", collect.REFERENCE))
+    facts = frame.facts(records)
+    shipped = {collect.files.model_fact(name, "mini", "F16")["sha256"] for name in plan.MODELS}
+    assert {facts[row.model]["sha256"] for row in journal.latest_rows(records)} == shipped
+    data = law_check.checked(frame.frame(journal.latest_rows(records), facts), facts)
+    assert len(set(data[data["label"] == ""]["grid"])) >= 3
+    apart = law_check.separation(data)
+    assert (apart["largest_right"] <= apart["limit"]).all()
+    assert not (apart["smallest_wrong"] <= apart["limit"]).any()
