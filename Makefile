@@ -29,7 +29,7 @@ $(READY): requirements.lock pyproject.toml
 	awk '/^[a-z]/ {engine = /^llama-cpp-python==/} !engine' requirements.lock > .venv/tools.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/tools.lock
 	echo 'set(LLAMA_BUILD_COMMON OFF)' > .venv/engine.cmake
-	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_ARGS="$(ENGINE_ARGS) $$CMAKE_ARGS" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --no-binary llama-cpp-python --require-hashes -r requirements.lock --quiet
+	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_ARGS="$(ENGINE_ARGS) $$CMAKE_ARGS" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --no-cache-dir --require-hashes -r requirements.lock --quiet
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	touch $@
 
