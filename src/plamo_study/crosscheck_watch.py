@@ -26,6 +26,7 @@ from plamo_study.measure.rows import Row
 
 NAME = "00-disturb.json"
 SWEEPS, BLOCKS = 40, 3
+CALM_S = 120.0  # a sweep waits so long for a calm machine
 LOADS = {"one spinning process": 1, "two spinning processes": 2}
 OVERLAP = 0.1  # of a row's time beside a busy process: from here on it is a disturbed one
 SPIN = "import time\nend = time.time() + 120\nwhile time.time() < end: pass"  # ends by itself if all else fails
@@ -60,6 +61,7 @@ def trial(seed: int, sweeps: int = SWEEPS, told: Callable[[str], None] = print) 
     rng.shuffle(loads)
     found = []
     for number, load in enumerate(loads):
+        watch.wait_until_calm(CALM_S)  # what was not planted is not counted
         found.append(_sweep(f"{seed}/{number}", load))
         told(said(found[-1]))
     return Trial(machine=machine.facts(), seed=seed, sweeps=found)

@@ -37,14 +37,14 @@ def marked(rows: pd.DataFrame) -> pd.Series:
 
 def disturbed_cells(rows: pd.DataFrame) -> tuple[int, int]:
     """(cells whose numbers come from disturbed rows because too few others are left, cells in all)."""
-    used = usable(rows)
+    used = usable(rows[rows["block"] >= 0])
     cells = _cells(used)
     return cells[marked(used)].nunique(), cells.nunique()
 
 
 def processes(rows: pd.DataFrame) -> tuple[int, int]:
     """Fewest and most processes that a time of these rows rests on; (0, 0) where nothing is timed."""
-    used = usable(rows)
+    used = usable(rows[rows["block"] >= 0])
     used = used[used["workload"].isin(TIMED) & (used["text"] == "")]
     counts = _cells(used).value_counts()
     return (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
