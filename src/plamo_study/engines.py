@@ -71,8 +71,8 @@ def entries() -> list[Entry]:
 
 
 def definitions() -> dict[str, dict[str, Any]]:
-    """Name to description, what it corrects, and its patches, as `data/upstream/engines.toml` says."""
-    return tomllib.loads(DEFINED.read_text(encoding="utf-8"))
+    """Name to description, what it corrects, and its patches, as `data/upstream/engines.toml` says; none without it."""
+    return tomllib.loads(DEFINED.read_text(encoding="utf-8")) if DEFINED.exists() else {}
 
 
 def definition(name: str) -> dict[str, Any]:
