@@ -258,7 +258,10 @@ def claims(checked: pd.DataFrame) -> Table:
 
 def intervals() -> Table:
     """What an interval of the notebooks covers, by estimator and number of units, in the recorded simulation."""
-    recorded = json.loads((paths.MEASURED / REFERENCE / coverage.NAME).read_text(encoding="utf-8"))
+    path = paths.MEASURED / REFERENCE / coverage.NAME
+    if not path.exists():
+        return Table(pd.DataFrame({"not simulated here": ["plamo-study selfcheck --coverage --reference"]}))
+    recorded = json.loads(path.read_text(encoding="utf-8"))
     lines = pd.DataFrame(recorded["lines"])
     columns: Columns = {
         "estimator": ("estimator", ""),
