@@ -239,7 +239,7 @@ def test_a_few_disturbed_rows_are_left_out_in_silence(recorded):
     assert ATTENTION in few["model"].str.rstrip("*").unique()
 
 
-def test_a_load_runs_in_the_block_it_is_planted_in(busy_core, monkeypatch):
+def test_a_load_runs_in_the_block_it_is_planted_in(busy_core, monkeypatch, calm):
     monkeypatch.setattr(machine, "performance_cores", lambda: 1)
     (sweep,) = crosscheck_watch.trial(3, sweeps=1, told=print).sweeps
     assert sweep.load == "", "one sweep of one is the quiet half"

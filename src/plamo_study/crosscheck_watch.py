@@ -125,8 +125,8 @@ def small_plan() -> plan.Plan:
     """A few seconds of work: decode and prefill on all cores, decode on half of them, three blocks."""
     cores = machine.performance_cores()
     base = plan.Cell(workload="decode", model=plan.MODELS[0], scale="mini", dtype=plan.DTYPE["mini"], n_prompt=16)
-    decode = plan.change(base, n_gen=48, n_threads=cores)
-    prefill = plan.change(base, workload="prefill", n_prompt=128, n_threads=cores)
+    decode = plan.change(base, n_gen=24, n_threads=cores)
+    prefill = plan.change(base, workload="prefill", n_prompt=64, n_threads=cores)
     fewer = plan.change(decode, n_threads=max(cores // 2, 1))
     cells = tuple(dict.fromkeys((decode, prefill, fewer)))
     return plan.Plan("00-disturb", "mini", cells, (), plan.change(decode, n_gen=16), BLOCKS, 0, 60.0, anchors=1)
