@@ -11,6 +11,7 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from test_runner import small_plan
 
 from plamo_study import crosscheck_watch
+from plamo_study.analysis import disturbances
 from plamo_study.measure import collect, frame, journal, machine, runner, watch
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Conditions, Evidence, Row
@@ -246,4 +247,4 @@ def test_a_load_runs_in_the_block_it_is_planted_in(busy_core, monkeypatch, calm)
     assert set(sweep.overlaps) == {0.0}
     (quiet, loaded) = sorted(crosscheck_watch.trial(4, sweeps=2, told=print).sweeps, key=lambda each: each.load)
     assert not quiet.load
-    assert (loaded.seed, loaded.block) in crosscheck_watch.blocks_of([loaded], marked=False)
+    assert (loaded.seed, loaded.block) in disturbances.blocks_of([loaded], marked=False)

@@ -133,7 +133,7 @@ def selfcheck(
     plan.check_scale(scale)
     place = collect.REFERENCE if reference else collect.LOCAL
     if disturb:
-        found = costs.disturbances(place, 0, report.console.print)
+        found = costs.disturbed(place, 0, report.console.print)
     else:
         found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
     if likwid_bench:

@@ -1,10 +1,5 @@
-"""The watch held against planted disturbances: short sweeps, in half of which a busy process runs beside one block.
+"""Short sweeps, in half of which a busy process runs beside one block: the watch is held against what was planted."""
 
-What was planted and what the system counted is kept for every row, so the verdicts can be taken again under other
-limits. A block counts as disturbed when a busy process ran during a tenth of one of its rows or more.
-"""
-
-import os
 import random
 import subprocess
 import sys
@@ -13,45 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from plamo_study import paths
-from plamo_study.analysis import clustered
-from plamo_study.analysis.stats import Estimate
-from plamo_study.errors import StudyError
+from plamo_study.analysis.disturbances import BLOCKS, LOADS, Planted, Trial, blocks_of
 from plamo_study.measure import files, machine, plan, runner, watch
 from plamo_study.measure.rows import Row
 
-NAME = "00-disturb.json"
-SWEEPS, BLOCKS = 40, 3
+SWEEPS = 40
 CALM_S = 120.0  # a sweep waits so long for a calm machine
-LOADS = {"one spinning process": 1, "two spinning processes": 2}
-OVERLAP = 0.1  # of a row's time beside a busy process: from here on it is a disturbed one
 SPIN = "import time\nend = time.time() + 120\nwhile time.time() < end: pass"  # ends by itself if all else fails
-MADE_BY = "plamo-study selfcheck --disturb"
-
-
-class Planted(msgspec.Struct, frozen=True, kw_only=True):
-    """One short sweep: its seed, the load planted beside block `block` (none: ""), and its rows.
-
-    `overlaps`: for each row the share of its time during which the load ran.
-    """
-
-    seed: str
-    load: str = ""
-    block: int = -1
-    rows: list[Row]
-    overlaps: list[float]
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """All sweeps of one check, and the machine they ran on."""
-
-    machine: dict[str, Any]
-    seed: int
-    sweeps: list[Planted]
 
 
 def trial(seed: int, sweeps: int = SWEEPS, told: Callable[[str], None] = print) -> Trial:
@@ -74,59 +38,15 @@ def said(sweep: Planted) -> str:
     return f"seed {sweep.seed}: planted {planted}; marked {marked or 'none'}"
 
 
-def blocks_of(sweeps: list[Planted], marked: bool) -> set[tuple[str, int]]:
-    """Blocks, as (seed of the sweep, number), with a row that the watch marked, or that was disturbed in truth."""
-    found = set()
-    for sweep in sweeps:
-        keys = watch.disturbed(sweep.rows)
-        for row, overlap in zip(sweep.rows, sweep.overlaps, strict=True):
-            if not row.anchor and (row.key in keys if marked else overlap >= OVERLAP):
-                found.add((sweep.seed, row.block))
-    return found
-
-
-def rates(found: Trial, load: str | None = None) -> tuple[Estimate, Estimate]:
-    """(disturbed blocks that were marked, undisturbed ones that were), with exact intervals; of one load or all."""
-    sweeps = [sweep for sweep in found.sweeps if load is None or sweep.load == load]
-    every = {(sweep.seed, block) for sweep in sweeps for block in range(BLOCKS)}
-    true, marked = blocks_of(sweeps, marked=False), blocks_of(sweeps, marked=True)
-    return (
-        clustered.rate(len(true & marked), len(true)),
-        clustered.rate(len(marked - true), len(every - true)),
-    )
-
-
-def path(place: str) -> Path:
-    """Where the trial of a place lies: data/measured/<place>/00-disturb.json."""
-    return paths.MEASURED / place / NAME
-
-
-def write(found: Trial, place: str) -> Path:
-    """Keep a trial; a new one replaces the one before it."""
-    target = path(place)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    growing = target.with_suffix(".partial")
-    growing.write_bytes(msgspec.json.encode(found) + b"\n")
-    os.replace(growing, target)
-    return target
-
-
-def load(place: str) -> Trial | None:
-    """The trial of a place; None where there was none. StudyError for a damaged file."""
-    try:
-        return msgspec.json.decode(path(place).read_bytes(), type=Trial)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise StudyError(str(path(place)), f"is damaged ({error})", MADE_BY) from error
-
-
 def small_plan() -> plan.Plan:
-    """A few seconds of work: decode and prefill on all cores, decode on half of them, three blocks."""
+    """A few seconds of work: decode and prefill on all cores, decode on half of them, three blocks.
+
+    A tenth of a second is timed in each row, so that one preemption of 3 ms is not yet a disturbance.
+    """
     cores = machine.performance_cores()
     base = plan.Cell(workload="decode", model=plan.MODELS[0], scale="mini", dtype=plan.DTYPE["mini"], n_prompt=16)
-    decode = plan.change(base, n_gen=24, n_threads=cores)
-    prefill = plan.change(base, workload="prefill", n_prompt=64, n_threads=cores)
+    decode = plan.change(base, n_gen=192, n_threads=cores)
+    prefill = plan.change(base, workload="prefill", n_prompt=512, n_threads=cores)
     fewer = plan.change(decode, n_threads=max(cores // 2, 1))
     cells = tuple(dict.fromkeys((decode, prefill, fewer)))
     return plan.Plan("00-disturb", "mini", cells, (), plan.change(decode, n_gen=16), BLOCKS, 0, 60.0, anchors=1)
@@ -143,7 +63,7 @@ def _sweep(seed: str, load: str) -> Planted:
         try:
             rows = runner.sweep(planned, Path(folder) / "sweep.jsonl", planting.hear).rows
         finally:
-            planting.end()
+            planting.over()
     overlaps = [planting.overlap(row) for row in rows]
     return Planted(seed=seed, load=load, block=block if load else -1, rows=rows, overlaps=overlaps)
 
@@ -175,14 +95,19 @@ class _Planting:
         self.running = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(self.processes)]
 
     def end(self) -> None:
-        """End the load, if it runs, and forget what was to come."""
-        for timer in self.timers:
-            timer.cancel()
+        """End the load; its CPU time is not asked for yet, or it would be booked on the runner's ended worker."""
         for process in self.running:
             process.kill()
+        if self.running and not self.ended:
+            self.ended = time.monotonic()
+
+    def over(self) -> None:
+        """The sweep is over: forget what was to come, end the load, and leave nothing behind."""
+        for timer in self.timers:
+            timer.cancel()
+        self.end()
+        for process in self.running:
             process.wait()
-        if self.running:
-            self.ended, self.running = time.monotonic(), []
 
     def overlap(self, row: Row) -> float:
         """Share of a row's time during which the load ran."""

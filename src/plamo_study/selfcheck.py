@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from plamo_study import crosscheck, crosscheck_ceilings, crosscheck_perplexity, crosscheck_watch, paths
-from plamo_study.analysis import ceilings_check, coverage
+from plamo_study.analysis import ceilings_check, coverage, disturbances
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import files, journal, machine, plan, plan_quality
 from plamo_study.measure.process import work
@@ -97,22 +97,31 @@ def _beside(entry: dict[str, Any]) -> Check:
     return Check(f"{entry['ours']} / {entry['other']}", measured, wanted, judged in ("", "holds"))
 
 
-def disturbances(place: str, seed: int, told: Callable[[str], None]) -> list[Check]:
+def disturbed(place: str, seed: int, told: Callable[[str], None]) -> list[Check]:
     """Plant busy processes beside half of forty short sweeps, and count what the watch marks; kept in `place`."""
     found = crosscheck_watch.trial(seed, told=told)
-    crosscheck_watch.write(found, place)
-    return [line for load in (None, *crosscheck_watch.LOADS, "") for line in _barks(found, load)]
+    disturbances.write(found, place)
+    return barks(found)
 
 
-def _barks(found: crosscheck_watch.Trial, load: str | None) -> list[Check]:
-    """Hits and false alarms over the sweeps with one load, over those without any (""), or over all (None)."""
-    hits, alarms = crosscheck_watch.rates(found, load)
-    beside = {None: "", "": ", nothing planted"}.get(load, f", beside {load}")
-    lines = [
-        (f"disturbed blocks marked{beside}", hits, f"at least {HITS:.0%}", hits.value >= HITS),
-        (f"undisturbed blocks marked{beside}", alarms, f"at most {FALSE_ALARMS:.0%}", alarms.value <= FALSE_ALARMS),
-    ]
-    return [Check(name, f"{rate:.1%} of {rate.n}", wanted, ok) for name, rate, wanted, ok in lines if rate.n]
+def barks(found: disturbances.Trial) -> list[Check]:
+    """The lines of a trial: all sweeps, by load, and what other guests of the machine did meanwhile."""
+    lines = []
+    for entry in disturbances.by_load(found).to_dict("records"):
+        hits, alarms = entry["hits"], entry["alarms"]
+        lines += [
+            (f"{entry['planted']} planted: disturbed blocks marked", hits, f"at least {HITS:.0%}", hits.value >= HITS),
+            (
+                f"{entry['planted']} planted: clean blocks marked",
+                alarms,
+                f"at most {FALSE_ALARMS:.0%}",
+                alarms.value <= FALSE_ALARMS,
+            ),
+        ]
+    n, slower = len(disturbances.taken(found.sweeps)), disturbances.slowdown(found)
+    seen = f"{n} blocks; the rows marked in {slower.n} of them took {slower:.2f} times as long"
+    checks = [Check(name, f"{rate:.1%} of {rate.n}", wanted, ok) for name, rate, wanted, ok in lines if rate.n]
+    return [*checks, Check("nothing planted, CPUs given to other guests", seen, "reported", True)]
 
 
 def overhead(cell: Cell, path: Path) -> Check:

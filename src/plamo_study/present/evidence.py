@@ -9,7 +9,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study import paths
-from plamo_study.analysis import coverage, prediction, usable
+from plamo_study.analysis import coverage, disturbances, prediction, usable
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
@@ -273,6 +273,29 @@ def intervals() -> Table:
     }
     note = f"{recorded['studies']:,} simulated studies a line; {', '.join(coverage.JUDGED)}."
     return table(coverage.by_size(lines), columns, note)
+
+
+def watched() -> Table:
+    """What the watch marks: the recorded trial in which busy processes ran beside half of forty short sweeps."""
+    found = disturbances.load(REFERENCE)
+    if found is None:
+        return Table(pd.DataFrame({"not tried here": [f"{disturbances.MADE_BY} --reference"]}))
+    columns: Columns = {
+        "planted": ("planted beside a block", ""),
+        "hits": ("disturbed blocks marked", _of),
+        "alarms": ("clean blocks marked", _of),
+    }
+    n, slower = len(disturbances.taken(found.sweeps)), disturbances.slowdown(found)
+    note = (
+        f"{len(found.sweeps)} sweeps of {disturbances.BLOCKS} blocks on {found.machine['chip']}; exact intervals. "
+        f"From {n} blocks with nothing planted the hypervisor took CPUs for other guests. They are in no column: the "
+        f"rows marked in {slower.n} of them took {slower:.2f} times as long as clean ones."
+    )
+    return table(disturbances.by_load(found), columns, note)
+
+
+def _of(rate: Estimate) -> str:
+    return f"{rate:.0%} of {rate.n}" if rate.n else "–"
 
 
 def p_value(p: float) -> str:
