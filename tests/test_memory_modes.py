@@ -6,14 +6,16 @@ import pandas as pd
 import pytest
 from conftest import HYBRID, mini, mini_file
 
-from plamo_study.analysis import memory_modes as study
-from plamo_study.analysis import quantization
-from plamo_study.measure import collect, machine, plan_quantization, studies, workloads
-from plamo_study.measure.collect import Recording
+from plamo_study.measure import machine, recording, workloads
 from plamo_study.measure.process import work
+from plamo_study.measure.recording import Recording
 from plamo_study.measure.rows import Cell, Conditions, Measured, Row, row_key
 from plamo_study.measure.worker import Job
-from plamo_study.present import memory_modes as present
+from plamo_study.studies import registry as studies
+from plamo_study.studies.quantization import analysis as quantization
+from plamo_study.studies.quantization import memory_modes as study
+from plamo_study.studies.quantization import plan as plan_quantization
+from plamo_study.studies.quantization import show_modes as present
 
 BYTES = 10**9
 FILES = {("m", dtype): {"file_bytes": BYTES} for dtype in ("F16", "Q4_0")}
@@ -152,7 +154,7 @@ def measured_on(name, started):
 
 def test_rows_of_two_machines_never_stand_in_one_frame():
     rows = [measured_on("old", "2026-01-01"), measured_on("new", "2026-01-03"), measured_on("old", "2026-01-02")]
-    assert {r.machine for r in collect.of_one_machine(rows)} == {"new"}
+    assert {r.machine for r in recording.of_one_machine(rows)} == {"new"}
     assert Measured().series == {}
 
 

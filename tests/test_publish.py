@@ -15,8 +15,9 @@ from playwright.sync_api import sync_playwright
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.present import png, runs, theme
-from plamo_study.present.publish import publish
+from plamo_study.present import png, theme
+from plamo_study.publish import runs
+from plamo_study.publish.pages import publish
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 CHROMIUM = [

@@ -11,17 +11,20 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study import crosscheck_perplexity
-from plamo_study.analysis import clustered, divergence, quality
-from plamo_study.analysis.repetition import loop_period
+from plamo_study.analysis import clustered, divergence
+from plamo_study.crosscheck import perplexity as crosscheck_perplexity
 from plamo_study.engine.library import capture_log
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import continuations, plan_quality, quantizing, texts
+from plamo_study.measure import quantizing, texts
 from plamo_study.measure.plan import change
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
+from plamo_study.studies.quality import analysis as quality
+from plamo_study.studies.quality import continuations
+from plamo_study.studies.quality import plan as plan_quality
+from plamo_study.studies.quality.repetition import loop_period
 
 TOOL = os.environ.get("PLAMO_STUDY_LLAMA_PERPLEXITY", "")
 CHUNK, CHUNKS = 64, 6

@@ -10,7 +10,7 @@ import pytest
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.present import parameters, runs
+from plamo_study.publish import parameters, runs
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 
