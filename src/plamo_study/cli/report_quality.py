@@ -6,7 +6,7 @@ from rich.table import Table
 
 from plamo_study.analysis.stats import Estimate
 
-COLUMNS = {  # header -> column of analysis/quality.py's table, format, factor
+COLUMNS = {  # header -> column of studies/quality/analysis.py's table, format, factor
     "perplexity": ("perplexity", ".4g", 1.0),
     "bits per byte": ("bits_per_byte", ".4f", 1.0),
     "KLD": ("kld", ".2g", 1.0),

@@ -8,6 +8,7 @@ import msgspec
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
+from plamo_study.measure.process import WORKER
 from plamo_study.measure.rows import Cell
 from plamo_study.models import registry
 
@@ -46,6 +47,7 @@ class Plan:
     seed: int = 0
     anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
+    worker: str = WORKER  # module of the process that each cell runs in
 
 
 def gates(scale: str, gpu: bool = False) -> Plan:

@@ -39,4 +39,4 @@ def scan(scale: str, gpu: bool = False, text: str = TEXT, candidates: tuple[str,
     for cell in cells:
         check_cell(cell)
     limit = TIME_LIMIT_S[scale]
-    return replace(planned, cells=cells, blocks=1, extra_blocks=0, time_limit_s=limit)
+    return replace(planned, cells=cells, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")

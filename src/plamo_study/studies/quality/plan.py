@@ -42,7 +42,7 @@ def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
     for cell in cells:
         check_cell(cell)
     limit = TIME_LIMIT_S[scale]
-    return replace(planned, cells=cells, blocks=1, extra_blocks=0, time_limit_s=limit)
+    return replace(planned, cells=cells, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")
 
 
 def groups(model: str, scale: str) -> list[tuple[str, ...]]:

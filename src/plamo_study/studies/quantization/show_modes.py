@@ -53,7 +53,7 @@ def said(found: pd.DataFrame) -> str:
     if two.empty:
         return (
             f"**The {analysis.REFERENCE} file comes at one speed here**: {_listed(of_file)}. Two modes would be a "
-            f"gap of more than {memory_modes.APART:g} times with at least {memory_modes.LEAST} processes on either side."
+            f"gap of more than {memory_modes.APART:g} times, at least {memory_modes.LEAST} processes on either side."
         )
     reading = cells[cells["what"] == memory_modes.READING]
     parts = [f"**One {analysis.REFERENCE} file decodes at two speeds**: {_listed(two)}."]

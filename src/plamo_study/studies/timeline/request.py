@@ -50,7 +50,9 @@ def chosen(
 def record(cell: Cell, path: Path) -> Outcome:
     """Record the request in a process of its own, offloaded where the engine can."""
     offload = -1 if runner.engine_facts()["gpu_offload"] else 0
-    return work(Job(cell=plan.change(cell, n_gpu_layers=offload), path=str(path)), LIMIT_S)
+    return work(
+        Job(cell=plan.change(cell, n_gpu_layers=offload), path=str(path)), LIMIT_S, worker=f"{__package__}.worker"
+    )
 
 
 def about(cell: Cell, path: Path, measured: Measured) -> dict[str, Any]:
