@@ -10,8 +10,7 @@ from plamo_study.analysis import claims, coverage, roofline, stats, usable
 from plamo_study.analysis.coverage import by_size
 from plamo_study.analysis.stats import Estimate
 from plamo_study.models import registry, tensors
-from plamo_study.studies.phase_asymmetry import analysis as study
-from plamo_study.studies.phase_asymmetry import claims as phase_claims
+from plamo_study.studies.phase_asymmetry import analysis as study, claims as phase_claims
 
 NAN = float("nan")
 

@@ -8,10 +8,12 @@ from test_analysis import fact
 from plamo_study.analysis import kernels
 from plamo_study.measure.recording import Recording
 from plamo_study.present import sentences
-from plamo_study.studies.batch_scaling import analysis as study
-from plamo_study.studies.batch_scaling import claims as batch_claims
-from plamo_study.studies.batch_scaling import prediction as batch_prediction
-from plamo_study.studies.batch_scaling import show
+from plamo_study.studies.batch_scaling import (
+    analysis as study,
+    claims as batch_claims,
+    prediction as batch_prediction,
+    show,
+)
 from plamo_study.studies.batching_law import analysis as law_check
 
 HYBRID, MATCHED, LARGE = "plamo-2-1b", "plamo-3-matched", "plamo-3-nict-2b"

@@ -4,8 +4,7 @@ import pytest
 from conftest import ATTENTION, HYBRID
 
 from plamo_study.measure import frame, journal, plan, runner
-from plamo_study.studies.batching_law import analysis as law_check
-from plamo_study.studies.batching_law import bisection, grid
+from plamo_study.studies.batching_law import analysis as law_check, bisection, grid
 from plamo_study.studies.batching_law.law import Engine, micro_batches, packed, per_sequence, replay, smallest_abort
 
 

@@ -22,15 +22,18 @@ from plamo_study.oracle.forward import Oracle
 from plamo_study.present import theme
 from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
 from plamo_study.studies.collect import collect
-from plamo_study.studies.context import analysis as context
-from plamo_study.studies.context import claims as context_claims
-from plamo_study.studies.context import drift, show
-from plamo_study.studies.context import figures as figure
-from plamo_study.studies.context import memory as context_memory
-from plamo_study.studies.context import plan as plan_context
-from plamo_study.studies.context import prediction as context_prediction
-from plamo_study.studies.context import show_memory as memory
-from plamo_study.studies.context import workload as depth
+from plamo_study.studies.context import (
+    analysis as context,
+    claims as context_claims,
+    drift,
+    figures as figure,
+    memory as context_memory,
+    plan as plan_context,
+    prediction as context_prediction,
+    show,
+    show_memory as memory,
+    workload as depth,
+)
 
 PART = 64
 TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)
@@ -176,7 +179,17 @@ def small(tmp_path_factory):
         *(plan.change(cell, n_threads=1, size=min(cell.size, 1 << 20)) for cell in plan.ceilings("mini", False, (1,))),
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
-    planned = plan.Plan("05-context", "mini", cells, gates, mini("decode", n_gen=4), 2, 0, 60.0)
+    planned = plan.Plan(
+        "05-context",
+        "mini",
+        cells,
+        gates,
+        mini("decode", n_gen=4),
+        2,
+        0,
+        60.0,
+        worker=plan_context.memory("mini").worker,
+    )
     path = tmp_path_factory.mktemp("small") / "05.jsonl"
     summary = runner.sweep(planned, path)
     assert not summary.failed

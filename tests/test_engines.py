@@ -18,8 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from plamo_study import paths
-from plamo_study.cli import main as cli
-from plamo_study.cli import options
+from plamo_study.cli import main as cli, options
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure import defects, frame

@@ -20,10 +20,7 @@ from plamo_study.measure import machine, quantizing
 from plamo_study.measure.frame import CELL_FIELDS
 from plamo_study.measure.recording import Recording
 from plamo_study.models import recipes, registry, synthetic
-from plamo_study.studies.fragility import analysis as fragility
-from plamo_study.studies.fragility import plan as plan_scan
-from plamo_study.studies.fragility import show as present
-from plamo_study.studies.fragility import workload as scan
+from plamo_study.studies.fragility import analysis as fragility, plan as plan_scan, show as present, workload as scan
 from plamo_study.studies.fragility.analysis import Scanned
 
 F16, Q4_0, Q8_0, Q2_K, Q4_K = 1, 2, 8, 10, 12  # ggml.h, enum ggml_type

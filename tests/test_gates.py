@@ -22,12 +22,8 @@ from plamo_study.oracle import faults, judge
 from plamo_study.oracle.compare import relative_error
 from plamo_study.oracle.forward import Oracle
 from plamo_study.present import evidence
-from plamo_study.studies import collect
-from plamo_study.studies import registry as studies
-from plamo_study.studies.batching_law import analysis as law_check
-from plamo_study.studies.batching_law import grid
-from plamo_study.studies.batching_law import plan as batching_law_plan
-from plamo_study.studies.batching_law import show as law
+from plamo_study.studies import collect, registry as studies
+from plamo_study.studies.batching_law import analysis as law_check, grid, plan as batching_law_plan, show as law
 from plamo_study.studies.batching_law.law import replay
 from plamo_study.studies.context import workload as depth
 

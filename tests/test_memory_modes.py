@@ -12,10 +12,12 @@ from plamo_study.measure.recording import Recording
 from plamo_study.measure.rows import Cell, Conditions, Measured, Row, row_key
 from plamo_study.measure.worker import Job
 from plamo_study.studies import registry as studies
-from plamo_study.studies.quantization import analysis as quantization
-from plamo_study.studies.quantization import memory_modes as study
-from plamo_study.studies.quantization import plan as plan_quantization
-from plamo_study.studies.quantization import show_modes as present
+from plamo_study.studies.quantization import (
+    analysis as quantization,
+    memory_modes as study,
+    plan as plan_quantization,
+    show_modes as present,
+)
 
 BYTES = 10**9
 FILES = {("m", dtype): {"file_bytes": BYTES} for dtype in ("F16", "Q4_0")}

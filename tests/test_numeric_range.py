@@ -21,9 +21,7 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import casts, tensors
 from plamo_study.models.finding import blocking
 from plamo_study.oracle.forward import Oracle
-from plamo_study.studies.numeric_range import analysis as study
-from plamo_study.studies.numeric_range import plan as plan_ranges
-from plamo_study.studies.numeric_range import show as shown
+from plamo_study.studies.numeric_range import analysis as study, plan as plan_ranges, show as shown
 
 TOKENS = np.random.default_rng(0).integers(5, 500, 16).astype(np.int32)
 FACTS = {"here": {"architecture": "x86_64"}}

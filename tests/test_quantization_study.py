@@ -21,12 +21,15 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import recipes, registry, tensors
 from plamo_study.oracle import weights
 from plamo_study.present import sentences
-from plamo_study.studies.quantization import analysis as study
-from plamo_study.studies.quantization import claims as quantization_claims
-from plamo_study.studies.quantization import pareto, show
-from plamo_study.studies.quantization import plan as plan_quantization
-from plamo_study.studies.quantization import prediction as arithmetic
-from plamo_study.studies.quantization import published as quantization_published
+from plamo_study.studies.quantization import (
+    analysis as study,
+    claims as quantization_claims,
+    pareto,
+    plan as plan_quantization,
+    prediction as arithmetic,
+    published as quantization_published,
+    show,
+)
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 READ, COMPUTE = 40e9, 100e9  # bytes and FLOPs a second of every invented kernel

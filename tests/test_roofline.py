@@ -22,13 +22,13 @@ from plamo_study.studies.roofline import (
     figures,
     intensity,
     literature,
+    plan as plan_roofline,
     show,
+    side_by_side as crosscheck_ceilings,
+    side_by_side_ratios as ceilings_check,
     source_tables,
     what_if,
 )
-from plamo_study.studies.roofline import plan as plan_roofline
-from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings
-from plamo_study.studies.roofline import side_by_side_ratios as ceilings_check
 
 HERE = Ceilings(read=5e10, matmul=3e11)
 REFERENCE_STUDIES = ("01-phase-asymmetry", "03-batch-scaling")

@@ -31,11 +31,14 @@ from plamo_study.measure.process import work
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.worker import Job
 from plamo_study.models import tensors
-from plamo_study.studies.timeline import analysis as study
-from plamo_study.studies.timeline import chrome_trace, operators
-from plamo_study.studies.timeline import plan as plan_trace
-from plamo_study.studies.timeline import request as tracing
-from plamo_study.studies.timeline import show as shown
+from plamo_study.studies.timeline import (
+    analysis as study,
+    chrome_trace,
+    operators,
+    plan as plan_trace,
+    request as tracing,
+    show as shown,
+)
 from plamo_study.studies.timeline.workload import timeline_of
 
 MODELS = (HYBRID, ATTENTION)
@@ -46,7 +49,10 @@ PROMPT, STEPS = 24, 3
 def measured():
     """What a worker hands back of each model, by name."""
     cells = {model: mini("trace", model, n_prompt=PROMPT, n_gen=STEPS) for model in MODELS}
-    outcomes = {model: work(Job(cell=cell, path=str(mini_file(model))), 60.0) for model, cell in cells.items()}
+    outcomes = {
+        model: work(Job(cell=cell, path=str(mini_file(model))), 60.0, worker="plamo_study.studies.timeline.worker")
+        for model, cell in cells.items()
+    }
     assert {outcome.status for outcome in outcomes.values()} == {"ok"}, outcomes
     return {model: outcome.measured for model, outcome in outcomes.items()}
 

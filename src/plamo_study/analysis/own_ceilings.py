@@ -3,8 +3,7 @@
 import pandas as pd
 
 from plamo_study.analysis import stats
-from plamo_study.analysis.ceilings import Place, Rate, every_kernel, main_place, measured, read
-from plamo_study.analysis.ceilings import limits as both_limits
+from plamo_study.analysis.ceilings import Place, Rate, every_kernel, limits as both_limits, main_place, measured, read
 from plamo_study.analysis.roofline import Ceilings, Model
 
 CEILING = {"memory": "read", "compute": "matmul"}

@@ -11,10 +11,7 @@ import typer
 from rich.console import Console
 
 from plamo_study import paths
-from plamo_study.cli import engine as cli_engine
-from plamo_study.cli import models as cli_models
-from plamo_study.cli import report
-from plamo_study.cli import trace as cli_trace
+from plamo_study.cli import engine as cli_engine, models as cli_models, report, trace as cli_trace
 from plamo_study.cli.options import Accept, Engine, Json, Scale, accept_findings, use_engine
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
@@ -158,9 +155,7 @@ def law(
     engine: Engine = None,
 ) -> None:
     """Hold the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
-    from plamo_study.studies.batching_law import analysis as law_check
-    from plamo_study.studies.batching_law import bisection
-    from plamo_study.studies.batching_law import law as batching_law
+    from plamo_study.studies.batching_law import analysis as law_check, bisection, law as batching_law
 
     use_engine(engine)
     planned = batching_law_plan.batching_law("mini", seeds=tuple(seed or batching_law_plan.LAW_SEEDS), n=n)
@@ -186,8 +181,7 @@ def quality(
 ) -> None:
     """Hold every type and recipe against F16 on a text: perplexity, KL divergence, loops."""
     from plamo_study.cli import report_quality
-    from plamo_study.studies.quality import analysis as figures
-    from plamo_study.studies.quality import plan as plan_quality
+    from plamo_study.studies.quality import analysis as figures, plan as plan_quality
 
     use_engine(engine)
     accept_findings(accept)

@@ -9,14 +9,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from plamo_study.cli import report, report_models
-from plamo_study.cli import scan as cli_scan
+from plamo_study.cli import report, report_models, scan as cli_scan
 from plamo_study.cli.options import Engine, Json, Scale, use_engine
 from plamo_study.errors import StudyError
 from plamo_study.measure import checking, plan, quantizing
-from plamo_study.models import convert, inventory, recipes, registry, synthetic
-from plamo_study.models import imatrix as matrices
-from plamo_study.models import repair as repairs
+from plamo_study.models import convert, imatrix as matrices, inventory, recipes, registry, repair as repairs, synthetic
 from plamo_study.models.finding import blocking
 
 app = typer.Typer(no_args_is_help=True, help="Model files: known, made, fetched, converted, checked, quantized.")

@@ -37,8 +37,7 @@ def scan(
     """
     from plamo_study.measure import machine, process, texts
     from plamo_study.measure.rows import Cell
-    from plamo_study.studies.fragility import analysis as fragility
-    from plamo_study.studies.fragility import workload
+    from plamo_study.studies.fragility import analysis as fragility, workload
 
     use_engine(engine)
     texts.read(text)

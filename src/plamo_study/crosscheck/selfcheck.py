@@ -13,17 +13,18 @@ import msgspec
 from plamo_study import paths
 from plamo_study.analysis import coverage
 from plamo_study.analysis.stats import Estimate
-from plamo_study.crosscheck import llama_bench as crosscheck
-from plamo_study.crosscheck import perplexity as crosscheck_perplexity
-from plamo_study.crosscheck import planted as crosscheck_watch
+from plamo_study.crosscheck import (
+    llama_bench as crosscheck,
+    perplexity as crosscheck_perplexity,
+    planted as crosscheck_watch,
+)
 from plamo_study.measure import disturbances, files, journal, machine, once, plan
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Row
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
 from plamo_study.studies.quality import plan as plan_quality
-from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings
-from plamo_study.studies.roofline import side_by_side_ratios as ceilings_check
+from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings, side_by_side_ratios as ceilings_check
 
 OVERHEAD_LIMIT = 0.01  # of a decode step, at shape
 HITS, FALSE_ALARMS = 0.95, 0.05  # of disturbed blocks marked at least, of undisturbed ones at most

@@ -6,10 +6,8 @@ from plamo_study.analysis import kernel_paths, stats
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
 from plamo_study.present.tables import Table
-from plamo_study.studies.batch_scaling import analysis as batch_scaling
-from plamo_study.studies.batch_scaling import claims as batch_claims
-from plamo_study.studies.batching_law import analysis as law_check
-from plamo_study.studies.batching_law import show as batching_law
+from plamo_study.studies.batch_scaling import analysis as batch_scaling, claims as batch_claims
+from plamo_study.studies.batching_law import analysis as law_check, show as batching_law
 from plamo_study.studies.batching_law.grid import TESTS
 
 BUILDS = {"stock": "as released", batch_claims.CORRECT: "corrected"}

@@ -3,8 +3,7 @@
 from plamo_study.errors import StudyError
 from plamo_study.measure import recording
 from plamo_study.measure.recording import Recording, read
-from plamo_study.studies import collect
-from plamo_study.studies import registry as studies
+from plamo_study.studies import collect, registry as studies
 
 
 def every_study(notebook: str, source: str, scale: str) -> list[Recording]:

@@ -14,8 +14,7 @@ from plamo_study.present import evidence, published
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.sentences import quotient
 from plamo_study.present.tables import Columns, Table, folded, noise, significant, table
-from plamo_study.studies.batch_scaling import analysis, claims
-from plamo_study.studies.batch_scaling import prediction as arithmetic
+from plamo_study.studies.batch_scaling import analysis, claims, prediction as arithmetic
 
 SHOWN = (1, 2, 4, 5, 8, 9, 16, 32)  # where a table of every number of sequences would hide its point
 FEW = (1, 4, 16, 32)

@@ -13,8 +13,7 @@ from plamo_study.present import evidence
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.sentences import quotient
 from plamo_study.present.tables import Columns, Table, noise, significant, table
-from plamo_study.studies.context import analysis
-from plamo_study.studies.context import prediction as arithmetic
+from plamo_study.studies.context import analysis, prediction as arithmetic
 from plamo_study.studies.context.claims import ALIKE, of_depth
 
 ANSWER = 256  # output tokens of the request that the first paragraph speaks of

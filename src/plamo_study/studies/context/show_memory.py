@@ -7,8 +7,7 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import escaped
 from plamo_study.present.tables import Columns, Table, significant, table
-from plamo_study.studies.context import memory as study
-from plamo_study.studies.context import prediction
+from plamo_study.studies.context import memory as study, prediction
 from plamo_study.studies.context.claims import of_caches
 
 CONTEXTS = (4096, 16384)

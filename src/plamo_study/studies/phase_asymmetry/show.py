@@ -9,8 +9,7 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, published, sentences
 from plamo_study.present.evidence import CEILINGS, condition, escaped
 from plamo_study.present.tables import Columns, Table, noise, significant, table
-from plamo_study.studies.phase_asymmetry import analysis
-from plamo_study.studies.phase_asymmetry import prediction as arithmetic
+from plamo_study.studies.phase_asymmetry import analysis, prediction as arithmetic
 from plamo_study.studies.phase_asymmetry.claims import claims
 
 

@@ -23,7 +23,7 @@ UNKNOWN = Estimate(NAN, NAN, NAN, 0)
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One model's files on one text: series by name (studies/quality/workload.py), the reference's name, bytes per file."""
+    """One model's files on one text: series by name (workload.py), the reference's name, bytes per file."""
 
     model: str
     text: str

@@ -15,8 +15,7 @@ from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import escaped
 from plamo_study.present.tables import Columns, Format, Formatter, Table, folded, noise, significant, table
 from plamo_study.studies.quality import analysis as losses
-from plamo_study.studies.quantization import analysis
-from plamo_study.studies.quantization import prediction as arithmetic
+from plamo_study.studies.quantization import analysis, prediction as arithmetic
 from plamo_study.studies.quantization.claims import claims
 
 PHASES = {"prefill": "prefill", "decode": "decode, one sequence", "batch": "decode, a batch"}

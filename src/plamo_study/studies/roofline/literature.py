@@ -11,8 +11,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.recording import LOCAL, REFERENCE
 from plamo_study.present.evidence import READ_KERNEL
 from plamo_study.present.tables import Columns, Table, folded, scaled, significant, table
-from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings
-from plamo_study.studies.roofline import side_by_side_ratios
+from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings, side_by_side_ratios
 
 WRONG = ("impossible", "does not fit", "disagrees")
 FACTORS = {"ms": 1e3, "GB": 1e-9, "GB/s": 1e-9, "MB": 1e-6, "TFLOP": 1e-12, "%": 100.0}

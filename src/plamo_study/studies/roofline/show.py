@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import ceilings as limits_of
-from plamo_study.analysis import peaks
+from plamo_study.analysis import ceilings as limits_of, peaks
 from plamo_study.analysis.ceilings import PLAIN, Kernel, Place
 from plamo_study.analysis.roofline import Ceilings, Model
 from plamo_study.errors import StudyError
