@@ -12,7 +12,7 @@ from rich.console import Console
 
 from plamo_study import paths
 from plamo_study.cli import engine as cli_engine, models as cli_models, report, trace as cli_trace
-from plamo_study.cli.options import Accept, Engine, Json, Scale, accept_findings, use_engine
+from plamo_study.cli.options import Accept, Engine, Force, Json, Scale, accept_findings, use_engine
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure import plan, recording, runner
@@ -37,9 +37,9 @@ def main() -> None:
 
 
 @app.command()
-def study(scale: Scale = "mini", engine: Engine = None) -> None:
+def study(scale: Scale = "mini", engine: Engine = None, force: Force = False) -> None:
     """Make the models, measure, run every notebook live, and publish the pages: all of it."""
-    failed = _run_all([], scale, "live", {}, engine)
+    failed = _run_all([], scale, "live", {}, engine, force)
     publish()
     raise typer.Exit(failed)
 
@@ -58,13 +58,14 @@ def run(
     ] = None,
     engine: Engine = None,
     accept: Accept = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Measure what is missing, then execute notebooks with papermill into reports/."""
     accept_findings(accept)
     values = dict(report.name_and_value(text) for text in parameter or [])
     scale = scale or ("mini" if source == "live" else "shape")
-    raise typer.Exit(_run_all(notebooks or [], scale, source, values, engine, json))
+    raise typer.Exit(_run_all(notebooks or [], scale, source, values, engine, force, json))
 
 
 @app.command()
@@ -202,10 +203,16 @@ def readme(check: Annotated[bool, typer.Option(help="only say whether it is up t
 
 
 def _run_all(
-    notebooks: list[str], scale: str, source: str, values: dict[str, str], engine: str | None, json: bool = False
+    notebooks: list[str],
+    scale: str,
+    source: str,
+    values: dict[str, str],
+    engine: str | None,
+    force: bool,
+    json: bool = False,
 ) -> int:
     """Measure with a progress bar first, so that the notebooks find every row done; returns the exit code."""
-    from plamo_study.publish import parameters, runs
+    from plamo_study.publish import inputs, parameters, runs
 
     use_engine(engine)
     plan.check_scale(scale)
@@ -221,7 +228,9 @@ def _run_all(
                 failed |= bool(summary.unexpected)
                 if json:
                     _print_rows(summary)
-    results = runs.run_notebooks(notebooks, values, paths.REPORTS, report.notebook_event)
+    results = runs.run_notebooks(
+        notebooks, values, paths.REPORTS, report.notebook_event, "" if force else inputs.digest()
+    )
     return 1 if report.summary(results) or failed else 0
 
 

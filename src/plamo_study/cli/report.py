@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait 
     from plamo_study.publish.runs import RunEvent, RunResult
 
 console = Console(stderr=True, highlight=False)
+DONE = ("ok", "unchanged")
 
 
 def measure(
@@ -98,10 +99,10 @@ def summary(results: "list[RunResult]") -> bool:
         where = (
             short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
         )
-        style = "green" if result.status == "ok" else "red"
+        style = "green" if result.status in DONE else "red"
         console.print(f"[{style}]{result.status}[/{style}] {result.notebook.name} in {result.seconds:.0f} s: ", end="")
         console.print(where, markup=False, soft_wrap=True)
-    return any(result.status != "ok" for result in results)
+    return any(result.status not in DONE for result in results)
 
 
 def selfcheck(checks: "list[Check]") -> None:

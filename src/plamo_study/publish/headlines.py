@@ -1,10 +1,12 @@
 """Five findings as one would say them to a colleague, each from recorded rows: what the README begins with."""
 
+import base64
 from collections.abc import Callable
 
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import serving
 from plamo_study.measure.recording import Recording
+from plamo_study.present import figures, theme
 from plamo_study.present.evidence import escaped
 from plamo_study.publish import upstream
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, show as show_batches
@@ -103,6 +105,14 @@ def all_of_them() -> str:
     """The findings as a numbered list."""
     found: tuple[Callable[[], str], ...] = (corruption, batches, window, asymmetry, bits)
     return "\n".join(f"{number}. {said()}" for number, said in enumerate(found, 1))
+
+
+def picture() -> bytes:
+    """PNG: what a batch writes per second, by number of sequences and model."""
+    theme.enable()
+    stock = show_batches.stock(batch_scaling.scaling(_recorded("03-batch-scaling").rows))
+    chart = figures.curves(stock, "rate", "model", "Tokens per second, all sequences", "Decode rate of a batch")
+    return base64.b64decode(theme.mimebundle(chart.to_dict())[0]["image/png"])
 
 
 def _recorded(study: str, scale: str = "shape") -> Recording:

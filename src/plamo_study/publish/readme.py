@@ -7,7 +7,8 @@ from plamo_study.measure import serving
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
 from plamo_study.present.tables import Table
-from plamo_study.publish import upstream
+from plamo_study.publish import headlines, upstream
+from plamo_study.studies import registry
 from plamo_study.studies.batch_scaling import show as batch_scaling
 from plamo_study.studies.batching_law import show as batching_law
 from plamo_study.studies.collect import collect
@@ -21,14 +22,15 @@ from plamo_study.studies.recorded import every_study
 from plamo_study.studies.roofline import show as roofline
 from plamo_study.studies.timeline import show as operators
 
-README = "README.md"
+README, FINDINGS = "README.md", "FINDINGS.md"
+PICTURE = paths.DATA / "published" / "readme.png"
 BATCHING, PROJECTIONS, PACKING = (
     f"data/upstream/{name}.md" for name in ("plamo2-batching", "plamo2-projections", "k-quant-packing")
 )
 
 
 def findings() -> str:
-    """The README's part: each notebook's finding in a paragraph, and the tables behind it."""
+    """Each notebook's finding in a paragraph, and the tables behind it."""
     asymmetry, scaling, batches = _recorded("01-phase-asymmetry"), _recorded("03-batch-scaling"), _law()
     tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
     parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables), *_roofline()]
@@ -37,6 +39,12 @@ def findings() -> str:
     parts.append(str(context.finding(_recorded("05-context"), _recorded("05-beside")).data))
     parts.append(evidence.processes(every_study("", "recorded", "shape")))
     return "\n\n".join(parts)
+
+
+def notebooks() -> str:
+    """The table of notebooks and what they ask."""
+    lines = [f"| [`{name}`](notebooks/{name}.ipynb) | {question} |" for name, question in registry.NOTEBOOKS.items()]
+    return "\n".join(["| notebook | question |", "|---|---|", *lines])
 
 
 def _roofline() -> list[str]:
@@ -69,7 +77,8 @@ def _shown(table: Callable[[Recording], Table], recording: Callable[[], Recordin
 
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    README: {"findings": findings},
+    README: {"headlines": headlines.all_of_them, "notebooks": notebooks},
+    FINDINGS: {"findings": findings},
     BATCHING: {
         "server": lambda: upstream.server_finding(serving.recorded()),
         "tests": _shown(upstream.three_tests, _law),
@@ -89,6 +98,7 @@ def write() -> bool:
     for name in PARTS:
         path = paths.ROOT / name
         path.write_text(_filled(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+    PICTURE.write_bytes(headlines.picture())
     return True
 
 

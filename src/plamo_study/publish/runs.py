@@ -7,6 +7,8 @@ as success. `unfinished` looks at execution counts and error outputs too. A fail
 This module does not know what the notebooks measure.
 """
 
+import hashlib
+import json
 import logging
 import os
 import time
@@ -29,15 +31,17 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.publish import parameters
 
-Status = Literal["ok", "failed", "dead_kernel", "incomplete"]
+MADE_FROM = "made_from"  # in the metadata of an executed notebook
+Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
 
 
 @dataclass(frozen=True)
 class RunResult:
     """What became of one notebook.
 
-    `output` is the complete notebook, `partial` what was written of an incomplete one. `cell` counts the cells
-    of `notebook` from 0 and is the one that did not finish; `error` and `message` are the exception's name and text.
+    `unchanged`: executed before, from the same. `output` is the complete notebook, `partial` what was written of an
+    incomplete one. `cell` counts the cells of `notebook` from 0 and is the one that did not finish; `error` and
+    `message` are the exception's name and text.
     """
 
     notebook: Path
@@ -108,9 +112,16 @@ def _find(name: str, known: Sequence[Path]) -> Path:
 
 
 def run_notebooks(
-    notebooks: Sequence[str], values: Mapping[str, Any], out_dir: Path, on_event: OnEvent | None = None
+    notebooks: Sequence[str],
+    values: Mapping[str, Any],
+    out_dir: Path,
+    on_event: OnEvent | None = None,
+    inputs: str = "",
 ) -> list[RunResult]:
     """Execute `notebooks` one after the other into `out_dir` and return one result each, in order.
+
+    `inputs` is a digest of what they are made from besides themselves and their parameters; one that was executed from
+    the same is not executed again. Without it every notebook is.
 
     `values` are parameters as text or typed (see `parameters.assign`). Raises StudyError, before anything runs, for an
     unknown notebook, an unknown parameter or a value of the wrong type. Whatever happens inside a notebook is a result.
@@ -122,16 +133,20 @@ def run_notebooks(
         if notebook.parent == out_dir:
             raise StudyError(str(notebook), "would be overwritten by its own output", "choose another output folder")
     out_dir.mkdir(parents=True, exist_ok=True)
-    return [_run(notebook, assigned[notebook], out_dir, on_event or (lambda event: None)) for notebook in found]
+    tell = on_event or (lambda event: None)
+    return [_run(notebook, assigned[notebook], out_dir, tell, inputs) for notebook in found]
 
 
-def _run(notebook: Path, values: dict[str, Any], out_dir: Path, tell: OnEvent) -> RunResult:
+def _run(notebook: Path, values: dict[str, Any], out_dir: Path, tell: OnEvent, inputs: str) -> RunResult:
     partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
+    made_from = _made_from(notebook, values, inputs)
+    if inputs and _known(output) == made_from:
+        return RunResult(notebook, "unchanged", 0.0, output)
     progress = _Progress(notebook, len(nbformat.read(notebook, as_version=4).cells), tell)
     tell(RunEvent("started", notebook, 0, progress.cells))
     started = time.monotonic()
     problem = _execute(notebook, partial, values, progress)
-    result = _judge(progress, partial, output, problem, time.monotonic() - started)
+    result = _judge(progress, partial, output, problem, time.monotonic() - started, made_from)
     tell(RunEvent("finished", notebook, progress.cells, progress.cells, result))
     return result
 
@@ -172,9 +187,24 @@ def _execute(notebook: Path, partial: Path, values: dict[str, Any], progress: _P
     return None
 
 
-def _judge(progress: _Progress, partial: Path, output: Path, problem: Exception | None, seconds: float) -> RunResult:
+def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
+    parts = (notebook.read_bytes(), json.dumps(values, sort_keys=True).encode(), inputs.encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _known(output: Path) -> str:
+    """What a finished output says it was made from; "" where there is none, or none that can be read."""
+    try:
+        return str(nbformat.read(output, as_version=4).metadata.get(MADE_FROM, ""))
+    except Exception:  # nbformat and JSON each raise their own kind here; it is executed again then
+        return ""
+
+
+def _judge(
+    progress: _Progress, partial: Path, output: Path, problem: Exception | None, seconds: float, made_from: str
+) -> RunResult:
     if problem is None and not unfinished(nbformat.read(partial, as_version=4)):
-        _forget_folders(partial, output.name)
+        _sign(partial, output.name, made_from)
         os.replace(partial, output)
         return RunResult(progress.notebook, "ok", seconds, output)
     status, error, message = _reason(problem)
@@ -182,9 +212,10 @@ def _judge(progress: _Progress, partial: Path, output: Path, problem: Exception 
     return RunResult(progress.notebook, status, seconds, None, kept, progress.at, error, message)
 
 
-def _forget_folders(partial: Path, name: str) -> None:
-    """Keep only the file name where papermill notes full paths, so that a run reads the same on every machine."""
+def _sign(partial: Path, name: str, made_from: str) -> None:
+    """Keep only the file name where papermill notes full paths, and note what the notebook was made from."""
     notebook = nbformat.read(partial, as_version=4)
+    notebook.metadata[MADE_FROM] = made_from
     notebook.metadata.papermill.update(input_path=name, output_path=name)
     nbformat.write(notebook, partial)
 

@@ -36,7 +36,7 @@ def build(study: str, scale: str) -> plan.Plan:
     if study not in studies.STUDIES:
         raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
-    return studies.STUDIES[study](scale, gpu=runner.engine_facts()["gpu_offload"])
+    return studies.STUDIES[study].plan(scale, gpu=runner.engine_facts()["gpu_offload"])
 
 
 def measure(

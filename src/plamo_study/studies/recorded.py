@@ -14,7 +14,7 @@ def every_study(notebook: str, source: str, scale: str) -> list[Recording]:
     recording.check_source(source)
     own = [study for study, _ in studies.of_notebook(notebook, scale)]
     measured = [collect.collect(study, source, scale) for study in own if source == "live"]
-    left_out = {*studies.ASIDE, *(m.study for m in measured)}
+    left_out = {name for name, study in studies.STUDIES.items() if study.aside} | {each.study for each in measured}
     rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
     found = [*measured, *filter(None, (read(study, source, scale) for study in dict.fromkeys(rest)))]
     if not found:
