@@ -31,15 +31,20 @@ from plamo_study.publish import cells, runs
 from plamo_study.publish.polish import polish
 
 WEB = Path(__file__).parent / "web"
+DISTURBED = "Disturbed"  # how a finding on a disturbed recording begins: the index says that too
 
 
 @dataclass(frozen=True)
 class Page:
-    """One notebook as HTML, and what the index says about it: `title` is text, `finding` the paragraph below it."""
+    """One notebook as HTML, and what the index says about it.
+
+    `title` is text, `finding` what the paragraph below it prints in bold, `picture` the first chart.
+    """
 
     name: str
     title: str
     finding: Markup
+    picture: cells.Piece | None
     body: Markup
     charts: bool
     run: str
@@ -60,9 +65,12 @@ def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
             raise StudyError(name, "two pages would share this name", "rename one of the notebooks")
     pages = [_page(source, set(names)) for source in sources]
     out_dir.mkdir(parents=True, exist_ok=True)
+    beside = zip([None, *pages], pages, [*pages[1:], None], strict=False)
     files = {
-        f"{page.name}.html": _render("page.html.j2", page=page, scripts=scripts() if page.charts else [])
-        for page in pages
+        f"{page.name}.html": _render(
+            "page.html.j2", page=page, before=before, after=after, scripts=scripts() if page.charts else []
+        )
+        for before, page, after in beside
     }
     index = _write(out_dir / "index.html", _render("index.html.j2", pages=pages, scripts=[]))
     return [index, *(_write(out_dir / name, text) for name, text in files.items())]
@@ -79,6 +87,7 @@ def _page(source: Path, published: set[str]) -> Page:
         name=source.stem,
         title=title,
         finding=finding,
+        picture=next((piece for piece in made if piece.kind == "chart"), None),
         body=Markup(_with_specs(str(tree), made)),
         charts=any(piece.spec for piece in made),
         run=_date(record.get("end_time")),
@@ -107,7 +116,9 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
     anchor = heading.select_one("a.anchor-link")
     title = heading.get_text().removesuffix(anchor.get_text() if anchor else "")
     paragraph = heading.find_next("p")
-    return title.strip(), Markup(paragraph.decode_contents() if paragraph else "")
+    bold = paragraph.find_all("strong") if paragraph else []
+    said = bold[: 2 if bold and bold[0].get_text().startswith(DISTURBED) else 1] or ([paragraph] if paragraph else [])
+    return title.strip(), Markup(" ".join(part.decode_contents() for part in said))
 
 
 def _with_specs(body: str, made: Sequence[cells.Piece]) -> str:
