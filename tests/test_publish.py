@@ -50,7 +50,13 @@ def executed(tmp_path_factory):
 def site(executed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "new"
     written = publish(executed, folder)
-    assert [path.name for path in written] == ["index.html", "article.html", "plain.html", "hostile.html"]
+    assert [path.name for path in written] == [
+        "index.html",
+        "article.html",
+        "plain.html",
+        "hostile.html",
+        "glossary.html",
+    ]
     assert sorted(folder.iterdir()) == sorted(written)
     return folder
 

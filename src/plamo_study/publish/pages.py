@@ -31,6 +31,7 @@ from plamo_study.publish import cells, runs
 from plamo_study.publish.polish import polish
 
 WEB = Path(__file__).parent / "web"
+GLOSSARY = "glossary"
 DISTURBED = "Disturbed"  # how a finding on a disturbed recording begins: the index says that too
 
 
@@ -52,7 +53,7 @@ class Page:
 
 
 def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
-    """Write `index.html` and one page per executed notebook of `sources` into `out_dir`; return them, index first.
+    """Write index, one page per executed notebook of `sources`, and glossary into `out_dir`; return them in this order.
 
     Raises StudyError, before anything is written, when a notebook is missing, was not executed to its end, has no
     title, or would need a script or another host.
@@ -61,9 +62,11 @@ def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
         raise StudyError("publish", "there is no executed notebook", "plamo-study run")
     names = [source.stem for source in sources]
     for name in names:
-        if names.count(name) > 1 or name == "index":
+        if names.count(name) > 1 or name in ("index", GLOSSARY):
             raise StudyError(name, "two pages would share this name", "rename one of the notebooks")
-    pages = [_page(source, set(names)) for source in sources]
+    known = {*names, GLOSSARY}
+    pages = [_page(_read(source), source, known) for source in sources]
+    glossary = _page(_glossary(), Path(f"{GLOSSARY}.md"), known)
     out_dir.mkdir(parents=True, exist_ok=True)
     beside = zip([None, *pages], pages, [*pages[1:], None], strict=False)
     files = {
@@ -72,12 +75,17 @@ def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
         )
         for before, page, after in beside
     }
+    files[f"{GLOSSARY}.html"] = _render("page.html.j2", page=glossary, before=None, after=None, scripts=[])
     index = _write(out_dir / "index.html", _render("index.html.j2", pages=pages, scripts=[]))
     return [index, *(_write(out_dir / name, text) for name, text in files.items())]
 
 
-def _page(source: Path, published: set[str]) -> Page:
-    notebook = _read(source)
+def _glossary() -> nbformat.NotebookNode:
+    text = (Path(__file__).parent / f"{GLOSSARY}.md").read_text(encoding="utf-8")
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+
+
+def _page(notebook: nbformat.NotebookNode, source: Path, published: set[str]) -> Page:
     made = cells.pieces(notebook, source.name)
     body = _environment().get_template("body.html.j2").render(pieces=made)
     tree = polish(body, source.name, published)
