@@ -4,6 +4,7 @@ It dies with its parent: a thread waits for the end of a pipe whose other end on
 """
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -74,8 +75,10 @@ def stage(name: str) -> None:
 
 
 def end_with_parent(lifeline: int) -> None:
-    """End this process when the other end of a pipe closes, however the parent died."""
+    """End this process and those it started when the other end of a pipe closes, however the parent died."""
     os.read(lifeline, 1)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(ORPHANED)
 
 
