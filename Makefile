@@ -20,14 +20,17 @@ test: $(READY)
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks
 
-# The engine comes last: its sdist is built with the locked CMake and Ninja, not with ones fetched at build time, and never
+# uv installs the tools in seconds; where only pip is told which mirror to ask, pip does. The engine comes last: its sdist is built with the locked CMake and Ninja, not with ones fetched at build time, and never
 # taken from a cache, where it may have been built with other flags. Yours come last: CMAKE_ARGS="-DGGML_METAL=OFF" make.
 # Without AMX: llama.cpp's kernels for it crash or compute PLaMo 2's batches wrongly (data/upstream). Nor what nothing
 # here uses: the multimodal library and llama.cpp's `common`, half of the build.
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	awk '/^[a-z]/ {engine = /^llama-cpp-python==/} !engine' requirements.lock > .venv/tools.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/tools.lock
+	awk '/^[a-z]/ {uv = /^uv==/} uv' requirements.lock > .venv/uv.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/uv.lock
+	$(BIN)/uv pip install --quiet --system-certs --python .venv --require-hashes -r .venv/tools.lock || \
+		$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/tools.lock
 	echo 'set(LLAMA_BUILD_COMMON OFF)' > .venv/engine.cmake
 	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_ARGS="$(ENGINE_ARGS) $$CMAKE_ARGS" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --no-cache-dir --require-hashes -r requirements.lock --quiet
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study.analysis import claims, coverage, phase_claims, roofline, stats, usable
-from plamo_study.analysis import phase_asymmetry as study
+from plamo_study.analysis import claims, coverage, roofline, stats, usable
 from plamo_study.analysis.coverage import by_size
 from plamo_study.analysis.stats import Estimate
 from plamo_study.models import registry, tensors
+from plamo_study.studies.phase_asymmetry import analysis as study, claims as phase_claims
 
 NAN = float("nan")
 

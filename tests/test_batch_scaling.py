@@ -5,11 +5,16 @@ import pandas as pd
 import pytest
 from test_analysis import fact
 
-from plamo_study.analysis import batch_claims, batch_prediction, kernels, law_check
-from plamo_study.analysis import batch_scaling as study
-from plamo_study.measure.collect import Recording
-from plamo_study.present import batch_scaling as show
+from plamo_study.analysis import kernels
+from plamo_study.measure.recording import Recording
 from plamo_study.present import sentences
+from plamo_study.studies.batch_scaling import (
+    analysis as study,
+    claims as batch_claims,
+    prediction as batch_prediction,
+    show,
+)
+from plamo_study.studies.batching_law import analysis as law_check
 
 HYBRID, MATCHED, LARGE = "plamo-2-1b", "plamo-3-matched", "plamo-3-nict-2b"
 SEQUENCES = (*range(1, 17), 24, 32)

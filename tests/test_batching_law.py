@@ -3,9 +3,9 @@
 import pytest
 from conftest import ATTENTION, HYBRID
 
-from plamo_study.analysis import law_check
-from plamo_study.analysis.batching_law import Engine, micro_batches, packed, per_sequence, replay, smallest_abort
-from plamo_study.measure import bisection, frame, grid, journal, plan, runner
+from plamo_study.measure import frame, journal, plan, runner
+from plamo_study.studies.batching_law import analysis as law_check, bisection, grid
+from plamo_study.studies.batching_law.law import Engine, micro_batches, packed, per_sequence, replay, smallest_abort
 
 
 def steps(slots, n=2):

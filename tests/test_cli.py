@@ -15,7 +15,7 @@ from plamo_study import paths
 from plamo_study.measure import plan
 from plamo_study.models import registry, released
 
-COMMAND = [sys.executable, "-m", "plamo_study.cli"]
+COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 
 
 @pytest.fixture(scope="module")

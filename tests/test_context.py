@@ -11,26 +11,29 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study.analysis import (
-    context,
-    context_claims,
-    context_memory,
-    context_prediction,
-    growth,
-    prediction,
-    roofline,
-    stats,
-)
+from plamo_study.analysis import growth, own_ceilings, roofline, stats
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import depth, drift, frame, journal, plan, plan_context, runner
-from plamo_study.measure.collect import Recording, collect
-from plamo_study.oracle import Oracle, relative_error
-from plamo_study.present import context as show
-from plamo_study.present import context_figures as figure
-from plamo_study.present import context_memory as memory
+from plamo_study.measure import frame, journal, plan, runner
+from plamo_study.measure.recording import Recording
+from plamo_study.oracle.compare import relative_error
+from plamo_study.oracle.forward import Oracle
 from plamo_study.present import theme
+from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
+from plamo_study.studies.collect import collect
+from plamo_study.studies.context import (
+    analysis as context,
+    claims as context_claims,
+    drift,
+    figures as figure,
+    memory as context_memory,
+    plan as plan_context,
+    prediction as context_prediction,
+    show,
+    show_memory as memory,
+    workload as depth,
+)
 
 PART = 64
 TOKENS = np.random.default_rng(1).integers(5, 500, 4 * PART)
@@ -176,7 +179,17 @@ def small(tmp_path_factory):
         *(plan.change(cell, n_threads=1, size=min(cell.size, 1 << 20)) for cell in plan.ceilings("mini", False, (1,))),
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
-    planned = plan.Plan("05-context", "mini", cells, gates, mini("decode", n_gen=4), 2, 0, 60.0)
+    planned = plan.Plan(
+        "05-context",
+        "mini",
+        cells,
+        gates,
+        mini("decode", n_gen=4),
+        2,
+        0,
+        60.0,
+        worker=plan_context.memory("mini").worker,
+    )
     path = tmp_path_factory.mktemp("small") / "05.jsonl"
     summary = runner.sweep(planned, path)
     assert not summary.failed
@@ -502,7 +515,11 @@ def test_steps_near_the_beginning_are_compared_by_kind_of_cell():
 
 def test_the_short_decode_cell_is_the_first_of_notebook_03():
     near = [cell for cell in plan_context.context("shape").cells if cell.workload == "decode" and cell.n_prompt]
-    there = [cell for cell in plan.batch_scaling("shape").cells if cell.workload == "decode" and cell.n_seq == 1]
+    there = [
+        cell
+        for cell in batch_scaling_plan.batch_scaling("shape").cells
+        if cell.workload == "decode" and cell.n_seq == 1
+    ]
     assert {plan.change(cell, seed=0) for cell in near} <= set(there)
 
 
@@ -563,7 +580,7 @@ def test_pages_make_room_for_what_is_not_used():
 def test_the_rate_of_attention_follows_from_what_a_token_of_depth_adds():
     name = "plamo-2-1b*"
     recording = collect("05-context", "recorded", "shape")
-    model, limit = recording.facts[name], prediction.limits(recording.rows, recording.facts[name])
+    model, limit = recording.facts[name], own_ceilings.limits(recording.rows, recording.facts[name])
     at_a_third = 3 * (2 * 2 * 8 * 2048) / limit.matmul  # two products of 2 FLOPs, 8 layers, 16 heads of 128
     machine = recording.rows["machine"].iloc[0]
     rows = rows_of({name: (lambda d: 0.01 + at_a_third * d, lambda d: 0.05)}, machine)

@@ -17,7 +17,9 @@ import tomllib
 import pytest
 from typer.testing import CliRunner
 
-from plamo_study import cli, engines, options, paths
+from plamo_study import paths
+from plamo_study.cli import main as cli, options
+from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure import defects, frame
 

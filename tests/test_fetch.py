@@ -25,8 +25,7 @@ from huggingface_hub import constants
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import plan
-from plamo_study.models import fetch as fetching
-from plamo_study.models import inventory, registry, snapshots, synthetic, transfer
+from plamo_study.models import fetch as fetching, inventory, registry, snapshots, synthetic, transfer
 from plamo_study.models.fetch import fetch
 from plamo_study.models.refusals import Question, explained
 

@@ -11,18 +11,17 @@ import typer
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from typer.testing import CliRunner
 
-from plamo_study import cli_scan
-from plamo_study.analysis import fragility
-from plamo_study.analysis.fragility import Scanned
+from plamo_study.cli import scan as cli_scan
 from plamo_study.engine import library, rounding, swapping
 from plamo_study.engine.session import EngineError, SessionConfig
 from plamo_study.engine.swapping import Composer
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, plan_scan, quantizing, scan
-from plamo_study.measure.collect import Recording
+from plamo_study.measure import machine, quantizing
 from plamo_study.measure.frame import CELL_FIELDS
+from plamo_study.measure.recording import Recording
 from plamo_study.models import recipes, registry, synthetic
-from plamo_study.present import fragility as present
+from plamo_study.studies.fragility import analysis as fragility, plan as plan_scan, show as present, workload as scan
+from plamo_study.studies.fragility.analysis import Scanned
 
 F16, Q4_0, Q8_0, Q2_K, Q4_K = 1, 2, 8, 10, 12  # ggml.h, enum ggml_type
 CONFIG = SessionConfig(n_ctx_seq=64, n_batch=64, n_gpu_layers=0)

@@ -7,21 +7,25 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study.analysis import law_check
-from plamo_study.analysis.batching_law import replay
 from plamo_study.engine import library
 from plamo_study.engine.parts import PartSums
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.limits import ROUNDINGS
-from plamo_study.measure import collect, depth, frame, grid, journal, plan, quantizing, studies
+from plamo_study.measure import frame, journal, plan, quantizing
 from plamo_study.measure.process import work
+from plamo_study.measure.recording import REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
-from plamo_study.oracle import Oracle, faults, judge, relative_error
-from plamo_study.present import batching_law as law
+from plamo_study.oracle import faults, judge
+from plamo_study.oracle.compare import relative_error
+from plamo_study.oracle.forward import Oracle
 from plamo_study.present import evidence
+from plamo_study.studies import collect, registry as studies
+from plamo_study.studies.batching_law import analysis as law_check, grid, plan as batching_law_plan, show as law
+from plamo_study.studies.batching_law.law import replay
+from plamo_study.studies.context import workload as depth
 
 N, MICRO_BATCH = 48, 16
 TOKENS = np.random.default_rng(3).integers(5, 500, N)
@@ -123,7 +127,7 @@ def test_the_gate_crosses_micro_batches_and_says_what_it_allows(model, dtype, tm
 
 @pytest.mark.parametrize("scale", ["mini", "shape", "weights"])
 def test_every_gate_sees_64_tokens_in_three_micro_batches(scale):
-    planned = [study(scale) for name, study in studies.STUDIES.items() if name[:2] in ("00", "01", "03", "05")
+    planned = [study.plan(scale) for name, study in studies.STUDIES.items() if name[:2] in ("00", "01", "03", "05")
                if scale == "mini" or name not in ("03-batching-law", "05-drift", "05-window")]  # fmt: skip
     gates = [gate for each in planned for gate in each.gates]
     assert gates
@@ -155,7 +159,7 @@ def test_new_gates_show_faults_beside_what_is_allowed():
     measured = gated(cell)
     row = {"model": HYBRID, "verdict": "valid", "status": "ok", "checks": measured.checks, "series": measured.series}
     rows = pd.DataFrame([{name: getattr(cell, name) for name in frame.CELL_FIELDS} | row])
-    recording = collect.Recording(rows, {}, "00-gates", "mini", "recorded")
+    recording = Recording(rows, {}, "00-gates", "mini", "recorded")
     shown = evidence.gates(recording).frame.iloc[0]
     assert shown["oracle saw"] == f"{N} tokens"
     assert shown["in micro-batches"] == "3"
@@ -224,7 +228,7 @@ def test_the_size_of_rounding_is_measured_without_a_batch():
 
 
 def test_grids_of_several_seeds_are_told_apart_and_the_first_keeps_its_keys():
-    planned = plan.batching_law("mini", seeds=(0, 7), n=5)
+    planned = batching_law_plan.batching_law("mini", seeds=(0, 7), n=5)
     drawn = [cell for cell in planned.cells if not cell.label]
     assert [cell.seed for cell in drawn[:5]] == list(range(5))
     assert [grid.drawn_from(cell.seed) for cell in drawn] == [0] * 5 + [7] * 5
@@ -239,7 +243,7 @@ def test_counts_are_printed_by_seed_and_right_and_wrong_by_what_the_law_says():
     sizes = {f"{at}/{seq}": 0.3 if seq in foretold[at] else 2e-4 for at, call in enumerate(calls) for seq, _ in call}
     wrong["checks"] = sizes | {"rounding": 6e-4}
     rows = pd.DataFrame([replayed(1e-4), replayed(9.0, seed=1), wrong])
-    recording = collect.Recording(rows, FACTS, "03-batching-law", "mini", "recorded")
+    recording = Recording(rows, FACTS, "03-batching-law", "mini", "recorded")
     table = law.by_seed(recording).frame
     assert table["seed"].tolist() == ["0", "2"]
     assert table["foretold to the sequence"].tolist() == ["1", "1"]
@@ -249,7 +253,7 @@ def test_counts_are_printed_by_seed_and_right_and_wrong_by_what_the_law_says():
 
 
 def test_the_recorded_law_is_that_of_the_shipped_models():
-    records = journal.read(collect.journal_path("03-batching-law", "mini", collect.REFERENCE))
+    records = journal.read(journal_path("03-batching-law", "mini", REFERENCE))
     facts = frame.facts(records)
     shipped = {collect.files.model_fact(name, "mini", "F16")["sha256"] for name in plan.MODELS}
     assert {facts[row.model]["sha256"] for row in journal.latest_rows(records)} == shipped

@@ -23,7 +23,7 @@ from plamo_study.measure.worker import ORPHANED
 from plamo_study.models import imatrix, recipes, registry, synthetic, tensors
 from plamo_study.models.imatrix import Imatrix
 from plamo_study.models.recipes import Recipe
-from plamo_study.oracle import Oracle
+from plamo_study.oracle.forward import Oracle
 
 CHUNK = 32
 BOS = 1

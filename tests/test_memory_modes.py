@@ -6,14 +6,18 @@ import pandas as pd
 import pytest
 from conftest import HYBRID, mini, mini_file
 
-from plamo_study.analysis import memory_modes as study
-from plamo_study.analysis import quantization
-from plamo_study.measure import collect, machine, plan_quantization, studies, workloads
-from plamo_study.measure.collect import Recording
+from plamo_study.measure import machine, recording, workloads
 from plamo_study.measure.process import work
+from plamo_study.measure.recording import Recording
 from plamo_study.measure.rows import Cell, Conditions, Measured, Row, row_key
 from plamo_study.measure.worker import Job
-from plamo_study.present import memory_modes as present
+from plamo_study.studies import registry as studies
+from plamo_study.studies.quantization import (
+    analysis as quantization,
+    memory_modes as study,
+    plan as plan_quantization,
+    show_modes as present,
+)
 
 BYTES = 10**9
 FILES = {("m", dtype): {"file_bytes": BYTES} for dtype in ("F16", "Q4_0")}
@@ -152,7 +156,7 @@ def measured_on(name, started):
 
 def test_rows_of_two_machines_never_stand_in_one_frame():
     rows = [measured_on("old", "2026-01-01"), measured_on("new", "2026-01-03"), measured_on("old", "2026-01-02")]
-    assert {r.machine for r in collect.of_one_machine(rows)} == {"new"}
+    assert {r.machine for r in recording.of_one_machine(rows)} == {"new"}
     assert Measured().series == {}
 
 
@@ -171,8 +175,9 @@ def test_the_experiment_says_whether_anything_flips_the_speed():
 
 
 def test_experiments_are_recorded_and_never_measured_by_a_live_notebook():
-    assert set(studies.STUDIES) >= studies.ASIDE
-    assert not {study for study, _ in studies.of_notebook("04", "mini")} & studies.ASIDE
+    live = {study for study, _ in studies.of_notebook("04", "mini")}
+    assert live
+    assert not any(studies.STUDIES[study].aside for study in live)
 
 
 def test_the_ratios_of_two_machines_stand_side_by_side_and_keep_their_own():

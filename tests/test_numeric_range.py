@@ -10,20 +10,18 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from hostile import take_apart
 
-from plamo_study import casts
-from plamo_study.analysis import numeric_range as study
 from plamo_study.engine.library import capture_log
 from plamo_study.engine.ranges import InputRanges
 from plamo_study.engine.session import SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import plan_ranges, ranges
+from plamo_study.measure import ranges
 from plamo_study.measure.checking import check
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
-from plamo_study.models import tensors
+from plamo_study.models import casts, tensors
 from plamo_study.models.finding import blocking
-from plamo_study.oracle import Oracle
-from plamo_study.present import numeric_range as shown
+from plamo_study.oracle.forward import Oracle
+from plamo_study.studies.numeric_range import analysis as study, plan as plan_ranges, show as shown
 
 TOKENS = np.random.default_rng(0).integers(5, 500, 16).astype(np.int32)
 FACTS = {"here": {"architecture": "x86_64"}}

@@ -13,7 +13,9 @@ from plamo_study.engine.library import capture_log
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.models import registry, synthetic
-from plamo_study.oracle import Oracle, agreement, forward, layers, mamba, relative_error, weights
+from plamo_study.oracle import forward, layers, mamba, weights
+from plamo_study.oracle.compare import agreement, relative_error
+from plamo_study.oracle.forward import Oracle
 
 MODELS = {"plamo2": "plamo-2-1b", "plamo3": "plamo-3-nict-2b"}
 ARCHS = tuple(MODELS)

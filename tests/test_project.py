@@ -9,9 +9,10 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from plamo_study import cli, paths
+from plamo_study import paths
+from plamo_study.cli import main as cli
 from plamo_study.measure.rows import Cell, Row
-from plamo_study.present import readme, runs
+from plamo_study.publish import readme, runs
 
 PROJECT = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())
 LOCK = (paths.ROOT / "requirements.lock").read_text()

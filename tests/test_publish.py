@@ -15,8 +15,9 @@ from playwright.sync_api import sync_playwright
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.present import png, runs, theme
-from plamo_study.present.publish import publish
+from plamo_study.present import png, theme
+from plamo_study.publish import runs
+from plamo_study.publish.pages import publish
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 CHROMIUM = [
@@ -49,7 +50,13 @@ def executed(tmp_path_factory):
 def site(executed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "new"
     written = publish(executed, folder)
-    assert [path.name for path in written] == ["index.html", "article.html", "plain.html", "hostile.html"]
+    assert [path.name for path in written] == [
+        "index.html",
+        "article.html",
+        "plain.html",
+        "hostile.html",
+        "glossary.html",
+    ]
     assert sorted(folder.iterdir()) == sorted(written)
     return folder
 

@@ -11,17 +11,20 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study import crosscheck_perplexity
-from plamo_study.analysis import clustered, divergence, quality
-from plamo_study.analysis.repetition import loop_period
+from plamo_study.analysis import clustered, divergence
+from plamo_study.crosscheck import perplexity as crosscheck_perplexity
 from plamo_study.engine.library import capture_log
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import continuations, plan_quality, quantizing, texts
+from plamo_study.measure import quantizing, texts
 from plamo_study.measure.plan import change
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
+from plamo_study.studies.quality import analysis as quality, continuations, plan as plan_quality
+from plamo_study.studies.quality.repetition import loop_period
+
+WORKER = "plamo_study.studies.quality.worker"
 
 TOOL = os.environ.get("PLAMO_STUDY_LLAMA_PERPLEXITY", "")
 CHUNK, CHUNKS = 64, 6
@@ -101,7 +104,7 @@ def reference(folder):
 
 
 def measured(asked, path):
-    outcome = work(Job(cell=asked, path=str(path)), 60)
+    outcome = work(Job(cell=asked, path=str(path)), 60, worker=WORKER)
     assert outcome.status == "ok", outcome.failure
     return outcome.measured
 
@@ -260,15 +263,16 @@ def test_the_sums_are_those_of_logits_asked_for_one_by_one(model, text):
 
 
 def test_another_text_than_planned_is_refused(folder, text):
-    for workload, candidates in (("quality", ()), ("scan", ("Q8_0",))):
+    scan = "plamo_study.studies.fragility.worker"
+    for workload, candidates, worker in (("quality", (), WORKER), ("scan", ("Q8_0",), scan)):
         asked = msgspec.structs.replace(cell(text, *candidates, text_sha256="0" * 64), workload=workload)
-        outcome = work(Job(cell=asked, path=str(reference(folder))), 60)
+        outcome = work(Job(cell=asked, path=str(reference(folder))), 60, worker=worker)
         assert outcome.status == "error"
         assert "not the text that was planned" in outcome.failure.message
 
 
 def test_a_missing_candidate_is_named(folder, text):
-    outcome = work(Job(cell=cell(text, "Q5_0"), path=str(reference(folder))), 60)
+    outcome = work(Job(cell=cell(text, "Q5_0"), path=str(reference(folder))), 60, worker=WORKER)
     assert outcome.status == "error"
     assert "Q5_0.gguf" in outcome.failure.message
     assert outcome.failure.stage == "load Q5_0"

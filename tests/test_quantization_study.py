@@ -9,21 +9,27 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from gguf import GGMLQuantizationType
 
-from plamo_study.analysis import kernel_paths, pareto, quantization_claims, stats
-from plamo_study.analysis import quantization as study
-from plamo_study.analysis import quantization_prediction as arithmetic
+from plamo_study.analysis import kernel_paths, stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.engine import kernels
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan, plan_quantization, tolerance
-from plamo_study.measure.collect import Recording
+from plamo_study.measure import files, plan, tolerance
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import work
+from plamo_study.measure.recording import Recording
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes, registry, tensors
 from plamo_study.oracle import weights
-from plamo_study.present import quantization as show
-from plamo_study.present import quantization_published, sentences
+from plamo_study.present import sentences
+from plamo_study.studies.quantization import (
+    analysis as study,
+    claims as quantization_claims,
+    pareto,
+    plan as plan_quantization,
+    prediction as arithmetic,
+    published as quantization_published,
+    show,
+)
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 READ, COMPUTE = 40e9, 100e9  # bytes and FLOPs a second of every invented kernel
@@ -259,7 +265,7 @@ def test_the_plan_can_be_measured_and_leaves_out_what_is_too_large(scale):
     assert (HYBRID, "Q4_0-ssm_out-F16") in names
     assert (ATTENTION, "F32") not in names
     assert not any("ssm_out" in dtype for model, dtype in names if model == ATTENTION)
-    assert all(registry.spec(m, scale).n_params * 4 <= plan_quantization.LARGEST for m, d in names if d == "F32")
+    assert all(registry.spec(m, scale).n_params * 4 <= plan.LARGEST for m, d in names if d == "F32")
     assert {cell.dtype for cell in speed.cells if not cell.model} <= set(kernels.GGML_TYPES)
 
 

@@ -7,24 +7,28 @@ import pandas as pd
 import pytest
 from conftest import HYBRID
 
-from plamo_study import blas, crosscheck_ceilings
-from plamo_study.analysis import (
-    ceilings,
-    ceilings_check,
+from plamo_study.analysis import ceilings, peaks, roofline
+from plamo_study.analysis.roofline import Ceilings, parts, work
+from plamo_study.errors import StudyError
+from plamo_study.measure import frame, journal, plan, planned
+from plamo_study.measure.recording import REFERENCE, Recording, journal_path
+from plamo_study.present import theme
+from plamo_study.studies import collect, recorded
+from plamo_study.studies.roofline import (
+    balance,
+    blas,
     columns,
     every_cell,
+    figures,
     intensity,
-    peaks,
-    roofline,
+    literature,
+    plan as plan_roofline,
+    show,
+    side_by_side as crosscheck_ceilings,
+    side_by_side_ratios as ceilings_check,
     source_tables,
     what_if,
 )
-from plamo_study.analysis.roofline import Ceilings, parts, work
-from plamo_study.errors import StudyError
-from plamo_study.measure import collect, frame, journal, plan, plan_roofline, planned, recorded
-from plamo_study.present import balance, literature, theme
-from plamo_study.present import roofline as show
-from plamo_study.present import roofline_figures as figures
 
 HERE = Ceilings(read=5e10, matmul=3e11)
 REFERENCE_STUDIES = ("01-phase-asymmetry", "03-batch-scaling")
@@ -42,10 +46,10 @@ def moved(account):
 def recordings():
     found = []
     for study in REFERENCE_STUDIES:
-        records = journal.read(collect.journal_path(study, "shape", collect.REFERENCE))
+        records = journal.read(journal_path(study, "shape", REFERENCE))
         facts = frame.facts(records)
         rows = frame.frame(journal.latest_rows(records), facts)
-        found.append(collect.Recording(rows, facts, study, "shape", "recorded"))
+        found.append(Recording(rows, facts, study, "shape", "recorded"))
     return found
 
 

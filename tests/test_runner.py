@@ -11,9 +11,10 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import collect, frame, journal, machine, plan, runner, watch
+from plamo_study.measure import frame, journal, machine, plan, recording, runner, watch
 from plamo_study.measure.rows import Conditions, Row, content_id
 from plamo_study.present import evidence
+from plamo_study.studies import collect
 
 KILLS = 20
 
@@ -219,4 +220,4 @@ def test_a_gpu_is_a_fact_of_the_machine_and_a_machine_without_keeps_its_id(tmp_p
 
 
 def recording_of(rows, facts):
-    return collect.Recording(frame.frame(rows, facts), facts, "small", "mini", "live")
+    return recording.Recording(frame.frame(rows, facts), facts, "small", "mini", "live")

@@ -10,7 +10,7 @@ import pytest
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.present import parameters, runs
+from plamo_study.publish import parameters, runs
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
 
@@ -192,3 +192,16 @@ def test_a_notebook_is_never_overwritten_by_its_output(tmp_path):
     shutil.copy(NOTEBOOKS / "plain.ipynb", tmp_path)
     with pytest.raises(StudyError, match="overwritten"):
         runs.run_notebooks([str(tmp_path / "plain.ipynb")], {}, tmp_path)
+
+
+def test_a_notebook_is_not_executed_again_from_the_same(tmp_path):
+    def again(inputs, **values):
+        (result,) = runs.run_notebooks(["parameters"], values, tmp_path, inputs=inputs)
+        return result.status
+
+    assert [again("a"), again("a")] == ["ok", "unchanged"]
+    assert again("b") == "ok", "other rows or code"
+    assert again("b", scale="shape") == "ok", "another parameter"
+    assert again("") == "ok", "told to"
+    (tmp_path / "parameters.ipynb").write_text("{")
+    assert again("b", scale="shape") == "ok", "an output that cannot be read is made anew"

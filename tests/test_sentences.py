@@ -7,7 +7,8 @@ import pytest
 
 from plamo_study import paths
 from plamo_study.analysis.stats import Estimate
-from plamo_study.present import readme, sentences, theme
+from plamo_study.present import sentences, theme
+from plamo_study.publish import readme
 
 NOTEBOOKS = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
 WITH_RATES = ("01-phase-asymmetry", "03-batch-scaling")  # notebooks whose findings print a ratio and its two rates

@@ -19,22 +19,27 @@ from playwright.sync_api import sync_playwright
 from test_publish import CHROMIUM, FLAGS
 from typer.testing import CliRunner
 
-from plamo_study import cli_trace, tracing
-from plamo_study.analysis import operator_shares as study
-from plamo_study.analysis import operators, roofline
+from plamo_study.analysis import roofline
+from plamo_study.cli import trace as cli_trace
 from plamo_study.engine.library import capture_log
 from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.engine.spans import ADDS_UP, Node, Operand, Phase, Span, Timeline
 from plamo_study.engine.timeline import Recorder, request
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan_trace
-from plamo_study.measure.collect import Recording
+from plamo_study.measure import files
 from plamo_study.measure.process import work
-from plamo_study.measure.trace import timeline_of
+from plamo_study.measure.recording import Recording
 from plamo_study.measure.worker import Job
 from plamo_study.models import tensors
-from plamo_study.present import chrome_trace
-from plamo_study.present import operators as shown
-from plamo_study.spans import ADDS_UP, Node, Operand, Phase, Span, Timeline
+from plamo_study.studies.timeline import (
+    analysis as study,
+    chrome_trace,
+    operators,
+    plan as plan_trace,
+    request as tracing,
+    show as shown,
+)
+from plamo_study.studies.timeline.workload import timeline_of
 
 MODELS = (HYBRID, ATTENTION)
 PROMPT, STEPS = 24, 3
@@ -44,7 +49,10 @@ PROMPT, STEPS = 24, 3
 def measured():
     """What a worker hands back of each model, by name."""
     cells = {model: mini("trace", model, n_prompt=PROMPT, n_gen=STEPS) for model in MODELS}
-    outcomes = {model: work(Job(cell=cell, path=str(mini_file(model))), 60.0) for model, cell in cells.items()}
+    outcomes = {
+        model: work(Job(cell=cell, path=str(mini_file(model))), 60.0, worker="plamo_study.studies.timeline.worker")
+        for model, cell in cells.items()
+    }
     assert {outcome.status for outcome in outcomes.values()} == {"ok"}, outcomes
     return {model: outcome.measured for model, outcome in outcomes.items()}
 

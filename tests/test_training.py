@@ -15,8 +15,9 @@ from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.engine.tokenizer import Tokenizer
 from plamo_study.errors import StudyError
 from plamo_study.models import embedded, registry, synthetic, tensors
-from plamo_study.oracle import Oracle, agreement
 from plamo_study.oracle import mamba as oracle_mamba
+from plamo_study.oracle.compare import agreement
+from plamo_study.oracle.forward import Oracle
 from plamo_study.training import baselines, card, corpus, scoring
 
 NAMES = ("plamo-2-1b", "plamo-3-nict-2b")

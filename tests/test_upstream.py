@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from plamo_study import engines, paths
-from plamo_study.measure.collect import collect
+from plamo_study import paths
+from plamo_study.engine import builds as engines
 from plamo_study.measure.serving import Served
-from plamo_study.present import readme, upstream
+from plamo_study.publish import readme, upstream
+from plamo_study.studies.collect import collect
 
 UPSTREAM = paths.DATA / "upstream"
 REPORTS = ("plamo2-batching", "plamo2-projections", "k-quant-packing", "amx")

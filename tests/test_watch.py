@@ -10,14 +10,18 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from test_runner import small_plan
 
-from plamo_study import crosscheck_watch
-from plamo_study.analysis import disturbances
-from plamo_study.measure import collect, frame, journal, machine, runner, watch
+from plamo_study.crosscheck import planted as crosscheck_watch
+from plamo_study.measure import disturbances, frame, journal, machine, runner, watch
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.worker import Job
 from plamo_study.models import registry, synthetic
-from plamo_study.present import batch_scaling, context, evidence, phase_asymmetry, quantization
+from plamo_study.present import evidence
+from plamo_study.studies import collect
+from plamo_study.studies.batch_scaling import show as batch_scaling
+from plamo_study.studies.context import show as context
+from plamo_study.studies.phase_asymmetry import show as phase_asymmetry
+from plamo_study.studies.quantization import show as quantization
 
 SPIN = "while True: pass"
 SECOND = 10**9

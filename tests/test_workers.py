@@ -1,5 +1,6 @@
 """Every way a worker can end is an outcome: real engine, real assertions, real hangs, real kills."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from plamo_study.measure.process import work
+from plamo_study.measure.rows import Cell
 from plamo_study.measure.worker import Job
 from plamo_study.models import registry, synthetic
 
@@ -110,6 +112,7 @@ def test_a_context_beyond_memory_is_an_error():
 PARENT = """
 import sys
 from plamo_study.measure.process import work
+from plamo_study.measure.rows import Cell
 from plamo_study.measure.worker import Job
 sys.path.insert(0, {tests!r})
 from conftest import mini
@@ -141,3 +144,62 @@ def test_a_worker_s_peak_memory_is_its_own_and_not_its_parent_s():
     ballast = np.ones(2**27)  # 1 GiB
     outcome = work(Job(cell=mini("prefill"), path=str(mini_file())), 60.0)
     assert 2**24 < outcome.measured.peak_rss_bytes < ballast.nbytes / 2
+
+
+FAMILY = """
+import subprocess, sys, time
+from plamo_study.measure import worker
+from plamo_study.measure.rows import Measured
+
+def run(cell, path, stage):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    path.write_text(str(child.pid))
+    time.sleep(600 if cell.n_gen else 0)
+    return Measured(valid=True)
+
+worker.main({"prefill": run})
+"""
+RUNNER = """
+import sys
+from plamo_study.measure.process import work
+from plamo_study.measure.rows import Cell
+from plamo_study.measure.worker import Job
+from plamo_study.measure.rows import Cell
+work(Job(cell=Cell(workload="prefill", n_gen=1), path=sys.argv[1]), 60.0, worker="family")
+"""
+
+
+@pytest.fixture
+def family(tmp_path, monkeypatch):
+    """A worker that starts a process of its own and leaves it; the file that its number is written to."""
+    (tmp_path / "family.py").write_text(FAMILY)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    return tmp_path / "pid"
+
+
+def ends(pid_file):
+    """Whether the process of that number ends, or is dead and only not yet asked for."""
+    pid = int(pid_file.read_text())
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize(("n_gen", "status"), [(0, "ok"), (1, "hang")])
+def test_what_a_worker_started_ends_with_it(family, n_gen, status):
+    cell = Cell(workload="prefill", n_gen=n_gen)
+    assert work(Job(cell=cell, path=str(family)), 3.0, worker="family").status == status
+    assert ends(family)
+
+
+def test_what_a_worker_started_ends_with_a_killed_runner(family):
+    runner = psutil.Popen([sys.executable, "-c", RUNNER, str(family)], stderr=subprocess.DEVNULL)
+    while not family.exists() or not family.read_text():
+        assert runner.is_running()
+        time.sleep(0.05)
+    runner.kill()
+    runner.wait()
+    assert ends(family)

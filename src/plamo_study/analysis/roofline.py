@@ -208,3 +208,8 @@ def prefill_band(model: Model, n_tokens: int, ceilings: Ceilings, n_ubatch: int 
 def decode_band(model: Model, depth: float, ceilings: Ceilings, n_seq: int = 1) -> Band:
     """Predicted seconds of one decode step."""
     return band(decode_flops(model, depth, n_seq), decode_bytes(model, depth, n_seq), ceilings)
+
+
+def miss(measured: float, low: float, high: float) -> float:
+    """1 inside the band; outside it, the measured time over the edge it lies beyond."""
+    return measured / high if measured > high else measured / low if measured < low else 1.0

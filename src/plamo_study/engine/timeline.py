@@ -20,7 +20,7 @@ import numpy as np
 
 from plamo_study.engine.nodes import Tensor, ggml_base
 from plamo_study.engine.session import EngineError, Session, context_params
-from plamo_study.spans import Node, Operand, Phase, Span, Timeline
+from plamo_study.engine.spans import Node, Operand, Phase, Span, Timeline
 
 EMPTY = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # ggml-impl.h, ggml_op_is_empty
 SIZE, SOURCES, OP = ctypes.sizeof(Tensor), Tensor.src.offset, Tensor.op.offset

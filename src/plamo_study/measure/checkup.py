@@ -19,11 +19,10 @@ import msgspec
 import numpy as np
 import psutil
 
-from plamo_study import casts
 from plamo_study.measure import machine, range_findings, ranges, worker
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
-from plamo_study.models import header
+from plamo_study.models import casts, header
 from plamo_study.models.finding import AGAIN, Finding, printable
 
 N_PROMPT, N_STEPS = 16, 4  # tokens prefilled, and decoded one by one after them
@@ -217,7 +216,8 @@ def _config(n_gpu_layers: int, n_threads: int = 0) -> Any:
 def _against_oracle(path: Path, tokens: np.ndarray, logits: np.ndarray, notes: list[str]) -> dict[str, float | bool]:
     from plamo_study.errors import StudyError
     from plamo_study.measure.tolerance import LOOSEST, TOLERANCE
-    from plamo_study.oracle import Oracle, agreement
+    from plamo_study.oracle.compare import agreement
+    from plamo_study.oracle.forward import Oracle
 
     tensors = header.read(path).tensors
     n_weights = sum(int(np.prod(t.dims, dtype=object)) for t in tensors)

@@ -1,15 +1,23 @@
 """Which cells the studies of phase asymmetry and batch scaling measure at which scale, and what every plan shares."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import grid, machine
+from plamo_study.measure import machine
+from plamo_study.measure.process import WORKER
 from plamo_study.measure.rows import Cell
 from plamo_study.models import registry
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
+RECIPES = (
+    "Q8_0-ssm_out-BF16",
+    "Q4_0-ssm_out-F16",
+)  # of models with Mamba layers: against overflow (D5); the public benchmark's
+LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every cell would read it from the disk
 
 MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
 MATCHED = "plamo-3-matched"  # attention only, of the weight bytes of the first model
@@ -21,12 +29,7 @@ GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32}  # a gate's prefill
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
 TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0}
-SEQUENCES = (*range(1, 17), 24, 32)
-FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
 DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
-SHORT_PROMPT = 8  # where packing prompts could pay: long ones fill a micro-batch each
-SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
-LAW_SEEDS, LAW_CELLS = (0, 1, 2), 60  # configurations of each
 
 
 @dataclass(frozen=True)
@@ -44,47 +47,7 @@ class Plan:
     seed: int = 0
     anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
-
-
-def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
-    """Notebook 01: prefill of 128, 512 and 2048 tokens, 512 decode steps at depth 128, ceilings, and fewer threads.
-
-    With `gpu` these run offloaded, and the thread experiment, on the CPU, gives the CPU's numbers beside them.
-    """
-    check_scale(scale)
-    offload, cores = -1 if gpu else 0, machine.performance_cores()
-    cells = []
-    for model in models:
-        base = Cell(
-            workload="prefill", model=model, scale=scale, dtype=DTYPE[scale], n_threads=cores, n_gpu_layers=offload
-        )
-        cells += [change(base, n_prompt=n, repetitions=1 if n == 2048 else 3) for n in (128, 512, 2048)]
-        cells.append(change(base, workload="decode", n_prompt=128, n_gen=512))
-        for threads in thread_counts():
-            on_cpu = change(base, n_threads=threads, n_gpu_layers=0, n_prompt=128)
-            cells += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", n_gen=32)]
-    return with_gates("01-phase-asymmetry", scale, tuple(dict.fromkeys(cells)) + ceilings(scale, gpu, thread_counts()))
-
-
-def batch_scaling(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 03: decode and prefill of 1 to 32 sequences, the matched model beside both, and the ceilings.
-
-    Decode starts from one prompt whose state every sequence gets a copy of, so a step costs what it costs after
-    prompts of their own and a cell does not spend its time on them.
-    """
-    check_scale(scale)
-    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=DEPTH, n_gen=STEPS)
-    base = change(base, policy="shared", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, n_gen=0)
-    cells = [change(base, model=model, n_seq=n) for model in MODELS for n in SEQUENCES]
-    if scale != "weights":  # the matched model is invented
-        cells += [change(base, model=MATCHED, n_seq=n) for n in FEW_SEQUENCES]
-    cells += [change(short, model=model, n_seq=n, policy="packed") for model in MODELS for n in SEQUENCES]
-    cells += [change(short, model=model, n_seq=n, policy="per_sequence") for model in MODELS for n in (4, 16)]
-    compared = [change(base, n_seq=n) for n in FEW_SEQUENCES]
-    compared += [change(short, n_seq=n, policy="packed") for n in (4, 16)]
-    planned = with_gates("03-batch-scaling", scale, (*cells, *ceilings(scale, gpu, thread_counts()[:1])))
-    return replace(planned, compared=tuple(compared), blocks=2 if scale == "mini" else BLOCKS)
+    worker: str = WORKER  # module of the process that each cell runs in
 
 
 def gates(scale: str, gpu: bool = False) -> Plan:
@@ -99,30 +62,6 @@ def gates(scale: str, gpu: bool = False) -> Plan:
     cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
     anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], n_prompt=16, n_ubatch=512)
     return Plan("00-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
-
-
-def source_table(scale: str, gpu: bool = False) -> Plan:
-    """The source's batch table under its own conditions: prompts of 512 tokens, 128 steps, packed and per sequence."""
-    check_scale(scale)
-    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=512, n_gen=128)
-    base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    cells = [change(base, n_seq=n, policy=policy) for n in (2, 8, 16) for policy in ("per_sequence", "packed")]
-    planned = with_gates("03-source-table", scale, tuple(cells))
-    return replace(planned, blocks=2 if scale == "mini" else SOURCE_BLOCKS, extra_blocks=0)
-
-
-def batching_law(scale: str, gpu: bool = False, seeds: tuple[int, ...] = LAW_SEEDS, n: int = LAW_CELLS) -> Plan:
-    """`n` configurations from each seed for the batching law, PLaMo 3 as control, one process each, on the CPU.
-
-    Beside them the map of packed prompts by number and batch size, and the operator's three tests. The law is about
-    the shape of calls, so it is held against the embedded models.
-    """
-    if scale != "mini":
-        raise StudyError(f"scale {scale!r}", "the law is held against the engine at mini", "choose --scale mini")
-    cells = (*(cell for seed in seeds for cell in grid.grid(seed, n, *MODELS)), *grid.packed_map(MODELS[0]))
-    cells += tuple(grid.three_tests(test, model) for test in grid.TESTS for model in MODELS)
-    anchor = Cell(workload="decode", model=MODELS[0], scale="mini", dtype="F16", n_prompt=16, n_gen=32)
-    return Plan("03-batching-law", "mini", cells, (), anchor, 1, 0, TIME_LIMIT_S["mini"], compared=cells)
 
 
 def thread_counts() -> tuple[int, ...]:
@@ -195,3 +134,10 @@ def check_cell(cell: Cell) -> None:
         raise StudyError(f"cell {cell.workload} of {cell.model}", why, "choose a shorter prompt or fewer steps")
     if cell.policy == "shared" and (cell.workload != "decode" or not cell.n_prompt):
         raise StudyError(f"cell {cell.workload} of {cell.model}", "only decode after a prompt can share it", "pack it")
+
+
+def types(model: str, scale: str) -> tuple[str, ...]:
+    """Types and recipes a model is studied in: those its tensors allow, and F32 where the file is small enough."""
+    spec = registry.spec(model, scale)
+    named = (*TYPES, *RECIPES) if spec.mamba_heads else TYPES
+    return tuple(name for name in named if name != "F32" or 4 * spec.n_params <= LARGEST)

@@ -18,14 +18,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from plamo_study import casts
 from plamo_study.engine import quantizer
 from plamo_study.engine.nodes import Tensor
 from plamo_study.engine.ranges import InputRanges
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, ranges
 from plamo_study.measure.rows import Cell, Measured
-from plamo_study.models import header, recipes
+from plamo_study.models import casts, header, recipes
 from plamo_study.models.recipes import Recipe
 
 PLANTED = ("ssm_c_norm", "ssm_d")  # what ssm_out's input is proportional to, together

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -68,14 +69,20 @@ def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str
         try:
             result, late = _answer(child, msgspec.json.encode(job) + b"\n", time_limit_s)
         finally:
-            child.kill()
-            child.wait()
+            _end(child)
             os.close(lifeline)
             os.close(ours)
         evidence = watch.since(before, machine.counters(children=True))
         log.seek(0)
         text = log.read().decode(errors="replace")
     return _outcome(child, result, late, text, evidence)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a worker and every process it started: it leads a group of its own."""
+    with suppress(ProcessLookupError, PermissionError):  # nobody is left, or only the dead (macOS)
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _answer(child: subprocess.Popen[bytes], job: bytes, limit_s: float) -> tuple[bytes, Late | None]:

@@ -15,7 +15,9 @@ from plamo_study.engine.parts import PartSums
 from plamo_study.engine.session import Session
 from plamo_study.measure.rows import Cell, Measured
 from plamo_study.measure.tolerance import part_tolerance, tolerance
-from plamo_study.oracle import Oracle, agreement, judge, relative_error
+from plamo_study.oracle.compare import agreement, relative_error
+from plamo_study.oracle.forward import Oracle
+from plamo_study.oracle.judge import judge
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop

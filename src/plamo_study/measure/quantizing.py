@@ -22,8 +22,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import machine
 from plamo_study.measure.process import ASSERT
 from plamo_study.measure.quantizing_worker import Evaluating, Quantizing
-from plamo_study.models import imatrix as matrices
-from plamo_study.models import recipes, tensors
+from plamo_study.models import imatrix as matrices, recipes, tensors
 from plamo_study.models.gguf_file import Progress, check_space
 from plamo_study.models.recipes import Recipe
 

@@ -5,8 +5,8 @@ It judges the few tokens the gate evaluates: a longer text may reach further. `p
 
 from typing import Any
 
-from plamo_study import casts
 from plamo_study.measure.rows import Measured
+from plamo_study.models import casts
 from plamo_study.models.finding import Finding
 
 NUMBERS = {"largest": "the largest input", "output": "the largest result"}  # others: "the sum of 32 inputs in a row"

@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 from gguf import GGMLQuantizationType
 
-from plamo_study import casts
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, worker
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Cell, Measured
+from plamo_study.models import casts
 
 FIRST_TOKEN = 5  # ids below are special tokens
 TIME_S, BYTES_PER_S, TOKENS_PER_S = 120.0, 50e6, 2.0  # time limit of a file's probe: start, reading it, evaluating

@@ -204,7 +204,7 @@ class _Sweep:
         started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
         path = str(model_file(task.cell)) if task.cell.model else ""
         job = Job(cell=task.cell, path=path, replicate=task.replicate)
-        outcome = work(job, self.plan.time_limit_s, task.engine)
+        outcome = work(job, self.plan.time_limit_s, task.engine, self.plan.worker)
         conditions = Conditions(
             load_1min=round(load, 2),
             throttled_us=machine.throttled_us() - throttled,

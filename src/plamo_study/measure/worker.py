@@ -4,9 +4,11 @@ It dies with its parent: a thread waits for the end of a pipe whose other end on
 """
 
 import os
+import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +20,7 @@ from plamo_study.measure.rows import Cell, Measured
 ORPHANED = 9
 
 
+Run = Callable[[Cell, Path, Callable[[str], None]], Measured]
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
@@ -29,9 +32,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     replicate: int = 0
 
 
-def main() -> None:
-    """Run the one job that stands on stdin."""
-    serve(Job, _do)
+def main(own: Mapping[str, Run] = {}) -> None:
+    """Run the one job that stands on stdin; `own`: workloads of one study, which open the model themselves."""
+    serve(Job, partial(_do, own))
 
 
 def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
@@ -52,12 +55,15 @@ def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
     os._exit(0)  # the result is out; interpreter teardown would only cost time
 
 
-def _do(job: Job) -> Measured:
+def _do(own: Mapping[str, Run], job: Job) -> Measured:
     stage("start")
     if job.cell is None:
         from plamo_study.engine import library
 
         return Measured(facts=library.describe() | {"gpus": library.gpus()})
+    if run := own.get(job.cell.workload):
+        stage(job.cell.workload)
+        return run(job.cell, Path(job.path), stage)
     from plamo_study.measure import workloads
 
     return workloads.run(job.cell, Path(job.path), job.replicate, stage)
@@ -69,8 +75,10 @@ def stage(name: str) -> None:
 
 
 def end_with_parent(lifeline: int) -> None:
-    """End this process when the other end of a pipe closes, however the parent died."""
+    """End this process and those it started when the other end of a pipe closes, however the parent died."""
     os.read(lifeline, 1)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(ORPHANED)
 
 

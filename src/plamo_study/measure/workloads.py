@@ -1,6 +1,5 @@
 """What a worker does for each kind of cell: warm up, time, and have the result proved; the proof is the warm-up."""
 
-import importlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -12,12 +11,11 @@ import numpy as np
 
 from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
-from plamo_study.measure import machine, proof, sessions, watch
+from plamo_study.measure import machine, proof, ranges, sessions, watch
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Cell, Measured
 
-ALONE = ("quality", "scan", "ranges", "trace", "depth", "naive")  # each a module here that opens what it needs
 WARM_STEPS = 3  # decode steps before the timed ones, of as many sequences
 FIRST_TOKEN = 5  # ids below are special tokens
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
@@ -33,9 +31,9 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         stage(cell.workload)
         with watch.timed():
             return _read(cell) if cell.workload == "read" else _matmul(cell)
-    if cell.workload in ALONE:
+    if cell.workload == "ranges":
         stage(cell.workload)
-        return importlib.import_module(f"plamo_study.measure.{cell.workload}").run(cell, path, stage)
+        return ranges.run(cell, path, stage)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):
         workload = {

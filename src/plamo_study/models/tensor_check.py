@@ -6,7 +6,7 @@ It reads no weights: models/finite.py does.
 import platform
 from collections.abc import Iterator
 
-from plamo_study import casts
+from plamo_study.models import casts
 from plamo_study.models.finding import AGAIN, Finding, listed, printable
 from plamo_study.models.header_parts import Header, TensorRecord
 from plamo_study.models.registry import ModelSpec

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType as Type
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType as Type, GGUFReader
 from gguf.quants import dequantize, quantize
 
 from plamo_study.errors import StudyError

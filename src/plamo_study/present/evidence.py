@@ -9,13 +9,13 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study import paths
-from plamo_study.analysis import coverage, disturbances, prediction, usable
+from plamo_study.analysis import coverage, own_ceilings, usable
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
-from plamo_study.measure import frame, journal
-from plamo_study.measure.collect import LOCAL, REFERENCE, Recording, journal_path
+from plamo_study.measure import disturbances, frame, journal
 from plamo_study.measure.frame import build_name
+from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present.tables import Columns, Table, scaled, table
@@ -157,7 +157,7 @@ def _gates(recording: Recording) -> list[Any]:
 
 def ceilings(recording: Recording) -> Table:
     """Both ceilings of this machine at each thread count, best and usual, and the kernel each was measured with."""
-    data = prediction.ceilings(recording.rows)
+    data = own_ceilings.ceilings(recording.rows)
     factors = [PER_SECOND[c] for c in data["ceiling"]]
     shown = pd.DataFrame(
         {

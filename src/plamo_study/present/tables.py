@@ -15,6 +15,7 @@ Formatter = Callable[[Any], str]
 Format = Formatter | str
 Columns = Mapping[str, tuple[str, Format]]  # name -> (heading, format spec or function)
 NOT_AVAILABLE = "n/a"
+WIDEST = 8  # columns that a page shows; all of a wider table are folded under it
 ASSUMED = "* Rests on assumptions, which the models table names."
 
 
@@ -28,7 +29,10 @@ class Table:
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{note}</p>" for note in self.notes)
-        return self.frame.to_html(index=False, border=0, justify="left") + notes
+        shown, n = _html(self.frame.iloc[:, :WIDEST]) + notes, len(self.frame.columns)
+        if n <= WIDEST:
+            return shown
+        return f"{shown}<details><summary>All {n} columns</summary>{_html(self.frame)}</details>"
 
     def _repr_markdown_(self) -> str:
         lines = [self.frame.columns.tolist(), ["---"] * len(self.frame.columns), *self.frame.to_numpy().tolist()]
@@ -37,6 +41,10 @@ class Table:
 
     def __repr__(self) -> str:
         return "\n".join([self.frame.to_string(index=False), *self.notes])
+
+
+def _html(frame: pd.DataFrame) -> str:
+    return frame.to_html(index=False, border=0, justify="left")
 
 
 def table(data: pd.DataFrame, columns: Columns, note: str = "") -> Table:

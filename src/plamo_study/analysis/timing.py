@@ -1,0 +1,34 @@
+"""Times of rows: one number per process or block, and the quotient of two series paired by block."""
+
+from collections.abc import Callable
+from itertools import chain
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis import stats
+
+NS = 1e9
+
+
+def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> stats.Estimate:
+    """Quotient of the medians of two series by block; its interval is over the blocks that both have."""
+    both = pd.concat([numerator, denominator], axis=1, keys=["top", "bottom"]).dropna()
+    value = float(numerator.median() / denominator.median()) if len(both) else None
+    return stats.ratio(both["top"].tolist(), both["bottom"].tolist(), value)
+
+
+def median_sample(samples: list[list[int]]) -> float:
+    """Median over all samples of a row, in nanoseconds."""
+    return float(np.median(list(chain(*samples))))
+
+
+def _mean_repetition(samples: list[list[int]]) -> float:
+    return sum(chain(*samples)) / len(samples)
+
+
+def seconds_by_block(
+    group: pd.DataFrame, statistic: Callable[[list[list[int]]], float] = _mean_repetition
+) -> pd.Series:
+    """Seconds by block: of one repetition (the mean), or by another statistic of the samples."""
+    return group.set_index("block")["samples_ns"].map(statistic) / NS

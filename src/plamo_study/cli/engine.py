@@ -1,0 +1,88 @@
+"""The commands on builds of llama.cpp: build one by name, list them."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from plamo_study.cli import report
+from plamo_study.engine import builds as engines
+from plamo_study.measure import defects, plan, serving
+from plamo_study.models import embedded, registry
+
+app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp: the corrected ones by name.")
+
+
+@app.command()
+def build(name: Annotated[str, typer.Argument(help="as `engine list` names it, e.g. corrected")]) -> None:
+    """Patch the locked sources of llama.cpp and compile libllama; the other libraries are the installed ones."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=report.console) as bar:
+        task = bar.add_task(f"{name}: starting", total=None)
+
+        def on_step(what: str, done: int, steps: int) -> None:
+            said = f"{what}, {done} of {steps}" if steps else what
+            bar.update(task, description=f"{name}: {said}", completed=done, total=steps or None)
+
+        path, made = engines.build(name, on_step)
+    said = "built" if made else "is here already"
+    report.console.print(f"{name} {said}: {report.short(path)}; use it with --engine {name} or --beside {name}")
+
+
+@app.command()
+def test(name: Annotated[str, typer.Argument(help="a build that is here, e.g. corrected")]) -> None:
+    """Run the upstream reports' tests on the engine as released and on a build: before and after."""
+    runs = []
+    for run in engines.test(name, _embedded_models()):
+        runs.append(run)
+        Console(highlight=False).print(
+            f"{run.test} on {run.build}: {'passes' if run.passed else 'FAILS'}", markup=False
+        )
+        typer.echo(run.said, nl=False)
+    as_reported = all(run.passed == (run.build != "stock") for run in runs)
+    raise typer.Exit(0 if as_reported else 1)
+
+
+@app.command()
+def server(
+    binary: Annotated[Path, typer.Argument(help="a llama-server of the same release")],
+    build: Annotated[str | None, typer.Option(help="a build whose libllama it is made to load; none: its own")] = None,
+    model: Annotated[int, typer.Option(min=0, max=1, help="embedded model: 0 PLaMo 2, 1 PLaMo 3")] = 0,
+    slots: Annotated[int, typer.Option(min=1, help="parallel sequences of the server")] = 4,
+    at_once: Annotated[list[int] | None, typer.Option(help="requests at once; repeatable, 4 when not given")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of that many requests")] = 12,
+    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
+) -> None:
+    """Ask a llama-server prompts alone, then several at once: do the answers stay, and does the server live?"""
+    folder = engines.resolve(build) if build else None
+    runs = []
+    for n in at_once or [4]:
+        run = serving.serve(binary, _embedded_models()[model], build or "stock", folder, slots, n, rounds)
+        runs.append(run)
+        end = "lives" if run.exit is None else f"ended with {run.exit} in round {run.rounds_done + 1}: {run.said}"
+        differ = f"{run.differ} of {run.answers} answers differ ({run.near_ties} at near-ties)"
+        typer.echo(f"{run.build}, {run.model}, {slots} slots, {n} at once: {differ}; the server {end}")
+    if reference:
+        serving.record(runs)
+
+
+def _embedded_models() -> list[Path]:
+    return [embedded.make(registry.spec(name, "mini"), embedded.SOURCE) for name in plan.MODELS]
+
+
+@app.command("list")
+def list_engines(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Every build that can be made, whether it is here, and what it corrects."""
+    entries = [entry.__dict__ for entry in engines.entries()]
+    if json:
+        typer.echo(jsonlib.dumps(entries))
+        return
+    shown = Table("engine", "here", "corrects", "what it is")
+    for entry in entries:
+        corrects = ", ".join(defects.name(code) for code in entry["corrects"]) or "nothing"
+        shown.add_row(entry["name"], entry["here"], corrects, entry["description"])
+    Console().print(shown)

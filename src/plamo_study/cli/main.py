@@ -1,0 +1,243 @@
+"""Measure llama.cpp on PLaMo models. Exit codes: 0 done, 1 something failed, 2 wrong usage."""
+
+# Modules that load Jupyter or SciPy are imported by the commands that need them: the others answer a second sooner.
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from plamo_study import paths
+from plamo_study.cli import engine as cli_engine, models as cli_models, report, trace as cli_trace
+from plamo_study.cli.options import Accept, Engine, Force, Json, Scale, accept_findings, use_engine
+from plamo_study.engine import builds as engines
+from plamo_study.errors import StudyError
+from plamo_study.measure import plan, recording, runner
+from plamo_study.studies import registry as studies
+from plamo_study.studies.batching_law import plan as batching_law_plan
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(cli_models.app, name="models")
+app.add_typer(cli_engine.app, name="engine")
+app.command("trace")(cli_trace.trace)
+
+LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
+
+
+def main() -> None:
+    """Run the command line; what a user can mend becomes one message and exit code 2."""
+    try:
+        app(report.joined_parameters(sys.argv[1:]))
+    except StudyError as error:
+        Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False, highlight=False)
+        raise SystemExit(2) from None
+
+
+@app.command()
+def study(scale: Scale = "mini", engine: Engine = None, force: Force = False) -> None:
+    """Make the models, measure, run every notebook live, and publish the pages: all of it."""
+    failed = _run_all([], scale, "live", {}, engine, force)
+    publish()
+    raise typer.Exit(failed)
+
+
+@app.command()
+def run(
+    notebooks: Annotated[list[str] | None, typer.Argument(help="numbers, names or paths; none means all")] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="mini, shape or weights; live runs default to mini, recorded ones to shape")
+    ] = None,
+    source: Annotated[
+        str, typer.Option(help="live: measure here what is missing; recorded: read the tracked rows")
+    ] = "live",
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="a notebook parameter")
+    ] = None,
+    engine: Engine = None,
+    accept: Accept = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Measure what is missing, then execute notebooks with papermill into reports/."""
+    accept_findings(accept)
+    values = dict(report.name_and_value(text) for text in parameter or [])
+    scale = scale or ("mini" if source == "live" else "shape")
+    raise typer.Exit(_run_all(notebooks or [], scale, source, values, engine, force, json))
+
+
+@app.command()
+def measure(
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="a study, e.g. 01-phase-asymmetry")],
+    scale: Scale = "mini",
+    reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
+    retry_failed: Annotated[bool, typer.Option(help="measure rows again that crashed, hung or were killed")] = False,
+    engine: Engine = None,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(help="another build, by name or folder, measured in the same blocks where builds are compared"),
+    ] = None,
+    accept: Accept = None,
+    json: Json = False,
+) -> None:
+    """Measure a study without its notebook; finished cells are not measured again."""
+    use_engine(engine)
+    accept_findings(accept)
+    builds = [engines.resolve(build) for build in beside or []]
+    place = recording.REFERENCE if reference else recording.LOCAL
+    summary = report.measure(name, scale, place, retry_failed, builds)
+    if json:
+        _print_rows(summary)
+    raise typer.Exit(1 if summary.unexpected else 0)
+
+
+@app.command()
+def publish() -> None:
+    """One offline HTML page per executed notebook in reports/, and an index."""
+    from plamo_study.publish import pages
+
+    executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
+    for page in pages.publish(executed, paths.REPORTS):
+        report.console.print(f"published {report.short(page)}")
+
+
+@app.command()
+def selfcheck(
+    scale: Scale = "mini",
+    llama_bench: Annotated[
+        Path | None, typer.Option(help="a llama-bench to compare rates with, run interleaved")
+    ] = None,
+    batched_bench: Annotated[
+        Path | None, typer.Option(help="a llama-batched-bench to compare batched rates with, run interleaved")
+    ] = None,
+    perplexity: Annotated[
+        Path | None, typer.Option(help="a llama-perplexity to compare quality figures, time and disk with")
+    ] = None,
+    likwid_bench: Annotated[Path | None, typer.Option(help="a likwid-bench to run beside our ceilings")] = None,
+    disturb: Annotated[
+        bool, typer.Option(help="only hold the watch against busy processes planted beside 40 short sweeps")
+    ] = False,
+    reference: Annotated[bool, typer.Option(help="keep that comparison as the reference machine's")] = False,
+    rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 20,
+    coverage: Annotated[bool, typer.Option(help="only simulate how often every interval holds the truth")] = False,
+    studies: Annotated[int, typer.Option(min=100, help="simulated studies per estimator, noise and size")] = 4000,
+    engine: Engine = None,
+    json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """What the harness itself costs, and whether its rates agree with those of llama.cpp's own tools."""
+    from plamo_study.crosscheck import selfcheck as costs
+
+    place = recording.REFERENCE if reference else recording.LOCAL
+    if coverage:
+        lines = costs.covered(studies, place, report.step)
+        typer.echo(msgspec.json.encode(lines).decode()) if json else report.coverage(lines)
+        raise typer.Exit(1 if any(line["judged"] == "wrong" for line in lines) else 0)
+    use_engine(engine)
+    plan.check_scale(scale)
+    place = recording.REFERENCE if reference else recording.LOCAL
+    if disturb:
+        found = costs.disturbed(place, 0, report.console.print)
+    else:
+        found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
+    if likwid_bench:
+        found += costs.ceilings(scale, likwid_bench, rounds, place)
+    typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)
+    raise typer.Exit(0 if all(check.ok for check in found) else 1)
+
+
+@app.command()
+def law(
+    seed: Annotated[
+        list[int] | None, typer.Option(help="of a grid, repeatable; any other number is a fresh grid")
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, help="configurations of each grid")] = batching_law_plan.LAW_CELLS,
+    engine: Engine = None,
+) -> None:
+    """Hold the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
+    from plamo_study.studies.batching_law import analysis as law_check, bisection, law as batching_law
+
+    use_engine(engine)
+    planned = batching_law_plan.batching_law("mini", seeds=tuple(seed or batching_law_plan.LAW_SEEDS), n=n)
+    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
+    rows, facts = recording.framed(report.sweep(planned, path), path)
+    table = law_check.checked(rows, facts)
+    report.confusion(law_check.confusion(table))
+    report.frame(law_check.by_seed(table))
+    report.frame(law_check.separation(table))
+    report.three_tests(law_check.three_tests(rows))
+    sizes = (1024, 2048, 4096)
+    found = {size: bisection.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}
+    report.boundaries(LAW_PROMPT, found, {size: batching_law.smallest_abort(LAW_PROMPT, size) for size in sizes})
+    raise typer.Exit(0 if table["exact"].all() else 1)
+
+
+@app.command()
+def quality(
+    text: Annotated[str, typer.Argument(help="a text of data/corpus, or any UTF-8 file")] = "python-heldout",
+    scale: Scale = "mini",
+    engine: Engine = None,
+    accept: Accept = None,
+) -> None:
+    """Hold every type and recipe against F16 on a text: perplexity, KL divergence, loops."""
+    from plamo_study.cli import report_quality
+    from plamo_study.studies.quality import analysis as figures, plan as plan_quality
+
+    use_engine(engine)
+    accept_findings(accept)
+    planned = plan_quality.quality(scale, runner.engine_facts()["gpu_offload"], text)
+    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
+    summary = report.sweep(planned, path)
+    report_quality.quality(figures.table(recording.framed(summary, path)[0]))
+    raise typer.Exit(1 if summary.unexpected else 0)
+
+
+@app.command()
+def readme(check: Annotated[bool, typer.Option(help="only say whether it is up to date")] = False) -> None:
+    """Write the README's findings from the recorded rows."""
+    from plamo_study.publish import readme as readme_page
+
+    current = readme_page.is_current() if check else readme_page.write()
+    raise typer.Exit(0 if current else 1)
+
+
+def _run_all(
+    notebooks: list[str],
+    scale: str,
+    source: str,
+    values: dict[str, str],
+    engine: str | None,
+    force: bool,
+    json: bool = False,
+) -> int:
+    """Measure with a progress bar first, so that the notebooks find every row done; returns the exit code."""
+    from plamo_study.publish import inputs, parameters, runs
+
+    use_engine(engine)
+    plan.check_scale(scale)
+    recording.check_source(source)
+    found = runs.find_notebooks(notebooks)
+    values = {"scale": scale, "source": source} | values
+    parameters.assign(found, values)
+    failed = False
+    if source == "live":
+        for notebook in found:
+            for study, at in studies.of_notebook(notebook.stem, scale):
+                summary = report.measure(study, at, recording.LOCAL)
+                failed |= bool(summary.unexpected)
+                if json:
+                    _print_rows(summary)
+    results = runs.run_notebooks(
+        notebooks, values, paths.REPORTS, report.notebook_event, "" if force else inputs.digest()
+    )
+    return 1 if report.summary(results) or failed else 0
+
+
+def _print_rows(summary: runner.Summary) -> None:
+    for row in summary.rows:
+        typer.echo(msgspec.json.encode(row).decode())
+
+
+if __name__ == "__main__":
+    main()

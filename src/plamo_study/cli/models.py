@@ -1,0 +1,180 @@
+"""The commands on model files: list, make, train, fetch, convert, check, quantize, ranges, scan."""
+
+# Modules that load the hub's client are imported by the command that needs them: the others answer a second sooner.
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from plamo_study.cli import report, report_models, scan as cli_scan
+from plamo_study.cli.options import Engine, Json, Scale, use_engine
+from plamo_study.errors import StudyError
+from plamo_study.measure import checking, plan, quantizing
+from plamo_study.models import convert, imatrix as matrices, inventory, recipes, registry, repair as repairs, synthetic
+from plamo_study.models.finding import blocking
+
+app = typer.Typer(no_args_is_help=True, help="Model files: known, made, fetched, converted, checked, quantized.")
+app.command("scan")(cli_scan.scan)
+
+
+@app.command("list")
+def list_models(json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Every known model and scale: parameters, licence, pin, files here with hash and findings, assumptions."""
+    report_models.models(inventory.entries(registry.load()), json)
+
+
+@app.command()
+def make(
+    scale: Scale = "mini",
+    dtype: Annotated[list[str] | None, typer.Option(help="F32, F16, BF16 or Q8_0")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="only these models")] = None,
+) -> None:
+    """Write the synthetic files that are missing."""
+    plan.check_scale(scale)
+    for name in model or plan.MODELS:
+        for kind in dtype or [plan.DTYPE[scale]]:
+            with report.bytes_progress() as progress:
+                made = synthetic.make(name, scale, kind, progress=progress(f"{name} {scale} {kind}"))
+            report_models.made(made, registry.spec(name, scale))
+
+
+@app.command()
+def train(
+    name: Annotated[str, typer.Argument(help="plamo-2-1b or plamo-3-nict-2b")],
+    steps: Annotated[int, typer.Option(help="0: the recipe's")] = 0,
+) -> None:
+    """Train an embedded model again on this Python's standard library; writes its file, record and card."""
+    from plamo_study.training import needs
+
+    needs.require()
+    from plamo_study.training import run
+
+    report_models.written(run.train(name, typer.echo, steps))
+    for dtype, digest in run.pins(name).items():
+        typer.echo(f'{dtype} = "{digest}"')
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="a model whose release is known, e.g. plamo-2-1b")],
+    revision: Annotated[str | None, typer.Option(help="commit, branch or tag; none: the pinned one")] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="ask nobody: verify and use what is here")] = False,
+) -> None:
+    """Download the released weights of a model and verify every file; resumes where it was cut."""
+    from plamo_study.models import fetch as hub
+
+    with report.bytes_progress("fetching") as progress:
+        folder = hub.fetch(name, progress(name), offline, revision)
+    report_models.fetched(name, folder)
+
+
+@app.command("convert")
+def convert_model(
+    source: Annotated[str, typer.Argument(help="a fetched model's name, or a folder in Hugging Face layout")],
+    out: Annotated[Path | None, typer.Argument(help="the GGUF file to write; of a name: among the models")] = None,
+    dtype: Annotated[str, typer.Option(help="F32, F16, BF16 or Q8_0")] = "BF16",
+) -> None:
+    """Convert released weights to a GGUF file, without PyTorch and without remote code."""
+    folder = Path(source)
+    if not folder.is_dir():
+        from plamo_study.models import fetch as hub
+
+        registry.check_dtype(dtype)
+        folder = hub.fetch(source, offline=True)
+        out = out or registry.MODELS / f"{source}.weights.{dtype}.gguf"
+    if out is None:
+        raise StudyError(
+            source, "is a folder, so the file to write must be named", "plamo-study models convert DIR OUT"
+        )
+    with report.bytes_progress() as progress:
+        made = convert.convert(folder, out, dtype, progress=progress(out.name))
+    report_models.written(made)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")],
+    repair: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="write FILE again with its metadata corrected, and check that")
+    ] = None,
+    rope_theta: Annotated[float | None, typer.Option(help="with --repair: the rotary base of its config.json")] = None,
+    sha256: Annotated[str, typer.Option(metavar="HEX", help="what FILE should hash to, 64 digits")] = "",
+    gate: Annotated[bool, typer.Option(help="let the engine load and decode it, in a process of its own")] = True,
+    engine: Engine = None,
+    json: Json = False,
+) -> None:
+    """Whether a file can be trusted with a measurement; exit code 1 when something blocking was found."""
+    use_engine(engine)
+    if repair is not None:
+        for change in repairs.repair(file, repair, rope_theta, sha256):
+            report.console.print(change, markup=False)
+        file, sha256 = repair, ""
+    found = checking.check(file, sha256, gate)
+    if file.resolve().is_relative_to(registry.MODELS.resolve()):  # what lies elsewhere is not listed
+        inventory.record(file, sha256, [asdict(finding) for finding in found])
+    if json:
+        for finding in found:
+            typer.echo(msgspec.json.encode({"file": str(file)} | asdict(finding)).decode())
+    else:
+        report_models.findings(file, found)
+    raise typer.Exit(1 if blocking(found) else 0)
+
+
+@app.command()
+def quantize(
+    source: Annotated[Path, typer.Argument(help="an F32, F16 or BF16 GGUF file")],
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="a recipe, e.g. Q4_0-ssm_out-F16")] = None,
+    file_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="a plain type, e.g. Q4_K_M")] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="KIND=TYPE", help="a type of its own for a kind, e.g. ssm_out=BF16")
+    ] = None,
+    imatrix: Annotated[Path | None, typer.Option(help="an importance matrix, in llama-imatrix's GGUF format")] = None,
+    imatrix_text: Annotated[
+        Path | None, typer.Option(help="a UTF-8 text to compute one from; it is kept beside the output")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what each kind of tensor becomes")] = False,
+    out: Annotated[Path | None, typer.Option(help="default: beside SOURCE, named by the recipe")] = None,
+    requantize: Annotated[bool, typer.Option("--requantize", help="take a source that is quantized already")] = False,
+    json: Json = False,
+) -> None:
+    """Quantize a file with llama.cpp's own quantizer, by recipe, with exceptions per kind of tensor."""
+    if imatrix and imatrix_text:
+        raise StudyError("the command line", "names two importance matrices", "give --imatrix or --imatrix-text")
+    chosen = recipes.chosen(recipe, file_type, keep or [])
+    target = out or recipes.default_out(source, chosen)
+    if dry_run:
+        known = matrices.read(imatrix) if imatrix else imatrix_text is not None
+        report_models.sizes(recipes.plan_sizes(source, chosen, known, requantize), json)
+        return
+    with report.bytes_progress() as progress:
+        if imatrix_text:
+            beside = target.with_suffix(".imatrix.gguf")
+            imatrix = quantizing.compute_imatrix(source, imatrix_text, beside, progress(beside.name))
+        quantizing.quantize(source, target, chosen, progress(target.name), imatrix, requantize)
+    report_models.written(target)
+
+
+@app.command("ranges")
+def probe_ranges(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")],
+    text: Annotated[Path, typer.Option(help="a UTF-8 text; a short one is taken whole")],
+    n_prompt: Annotated[int, typer.Option(help="tokens of the prompt, at most")] = 512,
+    n_gen: Annotated[int, typer.Option(help="tokens decoded after it, at most")] = 32,
+    gpu: Annotated[bool, typer.Option("--gpu", help="probe on the GPU instead of the CPU")] = False,
+    engine: Engine = None,
+    json: Json = False,
+) -> None:
+    """The largest input of every matrix product over a text, against what CPU, Metal and CUDA cast it to."""
+    from plamo_study.measure import ranges
+
+    use_engine(engine)
+    found = ranges.probe_file(file, text, n_prompt, n_gen, -1 if gpu else 0)
+    if json:
+        typer.echo(msgspec.json.encode({"file": str(file), "checks": found.checks, "series": found.series}).decode())
+        return
+    from plamo_study.studies.numeric_range import show as numeric_range
+
+    typer.echo(repr(numeric_range.for_file(found.series)))

@@ -1,0 +1,36 @@
+"""What several commands take: the scale, JSON, another build of the engine."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from plamo_study.engine import builds as engines
+from plamo_study.measure.files import ACCEPT
+
+Scale = Annotated[
+    str, typer.Option(help="mini (embedded, seconds), shape (full-size random weights) or weights (released ones)")
+]
+Accept = Annotated[
+    str | None,
+    typer.Option(
+        "--accept", metavar="WORDS", help="measure released files with blocking findings; WORDS enter the rows"
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
+Force = Annotated[bool, typer.Option("--force", help="execute notebooks again that were executed from the same")]
+Engine = Annotated[
+    str | None, typer.Option(help="a build of `plamo-study engine list`, or a folder with llama.cpp's shared libraries")
+]
+
+
+def use_engine(name_or_folder: str | None) -> None:
+    """Let every worker load another build; StudyError when there is none."""
+    if name_or_folder is not None:
+        os.environ["LLAMA_CPP_LIB_PATH"] = str(engines.resolve(name_or_folder))
+
+
+def accept_findings(words: str | None) -> None:
+    """Let released files with blocking findings be measured, with these words in every row's model."""
+    if words:
+        os.environ[ACCEPT] = words

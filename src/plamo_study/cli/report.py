@@ -1,0 +1,210 @@
+"""What the command line shows: progress with the time left, tables, summaries. All of it on stderr but JSON."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.measure import files, plan, recording, runner
+from plamo_study.measure.process import Outcome
+from plamo_study.studies import collect
+
+if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait for in vain
+    from plamo_study.crosscheck.selfcheck import Check
+    from plamo_study.publish.runs import RunEvent, RunResult
+
+console = Console(stderr=True, highlight=False)
+DONE = ("ok", "unchanged")
+
+
+def measure(
+    study: str, scale: str, place: str, retry_failed: bool = False, beside: Sequence[Path] = ()
+) -> runner.Summary:
+    """Measure a study with a bar that says what runs, what came of the last cell, and how long it will take still."""
+    return sweep(collect.build(study, scale), recording.journal_path(study, scale, place), retry_failed, beside)
+
+
+def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Sequence[Path] = ()) -> runner.Summary:
+    """Measure a plan, showing progress."""
+    study, scale = planned.study, planned.scale
+    with bytes_progress() as progress:
+        files.make_models(planned, lambda file, done, total: progress(file)(done, total))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(study, total=None, left="")
+
+        def on_progress(event: runner.Progress) -> None:
+            left = (
+                f"about {event.remaining_s / 60:.0f} min left"
+                if event.remaining_s > 90
+                else f"about {event.remaining_s:.0f} s left"
+            )
+            bar.update(
+                task, total=event.total, completed=event.done, description=f"{study} {_name(event.task)}", left=left
+            )
+            row = event.row
+            if row and (row.status != "ok" or row.valid is False) and not runner.asks_whether(row.cell):
+                console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
+
+        summary = runner.sweep(planned, path, on_progress, retry_failed, beside)
+    console.print(
+        f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
+        f"{len(summary.failed)} failed or wrong ({short(path)})"
+    )
+    return summary
+
+
+@contextmanager
+def bytes_progress(verb: str = "writing") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """A bar per file that is written (or what `verb` says); nothing is shown when nothing is."""
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
+    ) as bar:
+        tasks: dict[str, int] = {}
+
+        def of(name: str) -> Callable[[int, int], None]:
+            def update(done: int, total: int) -> None:
+                if name not in tasks:
+                    tasks[name] = bar.add_task(f"{verb} {name}", total=total)
+                bar.update(tasks[name], completed=done, total=total)  # type: ignore[arg-type] # rich's TaskID is an int
+
+            return update
+
+        yield of
+
+
+def notebook_event(event: "RunEvent") -> None:
+    """One line when a notebook starts; the summary says how it ended."""
+    if event.kind == "started":
+        console.print(f"running {event.notebook.name}")
+
+
+def summary(results: "list[RunResult]") -> bool:
+    """Print what became of each notebook; returns whether any failed."""
+    for result in results:
+        where = (
+            short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
+        )
+        style = "green" if result.status in DONE else "red"
+        console.print(f"[{style}]{result.status}[/{style}] {result.notebook.name} in {result.seconds:.0f} s: ", end="")
+        console.print(where, markup=False, soft_wrap=True)
+    return any(result.status not in DONE for result in results)
+
+
+def selfcheck(checks: "list[Check]") -> None:
+    """The harness's own costs, measured beside what is wanted."""
+    shown = Table("check", "measured", "wanted", "verdict")
+    for check in checks:
+        shown.add_row(check.name, check.measured, check.wanted, "ok" if check.ok else "[red]not met[/red]")
+    Console().print(shown)
+
+
+def step(done: int, total: int, what: str) -> None:
+    """One line that moves: which step of how many."""
+    if console.is_terminal:
+        console.print(f"{done} of {total}: {what}", end="\r" if done < total else "\n", soft_wrap=True)
+
+
+def coverage(lines: list[dict[str, Any]]) -> None:
+    """How often each interval held the truth, by estimator and number of units; what is promised and broken is red."""
+    for estimator, group in pd.DataFrame(lines).groupby("estimator", sort=False):
+        noises = group["noise"].unique()
+        shown = Table("n", "called", *noises, title=str(estimator))
+        for n, of_size in group.groupby("n"):
+            cells = [
+                f"[red]{line['covers']:.1%}[/red]" if line["judged"] == "wrong" else f"{line['covers']:.1%}"
+                for line in of_size.to_dict("records")
+            ]
+            shown.add_row(str(n), f"{of_size['level'].iloc[0]:.0%}", *cells)
+        Console().print(shown)
+
+
+def confusion(table: pd.DataFrame) -> None:
+    """The law's confusion table."""
+    shown = Table("model", "predicted", "observed", "configurations", "exact to the sequence")
+    for row in table.to_dict("records"):
+        shown.add_row(*(str(row[name]) for name in ("model", "predicted", "observed", "configurations", "exact")))
+    Console().print(shown)
+
+
+def frame(table: pd.DataFrame) -> None:
+    """A small frame as it is, its columns called as they are."""
+    shown = Table(*(str(name) for name in table.columns))
+    for row in table.to_dict("records"):
+        shown.add_row(*(f"{value:.2g}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(shown)
+
+
+def three_tests(table: pd.DataFrame) -> None:
+    """Identity, isolation and bystander, per model."""
+    shown = Table("test", "model", "largest relative error")
+    for row in table.to_dict("records"):
+        shown.add_row(row["test"], row["model"], f"{row['error']:.2g}")
+    Console().print(shown)
+
+
+def boundaries(n_prompt: int, found: dict[int, tuple[int | None, int]], predicted: dict[int, int | None]) -> None:
+    """The smallest aborting number of sequences by batch size, found and predicted."""
+    shown = Table("n_batch", f"smallest abort, {n_prompt}-token prompts", "the law says", "processes")
+    for size, (number, processes) in found.items():
+        shown.add_row(str(size), str(number), str(predicted[size]), str(processes))
+    Console().print(shown)
+
+
+def joined_parameters(arguments: list[str]) -> list[str]:
+    """Write papermill's `-p NAME VALUE` as the one word that a repeatable option takes: `-p NAME=VALUE`."""
+    joined, rest = [], iter(arguments)
+    for word in rest:
+        joined.append(word)
+        if word == "-p":
+            name = next(rest, "")
+            joined.append(name if "=" in name else f"{name}={next(rest, '')}")
+    return joined
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    """Split NAME=VALUE."""
+    name, _, value = text.partition("=")
+    if not name.isidentifier():
+        raise StudyError(f"-p {text}", "is not NAME VALUE", "plamo-study run -p source recorded")
+    return name, value
+
+
+def short(path: Path) -> str:
+    """A path relative to the project where it lies inside."""
+    return str(path.relative_to(paths.ROOT)) if path.is_relative_to(paths.ROOT) else str(path)
+
+
+def _name(task: runner.Task) -> str:
+    cell = task.cell
+    tokens = f" {cell.n_prompt}+{cell.n_gen}" if cell.model else ""
+    return f"{cell.model or 'ceiling'} {cell.workload}{tokens} ({cell.n_threads} threads)"
+
+
+def leave_unless_ok(outcome: Outcome, doing: str) -> None:
+    """Go on where a worker ended well; else say how it ended and leave with exit code 1."""
+    if outcome.status != "ok":
+        why = outcome.failure.why if outcome.failure else ""
+        console.print(f"{outcome.status} while {doing}: {why}", style="red", markup=False)
+        raise typer.Exit(1)
+
+
+def _trouble(event: runner.Progress) -> str:
+    row = event.row
+    if row is None or row.failure is None:
+        return f"wrong result: {row.checks if row else ''}"
+    return f"{row.status} in {row.failure.stage}: {row.failure.why}"

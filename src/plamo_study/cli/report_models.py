@@ -1,0 +1,95 @@
+"""What the commands on model files show: tables on stdout, notes on stderr."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from plamo_study.cli.report import console, short
+from plamo_study.models import inventory, recipes, registry, snapshots
+from plamo_study.models.finding import Finding
+from plamo_study.models.registry import ModelSpec
+
+STYLES = {"blocking": "red", "warning": "yellow", "note": ""}
+
+
+def models(entries: list[inventory.Entry], as_json: bool) -> None:
+    """The registry with the files that are here."""
+    if as_json:
+        typer.echo(json.dumps([inventory.as_dict(entry) for entry in entries]))
+        return
+    shown = Table("model", "scale", "parameters", "release", "here", "MB", "SHA-256", "findings")
+    for column in (*shown.columns[:3], *shown.columns[5:7]):
+        column.no_wrap = True
+    assumed = {}
+    for entry in entries:
+        spec = entry.spec
+        terms = (entry.licence, "gated" if entry.gated else "", entry.pin) if spec.scale == "weights" else ()
+        start = (spec.name, spec.scale, f"{spec.n_params / 1e6:,.0f} M", ", ".join(filter(None, terms)))
+        for file in entry.files:
+            found = file.checked or "not checked"
+            shown.add_row(*start, file.kind, f"{file.size / 1e6:,.1f}", file.sha256[:8] or "unknown", found)
+            start = ("", "", "", "")
+        if not entry.files:
+            shown.add_row(*start, "nothing")
+        if spec.assumptions:
+            assumed[spec.name] = " ".join(spec.assumptions)
+    Console().print(shown)
+    for name, said in assumed.items():
+        Console(highlight=False).print(f"assumed of {name}: {said}", markup=False, soft_wrap=True)
+
+
+def fetched(name: str, folder: Path) -> None:
+    """Name what is here now; where nothing pins it, say so, and print the lines that would."""
+    snapshot, hub = snapshots.read(folder), registry.hub(name)
+    assert snapshot is not None
+    size = f"{len(snapshot.files)} files, {snapshot.size / 1e9:,.2f} GB, every one verified"
+    console.print(f"{short(folder)}: {size}", markup=False, soft_wrap=True)
+    if not snapshots.pins(hub, snapshot.revision):
+        said = f"UNPINNED: what came was recorded in {snapshots.RECORD}. To pin it, add this to data/models.toml:"
+        console.print(said, style="bold yellow", markup=False, soft_wrap=True)
+        typer.echo(snapshots.toml(name, snapshot))
+
+
+def made(path: Path, spec: ModelSpec) -> None:
+    """Name a written file, and what is assumed about its shape."""
+    assumed = f" (assumed: {' '.join(spec.assumptions)})" if spec.assumptions else ""
+    console.print(
+        f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, {'trained' if spec.trained else 'synthetic'}{assumed}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def written(path: Path) -> None:
+    """Name a file that was written, with its size."""
+    console.print(f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB", markup=False, soft_wrap=True)
+
+
+def findings(path: Path, found: list[Finding]) -> None:
+    """What a check found, worst first; a stranger's text is never read as markup."""
+    shown = Table("severity", "code", "evidence", "mend", title=Text(short(path)))
+    for finding in found:
+        severity = Text(finding.severity, style=STYLES[finding.severity])
+        shown.add_row(severity, finding.code, Text(finding.evidence), Text(finding.mend))
+    Console().print(shown if found else Text(f"{short(path)}: nothing found"))
+
+
+def sizes(steps: Sequence[recipes.Step], as_json: bool) -> None:
+    """The dry run of a quantization: what each tensor kind becomes, and the sum."""
+    kinds = recipes.by_kind(steps)
+    if as_json:
+        typer.echo(json.dumps([asdict(kind) for kind in kinds]))
+        return
+    shown = Table("tensors", "number", "from", "bytes", "to", "bytes", "rows that fit no block")
+    for kind in kinds:
+        after = (kind.types_after, f"{kind.bytes_after:,}", str(kind.fallbacks or ""))
+        shown.add_row(kind.kind, str(kind.n_tensors), kind.types_before, f"{kind.bytes_before:,}", *after)
+    before, total = sum(kind.bytes_before for kind in kinds), sum(kind.bytes_after for kind in kinds)
+    shown.add_row("all", str(len(steps)), "", f"{before:,}", "", f"{total:,}", "", style="bold")
+    Console().print(shown)

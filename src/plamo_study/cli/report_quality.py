@@ -1,0 +1,32 @@
+"""What the command on quality shows: one table per model on stdout. It computes nothing."""
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from plamo_study.analysis.stats import Estimate
+
+COLUMNS = {  # header -> column of studies/quality/analysis.py's table, format, factor
+    "perplexity": ("perplexity", ".4g", 1.0),
+    "bits per byte": ("bits_per_byte", ".4f", 1.0),
+    "KLD": ("kld", ".2g", 1.0),
+    "KLD 99 %": ("kld_99", ".2g", 1.0),
+    "same top, %": ("same_top", ".1f", 100.0),
+    "RMS Δp, %": ("rms_dp", ".2f", 100.0),
+    "loops, %": ("loops", ".0f", 100.0),
+}
+
+
+def quality(table: pd.DataFrame) -> None:
+    """Every file against its reference, with 95 % intervals clustered by chunk."""
+    for (model, text), group in table.groupby(["model", "text"]):
+        shown = Table("file", "MB", *COLUMNS, title=f"{model} on {text}")
+        for line in group.to_dict("records"):
+            values = (_told(line[column], form, factor) for column, form, factor in COLUMNS.values())
+            invalid = "" if line["valid"] else f" [red]{line['not_finite']} tokens not finite[/red]"
+            shown.add_row(f"{line['file']}{invalid}", f"{line['file_bytes'] / 1e6:,.1f}", *values)
+        Console().print(shown)
+
+
+def _told(estimate: Estimate, form: str, factor: float) -> str:
+    return "" if pd.isna(estimate.value) else f"{estimate.scaled(factor):{form}}"

@@ -1,0 +1,67 @@
+"""The command that looks for fragile tensors in a user's own files: `plamo-study models scan`."""
+
+# Modules that load SciPy are imported by the command: the others answer a second sooner.
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from plamo_study.cli import report
+from plamo_study.cli.options import Engine, Json, use_engine
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HOURS = 24 * 3600.0  # a scan of large files on a CPU takes long, and is no hang
+
+
+def scan(
+    reference: Annotated[Path, typer.Argument(help="the F32, F16 or BF16 GGUF file")],
+    candidate: Annotated[Path, typer.Argument(help="the same model quantized, e.g. by models quantize")],
+    text: Annotated[str, typer.Option(help="a UTF-8 text like those the model is for, or one of data/corpus")],
+    chunk: Annotated[int, typer.Option(help="tokens of a chunk; its second half is scored")] = 512,
+    chunks: Annotated[int, typer.Option(help="chunks of the text; more of them, narrower intervals")] = 16,
+    gpu: Annotated[bool, typer.Option("--gpu", help="offload all layers")] = False,
+    engine: Engine = None,
+    json: Json = False,
+) -> None:
+    """Which tensor classes and layers suffer most from being quantized, and what keeping them costs.
+
+    Evaluates some four models per class and layer, composed in memory; nothing is written. Every line: damage (KL
+    divergence to the reference, 0.001 nats per token) of the point quantized alone, its excess over what size and
+    role explain, the verdict, and what keeping the point avoids and costs.
+    """
+    from plamo_study.measure import machine, process, texts
+    from plamo_study.measure.rows import Cell
+    from plamo_study.studies.fragility import analysis as fragility, workload
+
+    use_engine(engine)
+    texts.read(text)
+    cell = Cell(workload="scan", n_prompt=chunk, n_chunks=chunks, text=text, n_threads=machine.performance_cores())
+    cell = msgspec.structs.replace(cell, n_gpu_layers=-1 if gpu else 0)
+    job = workload.Job(cell=cell, reference=str(reference), candidate=str(candidate))
+    outcome = process.work(job, HOURS, worker=workload.__name__)
+    report.leave_unless_ok(outcome, f"scanning {candidate.name}")
+    found = fragility.Scanned(reference.name, "reference", candidate.name, outcome.measured.series)
+    joined = fragility.fragility([found]).merge(fragility.damage([found]).drop(columns="dropped"))
+    _json(joined) if json else _show(joined)
+    raise typer.Exit(0 if outcome.measured.valid else 1)
+
+
+def _json(joined: "pd.DataFrame") -> None:
+    for line in joined.to_dict("records"):
+        typer.echo(msgspec.json.encode(line).decode())
+
+
+def _show(joined: "pd.DataFrame") -> None:
+    shown = Table(
+        "point", "damage", "excess", "verdict", "avoided if kept", "extra MB", "bits per weight per 0.01 nats"
+    )
+    for r in joined.itertuples():
+        numbers = (f"{r.dropped.scaled(1e3):.3g}", f"{r.excess:.2f}", r.verdict, f"{r.avoided.scaled(1e3):.3g}")
+        shown.add_row(r.point, *numbers, f"{r.extra_bytes / 1e6:,.2f}", f"{r.price.scaled(0.01):.3g}")
+    Console().print(shown)

@@ -1,0 +1,85 @@
+"""Our rates beside those of llama.cpp's own tools: same libraries, same file, runs interleaved, ratios paired by round.
+
+A tool is a path to a binary the user built; nothing here builds or downloads one.
+"""
+
+import json
+import os
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+from plamo_study.analysis import stats
+from plamo_study.analysis.stats import Estimate
+from plamo_study.errors import StudyError
+from plamo_study.measure.once import LIMIT_S, measured
+from plamo_study.measure.plan import change
+from plamo_study.measure.rows import Cell
+
+BATCHES, BATCH_PROMPT, BATCH_STEPS = (1, 4, 16), 32, 12
+
+
+def llama_bench(cell: Cell, path: Path, tool: Path, rounds: int) -> dict[str, Estimate]:
+    """Our prefill and decode rate over llama-bench's: 512 tokens of prompt; 32 steps at depth 128."""
+    found: dict[str, Estimate] = {}
+    for workload, n_prompt, n_gen in (("prefill", 512, 0), ("decode", 128, 32)):
+        ours = change(cell, workload=workload, n_prompt=n_prompt, n_gen=n_gen)
+        tokens = ["-p", "512", "-n", "0"] if workload == "prefill" else ["-p", "0", "-n", "32", "-d", "128"]
+        command = [*_command(tool, path, ours), *tokens, "-r", "1", "-o", "json"]
+        found |= _ratios(ours, path, rounds, command, (workload,))
+    return found
+
+
+def batched_bench(cell: Cell, path: Path, tool: Path, rounds: int) -> dict[str, Estimate]:
+    """Our S_PP and S_TG over llama-batched-bench's, prompts packed as it packs them, for each of `BATCHES`."""
+    found: dict[str, Estimate] = {}
+    for n in BATCHES:
+        ours = change(cell, workload="decode", n_prompt=BATCH_PROMPT, n_gen=BATCH_STEPS, n_seq=n, policy="packed")
+        sizes = {"-npp": BATCH_PROMPT, "-ntg": BATCH_STEPS, "-npl": n, "-c": n * (BATCH_PROMPT + BATCH_STEPS)}
+        command = [*_command(tool, path, ours), *(str(word) for size in sizes.items() for word in size)]
+        found |= _ratios(ours, path, rounds, [*command, "--output-format", "jsonl"], (f"S_PP of {n}", f"S_TG of {n}"))
+    return found
+
+
+def _ratios(cell: Cell, path: Path, rounds: int, command: list[str], names: tuple[str, ...]) -> dict[str, Estimate]:
+    """Their seconds over ours for what `names` tells, one run of each per round, the order alternating."""
+    ours, theirs = [], []
+    for number in range(rounds):
+        if number % 2:
+            theirs.append(_their_seconds(command))
+        ours.append(_our_seconds(cell, path, number))
+        if not number % 2:
+            theirs.append(_their_seconds(command))
+    return {name: stats.ratio([t[i] for t in theirs], [o[i] for o in ours]) for i, name in enumerate(names)}
+
+
+def _our_seconds(cell: Cell, path: Path, replicate: int) -> list[float]:
+    """Seconds of the packed prompts, if that is what the cell times too, and of its samples."""
+    found = measured(cell, path, replicate)
+    samples = median(sum(repetition) for repetition in found.samples_ns)
+    fills = found.prefill_ns if cell.policy == "packed" else []
+    return [nanoseconds / 1e9 for nanoseconds in (*fills, samples)]
+
+
+def _their_seconds(command: list[str]) -> list[float]:
+    """What a tool timed, in seconds: llama-batched-bench the prompts and the steps, llama-bench one of them."""
+    done = subprocess.run(command, capture_output=True, text=True, env=_same_library(), timeout=LIMIT_S, check=False)
+    if done.returncode:
+        raise StudyError(command[0], f"failed ({done.stderr.strip().splitlines()[-1:]})", " ".join(command))
+    if "-npl" in command:
+        line = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+        return [line["t_pp"], line["t_tg"]]
+    return [median(json.loads(done.stdout)[0]["samples_ns"]) / 1e9]
+
+
+def _command(tool: Path, path: Path, cell: Cell) -> list[str]:
+    settings = {"-m": path, "-t": cell.n_threads, "-b": cell.n_batch, "-ub": cell.n_ubatch, "-ngl": cell.n_gpu_layers}
+    return [str(tool), *(str(word) for setting in settings.items() for word in setting)]
+
+
+def _same_library() -> dict[str, str]:
+    """An environment in which a tool loads the shared libraries that our workers load."""
+    package = find_spec("llama_cpp")
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or str(Path(str(package and package.origin)).parent / "lib")
+    return os.environ | {"LD_LIBRARY_PATH": folder, "DYLD_LIBRARY_PATH": folder}

@@ -1,0 +1,19 @@
+"""One cell measured once, outside of any study."""
+
+from pathlib import Path
+
+from plamo_study.errors import StudyError
+from plamo_study.measure.process import work
+from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.worker import Job
+
+LIMIT_S = 600.0
+
+
+def measured(cell: Cell, path: Path, replicate: int = 0) -> Measured:
+    """What a worker measured of a cell; StudyError when it ended badly."""
+    outcome = work(Job(cell=cell, path=str(path), replicate=replicate), LIMIT_S)
+    if outcome.status != "ok":
+        why = f"{outcome.status}: {outcome.failure.message if outcome.failure else ''}"
+        raise StudyError("selfcheck", f"its worker ended badly ({why})", "plamo-study selfcheck --scale mini")
+    return outcome.measured

@@ -1,0 +1,61 @@
+"""The recorded rows of a study: where they lie, and how they become a frame."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.measure import frame, journal, runner
+from plamo_study.measure.rows import Row
+
+REFERENCE, LOCAL = "reference", "local"
+SOURCES = ("recorded", "live")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The rows of one study at one scale, all of one machine, the facts they refer to, and where they came from."""
+
+    rows: pd.DataFrame
+    facts: dict[str, dict[str, Any]]
+    study: str
+    scale: str
+    source: str
+
+
+def journal_path(study: str, scale: str, place: str) -> Path:
+    """Where a study's journal lies: data/measured/<place>/<study>.<scale>.jsonl."""
+    return paths.MEASURED / place / f"{study}.{scale}.jsonl"
+
+
+def of_one_machine(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the machine that was measured last: blocks, drifts and ratios of two machines must never mix."""
+    last = max(rows, key=lambda row: row.started).machine
+    return [row for row in rows if row.machine == last]
+
+
+def framed(summary: runner.Summary, path: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
+    """The frame of a sweep's rows, and the facts of its journal."""
+    facts = frame.facts(journal.read(path))
+    return frame.frame(summary.rows, facts), facts
+
+
+def check_source(source: str) -> None:
+    """StudyError unless rows can come from there."""
+    if source not in SOURCES:
+        raise StudyError(f"source {source!r}", f"unknown; known: {', '.join(SOURCES)}", "plamo-study run --source live")
+
+
+def read(study: str, source: str, scale: str) -> Recording | None:
+    """The rows of a study as they lie here, of the machine measured last; None where there are none."""
+    path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
+    records = journal.read(path) if path.exists() else []
+    rows = journal.latest_rows(records)
+    if not rows:
+        return None
+    facts = frame.facts(records)
+    return Recording(frame.frame(of_one_machine(rows), facts), facts, study, scale, source)

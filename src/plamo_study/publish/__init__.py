@@ -1,0 +1,1 @@
+"""Executed notebooks, pages, and the figures of documents."""

@@ -1,0 +1,119 @@
+"""Five findings as one would say them to a colleague, each from recorded rows: what the README begins with."""
+
+import base64
+from collections.abc import Callable
+
+from plamo_study.analysis.stats import Estimate
+from plamo_study.measure import serving
+from plamo_study.measure.recording import Recording
+from plamo_study.present import figures, theme
+from plamo_study.present.evidence import escaped
+from plamo_study.publish import upstream
+from plamo_study.studies.batch_scaling import analysis as batch_scaling, show as show_batches
+from plamo_study.studies.batching_law import analysis as batching_law
+from plamo_study.studies.collect import collect
+from plamo_study.studies.context import analysis as context
+from plamo_study.studies.phase_asymmetry import analysis as phase_asymmetry
+from plamo_study.studies.quantization import analysis, show as quantization
+
+USERS = 2
+
+
+def corruption() -> str:
+    """What concurrent requests do to a server as released, and whether the law of it holds."""
+    law = _recorded("03-batching-law", "mini")
+    checked = batching_law.checked(law.rows, law.facts)
+    hybrid = [law.facts[model]["shape"]["arch"] == batching_law.HYBRID for model in checked["model"]]
+    stock = checked[hybrid & (checked["build"] == "stock")]
+    runs = [run for run in serving.recorded() if run.at_once == USERS]
+    said = [_served(run) for build in upstream.BUILDS for run in runs if run.build == build]
+    return (
+        f"**One user's request changes another's answer, and nothing says so.** llama.cpp mixes up PLaMo 2's sequences "
+        f"when their prompts share a call. {' '.join(said)} Which calls go wrong follows a law: it foretold "
+        f"{stock['exact'].sum()} of {len(stock)} batches, sequence by sequence."
+    )
+
+
+def _served(run: serving.Served) -> str:
+    build = "as released" if run.build == "stock" else "patched"
+    end = "lived" if run.exit is None else f"died in round {run.rounds_done + 1}"
+    return (
+        f"A `llama-server` {build}, asked by {run.at_once} users at once, gave {run.differ} of {run.answers} answers "
+        f"that differ from those given alone, and {end}."
+    )
+
+
+def batches() -> str:
+    """What a second sequence buys the model where it is worst."""
+    data = show_batches.stock(batch_scaling.scaling(_recorded("03-batch-scaling").rows)).set_index(["model", "n_seq"])
+    factors = {model: data.loc[(model, 2)]["factor"] for model in data.index.unique("model")}
+    model = min(factors, key=lambda name: factors[name].value)
+    many, one = data.loc[(model, 2)]["rate"], data.loc[(model, 1)]["rate"]
+    verdict = factors[model].below(1.0)
+    words = {"holds": "can write fewer", "inconclusive": "need not write more", "does not hold": "write more"}[verdict]
+    return (
+        f"**Two sequences {words} tokens a second than one.** On {escaped(model)} two write {many.value:.1f} tokens a "
+        f"second and one writes {one.value:.1f}: {factors[model]:.2f} times as many."
+    )
+
+
+def asymmetry() -> str:
+    """How much faster the first model reads than it writes."""
+    rows = _recorded("01-phase-asymmetry").rows
+    first = phase_asymmetry.asymmetry(rows).iloc[0]
+    fast, slow = phase_asymmetry.prefill(rows), phase_asymmetry.decode(rows, (512,))
+    read: Estimate = fast[(fast["model"] == first["model"]) & (fast["n_prompt"] == 512)]["rate"].iloc[0]
+    write: Estimate = slow[slow["model"] == first["model"]]["rate"].iloc[0]
+    return (
+        f"**Reading is {first['ratio'].value:.1f} times as fast as writing.** {escaped(first['model'])} reads "
+        f"{read.value:.0f} tokens a second and writes {write.value:.1f} (ratio {first['ratio']:.1f}): a prompt is "
+        f"bound by arithmetic, a step of one sequence by memory."
+    )
+
+
+def window() -> str:
+    """What the window that llama.cpp leaves out would change."""
+    recording = _recorded("05-beside", "mini")
+    changed = context.explained(recording.rows)
+    last = changed[changed["phase"] == "prefill"].iloc[-1]
+    shorter = last["ratio"].below(1.0) == "holds"
+    words = "makes it slow at length" if shorter else "is not shown to slow it"
+    return (
+        f"**llama.cpp leaves out PLaMo 2's attention window, which {words}.** We built the window in and checked it: "
+        f"reading a token at {last['depth']:,} tokens then takes {last['ratio']:.2f} times as long (mini model)."
+    )
+
+
+def bits() -> str:
+    """What the fastest type gives the first model, beside what its bytes promised."""
+    recording, lost = _recorded("04-quantization"), _recorded("04-quality", "mini")
+    model, group = next(iter(quantization.joined(recording, lost).groupby("model")))
+    best = quantization.fastest(group, "decode")
+    if best is None:
+        return "**Fewer bits:** no type was computed right."
+    promised = quantization.against(recording).set_index(["model", "dtype", "phase"])
+    bytes_say = promised.loc[(model, best["dtype"], "decode")]["predicted"]
+    gain = analysis.simultaneous(best["decode"], int((group["dtype"] != analysis.REFERENCE).sum()))
+    words = {"holds": "write faster"}.get(gain.above(1.0), "are not shown to write faster")
+    return (
+        f"**Fewer bits {words}.** {escaped(str(model))} in {best['dtype']} writes {gain:.1f} times as fast as in "
+        f"F16; its bytes promised {bytes_say:.1f}."
+    )
+
+
+def all_of_them() -> str:
+    """The findings as a numbered list."""
+    found: tuple[Callable[[], str], ...] = (corruption, batches, window, asymmetry, bits)
+    return "\n".join(f"{number}. {said()}" for number, said in enumerate(found, 1))
+
+
+def picture() -> bytes:
+    """PNG: what a batch writes per second, by number of sequences and model."""
+    theme.enable()
+    stock = show_batches.stock(batch_scaling.scaling(_recorded("03-batch-scaling").rows))
+    chart = figures.curves(stock, "rate", "model", "Tokens per second, all sequences", "Decode rate of a batch")
+    return base64.b64decode(theme.mimebundle(chart.to_dict())[0]["image/png"])
+
+
+def _recorded(study: str, scale: str = "shape") -> Recording:
+    return collect(study, "recorded", scale)

@@ -1,0 +1,185 @@
+"""Publishes executed notebooks: one HTML file each that needs nothing but itself, and an index.
+
+A page carries its styles, its pictures and, where there are charts, Vega from vl-convert's bundle. Its content security
+policy forbids every request and every script but the two that are inlined here, named by their hashes. Without
+JavaScript, and on paper, the PNG of a chart stays.
+
+This module does not execute anything; `runs` does.
+"""
+
+import base64
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import nbformat
+import vl_convert
+from bs4 import BeautifulSoup
+from markupsafe import Markup
+
+from plamo_study.errors import StudyError
+from plamo_study.present.theme import VEGALITE
+from plamo_study.publish import cells, runs
+from plamo_study.publish.polish import polish
+
+WEB = Path(__file__).parent / "web"
+GLOSSARY = "glossary"
+DISTURBED = "Disturbed"  # how a finding on a disturbed recording begins: the index says that too
+
+
+@dataclass(frozen=True)
+class Page:
+    """One notebook as HTML, and what the index says about it.
+
+    `title` is text, `finding` what the paragraph below it prints in bold, `picture` the first chart.
+    """
+
+    name: str
+    title: str
+    finding: Markup
+    picture: cells.Piece | None
+    body: Markup
+    charts: bool
+    run: str
+    values: str
+
+
+def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
+    """Write index, one page per executed notebook of `sources`, and glossary into `out_dir`; return them in this order.
+
+    Raises StudyError, before anything is written, when a notebook is missing, was not executed to its end, has no
+    title, or would need a script or another host.
+    """
+    if not sources:
+        raise StudyError("publish", "there is no executed notebook", "plamo-study run")
+    names = [source.stem for source in sources]
+    for name in names:
+        if names.count(name) > 1 or name in ("index", GLOSSARY):
+            raise StudyError(name, "two pages would share this name", "rename one of the notebooks")
+    known = {*names, GLOSSARY}
+    pages = [_page(_read(source), source, known) for source in sources]
+    glossary = _page(_glossary(), Path(f"{GLOSSARY}.md"), known)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    beside = zip([None, *pages], pages, [*pages[1:], None], strict=False)
+    files = {
+        f"{page.name}.html": _render(
+            "page.html.j2", page=page, before=before, after=after, scripts=scripts() if page.charts else []
+        )
+        for before, page, after in beside
+    }
+    files[f"{GLOSSARY}.html"] = _render("page.html.j2", page=glossary, before=None, after=None, scripts=[])
+    index = _write(out_dir / "index.html", _render("index.html.j2", pages=pages, scripts=[]))
+    return [index, *(_write(out_dir / name, text) for name, text in files.items())]
+
+
+def _glossary() -> nbformat.NotebookNode:
+    text = (Path(__file__).parent / f"{GLOSSARY}.md").read_text(encoding="utf-8")
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
+
+
+def _page(notebook: nbformat.NotebookNode, source: Path, published: set[str]) -> Page:
+    made = cells.pieces(notebook, source.name)
+    body = _environment().get_template("body.html.j2").render(pieces=made)
+    tree = polish(body, source.name, published)
+    title, finding = _headline(tree, source)
+    record = notebook.metadata.get("papermill", {})
+    return Page(
+        name=source.stem,
+        title=title,
+        finding=finding,
+        picture=next((piece for piece in made if piece.kind == "chart"), None),
+        body=Markup(_with_specs(str(tree), made)),
+        charts=any(piece.spec for piece in made),
+        run=_date(record.get("end_time")),
+        values=", ".join(f"{name} = {value}" for name, value in record.get("parameters", {}).items()),
+    )
+
+
+def _read(source: Path) -> nbformat.NotebookNode:
+    run_it = f"plamo-study run {source.stem.removesuffix('.partial')}"
+    if not source.is_file():
+        raise StudyError(str(source), "no such notebook", run_it)
+    try:
+        notebook = nbformat.read(source, as_version=4)
+    except Exception as problem:  # nbformat and JSON each raise their own kind here
+        raise StudyError(str(source), f"not a readable notebook ({problem})", run_it) from problem
+    gaps = runs.unfinished(notebook)
+    if gaps:
+        raise StudyError(str(source), f"cell {gaps[0]} was not executed to its end", run_it)
+    return notebook
+
+
+def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
+    heading = tree.find("h1")
+    if heading is None:
+        raise StudyError(str(source), "has no title", "begin its first cell with '# '")
+    anchor = heading.select_one("a.anchor-link")
+    title = heading.get_text().removesuffix(anchor.get_text() if anchor else "")
+    paragraph = heading.find_next("p")
+    bold = paragraph.find_all("strong") if paragraph else []
+    said = bold[: 2 if bold and bold[0].get_text().startswith(DISTURBED) else 1] or ([paragraph] if paragraph else [])
+    return title.strip(), Markup(" ".join(part.decode_contents() for part in said))
+
+
+def _with_specs(body: str, made: Sequence[cells.Piece]) -> str:
+    """Put the chart specs in, after the check that no notebook brings scripts of its own."""
+    specs = [piece.spec for piece in made if piece.spec]
+    for number, spec in enumerate(specs):
+        body = body.replace(f"<!--spec {number}-->", f'<script type="application/json">{_inline_json(spec)}</script>')
+    return body
+
+
+def _inline_json(value: Any) -> str:
+    """Return JSON in which no text can end the surrounding script element."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _date(moment: str | None) -> str:
+    return f"{datetime.fromisoformat(moment):%Y-%m-%d %H:%M}" if moment else ""
+
+
+def _render(template: str, **content: Any) -> str:
+    style = (WEB / "page.css").read_text(encoding="utf-8")
+    return _environment().get_template(template).render(style=Markup(style), version=_version(), **content)
+
+
+@functools.cache
+def scripts() -> list[tuple[Markup, str]]:
+    """Return the scripts of a page with charts, each with the hash that the content security policy names it by."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE).replace(
+        "</script", "<\\/script"
+    )
+    texts = [bundle, (WEB / "charts.js").read_text(encoding="utf-8")]
+    return [(Markup(text), _hash(text)) for text in texts]
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    loader = jinja2.FileSystemLoader(WEB)
+    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("plamo-study")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _write(path: Path, text: str) -> Path:
+    partial = path.with_suffix(".partial.html")
+    partial.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(partial, path)
+    return path

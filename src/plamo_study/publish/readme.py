@@ -1,0 +1,117 @@
+"""Tracked documents whose numbers are written from the recorded rows, so that they cannot rot."""
+
+from collections.abc import Callable
+
+from plamo_study import paths
+from plamo_study.measure import serving
+from plamo_study.measure.recording import Recording
+from plamo_study.present import evidence
+from plamo_study.present.tables import Table
+from plamo_study.publish import headlines, upstream
+from plamo_study.studies import registry
+from plamo_study.studies.batch_scaling import show as batch_scaling
+from plamo_study.studies.batching_law import show as batching_law
+from plamo_study.studies.collect import collect
+from plamo_study.studies.context import show as context
+from plamo_study.studies.fragility import show as fragility
+from plamo_study.studies.numeric_range import show as numeric_range
+from plamo_study.studies.phase_asymmetry import show as phase_asymmetry
+from plamo_study.studies.quality import show as quality
+from plamo_study.studies.quantization import show as quantization
+from plamo_study.studies.recorded import every_study
+from plamo_study.studies.roofline import show as roofline
+from plamo_study.studies.timeline import show as operators
+
+README, FINDINGS = "README.md", "FINDINGS.md"
+PICTURE = paths.DATA / "published" / "readme.png"
+BATCHING, PROJECTIONS, PACKING = (
+    f"data/upstream/{name}.md" for name in ("plamo2-batching", "plamo2-projections", "k-quant-packing")
+)
+
+
+def findings() -> str:
+    """Each notebook's finding in a paragraph, and the tables behind it."""
+    asymmetry, scaling, batches = _recorded("01-phase-asymmetry"), _recorded("03-batch-scaling"), _law()
+    tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
+    parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables), *_roofline()]
+    parts += [str(text.data) for text in (batch_scaling.finding(scaling), batching_law.finding(batches))]
+    parts += [batch_scaling.summary(scaling)._repr_markdown_(), *_quantization()]
+    parts.append(str(context.finding(_recorded("05-context"), _recorded("05-beside")).data))
+    parts.append(evidence.processes(every_study("", "recorded", "shape")))
+    return "\n\n".join(parts)
+
+
+def notebooks() -> str:
+    """The table of notebooks and what they ask."""
+    lines = [f"| [`{name}`](notebooks/{name}.ipynb) | {question} |" for name, question in registry.NOTEBOOKS.items()]
+    return "\n".join(["| notebook | question |", "|---|---|", *lines])
+
+
+def _roofline() -> list[str]:
+    recordings = every_study("02-roofline", "recorded", "shape")
+    said = [roofline.finding(recordings, roofline.cells(recordings)), operators.finding(_recorded("02-trace"))]
+    return [str(text.data) for text in said]
+
+
+def _quantization() -> list[str]:
+    speed, lost = _recorded("04-quantization"), _at_mini("04-quality")
+    said = [quantization.finding(speed, lost), quality.finding(lost), fragility.finding(_at_mini("04-scan"))]
+    said += [numeric_range.finding(_at_mini("04-ranges"))]
+    return [*(str(text.data) for text in said), quantization.summary(speed, lost)._repr_markdown_()]
+
+
+def _at_mini(study: str) -> Recording:
+    return collect(study, "recorded", "mini")
+
+
+def _law() -> Recording:
+    return _at_mini("03-batching-law")
+
+
+def _recorded(study: str) -> Recording:
+    return collect(study, "recorded", "shape")
+
+
+def _shown(table: Callable[[Recording], Table], recording: Callable[[], Recording]) -> Callable[[], str]:
+    return lambda: table(recording())._repr_markdown_()
+
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    README: {"headlines": headlines.all_of_them, "notebooks": notebooks},
+    FINDINGS: {"findings": findings},
+    BATCHING: {
+        "server": lambda: upstream.server_finding(serving.recorded()),
+        "tests": _shown(upstream.three_tests, _law),
+        "law": lambda: upstream.law(_law()),
+        "aborts": lambda: upstream.first_aborts(_law()),
+    },
+    PROJECTIONS: {"speed": _shown(upstream.projections, lambda: _recorded("03-batch-scaling"))},
+    PACKING: {
+        "kernels": _shown(upstream.packing, lambda: _recorded("04-quantization")),
+        "machine": lambda: upstream.machine(_recorded("04-quantization")),
+    },
+}
+
+
+def write() -> bool:
+    """Put the generated parts into their documents; returns True."""
+    for name in PARTS:
+        path = paths.ROOT / name
+        path.write_text(_filled(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+    PICTURE.write_bytes(headlines.picture())
+    return True
+
+
+def is_current() -> bool:
+    """Whether the documents say what the rows say."""
+    texts = {name: (paths.ROOT / name).read_text(encoding="utf-8") for name in PARTS}
+    return all(_filled(name, text) == text for name, text in texts.items())
+
+
+def _filled(name: str, text: str) -> str:
+    for part, written in PARTS[name].items():
+        begin, end = f"<!-- {part}: written by `plamo-study readme` -->", f"<!-- end of {part} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n\n{written()}\n\n{end}{after}"
+    return text

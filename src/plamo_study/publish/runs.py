@@ -1,0 +1,245 @@
+"""Executes notebooks with papermill, so that a finished file name means that every cell ran.
+
+The output grows under `NAME.partial.ipynb` and is renamed to `NAME.ipynb` when it is complete. What papermill reports
+is not enough for that: after a dead kernel it marks every cell completed, and `sys.exit(0)` skips the rest and counts
+as success. `unfinished` looks at execution counts and error outputs too. A failure is a result; the next runs.
+
+This module does not know what the notebooks measure.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import nbformat
+import papermill
+import zmq
+from ipykernel.kernelspec import get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+from traitlets import default
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.publish import parameters
+
+MADE_FROM = "made_from"  # in the metadata of an executed notebook
+Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What became of one notebook.
+
+    `unchanged`: executed before, from the same. `output` is the complete notebook, `partial` what was written of an
+    incomplete one. `cell` counts the cells of `notebook` from 0 and is the one that did not finish; `error` and
+    `message` are the exception's name and text.
+    """
+
+    notebook: Path
+    status: Status
+    seconds: float
+    output: Path | None = None
+    partial: Path | None = None
+    cell: int | None = None
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """One step of progress: notebook started, cell `cell` of `cells` about to run (from 0), or notebook finished."""
+
+    kind: Literal["started", "cell", "finished"]
+    notebook: Path
+    cell: int = 0
+    cells: int = 0
+    result: RunResult | None = None
+
+
+OnEvent = Callable[[RunEvent], None]
+
+
+class ThisPython(AsyncKernelManager):
+    """Starts kernels with the running interpreter: no kernelspec of another environment can slip in."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        """What ipykernel would install for this environment."""
+        return KernelSpec(**get_kernel_dict())
+
+    @default("transport_encryption")
+    def _encrypted_where_possible(self) -> str:
+        return "auto" if zmq.has("curve") else "disabled"
+
+
+def find_notebooks(names: Sequence[str]) -> list[Path]:
+    """Return the notebooks meant by `names`: number (`01`), name (`01-phase-asymmetry`) or path; all for no names.
+
+    Raises StudyError for a name that fits none or several, and for two notebooks of the same name.
+    """
+    known = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
+    found = list(dict.fromkeys(_find(name, known) for name in names)) if names else known
+    stems = [path.stem for path in found]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise StudyError(stem, "two notebooks of this name would share one output", "run them one after the other")
+    if not found:
+        raise StudyError(str(paths.NOTEBOOKS), "holds no notebooks", "git checkout -- notebooks")
+    return found
+
+
+def _find(name: str, known: Sequence[Path]) -> Path:
+    path = Path(name)
+    if path.suffix == ".ipynb" and path.is_file():
+        return path.resolve()
+    stem = path.name.removesuffix(".ipynb")
+    fitting = [path for path in known if path.stem == stem] or [
+        path for path in known if path.stem.startswith(stem + "-")
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    why = "fits several notebooks" if fitting else "no such notebook"
+    raise StudyError(name, why, f"use one of: {', '.join(path.stem for path in fitting or known) or 'none'}")
+
+
+def run_notebooks(
+    notebooks: Sequence[str],
+    values: Mapping[str, Any],
+    out_dir: Path,
+    on_event: OnEvent | None = None,
+    inputs: str = "",
+) -> list[RunResult]:
+    """Execute `notebooks` one after the other into `out_dir` and return one result each, in order.
+
+    `inputs` is a digest of what they are made from besides themselves and their parameters; one that was executed from
+    the same is not executed again. Without it every notebook is.
+
+    `values` are parameters as text or typed (see `parameters.assign`). Raises StudyError, before anything runs, for an
+    unknown notebook, an unknown parameter or a value of the wrong type. Whatever happens inside a notebook is a result.
+    """
+    found = find_notebooks(notebooks)
+    assigned = parameters.assign(found, values)
+    out_dir = out_dir.resolve()
+    for notebook in found:
+        if notebook.parent == out_dir:
+            raise StudyError(str(notebook), "would be overwritten by its own output", "choose another output folder")
+    out_dir.mkdir(parents=True, exist_ok=True)
+    tell = on_event or (lambda event: None)
+    return [_run(notebook, assigned[notebook], out_dir, tell, inputs) for notebook in found]
+
+
+def _run(notebook: Path, values: dict[str, Any], out_dir: Path, tell: OnEvent, inputs: str) -> RunResult:
+    partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
+    made_from = _made_from(notebook, values, inputs)
+    if inputs and _known(output) == made_from:
+        return RunResult(notebook, "unchanged", 0.0, output)
+    progress = _Progress(notebook, len(nbformat.read(notebook, as_version=4).cells), tell)
+    tell(RunEvent("started", notebook, 0, progress.cells))
+    started = time.monotonic()
+    problem = _execute(notebook, partial, values, progress)
+    result = _judge(progress, partial, output, problem, time.monotonic() - started, made_from)
+    tell(RunEvent("finished", notebook, progress.cells, progress.cells, result))
+    return result
+
+
+class _Progress:
+    """Counts the notebook's own cells as they start; a dying cell may have its execution count already."""
+
+    def __init__(self, notebook: Path, cells: int, tell: OnEvent):
+        self.notebook, self.cells, self.tell = notebook, cells, tell
+        self.at: int | None = None
+
+    def __call__(self, cell: nbformat.NotebookNode, cell_index: int) -> None:
+        """Take note of a cell about to run, unless papermill has put it there (`cell_index` counts those too)."""
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            return
+        self.at = 0 if self.at is None else self.at + 1
+        self.tell(RunEvent("cell", self.notebook, self.at, self.cells))
+
+
+def _execute(notebook: Path, partial: Path, values: dict[str, Any], progress: _Progress) -> Exception | None:
+    """Let papermill write `partial`; return what it raised. The kernel works in the notebook's folder, as in Lab."""
+    partial.unlink(missing_ok=True)
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # the result says that a kernel died
+    try:
+        papermill.execute_notebook(
+            notebook,
+            partial,
+            values,
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            cwd=notebook.parent,
+            kernel_manager_class=ThisPython,
+            on_cell_start=progress,
+        )
+    except Exception as problem:  # a notebook may fail in any way; the others still run
+        return problem
+    return None
+
+
+def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
+    parts = (notebook.read_bytes(), json.dumps(values, sort_keys=True).encode(), inputs.encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _known(output: Path) -> str:
+    """What a finished output says it was made from; "" where there is none, or none that can be read."""
+    try:
+        return str(nbformat.read(output, as_version=4).metadata.get(MADE_FROM, ""))
+    except Exception:  # nbformat and JSON each raise their own kind here; it is executed again then
+        return ""
+
+
+def _judge(
+    progress: _Progress, partial: Path, output: Path, problem: Exception | None, seconds: float, made_from: str
+) -> RunResult:
+    if problem is None and not unfinished(nbformat.read(partial, as_version=4)):
+        _sign(partial, output.name, made_from)
+        os.replace(partial, output)
+        return RunResult(progress.notebook, "ok", seconds, output)
+    status, error, message = _reason(problem)
+    kept = partial if partial.exists() else None
+    return RunResult(progress.notebook, status, seconds, None, kept, progress.at, error, message)
+
+
+def _sign(partial: Path, name: str, made_from: str) -> None:
+    """Keep only the file name where papermill notes full paths, and note what the notebook was made from."""
+    notebook = nbformat.read(partial, as_version=4)
+    notebook.metadata[MADE_FROM] = made_from
+    notebook.metadata.papermill.update(input_path=name, output_path=name)
+    nbformat.write(notebook, partial)
+
+
+def _reason(problem: Exception | None) -> tuple[Status, str, str]:
+    match problem:
+        case None:
+            return "incomplete", "SystemExit", "the notebook ended before its last cell"
+        case DeadKernelError():
+            return "dead_kernel", "DeadKernelError", "the kernel process died"
+        case PapermillExecutionError():
+            return "failed", str(problem.ename), str(problem.evalue)
+        case _:
+            return "failed", type(problem).__name__, str(problem)
+
+
+def unfinished(notebook: nbformat.NotebookNode) -> list[int]:
+    """Return the indices of code cells that hold code and did not run to their end: not executed, or with an error."""
+    return [
+        index
+        for index, cell in enumerate(notebook.cells)
+        if cell.cell_type == "code" and cell.source.strip() and (cell.execution_count is None or _has_error(cell))
+    ]
+
+
+def _has_error(cell: nbformat.NotebookNode) -> bool:
+    return any(output.output_type == "error" for output in cell.outputs)

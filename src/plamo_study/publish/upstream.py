@@ -1,0 +1,127 @@
+"""What the upstream reports in data/upstream say in figures, each written from recorded rows or a recorded run."""
+
+import pandas as pd
+
+from plamo_study.analysis import kernel_paths, stats
+from plamo_study.measure.recording import Recording
+from plamo_study.measure.serving import Served
+from plamo_study.present.tables import Table
+from plamo_study.studies.batch_scaling import analysis as batch_scaling, claims as batch_claims
+from plamo_study.studies.batching_law import analysis as law_check, show as batching_law
+from plamo_study.studies.batching_law.grid import TESTS
+
+BUILDS = {"stock": "as released", batch_claims.CORRECT: "corrected"}
+COLUMNS = {0: "512 columns (a prompt)", 1: "1 column (a decode step)"}
+
+
+def three_tests(recording: Recording) -> Table:
+    """Largest relative error of the logits asked about: PLaMo 2 before and after, PLaMo 3 as control."""
+    data = batching_law.tests(recording)
+    data = data[data["build"].isin(BUILDS)]
+    data["who"] = [f"{model}, {BUILDS[build]}" for model, build in zip(data["model"], data["build"], strict=True)]
+    shown = data.pivot_table(index="test", columns="who", values="error", aggfunc="max").reindex(list(TESTS))
+    shown = shown[sorted(shown.columns, key=lambda who: (who.split(",")[0], "corrected" in who))]
+    shown.insert(0, "it asks that", [TESTS[test] for test in shown.index])
+    return Table(shown.reset_index().map(lambda value: value if isinstance(value, str) else f"{value:.1e}"))
+
+
+def law(recording: Recording) -> str:
+    """The drawn batches of PLaMo 2, per build, in a sentence each."""
+    data = law_check.checked(recording.rows, recording.facts)
+    hybrid = data[[recording.facts[m]["shape"]["arch"] == law_check.HYBRID for m in data["model"]]]
+    said = []
+    for build, words in BUILDS.items():
+        counts = hybrid[hybrid["build"] == build]["observed"].value_counts()
+        parts = [f"{counts.get(what, 0)} {name}" for what, name in OUTCOMES.items()]
+        said.append(f"{words}: {', '.join(parts)} of {counts.sum()}")
+    return f"Batches drawn at random (unequal prompts, slots joining and leaving, partial steps), {'; '.join(said)}."
+
+
+OUTCOMES = {"right": "right", "wrong": "silently wrong", "abort": "aborted"}
+
+
+def first_aborts(recording: Recording) -> str:
+    """The smallest number of packed prompts that aborts, by batch size, in one sentence."""
+    data = law_check.first_aborts(law_check.checked(recording.rows, recording.facts))
+    stock = data[data["build"] == "stock"].set_index("n_batch")["observed"]
+    found = [f"{n:.0f} prompts at `n_batch` {size}" for size, n in stock.items() if n == n and n is not None]
+    later = data[data["build"] == batch_claims.CORRECT]["observed"].notna().sum()
+    return (
+        f"Prompts of 128 tokens in one call, `n_seq_max` being their number: the first abort comes with "
+        f"{', '.join(found)}. The corrected build aborts at {later or 'none'} of these sizes."
+    )
+
+
+def server_finding(runs: list[Served]) -> str:
+    """What concurrent requests do to a server as released, a sentence for each run that went wrong; then the table."""
+    said = []
+    for run in runs:
+        if run.build == "stock" and (run.differ or run.exit is not None):
+            answers = f"{run.differ} of {run.answers} answers are not those of the same prompt alone"
+            end = f", and the process ends in round {run.rounds_done + 1}: `{run.said}`" if run.exit is not None else ""
+            said.append(f"- {run.at_once} requests at once: {answers}{end}.")
+    return "\n".join(said) + f"\n\n{server(runs)._repr_markdown_()}"
+
+
+def server(runs: list[Served]) -> Table:
+    """What a stock and a corrected llama-server did to concurrent requests."""
+    if not runs:
+        return Table(pd.DataFrame([{"recorded": "nothing yet: plamo-study engine server BINARY --reference"}]))
+    entries = []
+    for run in runs:
+        end = "lives" if run.exit is None else f"dead in round {run.rounds_done + 1} of {run.rounds}"
+        entry = {"build": BUILDS.get(run.build, run.build), "model": run.model, "slots": run.slots}
+        entry |= {"requests at once": run.at_once, "answers that differ": f"{run.differ} of {run.answers}"}
+        ties = f"{run.near_ties}" if run.differ else "n/a"
+        entries.append(entry | {"of these near-ties": ties, "server": end})
+    return Table(pd.DataFrame(entries))
+
+
+def projections(recording: Recording) -> Table:
+    """Step time with split projections over step time without, paired by block; above 1: the correction pays."""
+    curves = batch_scaling.curves(recording.rows)
+    hybrid = next(model for _, model in curves if model.startswith(batch_claims.HYBRID))
+    before, after = curves[batch_claims.CORRECT, hybrid], curves[batch_claims.FLAT, hybrid]
+    entries = []
+    for n in before.index.intersection(after.index):
+        both = pd.concat([before.loc[n], after.loc[n]], axis=1).dropna()
+        ratio = stats.ratio(both.iloc[:, 0].tolist(), both.iloc[:, 1].tolist())
+        won = f"{(both.iloc[:, 0] > both.iloc[:, 1]).sum()} of {len(both)}"
+        steps = [f"{stats.median(both.iloc[:, i].tolist()).value * 1e3:.1f}" for i in (0, 1)]
+        entry = {"sequences": n, "step, split (ms)": steps[0], "step, one product (ms)": steps[1]}
+        entries.append(entry | {"times as fast": f"{ratio:.2f}", "faster in blocks": won})
+    return Table(pd.DataFrame(entries))
+
+
+def packing(recording: Recording) -> Table:
+    """Matrix products of packed and of plain weights on the recorded CPU: rates, and their ratio paired by block."""
+    rows = recording.rows
+    engine = recording.facts[rows["engine"].iloc[0]]
+    rows = rows[(rows["workload"] == "matmul") & (rows["status"] == "ok")]
+    rows = rows.assign(seconds=[1e-9 * _median(samples) for samples in rows["samples_ns"]])
+    entries = []
+    for dtype in sorted(set(rows[rows["label"] == "plain"]["dtype"])):
+        for n, words in COLUMNS.items():
+            found = rows[(rows["dtype"] == dtype) & (rows["n_prompt"] == n)]
+            seconds = found.pivot_table(index="block", columns="label", values="seconds").dropna()
+            work, unit = (int(found["n_bytes"].iloc[0]), "GB/s") if n else (int(found["n_flops"].iloc[0]), "GFLOP/s")
+            entry = {"type": dtype, "product with": words}
+            for label in ("plain", "packed"):
+                entry[label] = f"{work / stats.median(seconds[label].tolist()).value / 1e9:.1f} {unit}"
+            plain_kernel = kernel_paths.kernels(engine, dtype, packed=False).split("; ")[n]
+            entry["plain"] += f" ({plain_kernel})"
+            ratio = stats.ratio(seconds["plain"].tolist(), seconds["packed"].tolist())
+            entries.append(entry | {"packed, times as fast": f"{ratio:.2f}"})
+    return Table(pd.DataFrame(entries))
+
+
+def machine(recording: Recording) -> str:
+    """The processor and the instruction sets that the engine was built for, as it says itself."""
+    facts = recording.facts
+    chips = {facts[i]["chip"] for i in recording.rows["machine"]}
+    builds = {facts[i]["build"] for i in recording.rows["engine"]}
+    return f"{', '.join(sorted(chips))}; {', '.join(sorted(builds))}"
+
+
+def _median(samples: list[list[int]]) -> float:
+    return float(pd.Series([value for part in samples for value in part]).median())

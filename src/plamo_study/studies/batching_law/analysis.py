@@ -1,0 +1,143 @@
+"""The batching law against the engine: predicted and observed outcome of every replayed configuration, per build."""
+
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.errors import StudyError
+from plamo_study.limits import ROUNDINGS
+from plamo_study.studies.batching_law.grid import drawn_from
+from plamo_study.studies.batching_law.law import Engine, replay
+
+HYBRID = "plamo2"  # the architecture whose graph has the defects
+ASKED = {"identity": ("/0", "/1", "/2", "/3"), "isolation": ("isolation_error",), "bystander": ("/3",)}
+
+Facts = dict[str, dict[str, Any]]
+
+
+def defects(model: dict[str, Any], engine: dict[str, Any]) -> Engine:
+    """The defects a model meets in a build: none on attention alone, else those the build does not say it corrects."""
+    hybrid, corrected = model["shape"]["arch"] == HYBRID, engine.get("corrects", ())
+    return Engine(mixes_tokens=hybrid and "D2" not in corrected, misplaces_states=hybrid and "D3" not in corrected)
+
+
+def rounding(rows: pd.DataFrame) -> float:
+    """The largest error of one right computation against another, over all processes of the rows.
+
+    No batch is in it: it is one sequence alone, cut into calls in several ways (measure/proof.py). Raises StudyError
+    where no row has it: rows of before it was measured.
+    """
+    known = [checks["rounding"] for checks in rows["checks"] if "rounding" in checks]
+    if not known:
+        raise StudyError("rows of the law", "say nothing of rounding", "plamo-study law, after deleting their journal")
+    return float(max(known))
+
+
+def limit(rows: pd.DataFrame) -> float:
+    """The relative error beyond which a sequence is wrong: so many times the largest rounding error."""
+    return ROUNDINGS * rounding(rows)
+
+
+def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Replay rows with `predicted` and `observed` outcome, and `exact`: the same sequences wrong, call by call.
+
+    `grid`: the seed of the grid a row is drawn from; `foretold`: the sequences the law calls wrong, call by call. A
+    worker that ended in another way than the law knows is observed under its status (hang, killed, error).
+    """
+    found = rows[(rows["workload"] == "replay") & (rows["status"] != "starved")]
+    most = limit(rows)
+    entries = []
+    for row in found.to_dict("records"):
+        engine = defects(facts[row["model"]], facts[row["engine"]])
+        predicted = replay(row["calls"], row["n_seq"], row["n_ubatch"], engine)
+        wrong = _wrong(row, most) if row["status"] == "ok" else None
+        observed = row["status"] if wrong is None else "wrong" if any(wrong) else "right"
+        exact = predicted.outcome == observed and (wrong is None or predicted.wrong == wrong)
+        entry = {"predicted": predicted.outcome, "observed": observed, "exact": exact}
+        entries.append({**entry, "grid": drawn_from(row["seed"]), "foretold": predicted.wrong})
+    return pd.concat([found.reset_index(drop=True), pd.DataFrame(entries)], axis=1)
+
+
+def confusion(table: pd.DataFrame) -> pd.DataFrame:
+    """Configurations counted by build, model, predicted and observed outcome; `exact` of them to the sequence."""
+    groups = table.groupby(["build", "model", "predicted", "observed"])["exact"]
+    return groups.agg(configurations="size", exact="sum").reset_index()
+
+
+def by_seed(table: pd.DataFrame) -> pd.DataFrame:
+    """Drawn configurations counted by build and seed of their grid; `wrong` and `abort` as observed, `exact` of all."""
+    drawn = table[table["label"] == ""]
+    counted = drawn.assign(wrong=drawn["observed"] == "wrong", abort=drawn["observed"] == "abort")
+    groups = counted.groupby(["build", "grid"])
+    return groups.agg(
+        configurations=("exact", "size"), wrong=("wrong", "sum"), abort=("abort", "sum"), exact=("exact", "sum")
+    ).reset_index()
+
+
+def separation(table: pd.DataFrame) -> pd.DataFrame:
+    """How far right and wrong lie apart: per build and model, the errors of sequences by what the law says of them.
+
+    `limit` is that of all rows; `right` and `wrong` count sequences after calls, `largest_right` and
+    `smallest_wrong` are relative errors (NaN where there is none).
+    """
+    most = limit(table)
+    entries = []
+    for (build, model), group in table.groupby(["build", "model"]):
+        errors: dict[bool, list[float]] = {True: [], False: []}
+        for checks, foretold in zip(group["checks"], group["foretold"], strict=True):
+            for (call, seq), error in _errors(checks):
+                if call < len(foretold):
+                    errors[seq in foretold[call]].append(error)
+        own = [checks["rounding"] for checks in group["checks"] if "rounding" in checks]
+        entry = {"build": build, "model": model, "rounding": max(own, default=float("nan")), "limit": most}
+        entry |= {"right": len(errors[False]), "largest_right": max(errors[False], default=float("nan"))}
+        entries.append(entry | {"wrong": len(errors[True]), "smallest_wrong": min(errors[True], default=float("nan"))})
+    return pd.DataFrame(entries)
+
+
+def three_tests(rows: pd.DataFrame) -> pd.DataFrame:
+    """Identity, isolation and bystander per build and model: the largest relative `error` of the logits asked about.
+
+    NaN where the engine did not get that far; `limit`: beyond it a test fails.
+    """
+    found, most = rows[rows["label"].isin(ASKED)], limit(rows)
+    entries = []
+    for row in found.to_dict("records"):
+        wanted = [error for name, error in row["checks"].items() if name.endswith(ASKED[row["label"]])]
+        error = max(wanted, default=float("nan"))
+        entry = {"build": row["build"], "model": row["model"], "test": row["label"], "error": error}
+        entries.append({**entry, "limit": most})
+    return pd.DataFrame(entries)
+
+
+def packed_map(table: pd.DataFrame) -> pd.DataFrame:
+    """Of `checked` rows the map of packed prompts: columns build, n_prompt, n_batch, n_seq, predicted, observed."""
+    found = table[table["label"] == "map"]
+    return found[["build", "n_prompt", "n_batch", "n_seq", "predicted", "observed"]].reset_index(drop=True)
+
+
+def first_aborts(table: pd.DataFrame) -> pd.DataFrame:
+    """Per build and n_batch of the map the smallest number of sequences that aborts, `predicted` and `observed`."""
+    entries = []
+    for (build, n_batch), group in packed_map(table).groupby(["build", "n_batch"]):
+        entry: dict[str, Any] = {"build": build, "n_batch": n_batch}
+        for column in ("predicted", "observed"):
+            aborting = group[group[column] == "abort"]["n_seq"]
+            entry[column] = int(aborting.min()) if len(aborting) else None
+        entries.append(entry)
+    return pd.DataFrame(entries)
+
+
+def _wrong(row: dict[str, Any], limit: float) -> list[frozenset[int]]:
+    """The sequences whose logits were wrong, call by call."""
+    wrong: list[set[int]] = [set() for _ in row["calls"]]
+    for (call, seq), error in _errors(row["checks"]):
+        if not error <= limit:
+            wrong[call].add(seq)
+    return [frozenset(seqs) for seqs in wrong]
+
+
+def _errors(checks: dict[str, Any]) -> list[tuple[tuple[int, int], float]]:
+    """((call, sequence), relative error) of a replay's checks."""
+    named = [(name.partition("/"), error) for name, error in checks.items()]
+    return [((int(call), int(seq)), error) for (call, _, seq), error in named if seq]

@@ -1,0 +1,1 @@
+"""What a long context costs: time, memory, drift."""

@@ -1,0 +1,137 @@
+"""Which cells the studies of notebook 05 measure at which scale: depth, memory, the loop without a cache, drift.
+
+Depths go beyond `context_length`, which is only what a model was trained with: llama.cpp computes there as anywhere,
+and a speed does not depend on it. What a model says there does, so drift stays within what the embedded models saw.
+"""
+
+from dataclasses import replace
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine, plan, texts
+from plamo_study.measure.plan import MATCHED, MODELS, Plan
+from plamo_study.measure.rows import Cell
+from plamo_study.studies.context import workload
+
+DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
+LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
+WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens really computed, past every window
+NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where notebook 03 decodes
+NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block: one process varies by 7 % of itself
+PATIENCE = 5  # times the usual limit, for an oracle that reads so many tokens
+PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
+COMPARED = {"mini": 4096, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
+STEPS = 8  # decode steps timed at each depth
+LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
+BLOCKS = {"mini": 3, "shape": 5, "weights": 5}  # processes behind a number
+CACHES = ("off/f16/f16", "on/f16/f16", "on/q8_0/q8_0", "on/q4_0/q4_0")  # flash attention, type of K, type of V
+CANDIDATES = (*CACHES[1:], "off/q8_0/f16", "off/q4_0/f16")  # V stays f16 without flash attention
+TEXT, CHUNK, CHUNKS = "python-heldout.txt", 1024, 12
+MOST_TOKENS = 131072
+
+
+def context(scale: str, gpu: bool = False) -> Plan:
+    """Prefill and decode at depths from nothing to DEEPEST, and walks of the first tokens to check the filling by.
+
+    Other builds measure the hybrid's ladder and walk: that of the name `window` gives its attention the published one.
+    """
+    base, models = _base(scale, gpu)
+    reached = zip(models, (DEEPEST[scale], DEEPEST[scale], LARGER[scale]), strict=False)
+    ladders = [plan.change(base, model=model, n_prompt=deepest) for model, deepest in reached]
+    walks = [plan.change(base, model=model, n_prompt=WALKED[scale], label=workload.WALK) for model in models[:2]]
+    cells = (*ladders, *walks, *_near(base, models[:2]), *plan.ceilings(scale, gpu, plan.thread_counts()[:1]))
+    return replace(_planned("05-context", scale, cells), compared=(ladders[0], walks[0]))
+
+
+def _near(base: Cell, models: tuple[str, ...]) -> list[Cell]:
+    """Decode with nothing behind it and, as the first cell of notebook 03, after a short prompt."""
+    base = plan.change(base, workload="decode", n_gen=plan.STEPS, flash_attn="auto", repetitions=1)
+    return [
+        plan.change(base, model=model, n_prompt=n, policy="shared" if n else "per_sequence", seed=seed)
+        for model in models
+        for n in NEAR
+        for seed in range(NEAR_PROCESSES[base.scale])
+    ]
+
+
+def memory(scale: str, gpu: bool = False) -> Plan:
+    """Flash attention off and on, keys and values in fewer bits, and sliding layers that keep everything."""
+    base, models = _base(scale, gpu)
+    base = plan.change(base, n_prompt=COMPARED[scale], label=workload.FEW)
+    cells = []
+    for model, names in zip(models, (CACHES, CACHES[:2]), strict=False):
+        for name in names:
+            flash, type_k, type_v = name.split("/")
+            cells.append(plan.change(base, model=model, flash_attn=flash, type_k=type_k, type_v=type_v))
+    whole = plan.change(base, model=models[1], label=workload.WHOLE_WINDOW)
+    cells += [plan.change(whole, flash_attn=flash) for flash in ("on", "off")]
+    return _planned("05-memory", scale, tuple(cells))
+
+
+def naive(scale: str, gpu: bool = False) -> Plan:
+    """The same output tokens with the cache and without it."""
+    base, models = _base(scale, gpu)
+    n_prompt, n_gen = LOOP[scale]
+    base = plan.change(base, workload="naive", n_prompt=n_prompt, n_gen=n_gen, repetitions=1)
+    return _planned("05-naive", scale, tuple(plan.change(base, model=model) for model in models[:2]))
+
+
+def drift(scale: str, gpu: bool = False) -> Plan:
+    """What kinds of attention and cache do to the predictions of the trained embedded models; on the CPU, at mini."""
+    if scale != "mini":
+        raise StudyError(f"scale {scale!r}", "drift is taken on the trained embedded models", "choose --scale mini")
+    text = texts.read(TEXT)
+    base, _ = _base(scale, gpu=False)
+    base = plan.change(base, n_prompt=CHUNK, n_gen=0, n_chunks=CHUNKS, text=TEXT, text_sha256=texts.sha256(text))
+    cells = [plan.change(base, model=model, candidates=CANDIDATES, repetitions=1) for model in MODELS]
+    return replace(_planned("05-drift", scale, tuple(cells)), blocks=1, extra_blocks=0)
+
+
+def window(scale: str, gpu: bool = False) -> Plan:
+    """The oracle on the embedded hybrid past the window that another build gives it; one process, on the CPU.
+
+    Without the rounding of the cache, which over so many keys is as large as what a window changes.
+    """
+    if scale != "mini":
+        raise StudyError(f"scale {scale!r}", "the oracle reads so long a text at mini only", "choose --scale mini")
+    base, _ = _base(scale, gpu=False)
+    exact = {"n_prompt": PAST_WINDOW, "n_threads": 1, "type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+    cell = plan.change(base, workload="decode", repetitions=1, **exact)
+    planned = _planned("05-window", scale, (cell,))
+    gates = tuple(plan.change(gate, **exact) for gate in planned.gates)
+    planned = replace(planned, gates=gates, compared=(cell,), blocks=1, extra_blocks=0)
+    return replace(planned, time_limit_s=PATIENCE * planned.time_limit_s)
+
+
+def _base(scale: str, gpu: bool) -> tuple[Cell, tuple[str, ...]]:
+    """A cell to change, and the models: the hybrid, then what it is compared with first.
+
+    That is attention of equal bytes where it exists; the matched model is invented and has no released weights.
+    """
+    plan.check_scale(scale)
+    base = Cell(workload="depth", model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_gen=STEPS)
+    base = plan.change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    base = plan.change(base, flash_attn="on", repetitions=3 if scale == "mini" else 1)
+    return base, MODELS if scale == "weights" else (MODELS[0], MATCHED, MODELS[1])
+
+
+def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
+    for cell in cells:
+        check(cell)
+    base = Cell(workload="gate", scale=scale, dtype=plan.DTYPE[scale], n_threads=machine.performance_cores())
+    base = plan.change(base, n_gpu_layers=cells[0].n_gpu_layers)
+    models = dict.fromkeys(cell.model for cell in cells if cell.model)
+    gates = tuple(plan.change(base, model=model, **plan.gate_tokens(scale)) for model in models)
+    anchor = plan.change(base, workload="decode", model=MODELS[0], n_prompt=16, n_gen=32)
+    return Plan(
+        study, scale, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[scale], worker=f"{__package__}.worker"
+    )
+
+
+def check(cell: Cell) -> None:
+    """StudyError for a depth that no context of llama.cpp is made for here, or that is not whole micro-batches."""
+    what = f"cell {cell.workload} of {cell.model}"
+    if cell.n_prompt > MOST_TOKENS:
+        raise StudyError(what, f"{cell.n_prompt} tokens are more than {MOST_TOKENS}", "choose a smaller depth")
+    if cell.workload == "depth" and not cell.text and (not cell.n_prompt or cell.n_prompt % (4 * cell.n_ubatch)):
+        why = f"{cell.n_prompt} tokens are no multiple of four micro-batches of {cell.n_ubatch}"
+        raise StudyError(what, why, f"choose a multiple of {4 * cell.n_ubatch}")

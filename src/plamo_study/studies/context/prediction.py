@@ -1,0 +1,190 @@
+"""Study 05's arithmetic: what each depth should cost, where the curves should cross, and what was measured.
+
+From the tensor table and this machine's ceilings alone; the frame is that of 05-context.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis import growth, roofline, stats
+from plamo_study.analysis.own_ceilings import limits
+from plamo_study.analysis.roofline import Ceilings, Model, miss
+from plamo_study.analysis.usable import model_names
+from plamo_study.studies.context import analysis
+
+DEPTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+def prediction(rows: pd.DataFrame, models: dict[str, Model], depths: tuple[int, ...] = ()) -> pd.DataFrame:
+    """Per model, phase and depth measured: FLOPs, bytes and the band `low` to `high`, per token, before any timing."""
+    entries = []
+    for phase in analysis.PHASES:
+        for name, curve in analysis.curves(rows, phase).items():
+            limit = limits(rows, models[name])
+            for depth in depths or curve.index:
+                entry = {"model": name, "phase": phase, "depth": int(depth)}
+                entries.append(entry | band(models[name], phase, depth, limit, analysis.part(rows)))
+    return pd.DataFrame(entries)
+
+
+def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
+    """Predicted seconds of one token at a depth: a step, or its share of a part of so many tokens."""
+    n = part if phase == "prefill" else 1
+    flops, moved = roofline.work(roofline.parts(model, n, depth, n_ubatch=part))
+    found = roofline.band(flops / n, moved / n, limit)
+    return {"flops": flops / n, "bytes": moved / n, "bound": found.bound, "low": found.low, "high": found.high}
+
+
+def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+    """Prediction beside `measured` (s per token); `miss`: 1 inside the band, else times its edge."""
+    known = {phase: analysis.curves(rows, phase) for phase in analysis.PHASES}
+    entries = []
+    for entry in prediction(rows, models).to_dict("records"):
+        seconds = known[entry["phase"]][entry["model"]].loc[entry["depth"]].dropna()
+        measured = stats.median(seconds.tolist())
+        entries.append(entry | {"measured": measured, "miss": miss(measured.value, entry["low"], entry["high"])})
+    return pd.DataFrame(entries)
+
+
+def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+    """What a token of depth adds to a token's time, and the rate at which attention must then run.
+
+    Per model and phase whose law grows and fits: `added` and `allowed` by the nearer ceiling (s per token and token of
+    depth, below a window's end), `rate` (FLOP/s) and its `share` of the matrix ceiling.
+    """
+    entries, part = [], analysis.part(rows)
+    for law in analysis.laws(rows, analysis.knots(models)).to_dict("records"):
+        limit = limits(rows, models[law["model"]])
+        near, far = (band(models[law["model"]], law["phase"], depth, limit, part) for depth in (0, part))
+        flops, moved = ((far[name] - near[name]) / part for name in ("flops", "bytes"))
+        if law["fits"] and len(law["coefficients"]) > 1 and law["coefficients"][1].low > 0:
+            added: stats.Estimate = law["coefficients"][1]
+            rate = added.per(flops)
+            entry = {"model": law["model"], "phase": law["phase"], "added": added, "rate": rate}
+            entry |= {"allowed": max(flops / limit.matmul, moved / limit.read)}
+            entries.append(entry | {"share": rate.scaled(1 / limit.matmul)})
+    return pd.DataFrame(entries, columns=["model", "phase", "added", "allowed", "rate", "share"])
+
+
+def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
+    """Per model and depth: bytes kept for one sequence, `state` and `kv` in F16, and with every token kept `kv_whole`.
+
+    `kv` keeps the window of sliding layers only, without the part of a prompt that llama.cpp adds to it.
+    """
+    entries = []
+    for name in names:
+        model = models[name]
+        per_token, (_, sliding, full) = roofline.kv_bytes_per_token(model), roofline.layers(model)
+        for depth in DEPTHS:
+            kept = float(cells_kept(model, depth))
+            sizes = {"kv": per_token * kept, "kv_whole": per_token * (full + sliding) * depth}
+            entries.append({"model": name, "depth": depth, "state": roofline.state_bytes(model)} | sizes)
+    return pd.DataFrame(entries)
+
+
+def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+    """Per pair of models and phase: up to where, or from where on, the hybrid needs less by arithmetic.
+
+    `keys`: fewer keys that a token looks at, all layers together; `sliding`: fewer bytes of a step, or FLOPs of a part
+    of a prompt; `whole`: the same if all layers of the attention model saw everything. `..._first`: whether the hybrid
+    needs less right after the first token; the depths are those at which that turns, none where it never does.
+    """
+    entries = []
+    for hybrid, other in analysis.pairs(rows):
+        for phase in analysis.PHASES:
+            entry: dict[str, Any] = {"hybrid": hybrid, "other": other, "phase": phase}
+            own, theirs = models[hybrid], models[other]
+            part = analysis.part(rows)
+            more = {"keys": partial(_more_keys, theirs, own), "sliding": partial(_more_work, theirs, own, phase, part)}
+            more["whole"] = partial(_more_work, without_window(theirs), own, phase, part)
+            for name, difference in more.items():
+                entry |= {f"{name}_first": difference(1.0) > 0, name: growth.turns(difference, 1.0)}
+            entries.append(entry)
+    return pd.DataFrame(entries)
+
+
+def _more_keys(model: Model, than: Model, depth: float) -> float:
+    return float(cells_kept(model, depth) - cells_kept(than, depth))
+
+
+def keys(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
+    """Per model and depth: `keys` that a new token looks at, summed over the attention layers."""
+    entries = [(name, depth, float(cells_kept(models[name], depth))) for name in names for depth in DEPTHS if depth]
+    return pd.DataFrame(entries, columns=["model", "depth", "keys"])
+
+
+def _more_work(model: Model, than: Model, phase: str, part: int, depth: float) -> float:
+    return _work(model, phase, part, depth) - _work(than, phase, part, depth)
+
+
+def _work(model: Model, phase: str, part: int, depth: float) -> float:
+    """FLOPs of a part of a prompt, or bytes of a step."""
+    if phase == "prefill":
+        return roofline.work(roofline.parts(model, part, depth, n_ubatch=part))[0]
+    return roofline.decode_bytes(model, depth)
+
+
+def without_window(model: Model) -> Model:
+    """The same tensors with every attention layer seeing everything."""
+    return model | {"shape": model["shape"] | {"window": 0}}
+
+
+def paged(models: dict[str, Model], names: list[str], memory: float, n_ctx: int, block: int = 16) -> pd.DataFrame:
+    """What paged attention would change for sequences that end anywhere up to `n_ctx` tokens: room, never speed.
+
+    `reserved`: bytes of a sequence whose whole context is set aside; `used`: at the mean length, half of it; `paged`:
+    with blocks of `block` tokens, half a block of them empty (vLLM's block size, Kwon et al. 2023). `fit`, `fit_paged`:
+    sequences that `memory` bytes hold beside the weights.
+    """
+    entries = []
+    for name in names:
+        state, per_token = roofline.state_bytes(models[name]), roofline.kv_bytes_per_token(models[name])
+        lengths = np.arange(1, n_ctx + 1)
+        reserved = state + per_token * float(cells_kept(models[name], n_ctx))
+        used = state + per_token * float(np.mean(cells_kept(models[name], lengths)))
+        _, sliding, full = roofline.layers(models[name])
+        with_blocks = used + per_token * (full + sliding) * block / 2
+        room = memory - roofline.weight_bytes(models[name])
+        sizes = {"reserved": reserved, "used": used, "paged": with_blocks, "gain": reserved / with_blocks}
+        fits = {"fit": int(room // reserved), "fit_paged": int(room // with_blocks)}
+        entries.append({"model": name, "n_ctx": n_ctx} | sizes | fits)
+    return pd.DataFrame(entries)
+
+
+def cells_kept(model: Model, tokens: Any) -> Any:
+    """Key-value cells of all layers together after so many tokens, the window of sliding layers only."""
+    _, sliding, full = roofline.layers(model)
+    window = model["shape"]["window"]
+    return full * tokens + sliding * (np.minimum(tokens, window) if window else tokens)
+
+
+def reserved(model: Model, kind: str, room: int, n_ubatch: int, whole: bool) -> dict[str, float]:
+    """Bytes a context of `room` tokens should take: `kv`, `state`, and `scores`, written out without flash attention.
+
+    As llama.cpp reserves them: room in steps of 256 cells; sliding layers window + micro-batch, or all if `whole`;
+    scores of every head for a micro-batch of queries and all cells, in F32.
+    """
+    flash, type_k, type_v = kind.split("/")
+    (_, sliding, full), window = roofline.layers(model), model["shape"]["window"]
+    cells = _padded(room)
+    in_window = cells if whole or not window else min(cells, _padded(window + n_ubatch))
+    kv = roofline.kv_bytes_per_token(model, type_k, type_v) * (full * cells + sliding * in_window)
+    scores = 0.0 if flash == "on" else 4.0 * model["shape"]["heads"] * n_ubatch * cells
+    return {"kv": kv, "state": float(roofline.state_bytes(model)), "scores": scores}
+
+
+def _padded(cells: int, step: int = 256) -> int:
+    return -(-cells // step) * step
+
+
+def memory_of(facts: dict[str, dict[str, Any]], rows: pd.DataFrame) -> float:
+    """Bytes of memory of the machine measured on."""
+    return float(facts[rows["machine"].iloc[0]]["memory_bytes"])
+
+
+def compared_models(rows: pd.DataFrame) -> list[str]:
+    """The models of the study's curves, in alphabetical order."""
+    return [name for name in model_names(rows) if name in analysis.curves(rows, "decode")]

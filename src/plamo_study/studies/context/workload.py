@@ -1,0 +1,202 @@
+"""How prefill and decode go at growing depth, in one process: a ladder of depths, or a walk that computes every token.
+
+The ladder fills the memory to each depth with copies of one computed part (engine/filling.py) and times there one part
+of a prompt and a few decode steps. The walk evaluates a whole prompt part by part and times every one: what the ladder
+is held against. A part is one micro-batch. Models go beyond the context they were trained with: what a step costs
+does not depend on it, what it says does, so nothing here is about quality. Cells with a `text` are: see drift.py.
+
+Every timed part is proved on another path. In the ladder its first tokens are those of the decode steps from the same
+state, so one of its rows has to be what the steps say; the deepest part is evaluated once more in two calls. The walk's
+last part is evaluated once more in two calls, and at mini the whole walk with all ends of micro-batches shifted.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study.engine import filling, library
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.measure import sessions, watch
+from plamo_study.measure.machine import peak_rss
+from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.tolerance import tolerance
+from plamo_study.measure.workloads import FIRST_TOKEN
+from plamo_study.oracle.compare import relative_error
+from plamo_study.studies.context import drift
+
+LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # labels of depth cells
+WARM_STEPS = 1  # decode steps at each depth before the timed ones
+clock = time.perf_counter_ns
+
+
+@dataclass
+class Timed:
+    """What a process finds: (depth, nanoseconds) of every part and step, relative errors, tokens evaluated."""
+
+    parts: list[tuple[int, int]] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+    finite: bool = True
+    evaluated: int = 0
+    due: int = 0
+
+
+def depths(cell: Cell) -> tuple[int, ...]:
+    """Depths of a ladder: nothing, one part, doublings up to n_prompt; first and last where it says few."""
+    if cell.label in (FEW, WHOLE_WINDOW):
+        return (0, cell.n_prompt)
+    doubled = [cell.n_ubatch << n for n in range(cell.n_prompt.bit_length())]
+    return (0, *(depth for depth in doubled if depth < cell.n_prompt), cell.n_prompt)
+
+
+def config(cell: Cell, room: int) -> SessionConfig:
+    """The session of a cell: room for its tokens; sliding layers keep their window unless the label says otherwise."""
+    return sessions.config(cell, room, swa_full=cell.label == WHOLE_WINDOW)
+
+
+def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Do one cell. `samples_ns` are the parts and the steps, the series say at which depth each was."""
+    if cell.text:
+        return drift.run(cell, path, stage)
+    log: list[str] = []
+    library.capture_log(log)
+    start = clock()
+    with Session(path, config(cell, cell.n_prompt + cell.n_ubatch + cell.n_gen + WARM_STEPS)) as session:
+        load_ns, taken = clock() - start, filling.memory(log)
+        tokens = draw(cell, session.n_vocab, cell.n_prompt + cell.n_ubatch + cell.n_gen + WARM_STEPS)
+        stage("warm-up")
+        start, found = clock(), Timed()
+        session.clear()
+        expected = _in_halves(session, tokens[: cell.n_ubatch])
+        warmup, resident, seed = clock() - start, peak_rss(), session.get_state(0)
+        if cell.label == WALK:
+            _walk(cell, session, tokens, expected, found, stage)
+        else:
+            for _ in range(cell.repetitions):
+                _ladder(cell, session, tokens, expected, (seed, taken.cells), found, stage)
+    checks: dict[str, float | bool] = {"second_path_error": max(found.errors)}
+    checks |= {"second_path": max(found.errors) <= tolerance(cell), "finite": found.finite}
+    checks |= {"evaluated": found.evaluated == found.due}
+    valid = all(check for check in checks.values() if isinstance(check, bool))
+    return Measured(
+        samples_ns=[[ns for _, ns in found.parts], [ns for _, ns in found.steps]],
+        warmup_ns=[warmup],
+        load_ns=load_ns,
+        n_evaluated=found.evaluated,
+        checks=checks | {"kv_bytes": taken.kv, "state_bytes": taken.state, "compute_bytes": taken.compute},
+        series={"part_depth": _depths(found.parts), "step_depth": _depths(found.steps)},
+        valid=valid,
+        peak_rss_bytes=resident,
+    )
+
+
+def draw(cell: Cell, n_vocab: int, n: int) -> np.ndarray:
+    """Random tokens (n,) int32: speed does not depend on them."""
+    return np.random.default_rng(cell.seed).integers(FIRST_TOKEN, n_vocab, n, dtype=np.int32)
+
+
+def _in_halves(session: Session, tokens: np.ndarray) -> np.ndarray:
+    """Logits after the next `tokens`, in two calls."""
+    session.prefill({0: tokens[: len(tokens) // 2]})
+    return session.prefill({0: tokens[len(tokens) // 2 :]})[0][-1]
+
+
+def _ladder(
+    cell: Cell,
+    session: Session,
+    tokens: np.ndarray,
+    expected: np.ndarray,
+    source: tuple[bytes, tuple[int, ...]],
+    found: Timed,
+    stage: Callable[[str], None],
+) -> None:
+    part, n_steps = cell.n_ubatch, cell.n_gen + WARM_STEPS
+    asked = (n_steps - 1, part - 1)
+    for depth in depths(cell):
+        stage(f"depth {depth}")
+        state = filling.filled(session, source[0], depth, source[1]) if depth else b""
+        new = tokens[part : 2 * part] if depth else tokens[:part]
+        _restore(session, state, depth)
+        early, last = _time_part(session, new, asked, found)
+        _restore(session, state, depth)
+        _time_steps(session, new[:n_steps], found)
+        logits = session.logits()
+        _compare(early, logits, found)
+        _restore(session, state, depth)
+        _compare(logits, session.prefill({0: new[:n_steps]})[0][-1], found)
+        if depth == cell.n_prompt:
+            _restore(session, state, depth)
+        if depth in (0, cell.n_prompt):
+            _compare(last, _in_halves(session, new) if depth else expected, found)
+    found.due += len(depths(cell)) * (part + n_steps)
+
+
+def _walk(
+    cell: Cell,
+    session: Session,
+    tokens: np.ndarray,
+    expected: np.ndarray,
+    found: Timed,
+    stage: Callable[[str], None],
+) -> None:
+    stage("walk")
+    session.clear()
+    part, before = cell.n_ubatch, b""
+    for depth in range(0, cell.n_prompt, part):
+        before = session.get_state(0) if depth == cell.n_prompt - part else before
+        (last,) = _time_part(session, tokens[depth : depth + part], (part - 1,), found)
+        if depth == 0:
+            _compare(last, expected, found)
+    state, new = session.get_state(0), tokens[cell.n_prompt : cell.n_prompt + cell.n_gen + WARM_STEPS]
+    _time_steps(session, new, found)
+    logits = session.logits()
+    _restore(session, state, cell.n_prompt)
+    _compare(logits, session.prefill({0: new})[0][-1], found)
+    _restore(session, before, cell.n_prompt - part)
+    _compare(last, _in_halves(session, tokens[cell.n_prompt - part : cell.n_prompt]), found)
+    if cell.scale == "mini":
+        session.clear()
+        session.prefill({0: tokens[: part // 2]})
+        _compare(last, session.prefill({0: tokens[part // 2 : cell.n_prompt]})[0][-1], found)
+    found.due += cell.n_prompt + len(new)
+
+
+def _restore(session: Session, state: bytes, depth: int) -> None:
+    session.clear()
+    if depth:
+        session.set_state(0, state, depth)
+
+
+def _time_part(session: Session, tokens: np.ndarray, rows: tuple[int, ...], found: Timed) -> np.ndarray:
+    """One part of a prompt in one call; the logits at some of its tokens, (n_rows, n_vocab)."""
+    depth, before = session.n_past[0], session.n_evaluated
+    with watch.timed():
+        start = clock()
+        logits = session.evaluate_at(tokens, rows)
+        found.parts.append((depth, clock() - start))
+    found.evaluated += session.n_evaluated - before
+    return logits
+
+
+def _time_steps(session: Session, tokens: np.ndarray, found: Timed) -> None:
+    before, first = session.n_evaluated, session.n_past[0]
+    with watch.timed():
+        stamps = [clock()]
+        for token in tokens.tolist():
+            session.decode({0: token})
+            stamps.append(clock())
+    taken = np.diff(stamps).tolist()
+    found.steps += [(first + n, ns) for n, ns in enumerate(taken)][WARM_STEPS:]
+    found.evaluated += session.n_evaluated - before
+
+
+def _compare(logits: np.ndarray, expected: np.ndarray, found: Timed) -> None:
+    found.finite &= bool(np.isfinite(logits).all())
+    found.errors.append(relative_error(logits, expected))
+
+
+def _depths(samples: list[tuple[int, int]]) -> list[float]:
+    return [float(depth) for depth, _ in samples]

@@ -1,0 +1,1 @@
+"""Which tensors suffer most from fewer bits."""

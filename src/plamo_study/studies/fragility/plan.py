@@ -1,0 +1,42 @@
+"""Which cells the study of fragile tensors measures: one scan per model and candidate, on the text of quality.
+
+A scan evaluates some 3.7 models per point and chunk, so chunks are shorter and fewer than the quality study's.
+"""
+
+from dataclasses import replace
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine, texts
+from plamo_study.measure.plan import MODELS, Plan, change, check_cell, check_scale, with_gates
+from plamo_study.measure.rows import Cell
+from plamo_study.studies.quality.plan import REFERENCE, TEXT
+
+CANDIDATES = ("Q4_0",)  # the type whose damage the public claim about ssm_out is about
+CHUNK = {"mini": 256, "weights": 512}
+CHUNKS = 32  # four per draw of a control
+TIME_LIMIT_S = {"mini": 1200.0, "weights": 24 * 3600.0}
+
+
+def scan(scale: str, gpu: bool = False, text: str = TEXT, candidates: tuple[str, ...] = CANDIDATES) -> Plan:
+    """Both models, one process per candidate, once: nothing in it is random but the controls, which are seeded.
+
+    `text`: one of data/corpus or any UTF-8 file. Raises StudyError at `shape`, whose weights are random, and for a text
+    that cannot be read.
+    """
+    check_scale(scale)
+    if scale == "shape":
+        raise StudyError("scale 'shape'", "random weights have no quality to lose", "choose --scale mini or weights")
+    base = Cell(workload="decode", scale=scale, dtype=REFERENCE, n_prompt=CHUNK[scale])
+    base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    per_model = tuple(change(base, model=model) for model in MODELS)
+    planned = with_gates("04-scan", scale, per_model, exact_cache=False)  # the study of speed has both gates
+    evaluated = {"text": text, "text_sha256": texts.sha256(texts.read(text)), "n_chunks": CHUNKS}
+    cells = tuple(
+        change(cell, workload="scan", candidates=(candidate,), **evaluated)
+        for cell in per_model
+        for candidate in candidates
+    )
+    for cell in cells:
+        check_cell(cell)
+    limit = TIME_LIMIT_S[scale]
+    return replace(planned, cells=cells, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")

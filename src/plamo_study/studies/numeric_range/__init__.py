@@ -1,0 +1,1 @@
+"""Whose activations leave the range of half precision."""

@@ -1,0 +1,148 @@
+"""Ranges against limits: what each backend makes of what enters a model's products, and planted amplitudes checked.
+
+A prompt's products have many columns and take a backend's matrix kernels; a decode step's have one and take its vector
+kernels. Up to eight tokens of a prompt also take vector kernels on GPUs, so these are judged by both phases. The
+verdict itself is casts.py's. It does not know weights: a range is that of one text.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from gguf import GGMLQuantizationType
+
+from plamo_study.models import casts
+
+Series = Mapping[str, Sequence[float]]
+PROBE, PLANTED = "probe", "planted "
+PHASES = {"prompt": "mat-mul", "decode": "mat-vec"}  # phase -> path its products take
+NUMBERS = ("largest", "sum16", "sum32", "output", "not_finite")
+
+
+def ranges(series: Series) -> pd.DataFrame:
+    """The probe's series as a tidy frame: phase, kind, layer (-1: none), dtype, and one column per number."""
+    rows = []
+    for name in series:
+        if not name.startswith("layers/"):
+            continue
+        kind = name.removeprefix("layers/")
+        types = [casts.met(kind, GGMLQuantizationType(int(number)).name) for number in series[f"types/{kind}"]]
+        for phase in PHASES:
+            columns = {number: series.get(f"{number}/{phase}/{kind}", ()) for number in NUMBERS}
+            for at, values in enumerate(zip(*columns.values(), strict=True)):
+                layer = int(series[name][at])
+                rows.append(
+                    {
+                        "phase": phase,
+                        "kind": kind,
+                        "layer": layer,
+                        "dtype": types[at],
+                        **dict(zip(columns, values, strict=True)),
+                    }
+                )
+    return pd.DataFrame(rows, columns=["phase", "kind", "layer", "dtype", *NUMBERS])
+
+
+def probed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Ranges of every model that was probed: the columns of `ranges` and model."""
+    found = rows[(rows["workload"] == "ranges") & (rows["label"] == PROBE) & (rows["status"] == "ok")]
+    frames = [ranges(row["series"]).assign(model=row["model"]) for _, row in found.iterrows()]
+    return pd.concat(frames, ignore_index=True) if frames else ranges({}).assign(model="")
+
+
+def overhead(rows: pd.DataFrame) -> pd.DataFrame:
+    """Columns model, phase, ratio (time with the probe / without), same (the logits are the same bit by bit)."""
+    found = rows[(rows["workload"] == "ranges") & (rows["label"] == PROBE) & (rows["status"] == "ok")]
+    return pd.DataFrame(
+        [
+            {
+                "model": row["model"],
+                "phase": phase,
+                "ratio": row["checks"][f"overhead_{phase}"],
+                "same": row["checks"]["same_logits"],
+            }
+            for _, row in found.iterrows()
+            for phase in PHASES
+        ],
+        columns=["model", "phase", "ratio", "same"],
+    )
+
+
+def judged(found: pd.DataFrame, backends: Sequence[str] = casts.BACKENDS) -> pd.DataFrame:
+    """Every product on every backend and path: columns of `found`, backend, path, cast, of, limit, factor and verdict.
+
+    `factor` is the number over its limit: above one it overflows, by that factor. "unknown": a type that the table
+    does not hold. "not finite": an infinity or no number had entered already.
+    """
+    judgements = []
+    for row in found.to_dict("records"):
+        for path in casts.PATHS if row["phase"] == "prompt" else ("mat-vec",):
+            judgements += [
+                row | {"backend": backend, "path": path} | _judge(row, backend, path) for backend in backends
+            ]
+    columns = [*found.columns, "backend", "path", "cast", "of", "limit", "factor", "verdict"]
+    return pd.DataFrame(judgements, columns=columns)
+
+
+def _judge(row: Mapping[str, Any], backend: str, path: str) -> dict[str, Any]:
+    numbers = {of: row[column] for of, column in casts.SERIES.items()}
+    verdict = casts.verdict(backend, row["dtype"], path, numbers)
+    if verdict is None:
+        found = {"cast": "", "of": "", "limit": np.nan, "factor": np.nan, "verdict": "unknown"}
+    else:
+        cast, word = verdict.cast, "fits" if verdict.fits else "overflows"
+        found = {"cast": cast.cast, "of": cast.of, "limit": cast.limit, "factor": verdict.factor, "verdict": word}
+    return found | ({"verdict": "not finite"} if row["not_finite"] else {})
+
+
+def closest(judgements: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Of each group the product that comes closest to its limit, or passes it furthest."""
+    ordered = judgements.sort_values("factor", ascending=False, kind="stable", na_position="last")
+    return ordered.groupby(list(by), sort=False).head(1).sort_values(list(by)).reset_index(drop=True)
+
+
+def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Predicted against observed for every type, phase and amplitude.
+
+    Columns: dtype, phase, path, amplitude (asked for), largest (what entered), factor, predicted and observed
+    ("finite" or "not finite"; a worker that did not end well is "failed"), agrees. The backend is the CPU's of the
+    machine the row is from.
+    """
+    found = rows[(rows["workload"] == "ranges") & rows["label"].str.startswith(PLANTED)]
+    cells: list[dict[str, Any]] = []
+    for _, row in found.iterrows():
+        dtype, backend = row["label"].removeprefix(PLANTED), casts.host(str(facts[row["machine"]]["architecture"]))
+        if row["status"] != "ok":
+            cells.append({"dtype": dtype, "observed": "failed", "agrees": False})
+            continue
+        cells += [cell for phase in PHASES for cell in _cells(row["series"], dtype, backend, phase)]
+    columns = ["dtype", "phase", "path", "amplitude", "largest", "factor", "predicted", "observed", "agrees"]
+    return pd.DataFrame(cells, columns=columns)
+
+
+def _cells(series: Series, dtype: str, backend: str, phase: str) -> list[dict[str, Any]]:
+    cells = []
+    for at, amplitude in enumerate(series["amplitude"]):
+        numbers = {of: series[f"{column}/{phase}"][at] for of, column in casts.SERIES.items()}
+        verdict = casts.verdict(backend, dtype, PHASES[phase], numbers)
+        assert verdict is not None
+        predicted = "finite" if verdict.fits else "not finite"
+        observed = "finite" if series[f"finite/{phase}"][at] else "not finite"
+        place = {"dtype": dtype, "phase": phase, "path": PHASES[phase], "amplitude": amplitude}
+        result = {"factor": verdict.factor, "predicted": predicted, "observed": observed}
+        cells.append(place | {"largest": numbers["largest"]} | result | {"agrees": predicted == observed})
+    return cells
+
+
+def thresholds(grid: pd.DataFrame) -> pd.DataFrame:
+    """Per type and phase the largest input that stayed finite and the smallest that did not (NaN: none)."""
+    ended = grid[grid["observed"].isin(["finite", "not finite"])]
+    entries = []
+    for (dtype, phase), group in ended.groupby(["dtype", "phase"], sort=False):
+        good, bad = (group[group["observed"] == word]["largest"] for word in ("finite", "not finite"))
+        entries.append(
+            {"dtype": dtype, "phase": phase, "finite_up_to": good.max(), "not_finite_from": bad.min(),
+             "cells": len(group), "agree": int(group["agrees"].sum())}
+        )  # fmt: skip
+    return pd.DataFrame(entries, columns=["dtype", "phase", "finite_up_to", "not_finite_from", "cells", "agree"])

@@ -1,0 +1,48 @@
+"""Greedy continuations of a text's prompts, and whether they end in loops. It knows nothing of likelihoods.
+
+Prompts are filled in one sequence per `llama_decode` and then decoded together from the first slot on, none leaving:
+the one way in which a batch is right on PLaMo 2 with llama.cpp as it is released (mixed prompts and misplaced states).
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.measure import texts
+from plamo_study.studies.quality.repetition import loop_period
+
+PROMPT_LINES = 8
+PROMPT_TOKENS = 160  # the last ones of longer prompts
+
+
+def loops(path: Path, config: SessionConfig, text: bytes) -> list[float]:
+    """Per prompt the period of the loop its continuation ends in, 0 without one, -1 where logits were not finite.
+
+    A prompt for each of `config.n_seq_max` sequences, then tokens up to its end. A prompt's last token is left out:
+    pieces span a line's end and the next line's indentation, so a cut behind a line makes a token no text has there.
+    """
+    excerpts = texts.excerpts(text, config.n_seq_max, PROMPT_LINES)
+    with Session(path, config) as session:
+        prompts = [session.tokenize(excerpt)[:-1][-PROMPT_TOKENS:] for excerpt in excerpts]
+        return [_period(session, tokens) for tokens in continued(session, prompts, config.n_ctx_seq - PROMPT_TOKENS)]
+
+
+def continued(session: Session, prompts: list[np.ndarray], n_gen: int) -> np.ndarray:
+    """The likeliest `n_gen` tokens after each prompt, (n_prompts, n_gen) int32; -1 from where logits are not finite."""
+    session.clear()
+    logits = session.prefill(dict(enumerate(prompts)))
+    rows = np.concatenate(list(logits.values()))
+    found = np.empty((n_gen, len(prompts)), dtype=np.int32)
+    for step in range(n_gen):
+        found[step] = np.where(np.isfinite(rows).all(axis=1), rows.argmax(axis=1), -1)
+        session.decode(dict(enumerate(np.maximum(found[step], 0).tolist())))
+        rows = session.outputs(len(prompts))
+    return found.T
+
+
+def _period(session: Session, tokens: np.ndarray) -> float:
+    if (tokens < 0).any():
+        return -1
+    ends = [i for i, token in enumerate(tokens.tolist()) if session.is_end(token)]
+    return loop_period(tokens[: ends[0]] if ends else tokens)

@@ -1,0 +1,63 @@
+"""Which cells the study of quality measures: every type and recipe of a model against its F16 file, on one text."""
+
+import re
+from dataclasses import replace
+
+import psutil
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine, texts
+from plamo_study.measure.plan import MODELS, Plan, change, check_cell, check_scale, types, with_gates
+from plamo_study.measure.rows import Cell
+from plamo_study.models import registry
+
+TEXT = "python-heldout"  # Python sources that no embedded model was trained on
+REFERENCE = "F16"
+CHUNK, CHUNKS = 512, 40  # llama-perplexity's default chunk; 40 of them score 10,200 tokens
+PROMPTS, CONTINUED = 32, 64  # greedy continuations and their length in tokens
+TIME_LIMIT_S = {"mini": 600.0, "weights": 6 * 3600.0}  # one process evaluates all files
+MEMORY_SHARE = 0.5  # that the files of one process may take together
+
+
+def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
+    """Both models, one process each where the files fit in memory together, once: nothing in it is random.
+
+    `text`: one of data/corpus or any UTF-8 file. Raises StudyError at `shape`, whose weights are random, and for a text
+    that cannot be read.
+    """
+    check_scale(scale)
+    if scale == "shape":
+        raise StudyError("scale 'shape'", "random weights have no quality to lose", "choose --scale mini or weights")
+    base = Cell(workload="decode", scale=scale, dtype=REFERENCE, n_prompt=CHUNK, n_gen=CONTINUED)
+    base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    per_model = [change(base, model=model) for model in MODELS]
+    planned = with_gates("04-quality", scale, tuple(per_model), exact_cache=False)  # the study of speed has both gates
+    cells = tuple(
+        change(cell, workload="quality", n_seq=PROMPTS, n_chunks=CHUNKS, text=text, candidates=group)
+        for cell in per_model
+        for group in groups(cell.model, scale)
+    )
+    identity = texts.sha256(texts.read(text))
+    cells = tuple(change(cell, text_sha256=identity) for cell in cells)
+    for cell in cells:
+        check_cell(cell)
+    limit = TIME_LIMIT_S[scale]
+    return replace(planned, cells=cells, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")
+
+
+def groups(model: str, scale: str) -> list[tuple[str, ...]]:
+    """The candidates of a model, in groups whose files fit in memory together with the reference."""
+    n_params, room = registry.spec(model, scale).n_params, MEMORY_SHARE * psutil.virtual_memory().total
+    found: list[tuple[str, ...]] = []
+    for name in (name for name in types(model, scale) if name != REFERENCE):
+        together = (*(found[-1] if found else ()), name)
+        if found and sum(map(bits, (*together, REFERENCE))) * n_params / 8 <= room:
+            found[-1] = together
+        else:
+            found.append((name,))
+    return found
+
+
+def bits(name: str) -> int:
+    """About how many bits per weight a type or recipe takes: the number in its name, and one for the scales."""
+    return int(re.findall(r"\d+", name)[0]) + 1

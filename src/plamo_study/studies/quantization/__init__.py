@@ -1,0 +1,1 @@
+"""What fewer bits cost and give in speed."""

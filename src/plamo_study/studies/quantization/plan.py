@@ -1,0 +1,99 @@
+"""Which cells the study of quantization measures: the speed of every type and recipe, and of the kernels behind it.
+
+Quality, fragile tensors and the numeric range have plans of their own.
+"""
+
+from dataclasses import replace
+
+from plamo_study.measure import machine
+from plamo_study.measure.plan import (
+    BLOCKS,
+    DEPTH,
+    DTYPE,
+    MATMUL_SIZE,
+    MODELS,
+    Plan,
+    change,
+    check_scale,
+    types,
+    with_gates,
+)
+from plamo_study.measure.rows import Cell
+
+QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # of them at mini: a minute, live
+KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types
+IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # what the files of QUICK are made of
+PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types that x86 processors get in another layout than the file's
+STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
+REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
+AGAIN = ("F16", "BF16", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q2_K")  # whose ratios are measured again, controlled
+VECTOR_SIZE = {"mini": 4096, "shape": 16384, "weights": 16384}  # mini: it fits the cache; else 4 times that or more
+
+
+def timed(model: str, scale: str) -> tuple[str, ...]:
+    """Those of them whose speed is measured: at mini, where speed is only shown to work, a few."""
+    return tuple(name for name in types(model, scale) if scale != "mini" or name in QUICK)
+
+
+def speed(scale: str, gpu: bool = False) -> Plan:
+    """Per type: prefill of 128 tokens and decode steps after it, decode of 8 sequences, and its kernels' rates.
+
+    One process measures prefill and decode alone. The engine prefills 128 tokens at the rate of 512, so a longer
+    prompt would only cost time. The batched cell is that of the study of batch scaling.
+    """
+    check_scale(scale)
+    offload, cores = -1 if gpu else 0, machine.performance_cores()
+    base = Cell(workload="decode", scale=scale, n_prompt=DEPTH, n_threads=cores, n_gpu_layers=offload)
+    alone = change(base, n_gen=STEPS)
+    together = change(base, n_gen=STEPS_TOGETHER, n_seq=TOGETHER, policy="shared")
+    files = [(model, dtype) for model in MODELS for dtype in timed(model, scale)]
+    cells = [change(cell, model=model, dtype=dtype) for model, dtype in files for cell in (alone, together)]
+    planned = with_gates("04-quantization", scale, (*cells, *kernels(scale, gpu)), exact_cache=False)
+    anchor = change(planned.anchor, dtype=DTYPE[scale])
+    return replace(planned, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
+
+
+def modes(scale: str, gpu: bool = False) -> Plan:
+    """Why one file decodes at two speeds: pages kept, dropped before, weights in own memory, and a product of no file.
+
+    The reference type of the first model, more processes than elsewhere, on the CPU whatever the machine has: memory
+    is the question.
+    """
+    check_scale(scale)
+    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=REFERENCE, n_prompt=SHORT, n_gen=STEPS)
+    base = change(base, n_threads=machine.performance_cores())
+    cells = [base, change(base, cold=True), change(base, use_mmap=False)]
+    product = Cell(workload="matmul", dtype=REFERENCE, n_threads=base.n_threads, label="packed", repetitions=5)
+    cells.append(change(product, size=VECTOR_SIZE[scale], n_prompt=1))
+    planned = with_gates("04-modes", scale, tuple(cells), exact_cache=False)
+    return replace(planned, blocks=2 if scale == "mini" else PROCESSES, extra_blocks=0)
+
+
+def controlled(scale: str, gpu: bool = False) -> Plan:
+    """The ratios over the reference once more, alone and in fewer cells: the first model's types that claims are about.
+
+    On the CPU, where every process of a large file reads plain memory beside its steps.
+    """
+    check_scale(scale)
+    base = Cell(workload="decode", model=MODELS[0], scale=scale, n_prompt=DEPTH, n_gen=STEPS)
+    base = change(base, n_threads=machine.performance_cores())
+    cells = tuple(change(base, dtype=dtype) for dtype in timed(MODELS[0], scale) if dtype in AGAIN)
+    planned = with_gates("04-controlled", scale, cells, exact_cache=False)
+    anchor = change(planned.anchor, dtype=DTYPE[scale])
+    return replace(planned, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
+
+
+def kernels(scale: str, gpu: bool = False) -> tuple[Cell, ...]:
+    """The engine's matrix product per tensor type: 512 columns as in prefill, one column as in decode.
+
+    `packed`: weights lie as the engine lays them out when it loads a model; `plain`: as the file holds them.
+    """
+    base = Cell(workload="matmul", n_threads=machine.performance_cores(), label="packed", repetitions=5)
+    base = change(base, n_gpu_layers=-1 if gpu else 0)
+    many = change(base, size=MATMUL_SIZE[scale])
+    one = change(base, size=VECTOR_SIZE[scale], n_prompt=1)
+    wanted = IN_QUICK if scale == "mini" else KERNELS
+    cells = [change(cell, dtype=dtype) for dtype in wanted for cell in (many, one)]
+    if not gpu:
+        cells += [change(cell, dtype=dtype, label="plain") for dtype in PACKED for cell in (many, one)]
+    return tuple(cells)

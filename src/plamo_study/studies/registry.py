@@ -1,0 +1,73 @@
+"""Every study by name, and every notebook with its question. A new study is one entry here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from plamo_study.measure import plan
+from plamo_study.measure.plan import Plan
+from plamo_study.studies.batch_scaling import plan as batch_scaling
+from plamo_study.studies.batching_law import plan as batching_law
+from plamo_study.studies.context import plan as context
+from plamo_study.studies.fragility import plan as fragility
+from plamo_study.studies.numeric_range import plan as numeric_range
+from plamo_study.studies.phase_asymmetry import plan as phase_asymmetry
+from plamo_study.studies.quality import plan as quality
+from plamo_study.studies.quantization import plan as quantization
+from plamo_study.studies.roofline import plan as roofline
+from plamo_study.studies.timeline import plan as timeline
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is measured under one name. The first two digits of a study's name are those of the notebook it belongs to.
+
+    `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: speaks of weights that mean
+    something, so it is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured
+    by a live notebook.
+    """
+
+    plan: Callable[..., Plan]
+    at_mini: bool = False
+    of_weights: bool = False
+    aside: bool = False
+
+
+NOTEBOOKS = {
+    "01-phase-asymmetry": "how far apart are prefill and decode, and why",
+    "02-roofline": "where do both phases stand against this machine's ceilings",
+    "03-batch-scaling": "what does batching buy, where does it break, and is the batch right",
+    "04-quantization": "size, speed, quality and numeric range by type and by tensor",
+    "05-context-length": "how both phases move with context, by attention kernel and cache type",
+}
+STUDIES = {
+    "00-gates": Study(plan.gates, aside=True),
+    "01-phase-asymmetry": Study(phase_asymmetry.phase_asymmetry),
+    "02-roofline": Study(roofline.roofline),
+    "02-trace": Study(timeline.trace),
+    "03-batch-scaling": Study(batch_scaling.batch_scaling),
+    "03-source-table": Study(batch_scaling.source_table),
+    "03-batching-law": Study(batching_law.batching_law, at_mini=True),
+    "04-quantization": Study(quantization.speed),
+    "04-modes": Study(quantization.modes, aside=True),
+    "04-controlled": Study(quantization.controlled, aside=True),
+    "04-quality": Study(quality.quality, of_weights=True),
+    "04-scan": Study(fragility.scan, of_weights=True),
+    "04-ranges": Study(numeric_range.numeric_range, of_weights=True),
+    "05-context": Study(context.context),
+    "05-memory": Study(context.memory),
+    "05-naive": Study(context.naive),
+    "05-drift": Study(context.drift, at_mini=True),
+    "05-window": Study(context.window, at_mini=True, aside=True),
+}
+RANDOM_WEIGHTS = "shape"
+
+
+def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
+    """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`."""
+    return [(own, shown_at(own, scale)) for own, study in STUDIES.items() if own[:2] == name[:2] and not study.aside]
+
+
+def shown_at(name: str, scale: str) -> str:
+    """The scale at which a study is shown where a notebook asks for `scale`."""
+    study = STUDIES[name]
+    return "mini" if study.at_mini or (study.of_weights and scale == RANDOM_WEIGHTS) else scale

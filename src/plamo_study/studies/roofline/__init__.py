@@ -1,0 +1,1 @@
+"""Every timed cell of every study under the ceilings of its machine."""

@@ -1,0 +1,204 @@
+"""Our two ceilings beside other people's: likwid-bench's kernels and NumPy's BLAS, runs interleaved, every sample kept.
+
+likwid-bench (Debian package likwid) has a read-only kernel, which is what ours is; its copy and STREAM triad stand
+beside it to show what a store costs. NumPy asks for huge pages and likwid-bench does not: it is told to, and run once
+more as it comes, to show what small pages cost. Our matrix product is the engine's, in F32 as BLAS takes it. This
+module builds and downloads nothing; where there is no likwid-bench, only the matrix products are compared.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine, once, plan
+from plamo_study.measure.rows import Cell
+from plamo_study.measure.workloads import MATMUL_COLUMNS
+
+NAME = "02-ceilings.json"
+READS = 40  # passes over the array in one run: a fifth of a second
+PRODUCTS = 6  # matrix products in one run, after one that warms up
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # malloc asks for them with madvise, as NumPy does
+KERNELS = {  # what a reader calls a run: likwid-bench's kernel, and what it is told
+    "likwid-bench, read only": ("load", HUGE_PAGES),
+    "likwid-bench, copy": ("copy", HUGE_PAGES),
+    "likwid-bench, STREAM triad": ("stream", HUGE_PAGES),
+    "likwid-bench, read only, small pages": ("load", {}),
+}
+WIDEST = ("_avx512", "_avx", "_sse", "")  # likwid-bench's variants, best first
+WIDER = "SKYLAKEX"  # OpenBLAS's name for its AVX-512 kernels, which it does not choose on a CPU it does not know
+LIMIT_S = 120.0
+Program = Callable[[], list[float]]
+INSTALL = "apt-get install likwid, then plamo-study selfcheck --likwid-bench /usr/bin/likwid-bench"
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one program: `rates` in B/s or FLOP/s, one per pass, or the mean where the program tells no more."""
+
+    what: str
+    round: int
+    rates: list[float]
+
+
+class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run beside what, on which machine, and every rate."""
+
+    machine: dict[str, Any]
+    scale: str
+    n_bytes: int
+    n_flops: int
+    n_threads: int
+    tools: dict[str, str]
+    runs: list[Run]
+
+
+def side_by_side(scale: str, likwid: Path | None, rounds: int) -> SideBySide:
+    """Run everything `rounds` times, the order turning round after round. StudyError where a program fails."""
+    threads = machine.performance_cores()
+    read, matmul = plan.ceilings(scale, False, (threads,))
+    read = plan.change(read, repetitions=READS + 1)
+    matmul = plan.change(matmul, dtype="F32", repetitions=PRODUCTS + 1)
+    runs: list[Run] = []
+    programs, tools = _programs(read, matmul, likwid)
+    for number in range(rounds):
+        for what in list(programs)[:: 1 if number % 2 else -1]:
+            runs.append(Run(what=what, round=number, rates=programs[what]()))
+    flops = 2 * matmul.size**2 * MATMUL_COLUMNS
+    return SideBySide(
+        machine=machine.facts(),
+        scale=scale,
+        n_bytes=read.size,
+        n_flops=flops,
+        n_threads=threads,
+        tools=tools,
+        runs=runs,
+    )
+
+
+def path(place: str) -> Path:
+    """Where the runs of a place lie: data/measured/<place>/02-ceilings.json."""
+    return paths.MEASURED / place / NAME
+
+
+def write(found: SideBySide, place: str) -> Path:
+    """Keep the runs; a new comparison replaces the one before it."""
+    target = path(place)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    growing = target.with_suffix(".partial")
+    growing.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    os.replace(growing, target)
+    return target
+
+
+def load(place: str) -> SideBySide | None:
+    """The runs of a place; None where nothing was compared there. StudyError for a damaged file."""
+    try:
+        return msgspec.json.decode(path(place).read_bytes(), type=SideBySide)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise StudyError(str(path(place)), f"is damaged ({error})", INSTALL) from error
+
+
+def frame(found: SideBySide) -> pd.DataFrame:
+    """The runs as `analysis.ceilings_check` takes them: columns what, round and rates."""
+    return pd.DataFrame([{"what": run.what, "round": run.round, "rates": run.rates} for run in found.runs])
+
+
+def _programs(read: Cell, matmul: Cell, likwid: Path | None) -> tuple[dict[str, Program], dict[str, str]]:
+    """What one round runs, by what a reader calls it, and which tools those are."""
+    programs: dict[str, Program] = {"our read kernel": partial(_ours, read)}
+    tools: dict[str, str] = {}
+    if likwid:
+        for name, (family, told) in KERNELS.items():
+            kernel = _kernel(likwid, family)
+            tools[name] = f"{_version(likwid)}, kernel {kernel}"
+            programs[name] = partial(_likwid, likwid, kernel, told, read)
+    programs["our matrix product"] = partial(_ours, matmul)
+    for core, name in (("", "NumPy"), (WIDER, "NumPy, told of AVX-512")):
+        if not core or "avx512f" in _flags():
+            tools[name] = _blas(core, matmul, 1)["blas"]
+            programs[name] = partial(_blas_rates, core, matmul)
+    return programs, tools
+
+
+def _ours(cell: Cell) -> list[float]:
+    found = once.measured(cell, Path())
+    return [(found.n_bytes + found.n_flops) * 1e9 / sample[0] for sample in found.samples_ns]
+
+
+# ---------------------------------------------------------------- likwid-bench
+
+
+def _kernel(tool: Path, family: str) -> str:
+    """The widest variant of a kernel that this processor and this build of the tool have."""
+    listed = re.findall(r"^(\w+) - ", _said(tool, "-a"), re.MULTILINE)
+    flags = _flags()
+    for width in WIDEST:
+        if family + width in listed and (not width or not flags or width[1:].replace("512", "512f") in flags):
+            return family + width
+    raise StudyError(str(tool), f"lists no kernel {family}", INSTALL)
+
+
+def _likwid(tool: Path, kernel: str, told: dict[str, str], cell: Cell) -> list[float]:
+    """Bytes per second of one run over the same array size with as many threads, the mean it prints."""
+    group = f"S0:{cell.size // 1000}kB:{cell.n_threads}"
+    said = _said(tool, "-t", kernel, "-w", group, "-i", str(READS), told=told)
+    found = re.search(r"^MByte/s:\s*([\d.]+)", said, re.MULTILINE)
+    if found is None:
+        raise StudyError(str(tool), "printed no MByte/s", INSTALL)
+    return [float(found.group(1)) * 1e6]
+
+
+def _version(tool: Path) -> str:
+    found = re.search(r"Version\s+([\d.]+)", _said(tool, "-h"))
+    return f"likwid-bench {found.group(1) if found else 'of unknown version'}"
+
+
+def _said(tool: Path, *arguments: str, told: dict[str, str] | None = None) -> str:
+    command, heard = [str(tool), *arguments], os.environ | (told or {})
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=heard, timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StudyError(str(tool), f"cannot be run ({error})", INSTALL) from error
+    if done.returncode and arguments != ("-h",):
+        raise StudyError(str(tool), f"failed ({done.stderr.strip().splitlines()[-1:]})", INSTALL)
+    return done.stdout
+
+
+# ---------------------------------------------------------------- NumPy's BLAS, in a process of its own
+
+
+def _blas(core: str, cell: Cell, products: int) -> dict[str, Any]:
+    """Which BLAS NumPy has and its FLOP/s at a cell's shape; `core` tells OpenBLAS which kernels to take."""
+    shape = (cell.size, MATMUL_COLUMNS, cell.n_threads, products)
+    command = [sys.executable, "-m", "plamo_study.studies.roofline.blas", *map(str, shape)]
+    told = os.environ | ({"OPENBLAS_CORETYPE": core} if core else {})
+    done = subprocess.run(command, capture_output=True, text=True, env=told, timeout=LIMIT_S, check=False)
+    if done.returncode:
+        raise StudyError("NumPy's BLAS", f"failed ({done.stderr.strip().splitlines()[-1:]})", "plamo-study selfcheck")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _blas_rates(core: str, cell: Cell) -> list[float]:
+    return list(_blas(core, cell, PRODUCTS)["rates"])
+
+
+def _flags() -> set[str]:
+    """What the processor says it can do, empty where it does not say."""
+    try:
+        found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return set()
+    return set(found.group(1).split()) if found else set()

@@ -1,0 +1,1 @@
+"""What an engine does in one request, operator by operator."""

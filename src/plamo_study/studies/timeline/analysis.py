@@ -1,0 +1,176 @@
+"""Where the time of a phase goes, operator class by operator class, and how near each comes to the machine's ceilings.
+
+Every function takes the frame of a study's rows, "trace" cells among them, and estimates over processes. A share is of
+the time in which nodes were computed: the recorder's own time is counted apart, and what recording costs in all is
+told by `overhead`. Rates above a ceiling are no error: activations are read from caches, the ceiling is of memory.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis import claims, own_ceilings, stats
+from plamo_study.analysis.ceilings import by_block, main_place, measured
+from plamo_study.analysis.roofline import Ceilings, Model, band
+from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.timing import paired_ratio
+from plamo_study.analysis.usable import main_rows
+from plamo_study.studies.timeline.operators import CLASSES, GROUPS
+
+PHASES = ("prefill", "decode")
+QUANTITIES = ("ns", "bytes", "flops", "nodes")
+NEAR = 0.8  # share of a ceiling from which a product is called near it
+NO_RATES: dict[str, Any] = dict.fromkeys(("read", "compute", "bound", "of_ceiling"))  # of a class without nodes
+
+
+def works(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every class of every phase of every row: model, block, phase, class, ns, bytes, flops, nodes.
+
+    Of one prefill, or one mean decode step; `ns` is the median over the row's recordings.
+    """
+    entries = []
+    for row in _traces(rows).to_dict("records"):
+        of_row = {"model": row["model"], "block": row["block"]}
+        entries += [of_row | entry for entry in of_series(row["series"], row["n_gen"])]
+    return pd.DataFrame(entries, columns=["model", "block", "phase", "class", *QUANTITIES])
+
+
+def of_series(series: dict[str, list[float]], n_gen: int) -> list[dict[str, Any]]:
+    """The works of one row, from its series: phase, class, ns, bytes, flops, nodes of one prefill or mean step."""
+    entries = []
+    for phase, name in dict.fromkeys(tuple(key.split("/")[:2]) for key in series if key.count("/") == 2):
+        per = n_gen if phase == "decode" else 1
+        found = {what: series.get(f"{phase}/{name}/{what}", [0.0]) for what in QUANTITIES}
+        entries.append(
+            {"phase": phase, "class": name} | {what: float(np.median(values)) / per for what, values in found.items()}
+        )
+    return entries
+
+
+def shares(rows: pd.DataFrame, by: dict[str, tuple[str, ...]] | None = None) -> pd.DataFrame:
+    """Per model, phase and class: `share` of the phase's operator time, and `us` of a prefill or of one step.
+
+    `by`: groups of classes, e.g. GROUPS; by default every class stands alone. What a model has none of is left out,
+    except "other", so that its share is always read.
+    """
+    found, parts = works(rows), by or {name: (name,) for name in CLASSES}
+    found = found[found["class"].isin(CLASSES)]
+    entries = []
+    for (model, phase), group in found.groupby(["model", "phase"]):
+        total = group.groupby("block")["ns"].sum()
+        for name, classes in parts.items():
+            part = group[group["class"].isin(classes)].groupby("block")["ns"].sum().reindex(total.index, fill_value=0.0)
+            if part.any() or name == "other":
+                times = {"share": stats.median((part / total).tolist()), "us": stats.median((part / 1e3).tolist())}
+                entries.append({"model": model, "phase": phase, "class": name} | times)
+    return pd.DataFrame(entries, columns=["model", "phase", "class", "share", "us"])
+
+
+def rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+    """`shares` with what each class achieves: `read` (B/s), `compute` (FLOP/s), and the ceilings' `bound` on it.
+
+    `bound`: the nearer ceiling by arithmetic, "memory" or "compute"; `of_ceiling`: the time it allows over the time
+    taken, at the ceilings' best samples; all None where a class has no nodes. Also `n_bytes`, `n_flops` and `nodes` of
+    a prefill or of one step.
+    """
+    found, entries = works(rows), []
+    limits = {name: own_ceilings.limits(rows, models[name]) for name in found["model"].unique()}
+    for entry in shares(rows).to_dict("records"):
+        same = (found["model"] == entry["model"]) & (found["phase"] == entry["phase"])
+        entries.append(entry | _achieved(found[same & (found["class"] == entry["class"])], limits[entry["model"]]))
+    return pd.DataFrame(entries)
+
+
+def _achieved(part: pd.DataFrame, limits: Ceilings) -> dict[str, Any]:
+    if part.empty:
+        return dict.fromkeys(("n_bytes", "n_flops", "nodes"), 0.0) | NO_RATES
+    n_bytes, n_flops, nodes = (float(part[what].max()) for what in QUANTITIES[1:])
+    seconds = (part["ns"] / 1e9).tolist()
+    allowed = band(n_flops, n_bytes, limits)
+
+    def over(work: float) -> Estimate:
+        return stats.median([work / s for s in seconds])
+
+    rate = {"read": over(n_bytes), "compute": over(n_flops), "bound": allowed.bound, "of_ceiling": over(allowed.low)}
+    return {"n_bytes": n_bytes, "n_flops": n_flops, "nodes": nodes} | rate
+
+
+def overhead(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per model and phase what recording costs: `ratio` of a recorded phase to the plain ones around it.
+
+    `computing`: the same without the callback's own time, so what node-by-node computation costs; `callback`: share of
+    the recorded phase; `floor`: share of it that nodes would take if they computed nothing; `adds_up`: the largest
+    difference of spans to phases and of phases to the wall time; `engine_clock`: llama.cpp's own time of the recorded
+    calls over the phases' time.
+    """
+    entries = []
+    traces = _traces(rows)
+    for model, group in traces.groupby("model"):
+        group = group.set_index("block")
+        for phase in PHASES:
+            if all(f"{phase}/recorded" in series for series in group["series"]):
+                entries.append({"model": model, "phase": phase} | _overhead(group, phase))
+    return pd.DataFrame(entries)
+
+
+def _overhead(group: pd.DataFrame, phase: str) -> dict[str, Any]:
+    parts = pd.DataFrame(
+        [cost(*row, phase) for row in zip(group["series"], group["checks"], strict=True)], index=group.index
+    )
+    return {
+        "ratio": paired_ratio(parts["recorded"], parts["plain"]),
+        "computing": paired_ratio(parts["recorded"] - parts["callback"], parts["plain"]),
+        "callback": stats.median((parts["callback"] / parts["recorded"]).tolist()),
+        "floor": stats.median((parts["floor"] / parts["recorded"]).tolist()),
+        "adds_up": float(group["checks"].map(lambda checks: checks["off_wall"]).max()),
+        "engine_clock": stats.median(group["checks"].map(lambda checks: checks["engine_clock"]).tolist()),
+    }
+
+
+def cost(series: dict[str, list[float]], checks: dict[str, Any], phase: str) -> dict[str, float]:
+    """What recording costs one row's phase, in mean nanoseconds of a request.
+
+    `recorded`, and `plain`: the mean of the plain request before and the one after it; `callback`: of the recorded one,
+    `floor`: of it, what its nodes would take if they computed nothing.
+    """
+    around = np.array(series[f"{phase}/plain"])
+    nodes = sum(values[0] for key, values in series.items() if key.startswith(phase) and key.endswith("/nodes"))
+    return {
+        "recorded": float(np.mean(series[f"{phase}/recorded"])),
+        "plain": float(np.mean((around[:-1] + around[1:]) / 2)),
+        "callback": float(np.mean(series[f"{phase}/callback/ns"])),
+        "floor": float(checks["floor_ns"] * nodes),
+    }
+
+
+def checked_claims(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+    """Whether the FFN products, most of the time of both phases, run at the ceiling that arithmetic names for them.
+
+    Decode: bytes per second over the read ceiling of the same block. Prefill: FLOPs per second over the same kernel's
+    own rate there, so a share near 1 says that nothing else is in the way, and nothing about better kernels.
+    """
+    table, found, entries = measured([rows]), works(rows), []
+    for (model, phase), group in found.groupby(["model", "phase"]):
+        ceiling, quantity = ("matmul", "flops") if phase == "prefill" else ("read", "bytes")
+        ffn = group[group["class"].isin(GROUPS["FFN products"])].groupby("block")[["ns", quantity]].sum()
+        usual = by_block(table, main_place(rows), models[str(model)])[ceiling]
+        share = paired_ratio(ffn[quantity] / ffn["ns"] * 1e9, usual)
+        name = "the read ceiling" if phase == "decode" else "the same kernel alone"
+        entries.append(claims.above(f"{phase}: FFN products against {name}, same blocks", str(model), share, NEAR))
+    return pd.DataFrame(entries)
+
+
+def unrecognised(rows: pd.DataFrame) -> float:
+    """The largest share of operator time, over phases and processes, in nodes that no class recognises."""
+    found = works(rows)
+    found = found[found["class"].isin(CLASSES)]
+    by = [found[name] for name in ("model", "block", "phase")]
+    return float(
+        (found["ns"].where(found["class"] == "other", 0.0).groupby(by).sum() / found["ns"].groupby(by).sum()).max()
+    )
+
+
+def _traces(rows: pd.DataFrame) -> pd.DataFrame:
+    found = main_rows(rows)
+    return found[found["workload"] == "trace"]

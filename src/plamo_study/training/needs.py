@@ -1,0 +1,13 @@
+"""What training needs beside the usual packages."""
+
+from importlib.util import find_spec
+
+from plamo_study.errors import StudyError
+
+NEEDS = ("torch", "tokenizers")
+
+
+def require() -> None:
+    """StudyError unless the packages of the extra `train` are installed."""
+    if lacking := [name for name in NEEDS if find_spec(name) is None]:
+        raise StudyError("training", f"needs {' and '.join(lacking)}", "pip install -e '.[train]'")

@@ -1,0 +1,125 @@
+"""The house: floors that import only floors below them, studies that know one another only where it is named."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from plamo_study import paths
+from plamo_study.measure import journal
+from plamo_study.measure.rows import row_key
+
+PACKAGE = Path(paths.__file__).parent
+FLOORS = (  # the lowest first
+    "errors", "paths", "limits", "engine", "oracle", "models", "analysis", "measure", "training", "present", "studies",
+    "crosscheck", "publish", "cli",
+)  # fmt: skip
+REGISTRY = ("registry", "collect", "recorded")  # of the studies: these know them all
+NAMED = {  # a study that needs another one
+    ("context", "quality"): "drift is the quality of one cache held against another's",
+    ("fragility", "quality"): "a tensor is fragile in the quality of the text it leaves",
+    ("quantization", "quality"): "a type is shown by what it gives and what it loses",
+}
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+MODULES = {module(path): path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"}
+
+
+def imports(path: Path, lazily: bool = True) -> set[str]:
+    """What a module imports of this package, by dotted name below it, and of others by their first name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = set()
+    for node in ast.walk(tree) if lazily else tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            first, _, rest = node.module.partition(".")
+            names = {f"{rest}.{alias.name}".strip(".") for alias in node.names}
+            found |= {name if name in MODULES else rest for name in names} if first == "plamo_study" else {first}
+    return found
+
+
+def floor(name: str) -> int:
+    return FLOORS.index(name.split(".")[0])
+
+
+def study(name: str) -> str:
+    room, _, rest = name.partition(".")
+    return rest.partition(".")[0] if room == "studies" and "." in rest else ""
+
+
+def test_every_module_stands_on_a_floor():
+    homeless = sorted(name for name in MODULES if name.split(".")[0] not in FLOORS)
+    assert not homeless, f"{homeless} stand on no floor: move them into one of {', '.join(FLOORS)}"
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_a_module_imports_only_floors_below_it_and_its_own(name):
+    for other in sorted(imports(MODULES[name]) & set(MODULES)):
+        assert floor(other) <= floor(name), (
+            f"{name} imports {other}, which stands above it ({FLOORS[floor(other)]} over {FLOORS[floor(name)]}): "
+            f"move what it needs down, or let the caller hand it over"
+        )
+        if study(name) and other.startswith("studies."):
+            assert other not in [f"studies.{each}" for each in REGISTRY], (
+                f"{name} imports {other}, which knows every study: read rows by plamo_study.measure.recording"
+            )
+        if study(name) and study(other) and study(name) != study(other):
+            assert (study(name), study(other)) in NAMED, (
+                f"the study {study(name)} imports {other} of another: move it to analysis/ or measure/, or name the "
+                f"pair in {Path(__file__).name} with a reason"
+            )
+
+
+def test_a_pair_that_nobody_needs_any_more_is_not_named():
+    needed = {(study(name), study(other)) for name, path in MODULES.items() for other in imports(path) & set(MODULES)}
+    assert not NAMED.keys() - needed
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    graph = {name: imports(path, lazily=False) & set(MODULES) - {name} for name, path in MODULES.items()}
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"{' -> '.join(error.args[1])} is a circle: split the module that both ends need")
+
+
+def test_only_the_engine_s_room_touches_llama_cpp_and_ctypes():
+    touching = {name for name, path in MODULES.items() if imports(path) & {"llama_cpp", "ctypes"}}
+    assert {name.split(".")[0] for name in touching} == {"engine"}
+
+
+def test_a_worker_loads_no_pandas():
+    """It would start half a second later, for every row."""
+    todo, seen = [name for name in MODULES if name.endswith("worker") or name.endswith("workloads")], set()
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            needed = imports(MODULES[name])
+            assert "pandas" not in needed, f"{name} imports pandas, and a worker imports {name}"
+            todo += needed & set(MODULES)
+
+
+def test_a_room_s_front_door_holds_its_description_and_nothing_else():
+    for path in PACKAGE.rglob("__init__.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        assert [type(node) for node in body] == [ast.Expr], f"{path.relative_to(PACKAGE)}: move the code into a module"
+
+
+def test_every_recorded_row_keeps_its_key():
+    """A cell that would be encoded otherwise than when it was measured would be measured again, by everybody."""
+    n_rows = 0
+    for path in sorted(paths.MEASURED.glob("reference/*.jsonl")):
+        for row in journal.latest_rows(journal.read(path)):
+            study = f"{row.study}/anchor" if row.anchor else row.study
+            found = row_key(study, row.cell, row.model, row.engine, row.machine, row.replicate)
+            assert found == row.key, f"{path.name}: {msgspec.json.encode(row.cell)!r}"
+            n_rows += 1
+    assert n_rows > 3000
