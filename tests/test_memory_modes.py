@@ -13,7 +13,6 @@ from plamo_study.measure.rows import Cell, Conditions, Measured, Row, row_key
 from plamo_study.measure.worker import Job
 from plamo_study.studies import registry as studies
 from plamo_study.studies.quantization import (
-    analysis as quantization,
     memory_modes as study,
     plan as plan_quantization,
     show_modes as present,
@@ -96,20 +95,21 @@ def with_reading(rate, read, block):
     return row(rate, block, series={"read": [read, read, read]})
 
 
-def test_processes_that_met_another_memory_are_left_out():
-    rows = pd.DataFrame([with_reading(SLOW, 50e9, b) for b in range(4)] + [with_reading(FAST, 70e9, 4)])
-    kept = study.at_usual_bandwidth(rows)
-    assert kept["block"].tolist() == [0, 1, 2, 3]
-    assert len(study.at_usual_bandwidth(rows.assign(series=[{}] * 5))) == 5  # nobody looked
-    halves = pd.DataFrame([with_reading(SLOW, 50e9, 0), with_reading(FAST, 70e9, 1), with_reading(FAST, 71e9, 2)])
-    assert len(study.at_usual_bandwidth(halves)) >= study.LEAST
+def test_readings_explain_steps_that_waited_for_the_same_memory():
+    rows = pd.DataFrame([with_reading(rate, 1.2 * rate, b) for b, rate in enumerate((40e9, 44e9, 48e9, 60e9, 62e9))])
+    rank, p, read_range, step_range = study.explained(rows)
+    assert (rank, p) == pytest.approx((-1.0, 0.0), abs=1e-6)
+    assert (read_range, step_range) == pytest.approx((62 / 40, 62 / 40), rel=1e-6)
 
 
-def test_with_the_control_a_planted_mode_no_longer_moves_the_ratio():
-    rows = [with_reading(SLOW, 50e9, b) for b in range(4)] + [with_reading(FAST, 70e9, b) for b in (4, 5)]
-    rows += [with_reading(30e9, 50e9, b) | {"dtype": "Q4_0"} for b in range(6)]
-    seconds = quantization.seconds(pd.DataFrame(rows))["decode", "m", "F16"]
-    assert seconds.tolist() == pytest.approx([BYTES / SLOW] * 4, rel=1e-6)
+def test_readings_that_go_their_own_way_explain_nothing():
+    reads = (50e9, 20e9, 60e9, 30e9, 40e9)
+    rows = pd.DataFrame([with_reading(SLOW * (1 + b / 100), read, b) for b, read in enumerate(reads)])
+    _, p, read_range, step_range = study.explained(rows)
+    assert p > 0.05
+    assert read_range == pytest.approx(3.0)
+    assert step_range < 1.05
+    assert np.isnan(study.explained(rows.head(1))).all()
 
 
 def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeypatch):

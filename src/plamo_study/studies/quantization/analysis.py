@@ -15,7 +15,7 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.roofline import Model
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import main_rows, usable
-from plamo_study.studies.quantization import memory_modes, pareto
+from plamo_study.studies.quantization import pareto
 
 REFERENCE = "F16"
 PHASES = ("prefill", "decode", "batch")  # of one prompt, of one sequence, of several together
@@ -55,7 +55,7 @@ def tensor_bytes(fact: Model) -> int:
 def seconds(rows: pd.DataFrame) -> Series:
     """Seconds by block, by (phase, model, dtype): of a whole prompt, or of a decode step (median of its steps)."""
     found = main_rows(rows)
-    found = memory_modes.at_usual_bandwidth(found[found["workload"] == "decode"])
+    found = found[found["workload"] == "decode"]
     alone, together = found[found["n_seq"] == 1], found[found["n_seq"] > 1]
     series: Series = {}
     for (model, dtype), group in alone.groupby(["model", "dtype"]):

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats as distributions
 
 from plamo_study.analysis import stats
-from plamo_study.analysis.timing import NS
+from plamo_study.analysis.timing import NS, median_sample
 from plamo_study.analysis.usable import main_rows
-from plamo_study.limits import DRIFT_LIMIT
 
 PARTS = 5  # of a process's samples, in order, two or more in each: a speed that changes inside shows between them
 APART = 1.15  # two neighbouring speeds further apart than this, with at least two processes on either side, are modes
@@ -83,14 +83,20 @@ def readings(rows: pd.DataFrame) -> pd.Series:
     return rows["series"].map(lambda series: float(np.median(series["read"])) if "read" in series else float("nan"))
 
 
-def at_usual_bandwidth(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows whose memory was as fast as it usually was (within `DRIFT_LIMIT` of the median reading), and unread ones.
+def explained(rows: pd.DataFrame) -> tuple[float, float, float, float]:
+    """Whether plain reading right after the steps says how fast they were.
 
-    A cell that this would leave with fewer than `LEAST` rows keeps all of them.
+    (rank correlation of a process's step time with its reading, both over the median of their type; its p; fastest
+    reading over slowest; longest step over shortest). Readings tried as a control: a step that waited for the memory
+    would be long where the reading was slow, a correlation near -1.
     """
-    if "series" not in rows:
-        return rows
-    read = readings(rows)
-    steady = read.isna() | ((read / read.median() - 1).abs() <= DRIFT_LIMIT)
-    left = steady.groupby([rows["model"], rows["dtype"], rows["n_seq"]]).transform("sum")
-    return rows[steady | (left < LEAST)]
+    found = main_rows(rows)
+    found = found[(found["workload"] == "decode") & (found["n_seq"] == 1)]
+    steps = found["samples_ns"].map(median_sample)
+    known = pd.DataFrame({"dtype": found["dtype"], "read": readings(found), "step": steps}).dropna()
+    usual = known[["read", "step"]] / known.groupby("dtype")[["read", "step"]].transform("median")
+    if len(usual) < 3:
+        return (float("nan"),) * 4
+    rank = distributions.spearmanr(usual["read"], usual["step"])
+    read, step = known["read"], usual["step"]
+    return float(rank.statistic), float(rank.pvalue), float(read.max() / read.min()), float(step.max() / step.min())

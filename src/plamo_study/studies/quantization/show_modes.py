@@ -115,7 +115,13 @@ def compared(recording: Recording, again: Recording) -> Table:
     columns: Columns = {"model": ("model", ""), "dtype": ("type", "")}
     for phase in ("decode", "prefill"):
         columns = {**columns, **{f"{phase} {i}": (f"{phase} over F16, {chips[i]}", ".2f") for i in (0, 1)}}
-    return table(data.astype(object).where(data.notna(), None), columns)
+    rank, p, read_range, step_range = memory_modes.explained(again.rows)
+    note = (
+        f"On {chips[1]} plain memory was read right after each process's steps, to leave out those whose memory was "
+        f"slow. It is not used: readings differ {read_range:.1f} times, steps of one type {step_range:.2f} times, and "
+        f"they go together only weakly (rank correlation {rank:.2f}, p = {p:.2f})."
+    )
+    return table(data.astype(object).where(data.notna(), None), columns, note)
 
 
 def _listed(cells: pd.DataFrame) -> str:
