@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import serving
+from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.present import figures, theme
 from plamo_study.present.evidence import escaped
@@ -23,9 +24,9 @@ def corruption() -> str:
     """What concurrent requests do to a server as released, and whether the law of it holds."""
     law = _recorded("03-batching-law", "mini")
     checked = batching_law.checked(law.rows, law.facts)
-    hybrid = [law.facts[model]["shape"]["arch"] == batching_law.HYBRID for model in checked["model"]]
+    hybrid = checked["model"].map(lambda model: law.facts[model]["shape"]["arch"] == batching_law.HYBRID)
     stock = checked[hybrid & (checked["build"] == "stock")]
-    runs = [run for run in serving.recorded() if run.at_once == USERS]
+    runs = [run for run in serving.recorded() if run.at_once == USERS and run.model.startswith(MODELS[0])]
     said = [_served(run) for build in upstream.BUILDS for run in runs if run.build == build]
     return (
         f"**One user's request changes another's answer, and nothing says so.** llama.cpp mixes up PLaMo 2's sequences "
@@ -35,11 +36,11 @@ def corruption() -> str:
 
 
 def _served(run: serving.Served) -> str:
-    build = "as released" if run.build == "stock" else "patched"
+    build = "as released" if run.build == "stock" else "with the patch of our report"
     end = "lived" if run.exit is None else f"died in round {run.rounds_done + 1}"
     return (
-        f"A `llama-server` {build}, asked by {run.at_once} users at once, gave {run.differ} of {run.answers} answers "
-        f"that differ from those given alone, and {end}."
+        f"A `llama-server` {build}, asked by {run.at_once} users at once: {run.differ} of {run.answers} answers are "
+        f"not those given alone, and it {end}."
     )
 
 
@@ -73,14 +74,14 @@ def asymmetry() -> str:
 
 def window() -> str:
     """What the window that llama.cpp leaves out would change."""
-    recording = _recorded("05-beside", "mini")
+    recording = _recorded("05-beside")
     changed = context.explained(recording.rows)
     last = changed[changed["phase"] == "prefill"].iloc[-1]
     shorter = last["ratio"].below(1.0) == "holds"
     words = "makes it slow at length" if shorter else "is not shown to slow it"
     return (
         f"**llama.cpp leaves out PLaMo 2's attention window, which {words}.** We built the window in and checked it: "
-        f"reading a token at {last['depth']:,} tokens then takes {last['ratio']:.2f} times as long (mini model)."
+        f"reading a token at {last['depth']:,} tokens then takes {last['ratio']:.2f} times as long."
     )
 
 
