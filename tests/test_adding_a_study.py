@@ -95,7 +95,8 @@ def add(copy):
         ),
     ]
     notebook = copy / "notebooks" / f"{NAME}.ipynb"
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), notebook)
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), notebook)
     return [*folder.iterdir(), registry, notebook]
 
 

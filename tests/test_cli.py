@@ -118,12 +118,15 @@ def test_a_live_run_measures_once_and_publishes_a_page(root, one_core):
     second = run(root, "run", "01", "--scale", "mini", "--json", "-p", "guess", "4")
     assert second.returncode == 0, second.stderr
     assert "0 cells measured" in second.stderr
+    assert "unchanged 01-phase-asymmetry.ipynb" in second.stderr
     assert [json.loads(line)["key"] for line in second.stdout.splitlines()] == [row["key"] for row in rows]
     notebook = nbformat.read(root / "reports/01-phase-asymmetry.ipynb", as_version=4)
     assert "Your guess was a factor of **4**" in str(notebook)
     published = run(root, "publish")
     assert published.returncode == 0, published.stderr
-    assert {path.name for path in (root / "reports").glob("*.html")} == {"index.html", "01-phase-asymmetry.html"}
+    assert {path.name for path in (root / "reports").glob("*.html")} == {
+        f"{name}.html" for name in ("index", "01-phase-asymmetry", "glossary")
+    }
 
 
 @pytest.mark.timeout(600)

@@ -18,9 +18,10 @@ from plamo_study.measure.recording import REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
-from plamo_study.oracle import faults, judge
+from plamo_study.oracle import faults
 from plamo_study.oracle.compare import relative_error
 from plamo_study.oracle.forward import Oracle
+from plamo_study.oracle.judge import judge
 from plamo_study.present import evidence
 from plamo_study.studies import collect, registry as studies
 from plamo_study.studies.batching_law import analysis as law_check, grid, plan as batching_law_plan, show as law

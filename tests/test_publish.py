@@ -129,7 +129,7 @@ STUDIES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("notebook", STUDIES, ids=lambda path: path.stem)
 def test_every_study_becomes_a_page_that_keeps_these_promises(notebook, width, browser, tmp_path):
-    _, page = publish([notebook], tmp_path)
+    _, page, _ = publish([notebook], tmp_path)
     charts = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)
     with Visit(browser, page, width) as visit:
         visit.wait_for_charts(charts)

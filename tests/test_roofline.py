@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 from conftest import HYBRID
 
+from plamo_study import paths
 from plamo_study.analysis import ceilings, peaks, roofline
 from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, planned
 from plamo_study.measure.recording import REFERENCE, Recording, journal_path
 from plamo_study.present import theme
-from plamo_study.studies import collect, recorded
+from plamo_study.studies import recorded
 from plamo_study.studies.roofline import (
     balance,
     blas,
@@ -551,7 +552,7 @@ def test_all_studies_are_read_and_where_none_is_the_reader_is_told(tmp_path, mon
     assert {r.study for r in recorded.every_study("02-roofline", "recorded", "shape")} >= set(REFERENCE_STUDIES)
     with pytest.raises(StudyError, match="unknown"):
         recorded.every_study("02-roofline", "elsewhere", "shape")
-    monkeypatch.setattr(collect.paths, "MEASURED", tmp_path)
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
     with pytest.raises(StudyError, match="no study has rows"):
         recorded.every_study("02-roofline", "recorded", "shape")
 

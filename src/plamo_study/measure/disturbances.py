@@ -88,6 +88,13 @@ def taken(sweeps: list[Planted]) -> set[tuple[str, int]]:
     return found - blocks_of(sweeps, marked=False)
 
 
+def unplanted(found: Trial) -> tuple[int, int]:
+    """(marked blocks beside which nothing was planted, all such blocks)."""
+    true = blocks_of(found.sweeps, marked=False)
+    every = {(sweep.seed, block) for sweep in found.sweeps for block in range(BLOCKS)} - true
+    return len(blocks_of(found.sweeps, marked=True) & every), len(every)
+
+
 def slowdown(found: Trial) -> Estimate:
     """How many times as long the marked rows of `taken` blocks took as clean ones of their cell; a block is a unit."""
     blocks, clean, marked = taken(found.sweeps), dict[Cell, list[float]](), dict[tuple[str, int], list[Row]]()

@@ -27,7 +27,7 @@ def kept(models: Mapping[str, Model], title: str) -> alt.FacetChart:
     data = pd.DataFrame([line for name, model in models.items() for line in _layers(name, model)])
     base = alt.Chart(data).encode(alt.X("layer:O").title("Layer, in the order a token passes them"))
     kind = alt.Color("kind:N").scale(domain=list(KINDS), range=list(KINDS.values())).title("")
-    bars = base.mark_bar().encode(alt.Y("long:Q").title("Kept of a sequence (MiB)"), kind)
+    bars = base.mark_bar().encode(alt.Y("long:Q").title("MiB"), kind)
     ticks = base.mark_tick(thickness=2, color="#1f2328").encode(alt.Y("short:Q"))
     growing = data.groupby("model").apply(lambda group: f"{group.name}: {_counted(group)}", include_groups=False)
     return (
@@ -35,7 +35,10 @@ def kept(models: Mapping[str, Model], title: str) -> alt.FacetChart:
         .properties(height=110)
         .facet(row=alt.Row("model:N").title(""))
         .properties(
-            title={"text": title, "subtitle": f"Bars: after {LONG:,} tokens. Ticks: after {SHORT}."},
+            title={
+                "text": title,
+                "subtitle": f"Of one sequence: bars after {LONG:,} tokens, dark lines after {SHORT}",
+            },
             description=f"{title}. {'; '.join(growing)}. Mamba keeps as much after {LONG:,} tokens as after {SHORT}.",
         )
     )
@@ -47,10 +50,11 @@ def read(models: Mapping[str, Model], title: str) -> alt.Chart:
     for name, model in models.items():
         for part in roofline.parts(model, 1, LONG):
             if part.name in READ:
-                entries.append({"model": name, "what": READ[part.name], "mib": part.bytes / 2**20})
+                passes = 2 if READ[part.name] == STATE else 1  # a state's bytes are those read and those written
+                entries.append({"model": name, "what": READ[part.name], "mib": part.bytes / passes / 2**20})
     data = pd.DataFrame(entries).groupby(["model", "what"], sort=False, as_index=False)["mib"].sum()
     shares = data.assign(share=data["mib"] / data.groupby("model")["mib"].transform("sum"))
-    said = [f"{line['model']}: {line['share']:.0%} {line['what']}" for line in shares.to_dict("records")]
+    said = [f"{x['model']}: {x['share']:.0%} {x['what']}" for x in shares.to_dict("records") if x["share"]]
     return (
         alt.Chart(data)
         .mark_bar()

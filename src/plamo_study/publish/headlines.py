@@ -8,13 +8,13 @@ from plamo_study.measure import serving
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.present import figures, theme
-from plamo_study.present.evidence import escaped
+from plamo_study.present.evidence import chips, escaped
 from plamo_study.publish import upstream
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, show as show_batches
 from plamo_study.studies.batching_law import analysis as batching_law
 from plamo_study.studies.collect import collect
 from plamo_study.studies.context import analysis as context
-from plamo_study.studies.phase_asymmetry import analysis as phase_asymmetry
+from plamo_study.studies.phase_asymmetry import analysis as phase_asymmetry, prediction
 from plamo_study.studies.quantization import analysis, show as quantization
 
 USERS = 2
@@ -39,14 +39,15 @@ def _served(run: serving.Served) -> str:
     build = "as released" if run.build == "stock" else "with the patch of our report"
     end = "lived" if run.exit is None else f"died in round {run.rounds_done + 1}"
     return (
-        f"A `llama-server` {build}, asked by {run.at_once} users at once: {run.differ} of {run.answers} answers are "
-        f"not those given alone, and it {end}."
+        f"A `llama-server` {build}, asked by {run.at_once} users at once: {run.answers - run.differ} of "
+        f"{run.answers} answers were those given alone, and it {end}."
     )
 
 
 def batches() -> str:
     """What a second sequence buys the model where it is worst."""
-    data = show_batches.stock(batch_scaling.scaling(_recorded("03-batch-scaling").rows)).set_index(["model", "n_seq"])
+    recording = _recorded("03-batch-scaling")
+    data = show_batches.stock(batch_scaling.scaling(recording.rows)).set_index(["model", "n_seq"])
     factors = {model: data.loc[(model, 2)]["factor"] for model in data.index.unique("model")}
     model = min(factors, key=lambda name: factors[name].value)
     many, one = data.loc[(model, 2)]["rate"], data.loc[(model, 1)]["rate"]
@@ -54,21 +55,25 @@ def batches() -> str:
     words = {"holds": "can write fewer", "inconclusive": "need not write more", "does not hold": "write more"}[verdict]
     return (
         f"**Two sequences {words} tokens a second than one.** On {escaped(model)} two write {many.value:.1f} tokens a "
-        f"second and one writes {one.value:.1f}: {factors[model]:.2f} times as many."
+        f"second and one writes {one.value:.1f}: {factors[model]:.2f} times as many ({chips(recording)})."
     )
 
 
 def asymmetry() -> str:
     """How much faster the first model reads than it writes."""
-    rows = _recorded("01-phase-asymmetry").rows
+    recording = _recorded("01-phase-asymmetry")
+    rows = recording.rows
     first = phase_asymmetry.asymmetry(rows).iloc[0]
     fast, slow = phase_asymmetry.prefill(rows), phase_asymmetry.decode(rows, (512,))
     read: Estimate = fast[(fast["model"] == first["model"]) & (fast["n_prompt"] == 512)]["rate"].iloc[0]
     write: Estimate = slow[slow["model"] == first["model"]]["rate"].iloc[0]
+    reached = prediction.against_prediction(rows, recording.facts).set_index(["model", "what"])["of_usual"]
+    prompt, step = (reached[first["model"], what] for what in ("prefill 512", "decode step"))
     return (
         f"**Reading is {first['ratio'].value:.1f} times as fast as writing.** {escaped(first['model'])} reads "
-        f"{read.value:.0f} tokens a second and writes {write.value:.1f} (ratio {first['ratio']:.1f}): a prompt is "
-        f"bound by arithmetic, a step of one sequence by memory."
+        f"{read.value:.0f} tokens a second and writes {write.value:.1f} (ratio {first['ratio']:.1f}). A prompt reaches "
+        f"{prompt.value:.0%} of what the matrix kernel can do, a step {step.value:.0%} of what memory gave beside it "
+        f"({chips(recording)})."
     )
 
 
@@ -76,12 +81,16 @@ def window() -> str:
     """What the window that llama.cpp leaves out would change."""
     recording = _recorded("05-beside")
     changed = context.explained(recording.rows)
-    last = changed[changed["phase"] == "prefill"].iloc[-1]
+    reading = changed[changed["phase"] == "prefill"]
+    last = reading.iloc[-1]
     shorter = last["ratio"].below(1.0) == "holds"
     words = "makes it slow at length" if shorter else "is not shown to slow it"
+    first = next((row["depth"] for row in reading.to_dict("records") if row["ratio"].below(1.0) == "holds"), None)
+    since = f" It helps from {first:,} tokens on." if first else ""
     return (
         f"**llama.cpp leaves out PLaMo 2's attention window, which {words}.** We built the window in and checked it: "
-        f"reading a token at {last['depth']:,} tokens then takes {last['ratio']:.2f} times as long."
+        f"at {last['depth']:,} tokens, reading one more takes {last['windowed'].value * 1e3:.1f} ms instead of "
+        f"{last['plain'].value * 1e3:.1f}, {last['ratio']:.2f} times as long ({chips(recording)}).{since}"
     )
 
 
@@ -95,10 +104,10 @@ def bits() -> str:
     promised = quantization.against(recording).set_index(["model", "dtype", "phase"])
     bytes_say = promised.loc[(model, best["dtype"], "decode")]["predicted"]
     gain = analysis.simultaneous(best["decode"], int((group["dtype"] != analysis.REFERENCE).sum()))
-    words = {"holds": "write faster"}.get(gain.above(1.0), "are not shown to write faster")
+    words = {"holds": "write faster, though not in order of bits"}.get(gain.above(1.0), "are not shown to write faster")
     return (
-        f"**Fewer bits {words}.** {escaped(str(model))} in {best['dtype']} writes {gain:.1f} times as fast as in "
-        f"F16; its bytes promised {bytes_say:.1f}."
+        f"**Fewer bits {words}.** {escaped(str(model))} is fastest in {best['dtype']}: {gain:.1f} times as fast as in "
+        f"F16 (an interval for the best of all types), where its bytes promised {bytes_say:.1f} ({chips(recording)})."
     )
 
 

@@ -32,6 +32,7 @@ from plamo_study.publish.polish import polish
 
 WEB = Path(__file__).parent / "web"
 GLOSSARY = "glossary"
+SAID = 4  # words from which bold text is a finding and not an emphasis
 DISTURBED = "Disturbed"  # how a finding on a disturbed recording begins: the index says that too
 
 
@@ -124,7 +125,7 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
     anchor = heading.select_one("a.anchor-link")
     title = heading.get_text().removesuffix(anchor.get_text() if anchor else "")
     paragraph = heading.find_next("p")
-    bold = paragraph.find_all("strong") if paragraph else []
+    bold = [part for part in paragraph.find_all("strong") if len(part.get_text().split()) >= SAID] if paragraph else []
     said = bold[: 2 if bold and bold[0].get_text().startswith(DISTURBED) else 1] or ([paragraph] if paragraph else [])
     return title.strip(), Markup(" ".join(part.decode_contents() for part in said))
 

@@ -258,7 +258,10 @@ def _alone(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def explained(rows: pd.DataFrame) -> pd.DataFrame:
-    """The hybrid with its published window over the same without, per phase and depth: `ratio` of times."""
+    """The hybrid with its published window over the same without, per phase and depth.
+
+    `ratio` of times; `windowed` and `plain`: seconds per token with and without, what it is the quotient of.
+    """
     entries = []
     for phase in PHASES:
         known = curves(rows, phase)
@@ -266,5 +269,7 @@ def explained(rows: pd.DataFrame) -> pd.DataFrame:
             plain = known[model.replace(WITH_WINDOW, "")]
             for depth in sorted(set(known[model].index) & set(plain.index)):
                 ratio = paired_ratio(known[model].loc[depth], plain.loc[depth])
-                entries.append({"model": model, "phase": phase, "depth": depth, "ratio": ratio})
-    return pd.DataFrame(entries, columns=["model", "phase", "depth", "ratio"])
+                times = {"windowed": known[model].loc[depth], "plain": plain.loc[depth]}
+                medians = {name: stats.median(series.dropna().tolist()) for name, series in times.items()}
+                entries.append({"model": model, "phase": phase, "depth": depth, "ratio": ratio} | medians)
+    return pd.DataFrame(entries, columns=["model", "phase", "depth", "ratio", "windowed", "plain"])

@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import growth, usable
+from plamo_study.analysis import growth
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import plan
 from plamo_study.measure.recording import Recording
@@ -44,14 +44,21 @@ def windowed(beside: Recording) -> list[str]:
     for phase, group in changed.groupby("phase", sort=False):
         last = group.iloc[-1]
         verdict = {"holds": "shorter", "does not hold": "longer", "inconclusive": "not shown to be another"}
+        pair = (last["windowed"].scaled(1e3), last["plain"].scaled(1e3))
+        times, both = quotient(last["ratio"], *pair, "ms")
         sentences.append(
-            f"With the window a token {READ[str(phase)]} at {last['depth']:,} tokens takes {last['ratio']:.2f} times "
-            f"the time it takes without ({verdict[last['ratio'].below(1.0)]})."
+            f"With the window a token {READ[str(phase)]} at {last['depth']:,} tokens takes {times} the time it takes "
+            f"without {both}: {verdict[last['ratio'].below(1.0)]}, from {last['ratio'].n} pairs of processes."
         )
     if not sentences:
         return []
-    where = f"in the same blocks on {evidence.chips(beside)}, {usable.processes(beside.rows)[1]} processes"
+    where = f"in the same blocks on {evidence.chips(beside)}, its prompts in parts of {_part(beside)} tokens"
     return [*sentences, _foretold(beside), f"Both were measured {where}."]
+
+
+def _part(recording: Recording) -> int:
+    rows = recording.rows
+    return int(rows[rows["workload"] == "depth"]["n_ubatch"].max())
 
 
 def of_first_pair(found: pd.DataFrame) -> pd.DataFrame:

@@ -59,8 +59,8 @@ def said(found: pd.DataFrame) -> str:
     parts = [f"**One {analysis.REFERENCE} file decodes at two speeds**: {_listed(two)}."]
     if not reading.empty and reading["modes"].any():
         parts.append(
-            f"**The memory does it, not the file and not the engine**: plain reading of a process's own memory, with "
-            f"no model and no engine, comes at {_listed(reading)}. Inside one process, over the same pages, its rate "
+            f"**Memory alone shows two speeds too, without file and engine**: plain reading of a process's own memory, "
+            f"with no model and no engine, comes at {_listed(reading)}. Inside one process, over the same pages, its rate "
             f"changed by up to {reading['inside'].max():.2f} times, so where pages lie cannot be all of it."
         )
     parts += [_compute(found, two), _unaffected(cells), CAUSE]
@@ -117,9 +117,10 @@ def compared(recording: Recording, again: Recording) -> Table:
         columns = {**columns, **{f"{phase} {i}": (f"{phase} over F16, {chips[i]}", ".2f") for i in (0, 1)}}
     rank, p, read_range, step_range = memory_modes.explained(again.rows)
     note = (
-        f"On {chips[1]} plain memory was read right after each process's steps, to leave out those whose memory was "
-        f"slow. It is not used: readings differ {read_range:.1f} times, steps of one type {step_range:.2f} times, and "
-        f"they go together only weakly (rank correlation {rank:.2f}, p = {p:.2f})."
+        f"On {chips[1]} plain memory was read right after each process's steps, to leave out processes whose memory "
+        f"was slow. That was dropped after measuring: readings differ {read_range:.1f} times, steps of one type "
+        f"{step_range:.2f} times, and a slow reading says little about a slow step (rank correlation {rank:.2f}, "
+        f"p = {p:.3f})."
     )
     return table(data.astype(object).where(data.notna(), None), columns, note)
 
