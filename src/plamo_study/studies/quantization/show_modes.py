@@ -60,8 +60,8 @@ def said(found: pd.DataFrame) -> str:
     if not reading.empty and reading["modes"].any():
         parts.append(
             f"**Memory alone shows two speeds too, without file and engine**: plain reading of a process's own memory, "
-            f"with no model and no engine, comes at {_listed(reading)}. Inside one process, over the same pages, its rate "
-            f"changed by up to {reading['inside'].max():.2f} times, so where pages lie cannot be all of it."
+            f"with no model and no engine, comes at {_listed(reading)}. Inside one process, over the same pages, its "
+            f"rate changed by up to {reading['inside'].max():.2f} times, so where pages lie cannot be all of it."
         )
     parts += [_compute(found, two), _unaffected(cells), CAUSE]
     return " ".join(filter(None, parts))
