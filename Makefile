@@ -14,7 +14,7 @@ test: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest --nbval notebooks -n 0
+	$(BIN)/pytest --nbval notebooks
 	$(BIN)/pytest
 
 lab: $(READY)
