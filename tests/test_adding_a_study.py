@@ -100,6 +100,7 @@ def add(copy):
     return [*folder.iterdir(), registry, notebook]
 
 
+@pytest.mark.timeout(600)
 def test_a_study_is_a_folder_an_entry_and_a_notebook(copy):
     assert len(add(copy)) <= MOST_FILES
     everything = {"PYTHONPATH": str(copy / "src"), "PLAMO_STUDY_ROOT": str(copy), "COLUMNS": "200"}

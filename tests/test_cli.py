@@ -44,7 +44,7 @@ def one_core():
 def run(root, *arguments, **environment):
     everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | environment
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, env=everything, check=False, timeout=400
+        [*COMMAND, *arguments], capture_output=True, text=True, env=everything, check=False, timeout=580
     )
 
 

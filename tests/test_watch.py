@@ -244,6 +244,7 @@ def test_a_few_disturbed_rows_are_left_out_in_silence(recorded):
     assert ATTENTION in few["model"].str.rstrip("*").unique()
 
 
+@pytest.mark.timeout(600)
 def test_a_load_runs_in_the_block_it_is_planted_in(busy_core, monkeypatch, calm):
     monkeypatch.setattr(machine, "performance_cores", lambda: 1)
     (sweep,) = crosscheck_watch.trial(3, sweeps=1, told=print).sweeps

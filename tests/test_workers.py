@@ -188,10 +188,10 @@ def ends(pid_file):
     return True
 
 
-@pytest.mark.parametrize(("n_gen", "status"), [(0, "ok"), (1, "hang")])
-def test_what_a_worker_started_ends_with_it(family, n_gen, status):
+@pytest.mark.parametrize(("n_gen", "status", "limit_s"), [(0, "ok", 60.0), (1, "hang", 8.0)])
+def test_what_a_worker_started_ends_with_it(family, n_gen, status, limit_s):
     cell = Cell(workload="prefill", n_gen=n_gen)
-    assert work(Job(cell=cell, path=str(family)), 3.0, worker="family").status == status
+    assert work(Job(cell=cell, path=str(family)), limit_s, worker="family").status == status
     assert ends(family)
 
 
