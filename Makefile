@@ -20,10 +20,11 @@ test: $(READY)
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks
 
-# uv installs the tools in seconds; where only pip is told which mirror to ask, pip does. The engine comes last: its sdist is built with the locked CMake and Ninja, not with ones fetched at build time, and never
-# taken from a cache, where it may have been built with other flags. Yours come last: CMAKE_ARGS="-DGGML_METAL=OFF" make.
-# Without AMX: llama.cpp's kernels for it crash or compute PLaMo 2's batches wrongly (data/upstream). Nor what nothing
-# here uses: the multimodal library and llama.cpp's `common`, half of the build.
+# uv installs the tools in seconds; where only pip is told which mirror to ask, pip does. The engine comes last: its sdist
+# is built with the locked CMake and Ninja, not with ones fetched at build time, and never taken from a cache, where it may
+# have been built with other flags. Yours come last: CMAKE_ARGS="-DGGML_METAL=OFF" make. Without AMX: llama.cpp's kernels
+# for it crash or compute PLaMo 2's batches wrongly (data/upstream). Nor what nothing here uses: the multimodal library
+# and llama.cpp's `common`, half of the build.
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	awk '/^[a-z]/ {engine = /^llama-cpp-python==/} !engine' requirements.lock > .venv/tools.lock

@@ -6,7 +6,6 @@ which nothing was planted, and from which the hypervisor took CPU time for other
 they are not clean. How much longer their marked rows took says whether the marks were right.
 """
 
-import os
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,12 +13,10 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from plamo_study import paths
 from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.stats import Estimate
-from plamo_study.errors import StudyError
 from plamo_study.limits import OTHERS_LIMIT
-from plamo_study.measure import watch
+from plamo_study.measure import kept, watch
 from plamo_study.measure.rows import Cell, Row
 
 NAME = "00-disturb.json"
@@ -66,9 +63,8 @@ def blocks_of(sweeps: list[Planted], marked: bool) -> set[tuple[str, int]]:
 def rates(found: Trial, load: str | None = None) -> tuple[Estimate, Estimate]:
     """(disturbed blocks that were marked, clean ones that were), with exact intervals; of one load or all."""
     sweeps = [sweep for sweep in found.sweeps if load is None or sweep.load == load]
-    every = {(sweep.seed, block) for sweep in sweeps for block in range(BLOCKS)}
     true, marked = blocks_of(sweeps, marked=False), blocks_of(sweeps, marked=True)
-    clean = every - true - taken(sweeps)
+    clean = _every_block(sweeps) - true - taken(sweeps)
     return clustered.rate(len(true & marked), len(true)), clustered.rate(len(marked & clean), len(clean))
 
 
@@ -90,9 +86,8 @@ def taken(sweeps: list[Planted]) -> set[tuple[str, int]]:
 
 def unplanted(found: Trial) -> tuple[int, int]:
     """(marked blocks beside which nothing was planted, all such blocks)."""
-    true = blocks_of(found.sweeps, marked=False)
-    every = {(sweep.seed, block) for sweep in found.sweeps for block in range(BLOCKS)} - true
-    return len(blocks_of(found.sweeps, marked=True) & every), len(every)
+    calm = _every_block(found.sweeps) - blocks_of(found.sweeps, marked=False)
+    return len(blocks_of(found.sweeps, marked=True) & calm), len(calm)
 
 
 def slowdown(found: Trial) -> Estimate:
@@ -110,6 +105,10 @@ def slowdown(found: Trial) -> Estimate:
     return stats.median([median(block) for block in longer if block])
 
 
+def _every_block(sweeps: list[Planted]) -> set[tuple[str, int]]:
+    return {(sweep.seed, block) for sweep in sweeps for block in range(BLOCKS)}
+
+
 def _stolen(row: Row) -> float:
     whole = row.conditions.whole
     return 0.0 if whole is None else (whole.stolen_ns or 0) / (whole.wall_ns * whole.cpus)
@@ -120,26 +119,11 @@ def _seconds(row: Row) -> float:
     return NAN if timed is None else timed.wall_ns / 1e9
 
 
-def path(place: str) -> Path:
-    """Where the trial of a place lies: data/measured/<place>/00-disturb.json."""
-    return paths.MEASURED / place / NAME
-
-
 def write(found: Trial, place: str) -> Path:
     """Keep a trial; a new one replaces the one before it."""
-    target = path(place)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    growing = target.with_suffix(".partial")
-    growing.write_bytes(msgspec.json.encode(found) + b"\n")
-    os.replace(growing, target)
-    return target
+    return kept.write(msgspec.json.encode(found), place, NAME)
 
 
 def load(place: str) -> Trial | None:
     """The trial of a place; None where there was none. StudyError for a damaged file."""
-    try:
-        return msgspec.json.decode(path(place).read_bytes(), type=Trial)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise StudyError(str(path(place)), f"is damaged ({error})", MADE_BY) from error
+    return kept.load(place, NAME, Trial, MADE_BY)

@@ -18,7 +18,6 @@ RECIPES = (
     "Q4_0-ssm_out-F16",
 )  # of models with Mamba layers: against overflow (D5); the public benchmark's
 LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every cell would read it from the disk
-
 MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
 MATCHED = "plamo-3-matched"  # attention only, of the weight bytes of the first model
 DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study measures where it does not compare types

@@ -10,7 +10,7 @@ import pandas as pd
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, runner
-from plamo_study.measure.rows import Row
+from plamo_study.measure.rows import Record, Row
 
 REFERENCE, LOCAL = "reference", "local"
 SOURCES = ("recorded", "live")
@@ -55,7 +55,10 @@ def read(study: str, source: str, scale: str) -> Recording | None:
     path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
     records = journal.read(path) if path.exists() else []
     rows = journal.latest_rows(records)
-    if not rows:
-        return None
+    return of_rows(rows, records, study, source, scale) if rows else None
+
+
+def of_rows(rows: Sequence[Row], records: Sequence[Record], study: str, source: str, scale: str) -> Recording:
+    """These rows of a journal's records, those of the machine measured last."""
     facts = frame.facts(records)
     return Recording(frame.frame(of_one_machine(rows), facts), facts, study, scale, source)

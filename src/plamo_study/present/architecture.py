@@ -7,6 +7,7 @@ import pandas as pd
 
 from plamo_study.analysis import roofline
 from plamo_study.analysis.roofline import Model
+from plamo_study.models.registry import ModelSpec
 from plamo_study.present.theme import CATEGORIES
 
 SHORT, LONG = 256, 4096  # tokens of context that are drawn
@@ -69,14 +70,14 @@ def read(models: Mapping[str, Model], title: str) -> alt.Chart:
 
 def _layers(name: str, model: Model) -> list[dict[str, object]]:
     """One line a layer: its kind, and the MiB it keeps of a sequence after few and after many tokens."""
-    mamba, _, _ = roofline.layers(model)
-    shape, per_token = model["shape"], roofline.kv_bytes_per_token(model)
+    spec = ModelSpec(name=name, scale=model["scale"], **model["shape"])
+    per_token, state = roofline.kv_bytes_per_token(model), roofline.state_bytes(model)
     entries: list[dict[str, object]] = []
-    for layer in range(shape["layers"]):
-        if mamba and layer % 2 == 0:  # PLaMo 2 alternates, beginning with Mamba
-            kind, sizes = MAMBA, [roofline.state_bytes(model) / mamba] * 2
-        elif shape["window"] and (layer + 1) % shape["window_pattern"]:
-            kind, sizes = WINDOW, [min(n, shape["window"]) * per_token for n in (SHORT, LONG)]
+    for layer in range(spec.layers):
+        if spec.is_mamba(layer):
+            kind, sizes = MAMBA, [state / roofline.layers(model)[0]] * 2
+        elif spec.is_sliding(layer):
+            kind, sizes = WINDOW, [min(n, spec.window) * per_token for n in (SHORT, LONG)]
         else:
             kind, sizes = FULL, [n * per_token for n in (SHORT, LONG)]
         entries.append(

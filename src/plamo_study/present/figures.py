@@ -30,7 +30,7 @@ def anchors(data: pd.DataFrame, limit: float, title: str) -> Chart:
     return alt.layer(band, series).properties(title=title, description=description, height=160)
 
 
-def _marks(field: str, names: list[str]) -> tuple[alt.Color, alt.Shape]:
+def marks(field: str, names: list[str]) -> tuple[alt.Color, alt.Shape]:
     """Colour and shape of one field; the same domain and no title make them one legend."""
     domain = alt.Scale(domain=names)
     legend = alt.Legend(columns=1 if max(map(len, names), default=0) > LONG_NAME else 0)
@@ -44,7 +44,7 @@ def curves(
     """An estimate against the number of sequences, one line a series, whiskers the 95 % interval."""
     tidy = spread(data[["n_seq", series, column]], column)
     names = list(dict.fromkeys(tidy[series]))
-    colour, shape = _marks(series, names)
+    colour, shape = marks(series, names)
     x = alt.X("n_seq:Q", title="Sequences", scale=alt.Scale(nice=False, padding=10), axis=alt.Axis(values=TICKS))
     y = alt.Y("value:Q", title=axis, scale=alt.Scale(zero=reference is None))
     base = alt.Chart(tidy).encode(x=x, color=colour)
@@ -56,10 +56,11 @@ def curves(
     if reference is not None:
         rule = alt.Chart(pd.DataFrame({"y": [reference]})).mark_rule(strokeDash=[4, 4]).encode(y="y:Q")
         layers.insert(0, rule)
-    ends = "; ".join(f"{name}: {_ends(tidy[tidy[series] == name])}" for name in names)
+    ends = "; ".join(f"{name}: {first_and_last(tidy[tidy[series] == name])}" for name in names)
     return alt.layer(*layers).properties(title=title, description=f"{title}. {ends}.")
 
 
-def _ends(group: pd.DataFrame) -> str:
+def first_and_last(group: pd.DataFrame) -> str:
+    """The values of the fewest and of the most sequences, in words."""
     first, last = group.iloc[0], group.iloc[-1]
     return f"{first['value']:.3g} at {first['n_seq']} and {last['value']:.3g} at {last['n_seq']} sequences"

@@ -22,10 +22,9 @@ USERS = 2
 
 def corruption() -> str:
     """What concurrent requests do to a server as released, and whether the law of it holds."""
-    law = _recorded("03-batching-law", "mini")
-    checked = batching_law.checked(law.rows, law.facts)
-    hybrid = checked["model"].map(lambda model: law.facts[model]["shape"]["arch"] == batching_law.HYBRID)
-    stock = checked[hybrid & (checked["build"] == "stock")]
+    law = recorded("03-batching-law", "mini")
+    checked = batching_law.of_hybrid(batching_law.checked(law.rows, law.facts), law.facts)
+    stock = checked[checked["build"] == "stock"]
     runs = [run for run in serving.recorded() if run.at_once == USERS and run.model.startswith(MODELS[0])]
     said = [_served(run) for build in upstream.BUILDS for run in runs if run.build == build]
     return (
@@ -46,7 +45,7 @@ def _served(run: serving.Served) -> str:
 
 def batches() -> str:
     """What a second sequence buys the model where it is worst."""
-    recording = _recorded("03-batch-scaling")
+    recording = recorded("03-batch-scaling")
     data = show_batches.stock(batch_scaling.scaling(recording.rows)).set_index(["model", "n_seq"])
     factors = {model: data.loc[(model, 2)]["factor"] for model in data.index.unique("model")}
     model = min(factors, key=lambda name: factors[name].value)
@@ -61,7 +60,7 @@ def batches() -> str:
 
 def asymmetry() -> str:
     """How much faster the first model reads than it writes."""
-    recording = _recorded("01-phase-asymmetry")
+    recording = recorded("01-phase-asymmetry")
     rows = recording.rows
     first = phase_asymmetry.asymmetry(rows).iloc[0]
     fast, slow = phase_asymmetry.prefill(rows), phase_asymmetry.decode(rows, (512,))
@@ -79,7 +78,7 @@ def asymmetry() -> str:
 
 def window() -> str:
     """What the window that llama.cpp leaves out would change."""
-    recording = _recorded("05-beside")
+    recording = recorded("05-beside")
     changed = context.explained(recording.rows)
     reading = changed[changed["phase"] == "prefill"]
     last = reading.iloc[-1]
@@ -96,7 +95,7 @@ def window() -> str:
 
 def bits() -> str:
     """What the fastest type gives the first model, beside what its bytes promised."""
-    recording, lost = _recorded("04-quantization"), _recorded("04-quality", "mini")
+    recording, lost = recorded("04-quantization"), recorded("04-quality", "mini")
     model, group = next(iter(quantization.joined(recording, lost).groupby("model")))
     best = quantization.fastest(group, "decode")
     if best is None:
@@ -120,10 +119,11 @@ def all_of_them() -> str:
 def picture() -> bytes:
     """PNG: what a batch writes per second, by number of sequences and model."""
     theme.enable()
-    stock = show_batches.stock(batch_scaling.scaling(_recorded("03-batch-scaling").rows))
+    stock = show_batches.stock(batch_scaling.scaling(recorded("03-batch-scaling").rows))
     chart = figures.curves(stock, "rate", "model", "Tokens per second, all sequences", "Decode rate of a batch")
     return base64.b64decode(theme.mimebundle(chart.to_dict())[0]["image/png"])
 
 
-def _recorded(study: str, scale: str = "shape") -> Recording:
+def recorded(study: str, scale: str = "shape") -> Recording:
+    """The recorded rows that a document speaks of."""
     return collect(study, "recorded", scale)

@@ -8,10 +8,10 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
 from plamo_study.present.tables import Table
 from plamo_study.publish import headlines, upstream
+from plamo_study.publish.headlines import recorded
 from plamo_study.studies import registry
 from plamo_study.studies.batch_scaling import show as batch_scaling
 from plamo_study.studies.batching_law import show as batching_law
-from plamo_study.studies.collect import collect
 from plamo_study.studies.context import show as context
 from plamo_study.studies.fragility import show as fragility
 from plamo_study.studies.numeric_range import show as numeric_range
@@ -31,12 +31,12 @@ BATCHING, PROJECTIONS, PACKING = (
 
 def findings() -> str:
     """Each notebook's finding in a paragraph, and the tables behind it."""
-    asymmetry, scaling, batches = _recorded("01-phase-asymmetry"), _recorded("03-batch-scaling"), _law()
+    asymmetry, scaling, batches = recorded("01-phase-asymmetry"), recorded("03-batch-scaling"), _law()
     tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
     parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables), *_roofline()]
     parts += [str(text.data) for text in (batch_scaling.finding(scaling), batching_law.finding(batches))]
     parts += [batch_scaling.summary(scaling)._repr_markdown_(), *_quantization()]
-    parts.append(str(context.finding(_recorded("05-context"), _recorded("05-beside")).data))
+    parts.append(str(context.finding(recorded("05-context"), recorded("05-beside")).data))
     parts.append(evidence.processes(every_study("", "recorded", "shape")))
     return "\n\n".join(parts)
 
@@ -49,27 +49,19 @@ def notebooks() -> str:
 
 def _roofline() -> list[str]:
     recordings = every_study("02-roofline", "recorded", "shape")
-    said = [roofline.finding(recordings, roofline.cells(recordings)), operators.finding(_recorded("02-trace"))]
+    said = [roofline.finding(recordings, roofline.cells(recordings)), operators.finding(recorded("02-trace"))]
     return [str(text.data) for text in said]
 
 
 def _quantization() -> list[str]:
-    speed, lost = _recorded("04-quantization"), _at_mini("04-quality")
-    said = [quantization.finding(speed, lost), quality.finding(lost), fragility.finding(_at_mini("04-scan"))]
-    said += [numeric_range.finding(_at_mini("04-ranges"))]
+    speed, lost = recorded("04-quantization"), recorded("04-quality", "mini")
+    said = [quantization.finding(speed, lost), quality.finding(lost), fragility.finding(recorded("04-scan", "mini"))]
+    said += [numeric_range.finding(recorded("04-ranges", "mini"))]
     return [*(str(text.data) for text in said), quantization.summary(speed, lost)._repr_markdown_()]
 
 
-def _at_mini(study: str) -> Recording:
-    return collect(study, "recorded", "mini")
-
-
 def _law() -> Recording:
-    return _at_mini("03-batching-law")
-
-
-def _recorded(study: str) -> Recording:
-    return collect(study, "recorded", "shape")
+    return recorded("03-batching-law", "mini")
 
 
 def _shown(table: Callable[[Recording], Table], recording: Callable[[], Recording]) -> Callable[[], str]:
@@ -85,10 +77,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "law": lambda: upstream.law(_law()),
         "aborts": lambda: upstream.first_aborts(_law()),
     },
-    PROJECTIONS: {"speed": _shown(upstream.projections, lambda: _recorded("03-batch-scaling"))},
+    PROJECTIONS: {"speed": _shown(upstream.projections, lambda: recorded("03-batch-scaling"))},
     PACKING: {
-        "kernels": _shown(upstream.packing, lambda: _recorded("04-quantization")),
-        "machine": lambda: upstream.machine(_recorded("04-quantization")),
+        "kernels": _shown(upstream.packing, lambda: recorded("04-quantization")),
+        "machine": lambda: upstream.machine(recorded("04-quantization")),
     },
 }
 

@@ -28,7 +28,7 @@ def three_tests(recording: Recording) -> Table:
 def law(recording: Recording) -> str:
     """The drawn batches of PLaMo 2, per build, in a sentence each."""
     data = law_check.checked(recording.rows, recording.facts)
-    hybrid = data[[recording.facts[m]["shape"]["arch"] == law_check.HYBRID for m in data["model"]]]
+    hybrid = law_check.of_hybrid(data, recording.facts)
     said = []
     for build, words in BUILDS.items():
         counts = hybrid[hybrid["build"] == build]["observed"].value_counts()

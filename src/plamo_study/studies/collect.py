@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, frame, journal, plan, runner
-from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_one_machine
+from plamo_study.measure import files, journal, plan, runner
+from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_rows
 from plamo_study.studies import registry as studies
 
 
@@ -27,8 +27,7 @@ def collect(
     rows = journal.latest_rows(records) if measured is None else measured
     if not rows:
         raise StudyError(str(path), "holds no rows", f"plamo-study run {study} --scale {scale} -p source live")
-    facts = frame.facts(records)
-    return Recording(frame.frame(of_one_machine(rows), facts), facts, study, scale, source)
+    return of_rows(rows, records, study, source, scale)
 
 
 def build(study: str, scale: str) -> plan.Plan:

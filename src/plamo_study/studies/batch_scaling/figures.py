@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from plamo_study.present.figures import TICKS, Chart, _ends, spread
+from plamo_study.present.figures import TICKS, Chart, first_and_last, spread
 from plamo_study.present.theme import CATEGORIES
 
 
@@ -16,7 +16,7 @@ def steps(data: pd.DataFrame, title: str) -> Chart:
     line = alt.Chart().mark_line(color=CATEGORIES[1]).encode(x=x, y="value:Q")
     dots = alt.Chart().mark_point(color=CATEGORIES[1], shape="diamond").encode(x=x, y="value:Q")
     whiskers = alt.Chart().mark_rule(color=CATEGORIES[1], strokeWidth=2).encode(x=x, y="low:Q", y2="high:Q")
-    ends = "; ".join(f"{name}: {_ends(group)} ms" for name, group in tidy.groupby("model"))
+    ends = "; ".join(f"{name}: {first_and_last(group)} ms" for name, group in tidy.groupby("model"))
     description = f"{title}. The band is the prediction, the line the measurement. {ends}."
     chart = alt.layer(band, whiskers, line, dots, data=tidy).properties(width=240, height=220)
     facets = chart.facet(column=alt.Column("model:N", title=None)).resolve_scale(y="independent")

@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from plamo_study.present.figures import Chart, _marks
+from plamo_study.present.figures import Chart, marks
 
 OUTCOMES = {"right": "#a6cbe3", "wrong": "#e69f00", "abort": "#d55e00"}
 
@@ -32,7 +32,7 @@ def three_tests(data: pd.DataFrame, title: str) -> Chart:
     """Relative error of the three tests on a logarithmic axis; right of its model's line a test fails."""
     tidy = data.assign(label=data["model"] + ", " + data["build"], shown=data["error"].clip(lower=1e-8))
     x = alt.X("shown:Q", title="Largest relative error (log; 1e-8 and less at the left)", scale=alt.Scale(type="log"))
-    colour, shape = _marks("label", list(dict.fromkeys(tidy["label"])))
+    colour, shape = marks("label", list(dict.fromkeys(tidy["label"])))
     dots = (
         alt.Chart(tidy)
         .mark_point(size=90)

@@ -13,7 +13,7 @@ def finding(recording: Recording) -> Markdown:
     """What the law says of the drawn configurations and what the engine did, in one paragraph."""
     data = analysis.checked(recording.rows, recording.facts)
     stock = data[data["build"] == "stock"]
-    hybrid = stock[[recording.facts[m]["shape"]["arch"] == analysis.HYBRID for m in stock["model"]]]
+    hybrid = analysis.of_hybrid(stock, recording.facts)
     counts = hybrid["observed"].value_counts()
     wrong, aborted = counts.get("wrong", 0), counts.get("abort", 0)
     builds = [

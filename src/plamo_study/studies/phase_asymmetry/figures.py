@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from plamo_study.present.figures import Chart, _marks, spread
+from plamo_study.present.figures import Chart, marks, spread
 from plamo_study.present.theme import CATEGORIES
 
 DIVERGING = ["#d55e00", "#f3f3f3", "#0072b2"]  # decode, neither, prefill
@@ -12,7 +12,7 @@ DIVERGING = ["#d55e00", "#f3f3f3", "#0072b2"]  # decode, neither, prefill
 def time_by_length(data: pd.DataFrame, length: str, seconds: str, axis: str, title: str) -> Chart:
     """Time of a phase against a token count, both logarithmic, one line a model, whiskers the 95 % interval."""
     tidy = spread(data[["model", length, seconds]], seconds)
-    colour, shape = _marks("model", sorted(set(tidy["model"])))
+    colour, shape = marks("model", sorted(set(tidy["model"])))
     log = alt.Scale(type="log", nice=False, padding=14)
     x = alt.X(f"{length}:Q", title=axis, scale=log, axis=alt.Axis(values=sorted(set(tidy[length]))))
     y = alt.Y("value:Q", title="Seconds (log)", scale=log, axis=alt.Axis(tickCount=5))
@@ -80,7 +80,7 @@ def gains(data: pd.DataFrame, title: str) -> Chart:
     tidy["kind"] = ["ceiling" if r.what in names else r.what for r in tidy.itertuples()]
     y = alt.Y("label:N", title=None, sort=None)
     x = alt.X("value:Q", title="Speed with all threads / speed with half (1 = no gain)", scale=alt.Scale(zero=False))
-    colour, shape = _marks("kind", ["ceiling", "prefill", "decode"])
+    colour, shape = marks("kind", ["ceiling", "prefill", "decode"])
     base = alt.Chart(tidy).encode(y=y, color=colour)
     dots = base.mark_point().encode(x=x, shape=shape, tooltip=["label:N", alt.Tooltip("value:Q", format=".2f")])
     whiskers = base.mark_rule(strokeWidth=2).encode(x="low:Q", x2="high:Q")

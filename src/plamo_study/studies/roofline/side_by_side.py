@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, once, plan
+from plamo_study.measure import kept, machine, once, plan
 from plamo_study.measure.rows import Cell
 from plamo_study.measure.workloads import MATMUL_COLUMNS
 
@@ -85,29 +84,14 @@ def side_by_side(scale: str, likwid: Path | None, rounds: int) -> SideBySide:
     )
 
 
-def path(place: str) -> Path:
-    """Where the runs of a place lie: data/measured/<place>/02-ceilings.json."""
-    return paths.MEASURED / place / NAME
-
-
 def write(found: SideBySide, place: str) -> Path:
     """Keep the runs; a new comparison replaces the one before it."""
-    target = path(place)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    growing = target.with_suffix(".partial")
-    growing.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    os.replace(growing, target)
-    return target
+    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, NAME)
 
 
 def load(place: str) -> SideBySide | None:
     """The runs of a place; None where nothing was compared there. StudyError for a damaged file."""
-    try:
-        return msgspec.json.decode(path(place).read_bytes(), type=SideBySide)
-    except FileNotFoundError:
-        return None
-    except msgspec.DecodeError as error:
-        raise StudyError(str(path(place)), f"is damaged ({error})", INSTALL) from error
+    return kept.load(place, NAME, SideBySide, INSTALL)
 
 
 def frame(found: SideBySide) -> pd.DataFrame:

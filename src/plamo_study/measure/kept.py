@@ -1,0 +1,38 @@
+"""Results that are one file beside the journals, data/measured/<place>/<name>: written whole, read with their type."""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+
+Kept = TypeVar("Kept", bound=msgspec.Struct)
+
+
+def path(place: str, name: str) -> Path:
+    """Where a result lies."""
+    return paths.MEASURED / place / name
+
+
+def write(data: bytes, place: str, name: str) -> Path:
+    """Keep a result; a new one replaces the one before it."""
+    target = path(place, name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    growing = target.with_suffix(".partial")
+    growing.write_bytes(data + b"\n")
+    os.replace(growing, target)
+    return target
+
+
+def load(place: str, name: str, kind: type[Kept], made_by: str) -> Kept | None:
+    """A result; None where there is none. StudyError for a damaged file, which names what makes it anew."""
+    found = path(place, name)
+    try:
+        return msgspec.json.decode(found.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise StudyError(str(found), f"is damaged ({error})", made_by) from error
