@@ -15,6 +15,7 @@ from plamo_study import paths
 from plamo_study.measure import plan
 from plamo_study.models import registry, released
 
+SHORT = ("--minutes", "0.01")  # no cell but those the page needs
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 
 
@@ -110,12 +111,12 @@ def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(
 
 @pytest.mark.timeout(600)
 def test_a_live_run_measures_once_and_publishes_a_page(root, one_core):
-    first = run(root, "run", "01", "--scale", "mini", "--json", "-p", "guess", "4")
+    first = run(root, "run", "01", "--scale", "mini", *SHORT, "--json", "-p", "guess", "4")
     assert first.returncode == 0, first.stderr
     rows = [json.loads(line) for line in first.stdout.splitlines()]
     assert {row["status"] for row in rows} == {"ok"}
     assert all(row.get("valid", True) for row in rows)
-    second = run(root, "run", "01", "--scale", "mini", "--json", "-p", "guess", "4")
+    second = run(root, "run", "01", "--scale", "mini", *SHORT, "--json", "-p", "guess", "4")
     assert second.returncode == 0, second.stderr
     assert "0 cells measured" in second.stderr
     assert "unchanged 01-phase-asymmetry.ipynb" in second.stderr
@@ -135,7 +136,7 @@ def test_papermill_alone_runs_the_notebook_live(root, one_core):
     command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
     done = subprocess.run(
-        [*command, "-p", "source", "live", "-p", "scale", "mini"],
+        [*command, "-p", "source", "live", "-p", "scale", "mini", "-p", "minutes", "0.01"],
         capture_output=True,
         env=environment,
         text=True,
@@ -201,7 +202,7 @@ def test_from_a_released_repository_to_an_executed_notebook(root, tmp_path):
         done(root, "models", "check", str(converted))
         done(root, "models", "quantize", str(converted), "--type", "Q8_0")
         assert (models / f"{name}.weights.Q8_0.gguf").stat().st_size < converted.stat().st_size
-    done(root, "run", "01", "--scale", "weights")
+    done(root, "run", "01", "--scale", "weights", *SHORT)
     notebook = nbformat.read(root / "reports/01-phase-asymmetry.ipynb", as_version=4)
     text = "".join(str(cell.get("outputs", "")) for cell in notebook.cells)
     assert "released weights, Q8_0" in text

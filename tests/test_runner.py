@@ -42,6 +42,35 @@ def test_blocks_are_shuffled_and_bracketed_by_anchors(tmp_path):
     assert len({repr(order) for order in orders}) > 1
 
 
+def test_a_short_time_leaves_out_the_last_cells_and_says_which(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "MOST_BLOCKS", 3)
+    asked = replace(small_plan(), needed=2)
+    first = runner.sweep(asked, tmp_path / "j.jsonl", minutes=0.001)
+    assert first.left_out == asked.cells[2:]
+    assert {row.cell for row in first.rows if row.block >= 0 and not row.anchor} == set(asked.cells[:2])
+    assert {row.block for row in first.rows if not row.anchor} == {-1, 0, 1}
+    assert runner.sweep(asked, tmp_path / "j.jsonl", minutes=0.001).measured == 0
+    more = runner.sweep(asked, tmp_path / "j.jsonl", minutes=60)
+    assert not more.left_out
+    assert more.measured > 0
+
+
+def test_time_to_spare_becomes_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "MOST_BLOCKS", 4)
+    asked = small_plan((mini("prefill", n_prompt=16),), blocks=2)
+    first = runner.sweep(asked, tmp_path / "j.jsonl", minutes=60)
+    assert {row.block for row in first.rows if not row.anchor} == {-1, 0, 1, 2, 3}
+    again = runner.sweep(asked, tmp_path / "j.jsonl", minutes=60)
+    assert (again.measured, again.rows) == (0, first.rows)
+
+
+def test_what_times_nothing_runs_beside_its_like_and_what_is_timed_alone(tmp_path):
+    gates = tuple(mini("gate", n_prompt=32, seed=seed) for seed in range(4))
+    summary = runner.sweep(replace(small_plan(blocks=1), gates=gates), tmp_path / "j.jsonl")
+    assert not summary.failed
+    assert [row.cell for row in summary.rows if row.cell.workload == "gate"] == list(gates)
+
+
 def test_an_abort_costs_one_row_and_the_sweep_goes_on(tmp_path):
     bad = mini("prefill", n_prompt=512, n_seq=6, policy="packed")
     cells = (mini("prefill", n_prompt=16), bad, mini("prefill", n_prompt=24))

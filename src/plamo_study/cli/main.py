@@ -12,11 +12,11 @@ from rich.console import Console
 
 from plamo_study import paths
 from plamo_study.cli import engine as cli_engine, models as cli_models, report, trace as cli_trace
-from plamo_study.cli.options import Accept, Engine, Force, Json, Scale, accept_findings, use_engine
+from plamo_study.cli.options import Accept, Engine, Force, Json, Minutes, Scale, accept_findings, use_engine
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure import plan, recording, runner
-from plamo_study.studies import registry as studies
+from plamo_study.studies import budget, registry as studies
 from plamo_study.studies.batching_law import plan as batching_law_plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -24,6 +24,7 @@ app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
 app.command("trace")(cli_trace.trace)
 
+MINUTES = 3.0  # for measuring all studies at mini
 LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
 
 
@@ -37,11 +38,19 @@ def main() -> None:
 
 
 @app.command()
-def study(scale: Scale = "mini", engine: Engine = None, force: Force = False) -> None:
+def study(
+    scale: Scale = "mini",
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help=f"for measuring, in all; {MINUTES:g} at mini, else what the plans take")
+    ] = None,
+    engine: Engine = None,
+    force: Force = False,
+) -> None:
     """Make the models, measure, run every notebook live, and publish the pages: all of it."""
-    failed = _run_all([], scale, "live", {}, engine, force)
-    publish()
-    raise typer.Exit(failed)
+    use_engine(engine)
+    plan.check_scale(scale)
+    minutes = (MINUTES if scale == "mini" else 0) if minutes is None else minutes
+    raise typer.Exit(_run_all([], scale, "live", {}, minutes, force, published=True))
 
 
 @app.command()
@@ -56,6 +65,7 @@ def run(
     parameter: Annotated[
         list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="a notebook parameter")
     ] = None,
+    minutes: Minutes = 0,
     engine: Engine = None,
     accept: Accept = None,
     force: Force = False,
@@ -63,15 +73,17 @@ def run(
 ) -> None:
     """Measure what is missing, then execute notebooks with papermill into reports/."""
     accept_findings(accept)
+    use_engine(engine)
     values = dict(report.name_and_value(text) for text in parameter or [])
     scale = scale or ("mini" if source == "live" else "shape")
-    raise typer.Exit(_run_all(notebooks or [], scale, source, values, engine, force, json))
+    raise typer.Exit(_run_all(notebooks or [], scale, source, values, minutes, force, json))
 
 
 @app.command()
 def measure(
     name: Annotated[str, typer.Argument(metavar="STUDY", help="a study, e.g. 01-phase-asymmetry")],
     scale: Scale = "mini",
+    minutes: Minutes = 0,
     reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
     retry_failed: Annotated[bool, typer.Option(help="measure rows again that crashed, hung or were killed")] = False,
     engine: Engine = None,
@@ -87,7 +99,7 @@ def measure(
     accept_findings(accept)
     builds = [engines.resolve(build) for build in beside or []]
     place = recording.REFERENCE if reference else recording.LOCAL
-    summary = report.measure(name, scale, place, retry_failed, builds)
+    summary = report.measure(name, scale, place, retry_failed, builds, minutes)
     if json:
         _print_rows(summary)
     raise typer.Exit(1 if summary.unexpected else 0)
@@ -207,31 +219,47 @@ def _run_all(
     scale: str,
     source: str,
     values: dict[str, str],
-    engine: str | None,
+    minutes: float,
     force: bool,
     json: bool = False,
+    published: bool = False,
 ) -> int:
-    """Measure with a progress bar first, so that the notebooks find every row done; returns the exit code."""
+    """Measure each notebook's studies and execute it, one after the other; returns the exit code.
+
+    What nothing changed for is neither measured nor executed again. A finished notebook can be read at once.
+    """
     from plamo_study.publish import inputs, parameters, runs
 
-    use_engine(engine)
     plan.check_scale(scale)
     recording.check_source(source)
-    found = runs.find_notebooks(notebooks)
+    found = sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
     values = {"scale": scale, "source": source} | values
     parameters.assign(found, values)
-    failed = False
-    if source == "live":
-        for notebook in found:
-            for study, at in studies.of_notebook(notebook.stem, scale):
-                summary = report.measure(study, at, recording.LOCAL)
-                failed |= bool(summary.unexpected)
-                if json:
-                    _print_rows(summary)
-    results = runs.run_notebooks(
-        notebooks, values, paths.REPORTS, report.notebook_event, "" if force else inputs.digest()
-    )
+    shares = budget.of_notebooks([path.stem for path in found], minutes)
+    failed, results = False, []
+    for notebook in found:
+        own = values | ({"minutes": f"{shares[notebook.stem]:.3f}"} if shares[notebook.stem] else {})
+        current = runs.is_current(notebook, own, paths.REPORTS, inputs.digest(notebook.stem))
+        if source == "live" and (force or json or not current):
+            failed |= _measure_all(notebook.stem, scale, shares[notebook.stem], json)
+        digest = "" if force else inputs.digest(notebook.stem)
+        results += runs.run_notebooks([str(notebook)], own, paths.REPORTS, report.notebook_event, digest)
+        if published and all(result.output for result in results):
+            publish()
     return 1 if report.summary(results) or failed else 0
+
+
+def _measure_all(notebook: str, scale: str, minutes: float, json: bool) -> bool:
+    """Measure what a notebook shows; whether something failed that should not."""
+    failed = False
+    for study, at in studies.of_notebook(notebook, scale):
+        own = budget.of_study(study, at, minutes) if minutes else 0
+        if own or not minutes:
+            summary = report.measure(study, at, recording.LOCAL, minutes=own)
+            failed |= bool(summary.unexpected)
+            if json:
+                _print_rows(summary)
+    return failed
 
 
 def _print_rows(summary: runner.Summary) -> None:

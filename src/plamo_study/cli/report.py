@@ -26,13 +26,21 @@ DONE = ("ok", "unchanged")
 
 
 def measure(
-    study: str, scale: str, place: str, retry_failed: bool = False, beside: Sequence[Path] = ()
+    study: str,
+    scale: str,
+    place: str,
+    retry_failed: bool = False,
+    beside: Sequence[Path] = (),
+    minutes: float = 0,
 ) -> runner.Summary:
     """Measure a study with a bar that says what runs, what came of the last cell, and how long it will take still."""
-    return sweep(collect.build(study, scale), recording.journal_path(study, scale, place), retry_failed, beside)
+    path = recording.journal_path(study, scale, place)
+    return sweep(collect.build(study, scale), path, retry_failed, beside, minutes)
 
 
-def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Sequence[Path] = ()) -> runner.Summary:
+def sweep(
+    planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Sequence[Path] = (), minutes: float = 0
+) -> runner.Summary:
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
     with bytes_progress() as progress:
@@ -60,10 +68,11 @@ def sweep(planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Se
             if row and (row.status != "ok" or row.valid is False) and not runner.asks_whether(row.cell):
                 console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
 
-        summary = runner.sweep(planned, path, on_progress, retry_failed, beside)
+        summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)
     console.print(
         f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
         f"{len(summary.failed)} failed or wrong ({short(path)})"
+        + (f"; no time for {len(summary.left_out)} of {len(planned.cells)} cells" if summary.left_out else "")
     )
     return summary
 

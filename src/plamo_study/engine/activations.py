@@ -10,9 +10,9 @@ PLaMo 2 mixes up in llama.cpp 0c1e57098 (mixed prompts, D2): its sums are those 
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 
+from plamo_study.engine.bindings import llama
 from plamo_study.engine.nodes import F32, Tensor, WatchedModel, name_of
 from plamo_study.engine.session import EngineError, SessionConfig
 

@@ -11,9 +11,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 
+from plamo_study.engine.bindings import llama
 from plamo_study.engine.session import EngineError, Session
 
 MAGIC = 0xAF143CD8  # llama-context.cpp, io_magic; then the number of the sequence

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as llama
+from plamo_study.engine.bindings import llama
 
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas")
 GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: with memory of its own, and in the host's

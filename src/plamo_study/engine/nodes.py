@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 
+from plamo_study.engine.bindings import llama
 from plamo_study.engine.library import ggml
 from plamo_study.engine.session import EngineError, SessionConfig, context_params, model_params, tokenize
 

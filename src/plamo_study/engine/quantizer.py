@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 
+from plamo_study.engine.bindings import llama
 from plamo_study.engine.session import EngineError
 
 BUFFER = 1 << 28  # bytes of one tensor's rows in memory at a time; llama.cpp's own default is 8 GiB

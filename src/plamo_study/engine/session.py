@@ -7,8 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
+
+from plamo_study.engine.bindings import llama
 
 Policy = Literal["per_sequence", "packed"]
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml.h, enum ggml_type

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 
+from plamo_study.engine.bindings import llama
 from plamo_study.engine.library import ggml
 from plamo_study.engine.session import EngineError, Session, SessionConfig, model_params
 

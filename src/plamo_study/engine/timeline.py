@@ -15,9 +15,9 @@ from itertools import pairwise
 from types import TracebackType
 from typing import NamedTuple
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 
+from plamo_study.engine.bindings import llama
 from plamo_study.engine.nodes import Tensor, ggml_base
 from plamo_study.engine.session import EngineError, Session, context_params
 from plamo_study.engine.spans import Node, Operand, Phase, Span, Timeline

@@ -5,10 +5,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
+from plamo_study.engine.bindings import llama
 from plamo_study.engine.session import EngineError, tokenize
 
 LONGEST = 1024  # bytes of a piece

@@ -1,6 +1,6 @@
 """Which cells the studies of phase asymmetry and batch scaling measure at which scale, and what every plan shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,18 @@ GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32}  # a gate's prefill
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
 TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0}
+ANCHORS = {"mini": 1, "shape": 3, "weights": 3}
+MOST_CELLS = 10**6
 DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Cells to measure in `blocks` randomised blocks, gates once before them, and the anchor between them."""
+    """Cells to measure in `blocks` randomised blocks, gates once before them, and the anchor between them.
+
+    Cells stand in the order of what the finding needs: where time is limited the last are left out, but none of the
+    first `needed`, by default all.
+    """
 
     study: str
     scale: str
@@ -47,6 +53,7 @@ class Plan:
     anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
     worker: str = WORKER  # module of the process that each cell runs in
+    needed: int = MOST_CELLS
 
 
 def gates(scale: str, gpu: bool = False) -> Plan:
@@ -95,7 +102,8 @@ def with_gates(study: str, scale: str, cells: tuple[Cell, ...], exact_cache: boo
     kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
     gates = tuple(change(kind, model=model, dtype=dtype) for model, dtype in files for kind in kinds)
     anchor = change(base, workload="decode", n_prompt=16, n_gen=32)
-    return Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
+    planned = Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
+    return replace(planned, anchors=ANCHORS[scale])
 
 
 def gate_tokens(scale: str) -> dict[str, int]:

@@ -10,7 +10,7 @@ import pandas as pd
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, runner
-from plamo_study.measure.rows import Record, Row
+from plamo_study.measure.rows import Cell, Record, Row
 
 REFERENCE, LOCAL = "reference", "local"
 SOURCES = ("recorded", "live")
@@ -18,13 +18,17 @@ SOURCES = ("recorded", "live")
 
 @dataclass(frozen=True)
 class Recording:
-    """The rows of one study at one scale, all of one machine, the facts they refer to, and where they came from."""
+    """The rows of one study at one scale, all of one machine, the facts they refer to, and where they came from.
+
+    `left_out`: cells that there was no time for.
+    """
 
     rows: pd.DataFrame
     facts: dict[str, dict[str, Any]]
     study: str
     scale: str
     source: str
+    left_out: tuple[Cell, ...] = ()
 
 
 def journal_path(study: str, scale: str, place: str) -> Path:

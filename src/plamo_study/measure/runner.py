@@ -1,9 +1,12 @@
 """The sweep: randomised blocks of cells, an anchor between them, one process a cell, resumed where it stopped."""
 
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +27,8 @@ START_LIMIT_S = 60.0
 CALM_S = 15.0  # a sweep waits so long for a calm machine before it measures disturbed rows again
 REPEAT = 1000  # added to the replicate of what is measured again, and of further anchors
 STARVED_REPEATS = 2
+LEAST_BLOCKS, MOST_BLOCKS = 2, 50  # of a plan that a time is set for
+HANDFUL = 8  # cells that time nothing
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Progress:
-    """What the sweep is about to do, or has just done (`row`), and the seconds it expects to need still."""
+    """What the sweep is about to do, or has just done (`row`), and the seconds it expects to need still.
+
+    With a time set, `total` grows while cells and blocks are added.
+    """
 
     done: int
     total: int
@@ -51,10 +59,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Summary:
-    """The rows of a sweep's plan, and how many of them were measured by this call."""
+    """The rows of a sweep's plan, how many of them this call measured, and the cells there was no time for."""
 
     rows: list[Row]
     measured: int
+    left_out: tuple[Cell, ...] = ()
 
     @property
     def failed(self) -> list[Row]:
@@ -78,10 +87,13 @@ def sweep(
     on_progress: OnProgress | None = None,
     retry_failed: bool = False,
     beside: Sequence[Path] = (),
+    minutes: float = 0,
 ) -> Summary:
     """Measure what the journal lacks of `plan`. A worker that crashes or hangs is a row, and the sweep goes on.
 
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
+    `minutes`: what the plan's rows may take, those of earlier calls counted; 0: what its blocks take. The last cells of
+    the plan are left out where they do not fit; where all fit, blocks are added.
 
     Rows that something disturbed are measured again as further replicates of their block, when the machine is calm
     again or the sweep ends; blocks that drifted are followed by fresh ones. Both together take no more than
@@ -89,13 +101,12 @@ def sweep(
     """
     with Journal(journal_path) as journal, machine.awake():
         run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside])
-        run.blocks(range(plan.blocks))
-        run.again()
-        for extra in range(plan.blocks, plan.blocks + plan.extra_blocks):
-            if run.unmarked_blocks(extra) >= plan.blocks or run.budget() < run.per_block:
-                break
-            run.blocks([extra])
-        return Summary(run.rows(), run.measured)
+        if minutes:
+            run.within(60 * minutes)
+        else:
+            run.whole()
+        left_out = tuple(cell for cell in plan.cells if cell not in run.cells)
+        return Summary(run.rows(), run.measured, left_out)
 
 
 class _Sweep:
@@ -114,46 +125,114 @@ class _Sweep:
         self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
-        self.per_block = len(plan.cells) + len(beside) * len(plan.compared)
+        self.cells = plan.cells
 
-    def blocks(self, numbers: range | list[int]) -> None:
+    def whole(self) -> None:
+        """Measure the plan's blocks, and fresh ones after them where some drifted."""
+        plan = self.plan
+        self._blocks(range(plan.blocks))
+        self._again()
+        for extra in range(plan.blocks, plan.blocks + plan.extra_blocks):
+            if self._unmarked_blocks(extra) >= plan.blocks or self._budget() < self._per_block:
+                break
+            self._blocks([extra])
+
+    def within(self, seconds: float) -> None:
+        """Measure as many of the plan's first cells as fit LEAST_BLOCKS times, then blocks of them while there is time.
+
+        What is chosen follows from the rows, so that the same call once more measures nothing.
+        """
+        least = min(self.plan.blocks, LEAST_BLOCKS)
+        self.cells = ()
+        self._each(self._anchors(0))
+        for cells in self._together(self.plan.cells):
+            first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
+                     for folder in self._folders(cell)]  # fmt: skip
+            block = self._spent(task for task in self.tasks if task.block == 0)
+            fits = self._spent(self.tasks) + (least - 1) * block < seconds
+            if len(self.cells) >= self.plan.needed and not fits and not self._any_done(first):
+                break
+            self._each([*self._gates({(cell.model, cell.dtype) for cell in cells}), *first])
+            self.cells += cells
+        self._each(self._anchors(1))
+        self._again(seconds)
+        for number in range(1, MOST_BLOCKS if self.plan.blocks > 1 else 1):
+            spent = self._spent(self._all())
+            todo = [*self._shuffled(number), *self._anchors(number + 1)]
+            if number >= least and spent + spent / number > seconds and not self._any_done(todo):
+                break
+            self._each(todo)
+            self._again(seconds)
+
+    def rows(self) -> list[Row]:
+        """The plan's rows so far, in order of their blocks, each followed by its repeats."""
+        return [self.done[self._key(task)] for task in self._all()]
+
+    @property
+    def _per_block(self) -> int:
+        return len(self._shuffled(0))
+
+    def _blocks(self, numbers: Sequence[int]) -> None:
         """Measure these blocks: gates before the first, anchors before each and after the last.
 
         What was disturbed is measured again at the end of a block in which the machine is calm.
         """
         todo = [task for number in numbers for task in self._block(number)]
         todo += self._anchors(numbers[-1] + 1)
-        self.tasks += [task for task in todo if task not in self.tasks]
-        for index, task in enumerate(todo):
-            if self._key(task) not in self.done:
-                if task.block > todo[index - 1].block >= 0 and self._again() and watch.calm():
-                    self.again()
-                self._do(task, todo[index:])
+        self._plan(todo)
+        for number, block in groupby(todo, key=lambda task: task.block):
+            tasks = list(block)
+            if number > numbers[0] and self._key(tasks[0]) not in self.done and self._repeats() and watch.calm():
+                self._again()
+            self._each(tasks)
 
-    def again(self) -> None:
-        """Measure once more what was disturbed, waiting a little for the machine to become calm."""
-        if todo := self._again():
+    def _again(self, seconds: float = math.inf) -> None:
+        """Measure once more what was disturbed, waiting a little for a calm machine, while less than that is spent."""
+        if self._spent(self._all()) < seconds and (todo := self._repeats()):
             watch.wait_until_calm(CALM_S)
-        for index, task in enumerate(todo):
-            self._do(task, todo[index:])
+            self._each(todo, planned=False)
 
-    def budget(self) -> int:
+    def _plan(self, todo: Iterable[Task]) -> None:
+        self.tasks += [task for task in todo if task not in self.tasks]
+
+    def _each(self, todo: Sequence[Task], planned: bool = True) -> None:
+        """Measure what is not done of these; where nothing is timed, as many at once as there are cores."""
+        if planned:
+            self._plan(todo)
+        left = [task for task in todo if self._key(task) not in self.done]
+        for timed, group in groupby(left, key=lambda task: watch.is_timed(task.cell)):
+            tasks = list(group)
+            at_once = 1 if timed else machine.performance_cores() // max(task.cell.n_threads for task in tasks)
+            if at_once > 1:
+                with ThreadPoolExecutor(at_once) as pool:
+                    self._keep(zip(tasks, pool.map(self._started, tasks), strict=True))
+            else:
+                self._keep(zip(tasks, map(self._started, tasks), strict=True))
+
+    def _started(self, task: Task) -> Row:
+        self._report(task, None)
+        return self._measure(task)
+
+    def _keep(self, measured: Iterable[tuple[Task, Row]]) -> None:
+        for task, row in measured:
+            self.journal.append(row)
+            self.done[row.key], self.seconds[task.cell] = row, row.elapsed_ns / 1e9
+            self.measured += 1
+            self._report(task, row)
+
+    def _any_done(self, tasks: Iterable[Task]) -> bool:
+        return any(self._key(task) in self.done for task in tasks)
+
+    def _spent(self, tasks: Iterable[Task]) -> float:
+        """Seconds that those of these tasks took that are done."""
+        keys = {self._key(task) for task in tasks}
+        return sum(self.done[key].elapsed_ns / 1e9 for key in keys if key in self.done)
+
+    def _budget(self) -> int:
         """Rows that may still be measured beyond the plan's blocks."""
         spent = sum(task.replicate >= REPEAT and not task.anchor for task in self._all())
-        extra = max(task.block for task in self.tasks) - self.plan.blocks  # the last anchor's block is one further
-        return (self.plan.extra_blocks - extra) * self.per_block - spent
-
-    def rows(self) -> list[Row]:
-        """The plan's rows so far, in order of their blocks, each followed by its repeats."""
-        return [self.done[self._key(task)] for task in self._all()]
-
-    def _do(self, task: Task, todo: list[Task]) -> None:
-        self._report(todo, None)
-        row = self._measure(task)
-        self.journal.append(row)
-        self.done[row.key], self.seconds[task.cell] = row, row.elapsed_ns / 1e9
-        self.measured += 1
-        self._report(todo, row)
+        extra = max(max(task.block for task in self.tasks) - self.plan.blocks, 0)  # the last anchor is one further
+        return (self.plan.extra_blocks - extra) * self._per_block - spent
 
     def _all(self) -> Iterator[Task]:
         """Every task that was done, repeats among them."""
@@ -165,7 +244,7 @@ class _Sweep:
                     break
                 task = _repeated(task)
 
-    def _again(self) -> list[Task]:
+    def _repeats(self) -> list[Task]:
         """What is still to be measured again: repeats of disturbed rows within the budget, of starved ones always."""
         last = {(task.cell, task.engine, task.block): task for task in self._all() if not task.anchor}
         marked = watch.disturbed(self.rows())
@@ -176,24 +255,42 @@ class _Sweep:
                 starved.append(_repeated(task))
             elif row.status != "starved" and row.key in marked:
                 disturbed.append(_repeated(task))
-        return starved + disturbed[: max(self.budget(), 0)]
+        return starved + disturbed[: max(self._budget(), 0)]
 
-    def unmarked_blocks(self, n_blocks: int) -> int:
+    def _unmarked_blocks(self, n_blocks: int) -> int:
         """How many of the first blocks did not drift."""
         drift = drift_by_block(self.rows())
         return sum(drift.get(block, 0.0) <= DRIFT_LIMIT for block in range(n_blocks))
 
     def _block(self, number: int) -> Iterator[Task]:
         if number == 0:
-            yield from (Task(cell, 0, -1, order) for order, cell in enumerate(self.plan.gates))
-            files = {(cell.model, cell.dtype) for cell in self.plan.compared}
-            gates = [cell for cell in self.plan.gates if (cell.model, cell.dtype) in files]
-            yield from (Task(cell, 0, -1, n, engine=folder) for folder in self.beside for n, cell in enumerate(gates))
+            yield from self._gates()
         yield from self._anchors(number)
-        cells = [(cell, "") for cell in self.plan.cells]
-        cells += [(cell, folder) for folder in self.beside for cell in self.plan.compared]
+        yield from self._shuffled(number)
+
+    def _gates(self, files: set[tuple[str, str]] | None = None) -> list[Task]:
+        """The gates of these files, by default of all; other builds have those of the files compared."""
+        gates = [(n, gate) for n, gate in enumerate(self.plan.gates) if not files or (gate.model, gate.dtype) in files]
+        compared = {(cell.model, cell.dtype) for cell in self.plan.compared}
+        other = [(n, gate) for n, gate in gates if (gate.model, gate.dtype) in compared]
+        found = [Task(gate, 0, -1, n) for n, gate in gates]
+        return found + [Task(gate, 0, -1, n, engine=folder) for folder in self.beside for n, gate in other]
+
+    def _shuffled(self, number: int) -> list[Task]:
+        cells = [(cell, folder) for cell in self.cells for folder in self._folders(cell)]
         random.Random(f"{self.plan.seed}/{number}").shuffle(cells)
-        yield from (Task(cell, number, number, n + 1, engine=folder) for n, (cell, folder) in enumerate(cells))
+        return [Task(cell, number, number, n + 1, engine=folder) for n, (cell, folder) in enumerate(cells)]
+
+    def _folders(self, cell: Cell) -> list[str]:
+        """The builds that measure a cell."""
+        return ["", *(self.beside if cell in self.plan.compared else ())]
+
+    def _together(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
+        """Cells in order: one by one where they are timed, else in handfuls that can run beside each other."""
+        for timed, group in groupby(cells, key=watch.is_timed):
+            alike = tuple(group)
+            size = 1 if timed else HANDFUL
+            yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
     def _anchors(self, number: int) -> list[Task]:
         """The anchor before a block, by as many processes as the plan says."""
@@ -260,12 +357,12 @@ class _Sweep:
         self.journal.append_fact(fact)
         return fact.id
 
-    def _report(self, todo: list[Task], row: Row | None) -> None:
+    def _report(self, task: Task, row: Row | None) -> None:
         if self.tell:
-            left = [task.cell for task in todo[1 if row else 0 :] if self._key(task) not in self.done]
+            left = [task.cell for task in self.tasks if self._key(task) not in self.done]
             usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
             remaining = sum(self.seconds.get(cell, usual) for cell in left)
-            self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), todo[0], row, remaining))
+            self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining))
 
 
 def _repeated(task: Task) -> Task:

@@ -14,7 +14,7 @@ import psutil
 
 from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, WAITED_LIMIT
 from plamo_study.measure import machine
-from plamo_study.measure.rows import Conditions, Evidence, Row
+from plamo_study.measure.rows import Cell, Conditions, Evidence, Row
 
 # the results of other workloads are no times
 TIMED = ("prefill", "decode", "depth", "naive", "trace", "read", "matmul", "overhead")
@@ -121,6 +121,11 @@ def waited(conditions: Conditions) -> float | None:
     return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
 
 
+def is_timed(cell: Cell) -> bool:
+    """Whether the result of a cell is a time."""
+    return cell.workload in TIMED and not cell.text
+
+
 def disturbed(rows: Iterable[Row]) -> set[str]:
     """Keys of the rows of one journal beside whose worker something else computed, or kept it from computing.
 
@@ -137,7 +142,7 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
 def _disturbed(row: Row, threads: int) -> bool:
     if row.status == "starved":
         return True
-    if row.cell.workload not in TIMED or row.cell.text:
+    if not is_timed(row.cell):
         return False
     conditions = row.conditions
     if conditions.whole is None:

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
+from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import TensorInfo
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}  # llama.cpp's general.file_type
 
 
 def check_space(path: Path, n_bytes: int) -> None:
@@ -55,7 +55,7 @@ def add_shape(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, heads: list[
     head_count is a scalar: an array with 0 at layer 0, as `heads` may give one, makes the engine lose RoPE.
     """
     kv_heads = [spec.kv_heads_of(layer) for layer in range(spec.layers)]
-    writer.add_file_type(FILE_TYPES[dtype])
+    writer.add_file_type(FILE_TYPES[dtype][0])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_vocab_size(spec.vocab)
     writer.add_context_length(spec.context_length)

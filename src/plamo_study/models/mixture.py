@@ -10,21 +10,9 @@ from typing import Any
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from plamo_study.models import tensors
+from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.models.tensors import TensorInfo
 
-FILE_TYPES = {  # name: llama.h's enum llama_ftype, and the type of a matrix that no rule treats otherwise
-    "F32": (0, "F32"),
-    "F16": (1, "F16"),
-    "BF16": (32, "BF16"),
-    "Q8_0": (7, "Q8_0"),
-    "Q6_K": (18, "Q6_K"),
-    "Q5_K_M": (17, "Q5_K"),
-    "Q5_0": (8, "Q5_0"),
-    "Q4_K_M": (15, "Q4_K"),
-    "Q4_0": (2, "Q4_0"),
-    "Q3_K_M": (12, "Q3_K"),
-    "Q2_K": (10, "Q2_K"),
-}
 FLOATS = ("F32", "F16", "BF16")
 SMALLER_BLOCKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # 256 -> 32 weights
 ATTN_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K"}

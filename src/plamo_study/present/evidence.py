@@ -16,6 +16,7 @@ from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, 
 from plamo_study.measure import disturbances, frame, journal
 from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
+from plamo_study.measure.rows import Cell
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present.tables import Columns, Table, scaled, table
@@ -39,7 +40,17 @@ def provenance(recording: Recording) -> Table:
         said = f"; {build_name(f)}: {f['description']}" if f.get("corrects") else ""
         entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}{said}"))
     entries += [("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}")]
+    if recording.left_out:
+        entries.append(
+            ("no time for", f"{len(recording.left_out)} cells: {', '.join(map(_named, recording.left_out))}")
+        )
     return Table(pd.DataFrame(entries, columns=["what", "which"]))
+
+
+def _named(cell: Cell) -> str:
+    sequences = f" × {cell.n_seq}" if cell.n_seq > 1 else ""
+    tokens = f" {cell.n_prompt}+{cell.n_gen}{sequences}" if cell.model else ""
+    return f"{cell.model} {cell.dtype} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
 
 
 def models(recording: Recording) -> Table:

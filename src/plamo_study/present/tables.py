@@ -52,6 +52,8 @@ def table(data: pd.DataFrame, columns: Columns, note: str = "") -> Table:
 
     Where all intervals of a column have the same level and it is not 95 %, the heading says it once.
     """
+    if data.empty:
+        return Table(pd.DataFrame({"": ["nothing of this was measured here"]}))
     shown = {}
     for name, (heading, how) in columns.items():
         level, values = _shared_level(data[name]), list(data[name])

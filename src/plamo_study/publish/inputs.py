@@ -7,25 +7,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from plamo_study import paths
+from plamo_study.measure.recording import LOCAL, REFERENCE
+from plamo_study.studies.registry import OF_ALL
 
 KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.csv", "*.lock")
 DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_ACCEPT")  # environment variables that a result depends on
 
 
-def digest() -> str:
-    """SHA-256 of the contents that executed notebooks depend on; any change gives another one."""
+def digest(notebook: str) -> str:
+    """SHA-256 of the contents that an executed notebook depends on; any change gives another one."""
     found = hashlib.sha256(sys.version.encode())
     for name in DECIDING:
         found.update(f"{name}={os.environ.get(name, '')}".encode())
-    for path in _files():
+    for path in _files(notebook):
         found.update(f"{path.name} {path.stat().st_size} ".encode())
         found.update(path.read_bytes())
     return found.hexdigest()
 
 
-def _files() -> Iterator[Path]:
+def _files(notebook: str) -> Iterator[Path]:
     code = Path(__file__).resolve().parents[1]
-    folders = (code, paths.MEASURED, paths.DATA / "published")
+    folders = (code, paths.MEASURED / REFERENCE, paths.DATA / "published")
     for folder in folders:
         yield from sorted(path for kind in KINDS for path in folder.rglob(kind))
+    own = "" if notebook in OF_ALL else notebook[:2]
+    yield from sorted((paths.MEASURED / LOCAL).glob(f"{own}*"))
     yield from (path for path in (paths.DATA / "models.toml", paths.ROOT / "requirements.lock") if path.exists())

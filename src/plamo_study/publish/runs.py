@@ -137,6 +137,12 @@ def run_notebooks(
     return [_run(notebook, assigned[notebook], out_dir, tell, inputs) for notebook in found]
 
 
+def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str) -> bool:
+    """Whether a notebook was executed there before, with these parameters and from these inputs."""
+    assigned = parameters.assign([notebook], values)[notebook]
+    return _known(out_dir.resolve() / f"{notebook.stem}.ipynb") == _made_from(notebook, assigned, inputs)
+
+
 def _run(notebook: Path, values: dict[str, Any], out_dir: Path, tell: OnEvent, inputs: str) -> RunResult:
     partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
     made_from = _made_from(notebook, values, inputs)

@@ -1,18 +1,19 @@
 """Rows for a notebook: recorded ones of the reference machine, or live ones measured here."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, journal, plan, runner
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_rows
-from plamo_study.studies import registry as studies
+from plamo_study.studies import budget, registry as studies
 
 
-def collect(
-    study: str, source: str = "recorded", scale: str = "mini", on_progress: runner.OnProgress | None = None
-) -> Recording:
+def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: float = 0) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
+
+    `minutes`: time for measuring what the notebook of this study shows; 0: as long as its plans take.
 
     Raises
     ------
@@ -21,13 +22,16 @@ def collect(
 
     """
     check_source(source)
-    path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
-    measured = measure(build(study, scale), path, on_progress).rows if source == "live" else None
+    own = budget.of_study(study, scale, minutes) if source == "live" and minutes else 0.0
+    live = source == "live" and (own > 0 or not minutes)
+    path = journal_path(study, scale, LOCAL if live else REFERENCE)
+    summary = measure(build(study, scale), path, minutes=own) if live else None
     records = journal.read(path)
-    rows = journal.latest_rows(records) if measured is None else measured
+    rows = summary.rows if summary else journal.latest_rows(records)
     if not rows:
         raise StudyError(str(path), "holds no rows", f"plamo-study run {study} --scale {scale} -p source live")
-    return of_rows(rows, records, study, source, scale)
+    found = of_rows(rows, records, study, "live" if live else "recorded", scale)
+    return replace(found, left_out=summary.left_out if summary else ())
 
 
 def build(study: str, scale: str) -> plan.Plan:
@@ -44,7 +48,8 @@ def measure(
     on_progress: runner.OnProgress | None = None,
     retry_failed: bool = False,
     beside: Sequence[Path] = (),
+    minutes: float = 0,
 ) -> runner.Summary:
     """Write the models a plan needs and measure what its journal lacks, other builds of the engine beside it."""
     files.make_models(planned)
-    return runner.sweep(planned, path, on_progress, retry_failed, beside)
+    return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)

@@ -6,14 +6,14 @@ from plamo_study.measure.recording import Recording, read
 from plamo_study.studies import collect, registry as studies
 
 
-def every_study(notebook: str, source: str, scale: str) -> list[Recording]:
+def every_study(notebook: str, source: str, scale: str, minutes: float = 0) -> list[Recording]:
     """All studies but experiments with rows at this scale, the notebook's own first; live measures what its own lack.
 
     Raises StudyError for an unknown source or scale, or where no study has any row.
     """
     recording.check_source(source)
     own = [study for study, _ in studies.of_notebook(notebook, scale)]
-    measured = [collect.collect(study, source, scale) for study in own if source == "live"]
+    measured = [collect.collect(study, source, scale, minutes) for study in own if source == "live"]
     left_out = {name for name, study in studies.STUDIES.items() if study.aside} | {each.study for each in measured}
     rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
     found = [*measured, *filter(None, (read(study, source, scale) for study in dict.fromkeys(rest)))]

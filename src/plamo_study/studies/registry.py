@@ -23,13 +23,15 @@ class Study:
 
     `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: speaks of weights that mean
     something, so it is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured
-    by a live notebook.
+    by a live notebook. `whole`: times nothing and means nothing in part. `weight`: its share where time is limited.
     """
 
     plan: Callable[..., Plan]
     at_mini: bool = False
     of_weights: bool = False
     aside: bool = False
+    whole: bool = False
+    weight: int = 1
 
 
 NOTEBOOKS = {
@@ -41,24 +43,25 @@ NOTEBOOKS = {
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),
-    "01-phase-asymmetry": Study(phase_asymmetry.phase_asymmetry),
-    "02-roofline": Study(roofline.roofline),
+    "01-phase-asymmetry": Study(phase_asymmetry.phase_asymmetry, weight=4),
+    "02-roofline": Study(roofline.roofline, weight=3),
     "02-trace": Study(timeline.trace),
-    "03-batch-scaling": Study(batch_scaling.batch_scaling),
+    "03-batch-scaling": Study(batch_scaling.batch_scaling, weight=5),
     "03-source-table": Study(batch_scaling.source_table),
-    "03-batching-law": Study(batching_law.batching_law, at_mini=True),
-    "04-quantization": Study(quantization.speed),
+    "03-batching-law": Study(batching_law.batching_law, at_mini=True, weight=2),
+    "04-quantization": Study(quantization.speed, weight=4),
     "04-modes": Study(quantization.modes, aside=True),
     "04-controlled": Study(quantization.controlled, aside=True),
-    "04-quality": Study(quality.quality, of_weights=True),
-    "04-scan": Study(fragility.scan, of_weights=True),
-    "04-ranges": Study(numeric_range.numeric_range, of_weights=True),
-    "05-context": Study(context.context),
-    "05-memory": Study(context.memory),
+    "04-quality": Study(quality.quality, of_weights=True, weight=2, whole=True),
+    "04-scan": Study(fragility.scan, of_weights=True, weight=2, whole=True),
+    "04-ranges": Study(numeric_range.numeric_range, of_weights=True, whole=True),
+    "05-context": Study(context.context, weight=3),
+    "05-memory": Study(context.memory, weight=2),
     "05-naive": Study(context.naive),
-    "05-drift": Study(context.drift, at_mini=True),
-    "05-window": Study(context.window, at_mini=True, aside=True),
+    "05-drift": Study(context.drift, at_mini=True, whole=True),
+    "05-window": Study(context.window, at_mini=True, aside=True, whole=True),
 }
+OF_ALL = ("02-roofline",)  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"
 
 

@@ -21,6 +21,7 @@ from plamo_study.measure.rows import Cell
 
 SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
+FIRST_SEQUENCES = (1, 4, 16)  # that no page can do without
 SHORT_PROMPT = 8  # where packing prompts could pay: long ones fill a micro-batch each
 SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
 
@@ -35,15 +36,19 @@ def batch_scaling(scale: str, gpu: bool = False) -> Plan:
     base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=DEPTH, n_gen=STEPS)
     base = change(base, policy="shared", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, n_gen=0)
-    cells = [change(base, model=model, n_seq=n) for model in MODELS for n in SEQUENCES]
+    limits = ceilings(scale, gpu, thread_counts()[:1])
+    cells = [change(base, model=model, n_seq=n) for n in SEQUENCES for model in MODELS]
     if scale != "weights":  # the matched model is invented
         cells += [change(base, model=MATCHED, n_seq=n) for n in FEW_SEQUENCES]
-    cells += [change(short, model=model, n_seq=n, policy="packed") for model in MODELS for n in SEQUENCES]
+    cells += [change(short, model=model, n_seq=n, policy="packed") for n in SEQUENCES for model in MODELS]
     cells += [change(short, model=model, n_seq=n, policy="per_sequence") for model in MODELS for n in (4, 16)]
     compared = [change(base, n_seq=n) for n in FEW_SEQUENCES]
     compared += [change(short, n_seq=n, policy="packed") for n in (4, 16)]
-    planned = with_gates("03-batch-scaling", scale, (*cells, *ceilings(scale, gpu, thread_counts()[:1])))
-    return replace(planned, compared=tuple(compared), blocks=2 if scale == "mini" else BLOCKS)
+    by_need = (FIRST_SEQUENCES, FEW_SEQUENCES, SEQUENCES)
+    cells.sort(key=lambda cell: next(n for n, group in enumerate(by_need) if cell.n_seq in group))
+    needed = len(limits) + sum(cell.n_seq in FIRST_SEQUENCES for cell in cells)
+    planned = with_gates("03-batch-scaling", scale, (*limits, *cells))
+    return replace(planned, compared=tuple(compared), needed=needed, blocks=2 if scale == "mini" else BLOCKS)
 
 
 def source_table(scale: str, gpu: bool = False) -> Plan:

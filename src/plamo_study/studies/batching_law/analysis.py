@@ -130,7 +130,7 @@ def first_aborts(table: pd.DataFrame) -> pd.DataFrame:
             aborting = group[group[column] == "abort"]["n_seq"]
             entry[column] = int(aborting.min()) if len(aborting) else None
         entries.append(entry)
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["build", "n_batch", "predicted", "observed"])
 
 
 def _wrong(row: dict[str, Any], limit: float) -> list[frozenset[int]]:

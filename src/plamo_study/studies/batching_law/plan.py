@@ -1,10 +1,13 @@
 """Which configurations the batching law is held against."""
 
+from dataclasses import replace
+
 from plamo_study.errors import StudyError
 from plamo_study.measure.plan import MODELS, TIME_LIMIT_S, Plan
 from plamo_study.measure.rows import Cell
 from plamo_study.studies.batching_law import grid
 
+NEEDED = 15  # configurations of a grid without which no page can say anything
 LAW_SEEDS, LAW_CELLS = (0, 1, 2), 60  # configurations of each
 
 
@@ -16,7 +19,10 @@ def batching_law(scale: str, gpu: bool = False, seeds: tuple[int, ...] = LAW_SEE
     """
     if scale != "mini":
         raise StudyError(f"scale {scale!r}", "the law is held against the engine at mini", "choose --scale mini")
-    cells = (*(cell for seed in seeds for cell in grid.grid(seed, n, *MODELS)), *grid.packed_map(MODELS[0]))
-    cells += tuple(grid.three_tests(test, model) for test in grid.TESTS for model in MODELS)
+    tests = [grid.three_tests(test, model) for test in grid.TESTS for model in MODELS]
+    grids = (grid.grid(seed, n, *MODELS) for seed in seeds)
+    drawn = [cell for of_seeds in zip(*grids, strict=True) for cell in of_seeds]
+    cells = (*tests, *drawn[:NEEDED], *grid.packed_map(MODELS[0]), *drawn[NEEDED:])
     anchor = Cell(workload="decode", model=MODELS[0], scale="mini", dtype="F16", n_prompt=16, n_gen=32)
-    return Plan("03-batching-law", "mini", cells, (), anchor, 1, 0, TIME_LIMIT_S["mini"], compared=cells)
+    planned = Plan("03-batching-law", "mini", cells, (), anchor, 1, 0, TIME_LIMIT_S["mini"])
+    return replace(planned, compared=cells, needed=len(tests) + NEEDED)

@@ -122,9 +122,8 @@ def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     models = dict.fromkeys(cell.model for cell in cells if cell.model)
     gates = tuple(plan.change(base, model=model, **plan.gate_tokens(scale)) for model in models)
     anchor = plan.change(base, workload="decode", model=MODELS[0], n_prompt=16, n_gen=32)
-    return Plan(
-        study, scale, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[scale], worker=f"{__package__}.worker"
-    )
+    planned = Plan(study, scale, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[scale])
+    return replace(planned, anchors=plan.ANCHORS[scale], worker=f"{__package__}.worker")
 
 
 def check(cell: Cell) -> None:

@@ -29,7 +29,7 @@ def claims(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
         entries.append(within(foretold, name, ratio, *_allowed(shares, name)))
         flat = _flatness(rows, name)
         entries.append(within("the prefill rate is flat from 512 to 2048 tokens", name, flat, 1 - FLAT, 1 + FLAT))
-        entries += _thread_claims(name, gains)
+        entries += _thread_claims(name, gains) if ("decode", name) in gains else []
         decode = shares[(shares["model"] == name) & (shares["what"] == "decode step")]["of_usual"].iloc[0]
         entries.append(above("decode reads at most of the bandwidth measured beside it", name, decode, SHARE))
     first = str(ratios.index[0])

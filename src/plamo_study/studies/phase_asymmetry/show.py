@@ -1,5 +1,6 @@
 """Notebook 01's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.analysis import own_ceilings
@@ -39,18 +40,23 @@ def takeaway(recording: Recording) -> Markdown:
     lines = []
     for model in model_names(rows):
         fast, slow = table.loc[(model, "prefill 512")], table.loc[(model, "decode step")]
-        more = {phase: analysis.gain_estimate(gains[phase, model]) for phase in ("prefill", "decode")}
+        more = {phase: _gain(gains, phase, model) for phase in ("prefill", "decode")}
         upper, lower = (CEILINGS[own_ceilings.CEILING[phase["bound"]]] for phase in (fast, slow))
         lines.append(
-            f"- **{escaped(model)}**: prefill reaches {fast['of_usual']:.0%} of the {upper} measured beside it and "
-            f"gains {more['prefill']:.2f} times from twice the threads; "
-            f"a decode step reaches {slow['of_usual']:.0%} of the {lower} and gains {more['decode']:.2f} times. "
+            f"- **{escaped(model)}**: prefill reaches {fast['of_usual']:.0%} of the {upper} measured beside it"
+            f"{more['prefill']}; a decode step reaches {slow['of_usual']:.0%} of the {lower}{more['decode']}. "
             f"With 512 input tokens, a request of more than {cross[model, 512]:.0f} output tokens is decode-bound."
         )
     checked = claims(rows, recording.facts)
     open_claims = checked[checked["verdict"] != "holds"]
     lines += [f"- {r['verdict']}: {r['claim']} ({escaped(r['model'])})" for r in open_claims.to_dict("records")]
     return Markdown("\n".join(lines))
+
+
+def _gain(gains: dict[tuple[str, str], pd.Series], phase: str, model: str) -> str:
+    """What twice the threads give, where that was measured."""
+    times = gains.get((phase, model))
+    return "" if times is None else f", and twice the threads make it {analysis.gain_estimate(times):.2f} times as fast"
 
 
 def guess(recording: Recording, guessed: float) -> Markdown:

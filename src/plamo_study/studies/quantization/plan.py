@@ -47,10 +47,10 @@ def speed(scale: str, gpu: bool = False) -> Plan:
     alone = change(base, n_gen=STEPS)
     together = change(base, n_gen=STEPS_TOGETHER, n_seq=TOGETHER, policy="shared")
     files = [(model, dtype) for model in MODELS for dtype in timed(model, scale)]
-    cells = [change(cell, model=model, dtype=dtype) for model, dtype in files for cell in (alone, together)]
+    cells = [change(cell, model=model, dtype=dtype) for cell in (alone, together) for model, dtype in files]
     planned = with_gates("04-quantization", scale, (*cells, *kernels(scale, gpu)), exact_cache=False)
     anchor = change(planned.anchor, dtype=DTYPE[scale])
-    return replace(planned, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
+    return replace(planned, anchor=anchor, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
 
 
 def modes(scale: str, gpu: bool = False) -> Plan:

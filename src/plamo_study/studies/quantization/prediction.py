@@ -75,7 +75,7 @@ def kernels(rows: pd.DataFrame) -> pd.DataFrame:
                 found = rates.get((dtype, columns, label))
                 entry[name + suffix] = None if found is None else stats.median(found.tolist())
         entries.append(entry)
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["dtype", "read", "read_plain", "compute", "compute_plain"])
 
 
 def packing(rows: pd.DataFrame) -> pd.DataFrame:
