@@ -248,9 +248,9 @@ def test_a_few_disturbed_rows_are_left_out_in_silence(recorded):
 @pytest.mark.timeout(600)
 def test_a_load_runs_in_the_block_it_is_planted_in(busy_core, monkeypatch, calm):
     monkeypatch.setattr(machine, "performance_cores", lambda: 1)
-    (sweep,) = crosscheck_watch.trial(3, sweeps=1, told=print).sweeps
+    (sweep,) = crosscheck_watch.trial(3, sweeps=1).sweeps
     assert sweep.load == "", "one sweep of one is the quiet half"
     assert set(sweep.overlaps) == {0.0}
-    (quiet, loaded) = sorted(crosscheck_watch.trial(4, sweeps=2, told=print).sweeps, key=lambda each: each.load)
+    (quiet, loaded) = sorted(crosscheck_watch.trial(4, sweeps=2).sweeps, key=lambda each: each.load)
     assert not quiet.load
     assert (loaded.seed, loaded.block) in disturbances.blocks_of([loaded], marked=False)

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from plamo_study import paths
+from plamo_study import paths, progress
 from plamo_study.cli import engine as cli_engine, models as cli_models, report, trace as cli_trace
 from plamo_study.cli.options import Accept, Engine, Force, Json, Minutes, Scale, accept_findings, use_engine
 from plamo_study.engine import builds as engines
@@ -24,12 +24,14 @@ app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
 app.command("trace")(cli_trace.trace)
 
+NOTEBOOK_S = 15.0  # to execute one, about
 MINUTES = 3.0  # for measuring all studies at mini
 LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
 
 
 def main() -> None:
     """Run the command line; what a user can mend becomes one message and exit code 2."""
+    progress.listen(report.step)
     try:
         app(report.joined_parameters(sys.argv[1:]))
     except StudyError as error:
@@ -143,14 +145,14 @@ def selfcheck(
 
     place = recording.REFERENCE if reference else recording.LOCAL
     if coverage:
-        lines = costs.covered(studies, place, report.step)
+        lines = costs.covered(studies, place)
         typer.echo(msgspec.json.encode(lines).decode()) if json else report.coverage(lines)
         raise typer.Exit(1 if any(line["judged"] == "wrong" for line in lines) else 0)
     use_engine(engine)
     plan.check_scale(scale)
     place = recording.REFERENCE if reference else recording.LOCAL
     if disturb:
-        found = costs.disturbed(place, 0, report.console.print)
+        found = costs.disturbed(place, 0)
     else:
         found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
     if likwid_bench:
@@ -236,30 +238,29 @@ def _run_all(
     values = {"scale": scale, "source": source} | values
     parameters.assign(found, values)
     shares = budget.of_notebooks([path.stem for path in found], minutes)
+    measured = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) for path in found}
+    steps = report.Steps(
+        [seconds for path in found for seconds in (*(budget.lasts(*each) for each in measured[path.stem]), NOTEBOOK_S)]
+    )
     failed, results = False, []
     for notebook in found:
         own = values | ({"minutes": f"{shares[notebook.stem]:.3f}"} if shares[notebook.stem] else {})
         current = runs.is_current(notebook, own, paths.REPORTS, inputs.digest(notebook.stem))
-        if source == "live" and (force or json or not current):
-            failed |= _measure_all(notebook.stem, scale, shares[notebook.stem], json)
+        if source == "recorded" or (current and not (force or json)):
+            steps.skip(len(measured[notebook.stem]))
+        else:
+            for study, at, share in measured[notebook.stem]:
+                steps.begin(f"measuring {study}")
+                summary = report.measure(study, at, recording.LOCAL, minutes=share)
+                failed |= bool(summary.unexpected)
+                if json:
+                    _print_rows(summary)
+        steps.begin(f"notebook {notebook.stem}")
         digest = "" if force else inputs.digest(notebook.stem)
         results += runs.run_notebooks([str(notebook)], own, paths.REPORTS, report.notebook_event, digest)
         if published and all(result.output for result in results):
             publish()
     return 1 if report.summary(results) or failed else 0
-
-
-def _measure_all(notebook: str, scale: str, minutes: float, json: bool) -> bool:
-    """Measure what a notebook shows; whether something failed that should not."""
-    failed = False
-    for study, at in studies.of_notebook(notebook, scale):
-        own = budget.of_study(study, at, minutes) if minutes else 0
-        if own or not minutes:
-            summary = report.measure(study, at, recording.LOCAL, minutes=own)
-            failed |= bool(summary.unexpected)
-            if json:
-                _print_rows(summary)
-    return failed
 
 
 def _print_rows(summary: runner.Summary) -> None:

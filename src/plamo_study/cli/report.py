@@ -1,5 +1,6 @@
 """What the command line shows: progress with the time left, tables, summaries. All of it on stderr but JSON."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait 
 
 console = Console(stderr=True, highlight=False)
 DONE = ("ok", "unchanged")
+LOG_EVERY_S = 10.0
+LEAST_PACE, MOST_PACE = 0.2, 5.0  # times as long as expected
+_last_line = -LOG_EVERY_S
 
 
 def measure(
@@ -56,14 +60,8 @@ def sweep(
         task = bar.add_task(study, total=None, left="")
 
         def on_progress(event: runner.Progress) -> None:
-            left = (
-                f"about {event.remaining_s / 60:.0f} min left"
-                if event.remaining_s > 90
-                else f"about {event.remaining_s:.0f} s left"
-            )
-            bar.update(
-                task, total=event.total, completed=event.done, description=f"{study} {_name(event.task)}", left=left
-            )
+            left, said = _left(event.remaining_s), f"{study} {_name(event.task)}"
+            bar.update(task, total=event.total, completed=event.done, description=said, left=left)
             row = event.row
             if row and (row.status != "ok" or row.valid is False) and not runner.asks_whether(row.cell):
                 console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
@@ -123,9 +121,32 @@ def selfcheck(checks: "list[Check]") -> None:
 
 
 def step(done: int, total: int, what: str) -> None:
-    """One line that moves: which step of how many."""
+    """One line that moves: which step of how many. In a log a line now and then."""
+    global _last_line
     if console.is_terminal:
         console.print(f"{done} of {total}: {what}", end="\r" if done < total else "\n", soft_wrap=True)
+    elif time.monotonic() - _last_line > LOG_EVERY_S:
+        console.print(f"{done} of {total}: {what}", soft_wrap=True)
+        _last_line = time.monotonic()
+
+
+class Steps:
+    """Says before each step of a long command which of how many it is, and how long all of them will take still."""
+
+    def __init__(self, seconds: Sequence[float]):
+        """`seconds`: what each step is expected to take."""
+        self.expected, self.done, self.began = list(seconds), 0, time.monotonic()
+
+    def begin(self, what: str) -> None:
+        """The next step begins. Expectations are corrected by how long the steps before it took."""
+        past, left = sum(self.expected[: self.done]), sum(self.expected[self.done :])
+        pace = min(max((time.monotonic() - self.began) / past, LEAST_PACE), MOST_PACE) if past else 1.0
+        self.done += 1
+        console.print(f"[bold]{self.done} of {len(self.expected)}[/bold]: {what}; {_left(left * pace)} in all")
+
+    def skip(self, n: int) -> None:
+        """The next `n` steps have nothing to do."""
+        del self.expected[self.done : self.done + n]
 
 
 def coverage(lines: list[dict[str, Any]]) -> None:
@@ -196,6 +217,10 @@ def name_and_value(text: str) -> tuple[str, str]:
 def short(path: Path) -> str:
     """A path relative to the project where it lies inside."""
     return str(path.relative_to(paths.ROOT)) if path.is_relative_to(paths.ROOT) else str(path)
+
+
+def _left(seconds: float) -> str:
+    return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
 
 def _name(task: runner.Task) -> str:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
+from plamo_study import progress
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
@@ -45,7 +46,7 @@ def batched_bench(cell: Cell, path: Path, tool: Path, rounds: int) -> dict[str, 
 def _ratios(cell: Cell, path: Path, rounds: int, command: list[str], names: tuple[str, ...]) -> dict[str, Estimate]:
     """Their seconds over ours for what `names` tells, one run of each per round, the order alternating."""
     ours, theirs = [], []
-    for number in range(rounds):
+    for number in progress.counted(range(rounds), f"beside {Path(command[0]).name}, {' and '.join(names)}"):
         if number % 2:
             theirs.append(_their_seconds(command))
         ours.append(_our_seconds(cell, path, number))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from plamo_study import progress
 from plamo_study.analysis import divergence, stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.crosscheck.llama_bench import _same_library
@@ -76,7 +77,7 @@ def compare(cell: Cell, path: Path, tool: Path, rounds: int = 1) -> Comparison:
     """
     cell = change(cell, n_gen=0, n_seq=1)
     ours_s, theirs_s = [], []
-    for number in range(rounds):
+    for number in progress.counted(range(rounds), f"{cell.model} beside {tool.name}"):
         for our_turn in (True, False) if number % 2 == 0 else (False, True):
             if our_turn:
                 start = time.perf_counter()

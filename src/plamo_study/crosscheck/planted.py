@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from plamo_study import progress
 from plamo_study.measure import files, machine, plan, runner, watch
 from plamo_study.measure.disturbances import BLOCKS, LOADS, Planted, Trial, blocks_of
 from plamo_study.measure.rows import Row
@@ -19,8 +20,8 @@ CALM_S = 120.0  # a sweep waits so long for a calm machine
 SPIN = "import time\nend = time.time() + 120\nwhile time.time() < end: pass"  # ends by itself if all else fails
 
 
-def trial(seed: int, sweeps: int = SWEEPS, told: Callable[[str], None] = print) -> Trial:
-    """Run the sweeps, half of them with a load in a random block; `told` hears of each as it ends."""
+def trial(seed: int, sweeps: int = SWEEPS) -> Trial:
+    """Run the sweeps, half of them with a load in a random block."""
     rng = random.Random(seed)
     loads = [""] * (sweeps - sweeps // 2) + [list(LOADS)[n % len(LOADS)] for n in range(sweeps // 2)]
     rng.shuffle(loads)
@@ -28,7 +29,7 @@ def trial(seed: int, sweeps: int = SWEEPS, told: Callable[[str], None] = print) 
     for number, load in enumerate(loads):
         watch.wait_until_calm(CALM_S)  # what was not planted is not counted
         found.append(_sweep(f"{seed}/{number}", load))
-        told(said(found[-1]))
+        progress.tell(len(found), sweeps, said(found[-1]))
     return Trial(machine=machine.facts(), seed=seed, sweeps=found)
 
 

@@ -3,14 +3,13 @@
 import json
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
-from plamo_study import paths
+from plamo_study import paths, progress
 from plamo_study.analysis import coverage
 from plamo_study.analysis.stats import Estimate
 from plamo_study.crosscheck import (
@@ -54,7 +53,8 @@ def selfcheck(
     """
     cell = Cell(workload="overhead", model=plan.MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_prompt=16, n_gen=64)
     cell = plan.change(cell, n_threads=machine.performance_cores())
-    path = synthetic.make(cell.model, cell.scale, cell.dtype)
+    path = synthetic.make(cell.model, cell.scale, cell.dtype, written)
+    progress.tell(0, 1, f"a decode of {cell.model} at {scale}")
     checks = [overhead(cell, path), start_up(), *journal_speed()]
     tools = {
         "llama-bench": (crosscheck.llama_bench, llama_bench),
@@ -66,13 +66,18 @@ def selfcheck(
     return checks + (against_perplexity(scale, perplexity, min(rounds, PERPLEXITY_ROUNDS)) if perplexity else [])
 
 
-def covered(studies: int, place: str, tell: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
+def written(done: int, total: int) -> None:
+    """Tell of a model that is written first, in MB."""
+    progress.tell(done >> 20, total >> 20, "MB of the model written")
+
+
+def covered(studies: int, place: str) -> list[dict[str, Any]]:
     """How often each interval holds the truth, simulated, and how that is judged; kept in data/measured/<place>."""
     total = sum(len(coverage.NOISE) * len(estimator.sizes) for estimator in coverage.ESTIMATORS)
     lines = []
     for line in coverage.simulate(studies):
         lines.append(line)
-        tell(len(lines), total, f"{line['estimator']}, {line['noise']}, n = {line['n']}")
+        progress.tell(len(lines), total, f"{line['estimator']}, {line['noise']}, n = {line['n']}")
     path = paths.MEASURED / place / coverage.NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"studies": studies, "lines": lines}, indent=0) + "\n", encoding="utf-8")
@@ -104,9 +109,9 @@ def _beside(entry: dict[str, Any]) -> Check:
     return Check(f"{entry['ours']} / {entry['other']}", measured, wanted, judged in ("", "holds"))
 
 
-def disturbed(place: str, seed: int, told: Callable[[str], None]) -> list[Check]:
+def disturbed(place: str, seed: int) -> list[Check]:
     """Plant busy processes beside half of forty short sweeps, and count what the watch marks; kept in `place`."""
-    found = crosscheck_watch.trial(seed, told=told)
+    found = crosscheck_watch.trial(seed)
     disturbances.write(found, place)
     return barks(found)
 
@@ -142,7 +147,9 @@ def overhead(cell: Cell, path: Path) -> Check:
 
 def start_up() -> Check:
     """Spawn a worker, load the engine's libraries, answer, end."""
-    seconds = median(work(Job(), once.LIMIT_S).elapsed_ns for _ in range(STARTS)) / 1e9
+    seconds = (
+        median(work(Job(), once.LIMIT_S).elapsed_ns for _ in progress.counted(range(STARTS), "worker start-up")) / 1e9
+    )
     return Check("worker start-up", f"{seconds:.2f} s, median of {STARTS}", "reported", True)
 
 

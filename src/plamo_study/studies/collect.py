@@ -22,8 +22,8 @@ def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: 
 
     """
     check_source(source)
-    own = budget.of_study(study, scale, minutes) if source == "live" and minutes else 0.0
-    live = source == "live" and (own > 0 or not minutes)
+    own = budget.of_study(study, scale, minutes) if source == "live" else budget.LEFT_OUT
+    live = own != budget.LEFT_OUT
     path = journal_path(study, scale, LOCAL if live else REFERENCE)
     summary = measure(build(study, scale), path, minutes=own) if live else None
     records = journal.read(path)

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from plamo_study import progress
 from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, once, plan
 from plamo_study.measure.rows import Cell
@@ -69,7 +70,7 @@ def side_by_side(scale: str, likwid: Path | None, rounds: int) -> SideBySide:
     matmul = plan.change(matmul, dtype="F32", repetitions=PRODUCTS + 1)
     runs: list[Run] = []
     programs, tools = _programs(read, matmul, likwid)
-    for number in range(rounds):
+    for number in progress.counted(range(rounds), "ceilings side by side"):
         for what in list(programs)[:: 1 if number % 2 else -1]:
             runs.append(Run(what=what, round=number, rates=programs[what]()))
     flops = 2 * matmul.size**2 * MATMUL_COLUMNS
