@@ -14,6 +14,7 @@ from rich.table import Table
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, recording, runner
+from plamo_study.measure.cells import OnModel
 from plamo_study.measure.process import Outcome
 from plamo_study.studies import collect
 
@@ -191,8 +192,10 @@ def short(path: Path) -> str:
 
 def _name(task: runner.Task) -> str:
     cell = task.cell
-    tokens = f" {cell.n_prompt}+{cell.n_gen}" if cell.model else ""
-    return f"{cell.model or 'ceiling'} {cell.workload}{tokens} ({cell.n_threads} threads)"
+    what = cell.workload
+    if isinstance(cell, OnModel):
+        what = f"{cell.model} {what} {cell.tokens[0]}+{cell.tokens[1]}"
+    return f"{what} ({cell.n_threads} threads)"
 
 
 def leave_unless_ok(outcome: Outcome, doing: str) -> None:

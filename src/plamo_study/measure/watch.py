@@ -16,8 +16,6 @@ from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT,
 from plamo_study.measure import machine
 from plamo_study.measure.rows import Conditions, Evidence, Row
 
-# the results of other workloads are no times
-TIMED = ("prefill", "decode", "depth", "naive", "trace", "read", "matmul", "overhead")
 ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
 _parts: list[Evidence] = []  # of this process's one job
 
@@ -137,7 +135,7 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
 def _disturbed(row: Row, threads: int) -> bool:
     if row.status == "starved":
         return True
-    if row.cell.workload not in TIMED or row.cell.text:
+    if not row.cell.timed:
         return False
     conditions = row.conditions
     if conditions.whole is None:

@@ -15,20 +15,22 @@ from typing import TypeVar
 import msgspec
 
 from plamo_study.measure import watch
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.cells import Cell
+from plamo_study.measure.rows import Measured
 
 ORPHANED = 9
 
 
-Run = Callable[[Cell, Path, Callable[[str], None]], Measured]
+Run = Callable[..., Measured]  # of a cell, its file's path, who is told the stage, and the paths of further files
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell with the file it runs on, or no cell: then the worker only says which engine it loaded."""
+    """A cell with the files it runs on, or no cell: then the worker only says which engine it loaded."""
 
     cell: Cell | None = None
     path: str = ""
+    others: list[str] = []  # paths of further files
     replicate: int = 0
 
 
@@ -63,7 +65,7 @@ def _do(own: Mapping[str, Run], job: Job) -> Measured:
         return Measured(facts=library.describe() | {"gpus": library.gpus()})
     if run := own.get(job.cell.workload):
         stage(job.cell.workload)
-        return run(job.cell, Path(job.path), stage)
+        return run(job.cell, Path(job.path), stage, *map(Path, job.others))
     from plamo_study.measure import workloads
 
     return workloads.run(job.cell, Path(job.path), job.replicate, stage)

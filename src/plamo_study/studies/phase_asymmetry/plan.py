@@ -1,8 +1,8 @@
 """Which cells the study of phase asymmetry measures at which scale."""
 
 from plamo_study.measure import machine
+from plamo_study.measure.cells import Cell, Prefill
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, ceilings, change, check_scale, thread_counts, with_gates
-from plamo_study.measure.rows import Cell
 
 
 def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
@@ -12,14 +12,12 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
     """
     check_scale(scale)
     offload, cores = -1 if gpu else 0, machine.performance_cores()
-    cells = []
+    cells: list[Cell] = []
     for model in models:
-        base = Cell(
-            workload="prefill", model=model, scale=scale, dtype=DTYPE[scale], n_threads=cores, n_gpu_layers=offload
-        )
+        base = Prefill(model=model, scale=scale, dtype=DTYPE[scale], n_threads=cores, n_gpu_layers=offload)
         cells += [change(base, n_prompt=n, repetitions=1 if n == 2048 else 3) for n in (128, 512, 2048)]
-        cells.append(change(base, workload="decode", n_prompt=128, n_gen=512))
+        cells.append(change(base, workload="decode", depth=128, n_gen=512))
         for threads in thread_counts():
             on_cpu = change(base, n_threads=threads, n_gpu_layers=0, n_prompt=128)
-            cells += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", n_gen=32)]
+            cells += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
     return with_gates("01-phase-asymmetry", scale, tuple(dict.fromkeys(cells)) + ceilings(scale, gpu, thread_counts()))
