@@ -17,7 +17,7 @@ from plamo_study.engine.session import EngineError, SessionConfig
 from plamo_study.engine.swapping import Composer
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, quantizing
-from plamo_study.measure.frame import CELL_FIELDS
+from plamo_study.measure.cells import ORDER
 from plamo_study.measure.recording import Recording
 from plamo_study.models import recipes, registry, synthetic
 from plamo_study.studies.fragility import analysis as fragility, plan as plan_scan, show as present, workload as scan
@@ -281,7 +281,7 @@ def test_the_command_scans_files_that_no_plan_knows(
 
 
 def frame_of(series: dict[str, list[float]]) -> pd.DataFrame:
-    row = dict.fromkeys(CELL_FIELDS, "") | {"workload": "scan", "status": "ok", "verdict": "valid", "model": "mine"}
+    row = dict.fromkeys(ORDER, "") | {"workload": "scan", "status": "ok", "verdict": "valid", "model": "mine"}
     return pd.DataFrame([row | {"dtype": "F16", "candidates": ("Q4_0",), "series": series}])
 
 

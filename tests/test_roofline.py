@@ -469,7 +469,7 @@ def small(monkeypatch):
 
 
 def replace_cell(cell):
-    return plan.change(cell, size=1 << 22 if cell.workload == "read" else 128)
+    return plan.change(cell, n_bytes=1 << 22) if cell.workload == "read" else plan.change(cell, n_rows=128)
 
 
 def tool(folder, body):
@@ -543,7 +543,7 @@ def test_the_plan_spans_from_one_column_to_a_long_prompt(scale):
     prompts = {cell.n_prompt for cell in planned.cells if cell.workload == "prefill"}
     assert 512 in prompts
     assert HYBRID in {cell.model for cell in planned.cells}
-    by_columns = {cell.n_prompt for cell in planned.cells if cell.workload == "matmul"}
+    by_columns = {cell.n_columns for cell in planned.cells if cell.workload == "matmul"}
     assert {0, 1, 8, 32} <= by_columns, "0: the many columns of a ceiling"
     assert len(set(planned.cells)) == len(planned.cells)
 

@@ -7,12 +7,12 @@ from conftest import HYBRID, mini_file
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, frame, journal, plan, runner
-from plamo_study.measure.rows import Cell
+from plamo_study.measure.cells import Prefill
 from plamo_study.models import convert, registry, released, synthetic
 from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
 
 MINI = mini_file()
-CELL = Cell(workload="prefill", model=HYBRID, scale="weights", dtype="BF16", n_prompt=16)
+CELL = Prefill(model=HYBRID, scale="weights", dtype="BF16", n_prompt=16)
 
 
 @pytest.fixture

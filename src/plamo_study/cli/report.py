@@ -194,7 +194,7 @@ def _name(task: runner.Task) -> str:
     cell = task.cell
     what = cell.workload
     if isinstance(cell, OnModel):
-        what = f"{cell.model} {what} {cell.tokens[0]}+{cell.tokens[1]}"
+        what = f"{cell.model} {what} {cell.shape[1]}+{cell.shape[2]}"
     return f"{what} ({cell.n_threads} threads)"
 
 

@@ -4,7 +4,7 @@ JSON and frames call fields by the names of `ORDER`; where types mean different 
 attribute of its own for it. Defaults are left out of JSON, so a field added later changes no existing key.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import field
@@ -18,17 +18,10 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
 )  # fmt: skip
 
 
-class AnyCell(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    omit_defaults=True,
-    forbid_unknown_fields=True,
-    tag_field="workload",
-    tag=str.lower,
-):
+class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="workload", tag=str.lower):
     """What every cell says, and what others ask of it; a simulation needs no more."""
 
+    timed: ClassVar[bool] = True  # its results are times, which something that computes beside it would spoil
     n_threads: int = 1
     repetitions: int = 1
     seed: int = 0
@@ -43,13 +36,8 @@ class AnyCell(
         """The model files it runs on, in the order in which its workload gets their paths."""
         return ()
 
-    @property
-    def timed(self) -> bool:
-        """Whether its results are times, which something that computes beside it would spoil."""
-        return True
 
-
-class OnEngine(AnyCell, frozen=True, kw_only=True):
+class OnEngine(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the engine computes."""
 
     dtype: str = ""
@@ -89,15 +77,10 @@ class OnModel(OnEngine, frozen=True, kw_only=True):
         return ((self.model, self.scale, self.dtype),)
 
     @property
-    def tokens(self) -> tuple[int, int]:
-        """Tokens of a sequence: those it begins with, and those generated after them."""
+    def shape(self) -> tuple[int, int, int]:
+        """Sequences evaluated together, tokens each begins with, and tokens generated after these."""
         told = columns(self)
-        return told["n_prompt"], told["n_gen"]
-
-    @property
-    def sequences(self) -> int:
-        """Sequences evaluated together."""
-        return int(columns(self)["n_seq"])
+        return told["n_seq"], told["n_prompt"], told["n_gen"]
 
 
 class Prefill(OnModel, frozen=True, kw_only=True):
@@ -124,27 +107,19 @@ class Overhead(Decode, frozen=True, kw_only=True):
 class Gate(OnModel, frozen=True, kw_only=True):
     """A file held against the oracle."""
 
+    timed = False
     n_prompt: int = 0  # tokens that both see
     n_gen: int = 0  # tokens continued greedily, to see whether the model loops
-
-    @property
-    def timed(self) -> bool:
-        """A verdict."""
-        return False
 
 
 class Replay(OnModel, frozen=True, kw_only=True):
     """Any calls, each sequence held against itself alone."""
 
+    timed = False
     n_tokens: int = field(default=0, name="n_prompt")  # of the sequence that gets most
     n_seq: int = 1
     calls: Calls = ()
     question: str = field(default="", name="label")  # map, identity, isolation, bystander; none: drawn at random
-
-    @property
-    def timed(self) -> bool:
-        """A verdict."""
-        return False
 
 
 class Isolation(Replay, frozen=True, kw_only=True):
@@ -154,25 +129,16 @@ class Isolation(Replay, frozen=True, kw_only=True):
 class OnText(OnModel, frozen=True, kw_only=True):
     """What evaluates a text; random tokens where it names none."""
 
+    timed = False
     text: str = ""  # UTF-8, a name in data/corpus or a path
     text_sha256: str = ""
 
-    @property
-    def timed(self) -> bool:
-        """What is said about a text is no time."""
-        return False
 
-
-class OnChunks(OnText, frozen=True, kw_only=True):
-    """What evaluates sequences as long as its context."""
-
-    n_ctx: int = field(default=0, name="n_prompt")  # tokens of a chunk of the text, or of the deepest sequence
-    n_chunks: int = 0
-
-
-class Comparison(OnChunks, frozen=True, kw_only=True):
+class Comparison(OnText, frozen=True, kw_only=True):
     """Files held against one another on a text."""
 
+    n_ctx: int = field(default=0, name="n_prompt")  # tokens of a chunk of the text
+    n_chunks: int = 0
     candidates: tuple[str, ...] = ()  # types or recipes held against `dtype`
 
 
@@ -209,17 +175,17 @@ class Naive(OnModel, frozen=True, kw_only=True):
     n_gen: int = 0  # output tokens
 
 
-class Depth(OnChunks, frozen=True, kw_only=True):
+class Depth(OnText, frozen=True, kw_only=True):
     """Prefill and decode at growing depth or, of a text, what kinds of cache do to its predictions."""
 
+    timed = True  # without a text
+    n_ctx: int = field(
+        default=0, name="n_prompt"
+    )  # tokens of the longest sequence: the deepest, or a chunk of the text
+    n_chunks: int = 0
     n_gen: int = 0  # steps timed at each depth
     way: Literal["", "walk", "few", "swa_full"] = field(default="", name="label")
     caches: tuple[str, ...] = field(default=(), name="candidates")  # FLASH/K/V, held against one another on the text
-
-    @property
-    def timed(self) -> bool:
-        """Without a text it is about speed alone."""
-        return not self.text
 
 
 Cell = (

@@ -59,7 +59,7 @@ def requests(rows: Iterable[Row]) -> pd.DataFrame:
         for request in row.requests:
             stamps = request.token_ns
             ttft = stamps[0] - request.arrived_ns if stamps else math.nan
-            gaps = [after - before for before, after in pairwise(stamps)] or [math.nan]
+            gaps: list[float] = [after - before for before, after in pairwise(stamps)] or [math.nan]
             table.append((row.key, request.id, ttft, len(stamps), statistics.mean(gaps), max(gaps), request.failure))
     return pd.DataFrame(table, columns=REQUESTS)
 

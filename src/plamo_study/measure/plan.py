@@ -148,8 +148,8 @@ def check_cell(cell: Cell) -> None:
     """StudyError for token counts that cannot be measured: none, negative, or more than the model was made for."""
     if not isinstance(cell, OnModel):
         return
-    what, (n_prompt, n_gen) = f"cell {cell.workload} of {cell.model}", cell.tokens
-    if min(n_prompt, n_gen) < 0 or n_prompt + n_gen == 0 or min(cell.sequences, cell.n_threads) < 1:
+    what, (n_seq, n_prompt, n_gen) = f"cell {cell.workload} of {cell.model}", cell.shape
+    if min(n_prompt, n_gen) < 0 or n_prompt + n_gen == 0 or min(n_seq, cell.n_threads) < 1:
         raise StudyError(what, "token, sequence and thread counts must be positive", "raise them")
     most = registry.spec(cell.model, cell.scale).context_length
     if n_prompt + n_gen > most:

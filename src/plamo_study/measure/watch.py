@@ -14,6 +14,7 @@ import psutil
 
 from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, WAITED_LIMIT
 from plamo_study.measure import machine
+from plamo_study.measure.cells import OnText
 from plamo_study.measure.rows import Conditions, Evidence, Row
 
 ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
@@ -135,7 +136,7 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
 def _disturbed(row: Row, threads: int) -> bool:
     if row.status == "starved":
         return True
-    if not row.cell.timed:
+    if not row.cell.timed or (isinstance(row.cell, OnText) and row.cell.text):
         return False
     conditions = row.conditions
     if conditions.whole is None:

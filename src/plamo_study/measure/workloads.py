@@ -204,12 +204,12 @@ def _with_reading(measured: Measured, cell: OnModel, path: Path) -> Measured:
 def _draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
     """Random tokens per repetition and sequence; every draw has another first token, so no prefix can be reused."""
     rng = np.random.default_rng([cell.seed, replicate])
-    n, n_seq = cell.repetitions, cell.sequences
-    tokens = rng.integers(FIRST_TOKEN, n_vocab, (n, n_seq, sum(cell.tokens)), dtype=np.int32)
+    n, (n_seq, n_prompt, n_gen) = cell.repetitions, cell.shape
+    tokens = rng.integers(FIRST_TOKEN, n_vocab, (n, n_seq, n_prompt + n_gen), dtype=np.int32)
     firsts = rng.permutation(n_vocab - FIRST_TOKEN)[: n * n_seq] + FIRST_TOKEN
     tokens[:, :, 0] = firsts.reshape(n, n_seq)
     if isinstance(cell, Decode) and cell.policy == "shared":
-        tokens[:, :, : cell.depth] = tokens[:, :1, : cell.depth]
+        tokens[:, :, :n_prompt] = tokens[:, :1, :n_prompt]
     return [dict(enumerate(draw)) for draw in tokens]
 
 
@@ -220,8 +220,9 @@ def _open(cell: OnModel, path: Path) -> Iterator[tuple[Session, int, list[str]]]
     if cell.cold:
         machine.drop_pages(path)
     start = clock()
-    room = max(sum(cell.tokens), proof.PROBE_TOKENS if isinstance(cell, Replay) else 0)
-    with Session(path, sessions.config(cell, room, n_seq_max=cell.sequences)) as session:
+    n_seq, *tokens = cell.shape
+    room = max(sum(tokens), proof.PROBE_TOKENS if isinstance(cell, Replay) else 0)
+    with Session(path, sessions.config(cell, room, n_seq_max=n_seq)) as session:
         yield session, clock() - start, log
 
 

@@ -133,7 +133,7 @@ def check(cell: Cell) -> None:
     """StudyError for a depth that no context of llama.cpp is made for here, or that is not whole micro-batches."""
     if not isinstance(cell, OnModel):
         return
-    what, n = f"cell {cell.workload} of {cell.model}", cell.tokens[0]
+    what, n = f"cell {cell.workload} of {cell.model}", cell.shape[1]
     if n > MOST_TOKENS:
         raise StudyError(what, f"{n} tokens are more than {MOST_TOKENS}", "choose a smaller depth")
     if isinstance(cell, Depth) and not cell.text and (not n or n % (4 * cell.n_ubatch)):
