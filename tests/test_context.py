@@ -140,9 +140,9 @@ def test_a_ladder_doubles_and_ends_where_it_was_told_to():
 def test_every_plan_has_a_gate_for_every_model_and_goes_beyond_the_trained_context(scale):
     for make in (plan_context.context, plan_context.memory, plan_context.naive):
         planned = make(scale)
-        models = {cell.model for cell in planned.cells if cell.model}
+        models = {model for cell in planned.cells for model, _, _ in cell.files}
         assert models == {gate.model for gate in planned.gates}
-        assert all(cell.scale == scale for cell in (*planned.cells, *planned.gates) if cell.model)
+        assert all(at == scale for cell in (*planned.cells, *planned.gates) for _, at, _ in cell.files)
     deepest = max(columns(cell)["n_prompt"] for cell in plan_context.context(scale).cells)
     assert deepest > plan.registry.spec(HYBRID, scale).context_length
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import HYBRID, mini, mini_file
 
 from plamo_study.measure import machine, recording, workloads
-from plamo_study.measure.cells import Read
+from plamo_study.measure.cells import Read, columns
 from plamo_study.measure.process import work
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.rows import Conditions, Measured, Row, row_key
@@ -139,7 +139,7 @@ def test_cells_of_before_keep_their_keys():
 
 def test_the_plan_tells_file_pages_and_memory_apart():
     cells = plan_quantization.modes("mini").cells
-    assert {(c.workload, c.use_mmap, c.cold) for c in cells} == {
+    assert {(told["workload"], told["use_mmap"], told["cold"]) for told in map(columns, cells)} == {
         ("decode", True, False), ("decode", True, True), ("decode", False, False), ("matmul", True, False),
     }  # fmt: skip
     assert {c.model for c in cells if c.model} == {HYBRID}

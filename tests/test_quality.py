@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import gguf
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest

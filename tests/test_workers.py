@@ -11,8 +11,8 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
-from plamo_study.measure.process import work
 from plamo_study.measure.cells import Decode
+from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import registry, synthetic
 
@@ -112,7 +112,6 @@ def test_a_context_beyond_memory_is_an_error():
 PARENT = """
 import sys
 from plamo_study.measure.process import work
-from plamo_study.measure.cells import Decode
 from plamo_study.measure.worker import Job
 sys.path.insert(0, {tests!r})
 from conftest import mini
@@ -157,14 +156,13 @@ def run(cell, path, stage):
     time.sleep(600 if cell.n_gen else 0)
     return Measured(valid=True)
 
-worker.main({"prefill": run})
+worker.main({"decode": run})
 """
 RUNNER = """
 import sys
+from plamo_study.measure.cells import Decode
 from plamo_study.measure.process import work
-from plamo_study.measure.cells import Decode
 from plamo_study.measure.worker import Job
-from plamo_study.measure.cells import Decode
 work(Job(cell=Decode(n_gen=1), path=sys.argv[1]), 60.0, worker="family")
 """
 
