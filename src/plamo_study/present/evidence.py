@@ -29,7 +29,7 @@ CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
 
 def provenance(recording: Recording) -> Table:
     """Where the rows come from: machine, engine, files; a model's assumptions are spelled out here."""
-    facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique())]
+    facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique()) if i]
     machines, engines = [f for f in facts if "chip" in f], [f for f in facts if "binding" in f]
     entries = [
         ("machine", f"{chip(f)}, {f['performance_cores']} cores, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}")
