@@ -110,12 +110,7 @@ def lines(model: str, compared: Comparison) -> list[tuple[str, str, str, bool]]:
             "within 1 %, or what it can tell",
             agreeing == len(figures),
         ),
-        (
-            f"{model}: its seconds / ours, whole table",
-            seconds,
-            "1 or more",
-            compared.seconds.value >= 1,
-        ),
+        (f"{model}: its seconds / ours, whole table", seconds, "1 or more", compared.seconds.value >= 1),
         (f"{model}: disk for logits", f"0 bytes, its file {compared.logits_bytes:,}", "0 bytes", True),
     ]
 

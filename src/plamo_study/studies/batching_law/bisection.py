@@ -25,13 +25,7 @@ def smallest_abort(model: str, n_prompt: int, n_batch: int, most: int = 32) -> t
 
 def _aborts(model: str, n_prompt: int, n_batch: int, n_seq: int) -> bool:
     packed = Prefill(
-        model=model,
-        scale="mini",
-        dtype="F16",
-        n_prompt=n_prompt,
-        n_seq=n_seq,
-        n_batch=n_batch,
-        policy="packed",
+        model=model, scale="mini", dtype="F16", n_prompt=n_prompt, n_seq=n_seq, n_batch=n_batch, policy="packed"
     )
     return _run(packed).status == "abort"
 

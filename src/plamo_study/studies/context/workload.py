@@ -136,12 +136,7 @@ def _ladder(
 
 
 def _walk(
-    cell: Depth,
-    session: Session,
-    tokens: np.ndarray,
-    expected: np.ndarray,
-    found: Timed,
-    stage: Callable[[str], None],
+    cell: Depth, session: Session, tokens: np.ndarray, expected: np.ndarray, found: Timed, stage: Callable[[str], None]
 ) -> None:
     stage("walk")
     session.clear()
