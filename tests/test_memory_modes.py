@@ -142,7 +142,7 @@ def test_the_plan_tells_file_pages_and_memory_apart():
     assert {(told["workload"], told["use_mmap"], told["cold"]) for told in map(columns, cells)} == {
         ("decode", True, False), ("decode", True, True), ("decode", False, False), ("matmul", True, False),
     }  # fmt: skip
-    assert {c.model for c in cells if c.model} == {HYBRID}
+    assert {model for cell in cells for model, _, _ in cell.files} == {HYBRID}
 
 
 # ---------------------------------------------------------------- two machines in one journal

@@ -497,7 +497,7 @@ def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, small
     assert all(len(run.rates) == 3 for run in found.runs if run.what == ceilings_check.READ)
     assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", ceilings_check.MATMUL))
     assert "kernels" in found.tools["NumPy"]
-    monkeypatch.setattr(crosscheck_ceilings.paths, "MEASURED", tmp_path)
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
     crosscheck_ceilings.write(found, "local")
     assert crosscheck_ceilings.load("local") == found
     assert crosscheck_ceilings.load("reference") is None

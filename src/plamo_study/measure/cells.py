@@ -21,7 +21,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
 class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="workload", tag=str.lower):
     """What every cell says, and what others ask of it; a simulation needs no more."""
 
-    timed: ClassVar[bool] = False  # its results are times, which something that computes beside it would spoil
+    timed: ClassVar[bool] = False  # whether its results are times, which what computes beside it would spoil
     n_threads: int = 1
     repetitions: int = 1
     seed: int = 0
@@ -180,9 +180,7 @@ class Depth(OnText, frozen=True, kw_only=True):
     """Prefill and decode at growing depth or, of a text, what kinds of cache do to its predictions."""
 
     timed = True  # without a text
-    n_ctx: int = field(
-        default=0, name="n_prompt"
-    )  # tokens of the longest sequence: the deepest, or a chunk of the text
+    n_ctx: int = field(default=0, name="n_prompt")  # tokens of the longest sequence, or of a chunk of the text
     n_chunks: int = 0
     n_gen: int = 0  # steps timed at each depth
     way: Literal["", "walk", "few", "swa_full"] = field(default="", name="label")
