@@ -22,7 +22,7 @@ from plamo_study.engine import quantizer
 from plamo_study.engine.nodes import Tensor
 from plamo_study.engine.ranges import InputRanges
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, ranges
+from plamo_study.measure import ranges
 from plamo_study.measure.cells import Ranges
 from plamo_study.measure.rows import Measured
 from plamo_study.models import casts, header, recipes
@@ -52,7 +52,7 @@ def run(cell: Ranges, path: Path, dtype: str, stage: Callable[[str], None]) -> M
                 series.setdefault(name, []).append(value)
     n = (len(series["amplitude"]) + 1) * 2 * cell.n_prompt
     checks: dict[str, float | bool] = {"natural": natural, "layer": float(layer)}
-    return Measured(series=series, checks=checks, valid=True, n_evaluated=n, peak_rss_bytes=machine.peak_rss())
+    return Measured(series=series, checks=checks, valid=True, n_evaluated=n)
 
 
 class OneProduct(InputRanges):

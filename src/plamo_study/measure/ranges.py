@@ -126,7 +126,6 @@ def _probe(cell: Ranges, path: Path, stage: Callable[[str], None], whole: bool =
         valid=checks["same_logits"] is True,
         n_evaluated=2 * cell.repetitions * len(tokens),
         load_ns=load_ns,
-        peak_rss_bytes=machine.peak_rss(),
     )
 
 

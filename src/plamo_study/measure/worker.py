@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
-from plamo_study.measure import watch
+from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import Cell
 from plamo_study.measure.rows import Measured
 
@@ -51,7 +51,8 @@ def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
     except Exception as error:
         print(f"@error {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # no teardown: the engine may be in any state
-    measured = msgspec.structs.replace(measured, evidence=watch.collected())
+    peak = measured.peak_rss_bytes or machine.peak_rss()
+    measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
     result.write(msgspec.json.encode(measured))
     result.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time

@@ -182,9 +182,7 @@ def _matmul(cell: MatMul) -> Measured:
 def _ceiling(times: list[int], n_bytes: int = 0, n_flops: int = 0) -> Measured:
     """The first repetition is the warm-up."""
     samples = [[t] for t in times[1:]]
-    return Measured(
-        samples_ns=samples, warmup_ns=times[:1], n_bytes=n_bytes, n_flops=n_flops, peak_rss_bytes=peak_rss()
-    )
+    return Measured(samples_ns=samples, warmup_ns=times[:1], n_bytes=n_bytes, n_flops=n_flops)
 
 
 def _with_reading(measured: Measured, cell: OnModel, path: Path) -> Measured:

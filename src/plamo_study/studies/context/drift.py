@@ -17,7 +17,6 @@ from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.measure import proof, texts
 from plamo_study.measure.cells import Depth
-from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
@@ -49,7 +48,6 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks,
         series=sums,
         valid=all(check for check in checks.values() if isinstance(check, bool)),
-        peak_rss_bytes=peak_rss(),
     )
 
 

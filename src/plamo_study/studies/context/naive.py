@@ -13,7 +13,6 @@ from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.measure import sessions, watch
 from plamo_study.measure.cells import Naive
-from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
@@ -57,7 +56,6 @@ def run(cell: Naive, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks | {"naive_tokens": float(n_naive), "cached_tokens": float(n_cached)},
         series={"error": errors},
         valid=valid,
-        peak_rss_bytes=peak_rss(),
     )
 
 

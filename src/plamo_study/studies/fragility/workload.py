@@ -31,7 +31,6 @@ from plamo_study.engine.swapping import Composer
 from plamo_study.limits import DRAWS
 from plamo_study.measure import texts
 from plamo_study.measure.cells import Scan as Asked
-from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.worker import serve, stage
 from plamo_study.models.tensors import TensorInfo
@@ -238,7 +237,6 @@ def _measured(under_way: Scan, checks: dict[str, float | bool], load_ns: int) ->
         checks=checks,
         series=finite | sizes,
         valid=all(value for value in checks.values() if isinstance(value, bool)),
-        peak_rss_bytes=peak_rss(),
     )
 
 

@@ -24,7 +24,6 @@ from plamo_study.engine import library
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.measure import sessions, texts
 from plamo_study.measure.cells import Comparison, OnModel, Quality
-from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Measured
 from plamo_study.studies.quality import continuations
 
@@ -65,7 +64,6 @@ def run(cell: Quality, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks | {"statistics_share": 1 - engine_ns / sum(samples)},
         series=series,
         valid=all(value for value in checks.values() if isinstance(value, bool)),
-        peak_rss_bytes=peak_rss(),
     )
 
 

@@ -19,7 +19,6 @@ from plamo_study.engine.spans import ADDS_UP, Timeline
 from plamo_study.engine.timeline import EMPTY, Recorder, clock, request
 from plamo_study.measure import sessions, watch
 from plamo_study.measure.cells import Trace
-from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import tolerance
 from plamo_study.measure.rows import Measured
 from plamo_study.oracle.compare import relative_error
@@ -68,7 +67,6 @@ def run(cell: Trace, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks,
         series=_sums(done.timelines) | _durations(done),
         valid=all(value for value in checks.values() if isinstance(value, bool)),
-        peak_rss_bytes=peak_rss(),
         facts={"timeline": msgspec.to_builtins(done.timelines[-1])},
     )
 
