@@ -40,7 +40,7 @@ class Plan:
     scale: str
     cells: tuple[Cell, ...]
     gates: tuple[Cell, ...]
-    anchor: Cell | None
+    anchor: Cell | None  # none: nothing can drift in a simulation
     blocks: int
     extra_blocks: int
     time_limit_s: float

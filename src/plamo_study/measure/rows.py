@@ -106,7 +106,7 @@ class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
     anchor: bool = False
     model: str = ""
     others: list[str] = []  # facts of further model files
-    engine: str = ""
+    engine: str = ""  # none: a simulation
     machine: str
     status: Status
     started: str
