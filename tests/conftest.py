@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from plamo_study.measure import plan
-from plamo_study.measure.rows import Cell
+from plamo_study.measure.cells import Cell
 from plamo_study.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
@@ -19,10 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def mini(workload: str, model: str = HYBRID, **fields: object) -> Cell:
-    """A cell on an embedded model, one thread, so that parallel tests do not wait for one another."""
-    return plan.change(
-        Cell(workload="gate", model=model, scale="mini", dtype="F16", n_prompt=16), workload=workload, **fields
-    )
+    """A cell on an embedded model, one thread, so that parallel tests do not wait for one another.
+
+    Fields by their names in JSON.
+    """
+    usual = {"workload": workload, "model": model, "scale": "mini", "dtype": "F16", "n_prompt": 16}
+    return msgspec.convert(usual | fields, Cell)
 
 
 def mini_file(model: str = HYBRID) -> Path:

@@ -19,14 +19,14 @@ FILES = {
 
         from dataclasses import replace
 
+        from plamo_study.measure.cells import Prefill
         from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
-        from plamo_study.measure.rows import Cell
 
 
         def halves(scale: str, gpu: bool = False) -> Plan:
             """Prefill of 64 tokens and of 32."""
             check_scale(scale)
-            whole = Cell(workload="prefill", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=64)
+            whole = Prefill(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=64)
             planned = with_gates("99-half-a-prompt", scale, (whole, change(whole, n_prompt=32)), exact_cache=False)
             return replace(planned, blocks=2, extra_blocks=0, anchors=1)
         ''',

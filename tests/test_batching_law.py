@@ -56,7 +56,7 @@ def test_micro_batches_hold_equal_sequences_with_rising_numbers():
 
 def test_the_hybrid_fails_what_attention_passes(tmp_path):
     cells = tuple(grid.three_tests(test, model) for test in grid.TESTS for model in (HYBRID, ATTENTION))
-    anchor = plan.change(cells[0], workload="decode", label="", calls=(), n_seq=1, n_gen=4)
+    anchor = plan.change(cells[0], workload="decode", n_seq=1, depth=16, n_gen=4)
     asked = plan.Plan("tests", "mini", cells, (), anchor, 1, 0, 60.0)
     rows = runner.sweep(asked, tmp_path / "j.jsonl").rows
     errors = law_check.three_tests(frame.frame(rows, frame.facts(journal.read(tmp_path / "j.jsonl"))))

@@ -56,7 +56,7 @@ def test_a_shared_prompt_decodes_right_and_counts_its_steps(tmp_path):
         for n in (1, 5)
     )
     rows = runner.sweep(small_plan(cells, blocks=1), tmp_path / "j.jsonl").rows
-    decoded = [row for row in rows if row.cell.policy == "shared"]
+    decoded = [row for row in rows if row.cell.workload == "decode" and row.cell.policy == "shared"]
     assert len(decoded) == 4
     assert all(row.valid and row.n_evaluated == 6 * row.cell.n_seq for row in decoded)
     assert all(len(row.samples_ns[0]) == 6 and not row.prefill_ns for row in decoded)

@@ -16,6 +16,7 @@ from plamo_study.engine import filling, library
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, runner
+from plamo_study.measure.cells import columns
 from plamo_study.measure.recording import Recording
 from plamo_study.oracle.compare import relative_error
 from plamo_study.oracle.forward import Oracle
@@ -139,10 +140,10 @@ def test_a_ladder_doubles_and_ends_where_it_was_told_to():
 def test_every_plan_has_a_gate_for_every_model_and_goes_beyond_the_trained_context(scale):
     for make in (plan_context.context, plan_context.memory, plan_context.naive):
         planned = make(scale)
-        models = {cell.model for cell in planned.cells if cell.model}
+        models = {model for cell in planned.cells for model, _, _ in cell.files}
         assert models == {gate.model for gate in planned.gates}
-        assert all(cell.scale == scale for cell in (*planned.cells, *planned.gates) if cell.model)
-    deepest = max(cell.n_prompt for cell in plan_context.context(scale).cells)
+        assert all(at == scale for cell in (*planned.cells, *planned.gates) for _, at, _ in cell.files)
+    deepest = max(columns(cell)["n_prompt"] for cell in plan_context.context(scale).cells)
     assert deepest > plan.registry.spec(HYBRID, scale).context_length
 
 
@@ -155,7 +156,7 @@ def test_depths_that_cannot_be_measured_are_refused(n_prompt):
 def test_drift_is_for_the_trained_embedded_models():
     with pytest.raises(StudyError, match="embedded"):
         plan_context.drift("shape")
-    assert all(cell.candidates and cell.text_sha256 for cell in plan_context.drift("mini").cells)
+    assert all(cell.caches and cell.text_sha256 for cell in plan_context.drift("mini").cells)
 
 
 # ------------------------------------------------------------------ a small study, measured and shown
@@ -165,18 +166,20 @@ def test_drift_is_for_the_trained_embedded_models():
 def small(tmp_path_factory):
     """All kinds of cells on the embedded models in two blocks, as a recording."""
     base = mini("depth", **LADDER)
-    few = plan.change(base, model=ATTENTION, label=depth.FEW)
+    few = plan.change(base, model=ATTENTION, way=depth.FEW)
     text = plan_context.drift("mini").cells[0]
+    read, matmul = plan.both_ceilings("mini")
     cells = (
         base,
         plan.change(base, model=ATTENTION),
-        plan.change(base, label=depth.WALK, n_prompt=4 * PART),
+        plan.change(base, way=depth.WALK, n_ctx=4 * PART),
         few,
         plan.change(few, flash_attn="off"),
-        plan.change(few, flash_attn="off", label=depth.WHOLE_WINDOW),
+        plan.change(few, flash_attn="off", way=depth.WHOLE_WINDOW),
         plan.change(base, workload="naive", n_prompt=16, n_gen=8),
-        plan.change(text, n_threads=1, n_prompt=128, n_chunks=2, candidates=("on/q8_0/q8_0", "on/q4_0/q4_0")),
-        *(plan.change(cell, n_threads=1, size=min(cell.size, 1 << 20)) for cell in plan.ceilings("mini", False, (1,))),
+        plan.change(text, n_threads=1, n_ctx=128, n_chunks=2, caches=("on/q8_0/q8_0", "on/q4_0/q4_0")),
+        plan.change(read, n_bytes=1 << 20),
+        matmul,
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
     planned = plan.Plan(
@@ -514,7 +517,7 @@ def test_steps_near_the_beginning_are_compared_by_kind_of_cell():
 
 
 def test_the_short_decode_cell_is_the_first_of_notebook_03():
-    near = [cell for cell in plan_context.context("shape").cells if cell.workload == "decode" and cell.n_prompt]
+    near = [cell for cell in plan_context.context("shape").cells if cell.workload == "decode" and cell.depth]
     there = [
         cell
         for cell in batch_scaling_plan.batch_scaling("shape").cells
@@ -525,7 +528,7 @@ def test_the_short_decode_cell_is_the_first_of_notebook_03():
 
 def test_another_build_measures_what_the_stock_engine_measures_too():
     planned = plan_context.context("shape")
-    assert {cell.label for cell in planned.compared} == {depth.LADDER, depth.WALK}
+    assert {cell.way for cell in planned.compared} == {depth.LADDER, depth.WALK}
     assert set(planned.compared) <= set(planned.cells)
 
 
@@ -601,8 +604,8 @@ def test_a_depth_that_is_twice_as_slow_is_measured_and_never_extrapolated():
 
 
 def test_a_drift_candidate_is_its_reference_when_nothing_differs():
-    cell = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_prompt=64, n_chunks=1)
-    found = drift.run(plan.change(cell, candidates=("off/f16/f32",)), mini_file(), print)
+    cell = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=64, n_chunks=1)
+    found = drift.run(plan.change(cell, caches=("off/f16/f32",)), mini_file(), print)
     assert found.valid
     assert SimpleNamespace(**found.checks).second_path_error < 0.01
     assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4

@@ -17,7 +17,7 @@ from plamo_study.engine.session import EngineError, SessionConfig
 from plamo_study.engine.swapping import Composer
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, quantizing
-from plamo_study.measure.frame import CELL_FIELDS
+from plamo_study.measure.cells import ORDER
 from plamo_study.measure.recording import Recording
 from plamo_study.models import recipes, registry, synthetic
 from plamo_study.studies.fragility import analysis as fragility, plan as plan_scan, show as present, workload as scan
@@ -256,7 +256,7 @@ def test_the_plan_scans_both_models_on_the_text_of_the_quality_study() -> None:
     planned = plan_scan.scan("mini")
     assert {cell.model for cell in planned.cells} == {HYBRID, ATTENTION}
     assert all(len(cell.text_sha256) == 64 and cell.candidates for cell in planned.cells)
-    assert all(gate.workload == "gate" and not gate.candidates for gate in planned.gates)
+    assert all(gate.workload == "gate" for gate in planned.gates)
 
 
 def test_random_weights_of_full_size_are_not_scanned() -> None:
@@ -281,7 +281,7 @@ def test_the_command_scans_files_that_no_plan_knows(
 
 
 def frame_of(series: dict[str, list[float]]) -> pd.DataFrame:
-    row = dict.fromkeys(CELL_FIELDS, "") | {"workload": "scan", "status": "ok", "verdict": "valid", "model": "mine"}
+    row = dict.fromkeys(ORDER, "") | {"workload": "scan", "status": "ok", "verdict": "valid", "model": "mine"}
     return pd.DataFrame([row | {"dtype": "F16", "candidates": ("Q4_0",), "series": series}])
 
 

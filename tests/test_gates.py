@@ -13,6 +13,7 @@ from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.limits import ROUNDINGS
 from plamo_study.measure import frame, journal, plan, quantizing
+from plamo_study.measure.cells import columns
 from plamo_study.measure.process import work
 from plamo_study.measure.recording import REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
@@ -159,7 +160,7 @@ def test_new_gates_show_faults_beside_what_is_allowed():
     cell = mini("gate", **GATE)
     measured = gated(cell)
     row = {"model": HYBRID, "verdict": "valid", "status": "ok", "checks": measured.checks, "series": measured.series}
-    rows = pd.DataFrame([{name: getattr(cell, name) for name in frame.CELL_FIELDS} | row])
+    rows = pd.DataFrame([columns(cell) | row])
     recording = Recording(rows, {}, "00-gates", "mini", "recorded")
     shown = evidence.gates(recording).frame.iloc[0]
     assert shown["oracle saw"] == f"{N} tokens"
@@ -199,7 +200,7 @@ def test_a_prompt_that_is_read_wrongly_at_depth_is_invalid(model, label, monkeyp
 def replayed(error, rounding=6e-4, model=ATTENTION, seed=0, calls=(((0, 4),), ((0, 1),))):
     cell = mini("replay", model, calls=calls, n_seq=4, seed=seed)
     row = {"checks": {"0/0": 0.0, "1/0": error, "rounding": rounding}, "status": "ok", "build": "stock", "engine": "e"}
-    return {name: getattr(cell, name) for name in frame.CELL_FIELDS} | row
+    return columns(cell) | row
 
 
 FACTS = {HYBRID: {"shape": {"arch": "plamo2"}}, ATTENTION: {"shape": {"arch": "plamo3"}}, "e": {}}
@@ -230,7 +231,7 @@ def test_the_size_of_rounding_is_measured_without_a_batch():
 
 def test_grids_of_several_seeds_are_told_apart_and_the_first_keeps_its_keys():
     planned = batching_law_plan.batching_law("mini", seeds=(0, 7), n=5)
-    drawn = [cell for cell in planned.cells if not cell.label]
+    drawn = [cell for cell in planned.cells if not cell.question]
     assert [cell.seed for cell in drawn[:5]] == list(range(5))
     assert [grid.drawn_from(cell.seed) for cell in drawn] == [0] * 5 + [7] * 5
     assert len(set(planned.cells)) == len(planned.cells)

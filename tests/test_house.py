@@ -119,7 +119,7 @@ def test_every_recorded_row_keeps_its_key():
     for path in sorted(paths.MEASURED.glob("reference/*.jsonl")):
         for row in journal.latest_rows(journal.read(path)):
             study = f"{row.study}/anchor" if row.anchor else row.study
-            found = row_key(study, row.cell, row.model, row.engine, row.machine, row.replicate)
+            found = row_key(study, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others)
             assert found == row.key, f"{path.name}: {msgspec.json.encode(row.cell)!r}"
             n_rows += 1
     assert n_rows > 2000

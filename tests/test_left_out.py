@@ -6,6 +6,7 @@ import pytest
 
 from plamo_study import paths
 from plamo_study.measure import recording
+from plamo_study.measure.cells import Read
 from plamo_study.present import theme
 from plamo_study.studies import collect, registry
 
@@ -16,7 +17,8 @@ whole = recording.of_rows
 
 def shape(cell):
     """A cell without what follows from the machine."""
-    return msgspec.structs.replace(cell, n_threads=1, size=0 if cell.workload == "read" else cell.size)
+    alike = {"n_threads": 1} | ({"n_bytes": 0} if isinstance(cell, Read) else {})
+    return msgspec.structs.replace(cell, **alike)
 
 
 def shortened(rows, records, study, source, scale):

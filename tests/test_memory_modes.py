@@ -7,9 +7,10 @@ import pytest
 from conftest import HYBRID, mini, mini_file
 
 from plamo_study.measure import machine, recording, workloads
+from plamo_study.measure.cells import Read, columns
 from plamo_study.measure.process import work
 from plamo_study.measure.recording import Recording
-from plamo_study.measure.rows import Cell, Conditions, Measured, Row, row_key
+from plamo_study.measure.rows import Conditions, Measured, Row, row_key
 from plamo_study.measure.worker import Job
 from plamo_study.studies import registry as studies
 from plamo_study.studies.quantization import (
@@ -138,17 +139,17 @@ def test_cells_of_before_keep_their_keys():
 
 def test_the_plan_tells_file_pages_and_memory_apart():
     cells = plan_quantization.modes("mini").cells
-    assert {(c.workload, c.use_mmap, c.cold) for c in cells} == {
+    assert {(told["workload"], told["use_mmap"], told["cold"]) for told in map(columns, cells)} == {
         ("decode", True, False), ("decode", True, True), ("decode", False, False), ("matmul", True, False),
     }  # fmt: skip
-    assert {c.model for c in cells if c.model} == {HYBRID}
+    assert {model for cell in cells for model, _, _ in cell.files} == {HYBRID}
 
 
 # ---------------------------------------------------------------- two machines in one journal
 
 
 def measured_on(name, started):
-    cell = Cell(workload="read", dtype="Q8_0", size=1)
+    cell = Read(dtype="Q8_0", n_bytes=1)
     common = {"schema": 1, "study": "s", "cell": cell, "replicate": 0, "block": 0, "order": 0, "engine": "e", "pid": 1}
     common |= {"status": "ok", "elapsed_ns": 1, "conditions": Conditions(load_1min=0.0)}
     return Row(key=name + started, machine=name, started=started, **common)

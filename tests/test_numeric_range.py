@@ -158,7 +158,7 @@ def grid():
         cell = mini("ranges", n_prompt=plan_ranges.PLANTED_TOKENS, label=ranges.PLANTED + dtype)
         outcome = work(Job(cell=cell, path=str(mini_file())), 100)
         assert outcome.status == "ok", outcome.failure
-        row = {"workload": "ranges", "label": cell.label, "status": "ok", "model": HYBRID, "machine": "here"}
+        row = {"workload": "ranges", "label": cell.mode, "status": "ok", "model": HYBRID, "machine": "here"}
         rows.append(row | {"series": outcome.measured.series, "checks": outcome.measured.checks})
     return pd.DataFrame(rows)
 

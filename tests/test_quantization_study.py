@@ -260,13 +260,13 @@ def test_a_recipes_name_names_it(name):
 @pytest.mark.parametrize("scale", ["mini", "shape", "weights"])
 def test_the_plan_can_be_measured_and_leaves_out_what_is_too_large(scale):
     speed = plan_quantization.speed(scale)
-    names = {(cell.model, cell.dtype) for cell in speed.cells if cell.model}
+    names = {(model, dtype) for cell in speed.cells for model, _, dtype in cell.files}
     assert {(gate.model, gate.dtype) for gate in speed.gates} == names
     assert (HYBRID, "Q4_0-ssm_out-F16") in names
     assert (ATTENTION, "F32") not in names
     assert not any("ssm_out" in dtype for model, dtype in names if model == ATTENTION)
     assert all(registry.spec(m, scale).n_params * 4 <= plan.LARGEST for m, d in names if d == "F32")
-    assert {cell.dtype for cell in speed.cells if not cell.model} <= set(kernels.GGML_TYPES)
+    assert {cell.dtype for cell in speed.cells if not cell.files} <= set(kernels.GGML_TYPES)
 
 
 # ---------------------------------------------------------------- proofs and kernels

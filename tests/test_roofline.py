@@ -469,7 +469,7 @@ def small(monkeypatch):
 
 
 def replace_cell(cell):
-    return plan.change(cell, size=1 << 22 if cell.workload == "read" else 128)
+    return plan.change(cell, n_bytes=1 << 22) if cell.workload == "read" else plan.change(cell, n_rows=128)
 
 
 def tool(folder, body):
@@ -497,7 +497,7 @@ def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, small
     assert all(len(run.rates) == 3 for run in found.runs if run.what == ceilings_check.READ)
     assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", ceilings_check.MATMUL))
     assert "kernels" in found.tools["NumPy"]
-    monkeypatch.setattr(crosscheck_ceilings.paths, "MEASURED", tmp_path)
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
     crosscheck_ceilings.write(found, "local")
     assert crosscheck_ceilings.load("local") == found
     assert crosscheck_ceilings.load("reference") is None
@@ -542,8 +542,8 @@ def test_the_plan_spans_from_one_column_to_a_long_prompt(scale):
     planned = plan_roofline.roofline(scale)
     prompts = {cell.n_prompt for cell in planned.cells if cell.workload == "prefill"}
     assert 512 in prompts
-    assert HYBRID in {cell.model for cell in planned.cells}
-    by_columns = {cell.n_prompt for cell in planned.cells if cell.workload == "matmul"}
+    assert HYBRID in {model for cell in planned.cells for model, _, _ in cell.files}
+    by_columns = {cell.n_columns for cell in planned.cells if cell.workload == "matmul"}
     assert {0, 1, 8, 32} <= by_columns, "0: the many columns of a ceiling"
     assert len(set(planned.cells)) == len(planned.cells)
 

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
+from plamo_study.measure.cells import Decode
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Cell
 from plamo_study.measure.worker import Job
 from plamo_study.models import registry, synthetic
 
@@ -30,12 +30,12 @@ def without_rope(tmp_path_factory):
 
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 @pytest.mark.parametrize("n_seq", [1, 3])
-@pytest.mark.parametrize(("workload", "n_gen"), [("prefill", 0), ("decode", 8)])
-def test_a_right_computation_is_valid_and_counts_its_tokens(model, n_seq, workload, n_gen):
-    found = outcome(mini(workload, model, n_prompt=48, n_gen=n_gen, n_seq=n_seq, repetitions=2))
+@pytest.mark.parametrize(("workload", "steps"), [("prefill", {}), ("decode", {"n_gen": 8})])
+def test_a_right_computation_is_valid_and_counts_its_tokens(model, n_seq, workload, steps):
+    found = outcome(mini(workload, model, n_prompt=48, n_seq=n_seq, repetitions=2, **steps))
     assert (found.status, found.measured.valid) == ("ok", True), found
-    assert found.measured.n_evaluated == 2 * n_seq * (n_gen or 48)
-    assert [len(samples) for samples in found.measured.samples_ns] == [n_gen or 1] * 2
+    assert found.measured.n_evaluated == 2 * n_seq * steps.get("n_gen", 48)
+    assert [len(samples) for samples in found.measured.samples_ns] == [steps.get("n_gen", 1)] * 2
     assert found.measured.checks["n_rot"] == 64
 
 
@@ -112,7 +112,6 @@ def test_a_context_beyond_memory_is_an_error():
 PARENT = """
 import sys
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Cell
 from plamo_study.measure.worker import Job
 sys.path.insert(0, {tests!r})
 from conftest import mini
@@ -157,15 +156,14 @@ def run(cell, path, stage):
     time.sleep(600 if cell.n_gen else 0)
     return Measured(valid=True)
 
-worker.main({"prefill": run})
+worker.main({"decode": run})
 """
 RUNNER = """
 import sys
+from plamo_study.measure.cells import Decode
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Cell
 from plamo_study.measure.worker import Job
-from plamo_study.measure.rows import Cell
-work(Job(cell=Cell(workload="prefill", n_gen=1), path=sys.argv[1]), 60.0, worker="family")
+work(Job(cell=Decode(n_gen=1), path=sys.argv[1]), 60.0, worker="family")
 """
 
 
@@ -190,7 +188,7 @@ def ends(pid_file):
 
 @pytest.mark.parametrize(("n_gen", "status", "limit_s"), [(0, "ok", 60.0), (1, "hang", 8.0)])
 def test_what_a_worker_started_ends_with_it(family, n_gen, status, limit_s):
-    cell = Cell(workload="prefill", n_gen=n_gen)
+    cell = Decode(n_gen=n_gen)
     assert work(Job(cell=cell, path=str(family)), limit_s, worker="family").status == status
     assert ends(family)
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, recording, runner
+from plamo_study.measure.cells import OnModel
 from plamo_study.measure.process import Outcome
 from plamo_study.studies import collect
 
@@ -225,8 +226,10 @@ def _left(seconds: float) -> str:
 
 def _name(task: runner.Task) -> str:
     cell = task.cell
-    tokens = f" {cell.n_prompt}+{cell.n_gen}" if cell.model else ""
-    return f"{cell.model or 'ceiling'} {cell.workload}{tokens} ({cell.n_threads} threads)"
+    what = cell.workload
+    if isinstance(cell, OnModel):
+        what = f"{cell.model} {what} {cell.shape[1]}+{cell.shape[2]}"
+    return f"{what} ({cell.n_threads} threads)"
 
 
 def leave_unless_ok(outcome: Outcome, doing: str) -> None:

@@ -36,13 +36,13 @@ def scan(
     role explain, the verdict, and what keeping the point avoids and costs.
     """
     from plamo_study.measure import machine, process, texts
-    from plamo_study.measure.rows import Cell
+    from plamo_study.measure.cells import Scan
     from plamo_study.studies.fragility import analysis as fragility, workload
 
     use_engine(engine)
     texts.read(text)
-    cell = Cell(workload="scan", n_prompt=chunk, n_chunks=chunks, text=text, n_threads=machine.performance_cores())
-    cell = msgspec.structs.replace(cell, n_gpu_layers=-1 if gpu else 0)
+    threads, offload = machine.performance_cores(), -1 if gpu else 0
+    cell = Scan(n_ctx=chunk, n_chunks=chunks, text=text, n_threads=threads, n_gpu_layers=offload)
     job = workload.Job(cell=cell, reference=str(reference), candidate=str(candidate))
     outcome = process.work(job, HOURS, worker=workload.__name__)
     report.leave_unless_ok(outcome, f"scanning {candidate.name}")

@@ -14,31 +14,31 @@ from plamo_study import progress
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
+from plamo_study.measure.cells import Cell, Decode, OnModel
 from plamo_study.measure.once import LIMIT_S, measured
 from plamo_study.measure.plan import change
-from plamo_study.measure.rows import Cell
 
 BATCHES, BATCH_PROMPT, BATCH_STEPS = (1, 4, 16), 32, 12
 
 
-def llama_bench(cell: Cell, path: Path, tool: Path, rounds: int) -> dict[str, Estimate]:
+def llama_bench(cell: OnModel, path: Path, tool: Path, rounds: int) -> dict[str, Estimate]:
     """Our prefill and decode rate over llama-bench's: 512 tokens of prompt; 32 steps at depth 128."""
     found: dict[str, Estimate] = {}
-    for workload, n_prompt, n_gen in (("prefill", 512, 0), ("decode", 128, 32)):
-        ours = change(cell, workload=workload, n_prompt=n_prompt, n_gen=n_gen)
-        tokens = ["-p", "512", "-n", "0"] if workload == "prefill" else ["-p", "0", "-n", "32", "-d", "128"]
-        command = [*_command(tool, path, ours), *tokens, "-r", "1", "-o", "json"]
-        found |= _ratios(ours, path, rounds, command, (workload,))
+    prefill = change(cell, workload="prefill", n_prompt=512)
+    decode = change(cell, workload="decode", depth=128, n_gen=32)
+    for ours, tokens in ((prefill, "-p 512 -n 0"), (decode, "-p 0 -n 32 -d 128")):
+        command = [*_command(tool, path, cell), *tokens.split(), "-r", "1", "-o", "json"]
+        found |= _ratios(ours, path, rounds, command, (ours.workload,))
     return found
 
 
-def batched_bench(cell: Cell, path: Path, tool: Path, rounds: int) -> dict[str, Estimate]:
+def batched_bench(cell: OnModel, path: Path, tool: Path, rounds: int) -> dict[str, Estimate]:
     """Our S_PP and S_TG over llama-batched-bench's, prompts packed as it packs them, for each of `BATCHES`."""
     found: dict[str, Estimate] = {}
     for n in BATCHES:
-        ours = change(cell, workload="decode", n_prompt=BATCH_PROMPT, n_gen=BATCH_STEPS, n_seq=n, policy="packed")
+        ours = change(cell, workload="decode", depth=BATCH_PROMPT, n_gen=BATCH_STEPS, n_seq=n, policy="packed")
         sizes = {"-npp": BATCH_PROMPT, "-ntg": BATCH_STEPS, "-npl": n, "-c": n * (BATCH_PROMPT + BATCH_STEPS)}
-        command = [*_command(tool, path, ours), *(str(word) for size in sizes.items() for word in size)]
+        command = [*_command(tool, path, cell), *(str(word) for size in sizes.items() for word in size)]
         found |= _ratios(ours, path, rounds, [*command, "--output-format", "jsonl"], (f"S_PP of {n}", f"S_TG of {n}"))
     return found
 
@@ -59,7 +59,7 @@ def _our_seconds(cell: Cell, path: Path, replicate: int) -> list[float]:
     """Seconds of the packed prompts, if that is what the cell times too, and of its samples."""
     found = measured(cell, path, replicate)
     samples = median(sum(repetition) for repetition in found.samples_ns)
-    fills = found.prefill_ns if cell.policy == "packed" else []
+    fills = found.prefill_ns if isinstance(cell, Decode) and cell.policy == "packed" else []
     return [nanoseconds / 1e9 for nanoseconds in (*fills, samples)]
 
 
@@ -74,7 +74,7 @@ def _their_seconds(command: list[str]) -> list[float]:
     return [median(json.loads(done.stdout)[0]["samples_ns"]) / 1e9]
 
 
-def _command(tool: Path, path: Path, cell: Cell) -> list[str]:
+def _command(tool: Path, path: Path, cell: OnModel) -> list[str]:
     settings = {"-m": path, "-t": cell.n_threads, "-b": cell.n_batch, "-ub": cell.n_ubatch, "-ngl": cell.n_gpu_layers}
     return [str(tool), *(str(word) for setting in settings.items() for word in setting)]
 

@@ -20,9 +20,10 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.crosscheck.llama_bench import _same_library
 from plamo_study.errors import StudyError
 from plamo_study.measure import texts
+from plamo_study.measure.cells import Quality
 from plamo_study.measure.once import LIMIT_S, measured
 from plamo_study.measure.plan import change
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.rows import Measured
 from plamo_study.studies.quality import workload as quality
 
 ALIKE = 0.01  # of the tool's figure
@@ -70,7 +71,7 @@ class Comparison:
     logits_bytes: int
 
 
-def compare(cell: Cell, path: Path, tool: Path, rounds: int = 1) -> Comparison:
+def compare(cell: Quality, path: Path, tool: Path, rounds: int = 1) -> Comparison:
     """One quality cell, without continuations, by us and by the tool, `rounds` times in alternating order.
 
     Raises StudyError when the tool or our worker fails.
@@ -110,19 +111,14 @@ def lines(model: str, compared: Comparison) -> list[tuple[str, str, str, bool]]:
             "within 1 %, or what it can tell",
             agreeing == len(figures),
         ),
-        (
-            f"{model}: its seconds / ours, whole table",
-            seconds,
-            "1 or more",
-            compared.seconds.value >= 1,
-        ),
+        (f"{model}: its seconds / ours, whole table", seconds, "1 or more", compared.seconds.value >= 1),
         (f"{model}: disk for logits", f"0 bytes, its file {compared.logits_bytes:,}", "0 bytes", True),
     ]
 
 
-def run_tool(cell: Cell, path: Path, tool: Path) -> tuple[dict[str, str], float, int]:
+def run_tool(cell: Quality, path: Path, tool: Path) -> tuple[dict[str, str], float, int]:
     """What the tool prints of each file, the reference first, its seconds, and the bytes of its log-probabilities."""
-    settings = {"-c": cell.n_prompt, "-b": cell.n_prompt, "-ub": cell.n_ubatch, "-t": cell.n_threads}
+    settings = {"-c": cell.n_ctx, "-b": cell.n_ctx, "-ub": cell.n_ubatch, "-t": cell.n_threads}
     settings |= {"-ngl": cell.n_gpu_layers, "--chunks": cell.n_chunks or -1}
     common = [str(word) for setting in settings.items() for word in setting]
     with tempfile.TemporaryDirectory() as folder:
@@ -150,7 +146,7 @@ def parse(text: str) -> dict[str, float]:
     return found
 
 
-def our_figures(cell: Cell, ours: Measured) -> dict[str, dict[str, float]]:
+def our_figures(cell: Quality, ours: Measured) -> dict[str, dict[str, float]]:
     """The same quantities of every file from our series."""
     total = {name: float(np.sum(values)) for name, values in ours.series.items()}
     n = total["tokens"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from plamo_study import progress
 from plamo_study.measure import files, machine, plan, runner, watch
+from plamo_study.measure.cells import Decode
 from plamo_study.measure.disturbances import BLOCKS, LOADS, Planted, Trial, blocks_of
 from plamo_study.measure.rows import Row
 
@@ -46,7 +47,7 @@ def small_plan() -> plan.Plan:
     A tenth of a second is timed in each row, so that one preemption of 3 ms is not yet a disturbance.
     """
     cores = machine.performance_cores()
-    base = plan.Cell(workload="decode", model=plan.MODELS[0], scale="mini", dtype=plan.DTYPE["mini"], n_prompt=16)
+    base = Decode(model=plan.MODELS[0], scale="mini", dtype=plan.DTYPE["mini"], depth=16)
     decode = plan.change(base, n_gen=192, n_threads=cores)
     prefill = plan.change(base, workload="prefill", n_prompt=512, n_threads=cores)
     fewer = plan.change(decode, n_threads=max(cores // 2, 1))

@@ -18,8 +18,9 @@ from plamo_study.crosscheck import (
     planted as crosscheck_watch,
 )
 from plamo_study.measure import disturbances, files, journal, machine, once, plan
+from plamo_study.measure.cells import Overhead, Prefill, Quality
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Row
+from plamo_study.measure.rows import SCHEMA, Conditions, Row
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
 from plamo_study.studies.quality import plan as plan_quality
@@ -51,9 +52,9 @@ def selfcheck(
 
     With `perplexity` the quality of every type of both models is held against llama-perplexity's.
     """
-    cell = Cell(workload="overhead", model=plan.MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_prompt=16, n_gen=64)
+    cell = Overhead(model=plan.MODELS[0], scale=scale, dtype=plan.DTYPE[scale], depth=16, n_gen=64)
     cell = plan.change(cell, n_threads=machine.performance_cores())
-    path = synthetic.make(cell.model, cell.scale, cell.dtype, written)
+    path = synthetic.make(*cell.files[0], written)
     progress.tell(0, 1, f"a decode of {cell.model} at {scale}")
     checks = [overhead(cell, path), start_up(), *journal_speed()]
     tools = {
@@ -89,7 +90,7 @@ def against_perplexity(scale: str, binary: Path, rounds: int) -> list[Check]:
     planned = plan_quality.quality(scale)
     files.make_models(planned)
     checks = []
-    for cell in planned.cells:
+    for cell in (cell for cell in planned.cells if isinstance(cell, Quality)):
         compared = crosscheck_perplexity.compare(cell, plan.model_file(cell), binary, rounds)
         checks += [Check(*line) for line in crosscheck_perplexity.lines(cell.model, compared)]
     return checks
@@ -136,7 +137,7 @@ def barks(found: disturbances.Trial) -> list[Check]:
     return [*checks, Check("nothing planted, CPUs given to other guests", seen, "reported", True)]
 
 
-def overhead(cell: Cell, path: Path) -> Check:
+def overhead(cell: Overhead, path: Path) -> Check:
     """Share of a decode step spent outside llama_decode and llama_synchronize."""
     found = once.measured(cell, path).checks
     outside, step = found["outside_ns"], found["step_ns"]
@@ -186,9 +187,7 @@ def alike(name: str, ratio: Estimate) -> Check:
 
 def example_row() -> Row:
     """A row the size of a prefill's, for the journal's own speed."""
-    cell = Cell(
-        workload="prefill", model=plan.MODELS[0], scale="mini", dtype="F16", n_prompt=512, n_threads=2, repetitions=3
-    )
+    cell = Prefill(model=plan.MODELS[0], scale="mini", dtype="F16", n_prompt=512, n_threads=2, repetitions=3)
     checks: dict[str, float | bool] = {
         "second_path_error": 1.234e-3,
         "second_path": True,

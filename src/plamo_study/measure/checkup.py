@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from plamo_study.measure import machine, range_findings, ranges, worker
+from plamo_study.measure import range_findings, ranges, worker
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
 from plamo_study.models import casts, header
@@ -163,7 +163,7 @@ def _examine(path: Path, log: list[str]) -> Measured:
         worker.stage("oracle")
         checks |= _against_oracle(path, tokens, logits, notes)
     worst = ranges.worst(seen, (casts.host(platform.machine()), "Metal", "CUDA"))
-    return Measured(checks=checks, log=notes, facts={"ranges": worst}, peak_rss_bytes=machine.peak_rss())
+    return Measured(checks=checks, log=notes, facts={"ranges": worst})
 
 
 def _on_gpu(path: Path) -> dict[str, float | bool]:

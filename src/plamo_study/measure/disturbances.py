@@ -17,7 +17,8 @@ from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.limits import OTHERS_LIMIT
 from plamo_study.measure import kept, watch
-from plamo_study.measure.rows import Cell, Row
+from plamo_study.measure.cells import Cell
+from plamo_study.measure.rows import Row
 
 NAME = "00-disturb.json"
 BLOCKS = 3

@@ -14,9 +14,9 @@ from typing import Any
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import quantizing
+from plamo_study.measure.cells import Comparison
 from plamo_study.measure.checking import check
 from plamo_study.measure.plan import Plan
-from plamo_study.measure.rows import Cell
 from plamo_study.models import recipes, registry, synthetic, tensors
 from plamo_study.models.expected import read_spec
 from plamo_study.models.finding import Finding, blocking
@@ -46,14 +46,10 @@ def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = N
 
 def needed(plan: Plan) -> list[tuple[str, str, str]]:
     """(model, scale, type or recipe) of every file a plan's cells run on or hold against each other."""
-    cells = [cell for cell in (*plan.cells, *plan.gates, plan.anchor) if cell.model]
-    pairs = [(cell, dtype) for cell in cells for dtype in (cell.dtype, *_compared(cell))]
-    return list(dict.fromkeys((cell.model, cell.scale, dtype) for cell, dtype in pairs))
-
-
-def _compared(cell: Cell) -> tuple[str, ...]:
-    """The files a cell holds against its own; what other workloads call candidates are no files."""
-    return cell.candidates if cell.workload in ("quality", "scan") else ()
+    files = [file for cell in plan.asked for file in cell.files]
+    compared = [cell for cell in plan.asked if isinstance(cell, Comparison)]
+    files += [(cell.model, cell.scale, name) for cell in compared for name in cell.candidates]
+    return list(dict.fromkeys(files))
 
 
 def written_types(name: str, scale: str) -> tuple[str, ...]:

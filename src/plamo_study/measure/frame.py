@@ -1,21 +1,22 @@
 """Rows to a pandas frame: one line a row, with the verdict of its gate and the drift of its block beside it."""
 
+import math
 import statistics
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
-import msgspec
 import pandas as pd
 
 from plamo_study.measure import defects, watch
-from plamo_study.measure.rows import Cell, Conditions, Fact, Record, Row
+from plamo_study.measure.cells import ORDER, Cell, Replay, columns
+from plamo_study.measure.rows import Conditions, Fact, Record, Row
 
-CELL_FIELDS = [field.name for field in msgspec.structs.fields(Cell)]
 CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("timed", "whole")]
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "checks", "series"]  # fmt: skip
+REQUESTS = ["key", "request", "ttft_ns", "n_tokens", "itl_ns", "largest_gap_ns", "failure"]
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
 
@@ -31,10 +32,11 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     """
     rows = list(rows)
     gates, drift, disturbed = _gates(rows), drift_by_block(rows), watch.disturbed(rows)
-    table = {name: [getattr(row.cell, name) for row in rows] for name in CELL_FIELDS}
+    cells = [columns(row.cell) for row in rows]
+    table: dict[str, Any] = {name: [cell[name] for cell in cells] for name in ORDER}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
     table["model"] = [starred(computed(known[row.model], known[row.engine])) if row.model else "" for row in rows]
-    table["build"] = [build_name(known[row.engine]) for row in rows]
+    table["build"] = [build_name(known[row.engine]) if row.engine else "" for row in rows]
     table["verdict"] = [_verdict(row, gates) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
@@ -45,6 +47,21 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     return pd.DataFrame(table)
+
+
+def requests(rows: Iterable[Row]) -> pd.DataFrame:
+    """A line a request: `key` of its row, `request`, `ttft_ns`, `n_tokens`, mean `itl_ns`, `largest_gap_ns`, `failure`.
+
+    NaN where too few tokens came: none have no first, one has no gap.
+    """
+    table = []
+    for row in rows:
+        for request in row.requests:
+            stamps = request.token_ns
+            ttft = stamps[0] - request.arrived_ns if stamps else math.nan
+            gaps: list[float] = [after - before for before, after in pairwise(stamps)] or [math.nan]
+            table.append((row.key, request.id, ttft, len(stamps), statistics.mean(gaps), max(gaps), request.failure))
+    return pd.DataFrame(table, columns=REQUESTS)
 
 
 def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
@@ -129,9 +146,9 @@ def _verdict(row: Row, gates: dict[tuple[str, str], bool]) -> str:
         return "starved"
     if row.status != "ok":
         return "failed"
-    if not row.model or (row.cell.workload in ("replay", "isolation") and row.valid is None):
+    if not row.model or (isinstance(row.cell, Replay) and row.valid is None):
         return "n/a"
-    gate = gates.get((row.model, row.engine))
-    if row.valid is not True or gate is False:
+    found = [gates.get((model, row.engine)) for model in (row.model, *row.others)]
+    if row.valid is not True or False in found:
         return "invalid"
-    return "ungated" if gate is None else "valid"
+    return "ungated" if None in found else "valid"

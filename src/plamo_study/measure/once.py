@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from plamo_study.errors import StudyError
+from plamo_study.measure.cells import Cell
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.rows import Measured
 from plamo_study.measure.worker import Job
 
 LIMIT_S = 600.0

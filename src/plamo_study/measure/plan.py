@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, TypeVar, overload
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
+from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, Gate, MatMul, OnModel, Read
 from plamo_study.measure.process import WORKER
-from plamo_study.measure.rows import Cell
 from plamo_study.models import registry
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
@@ -33,6 +31,9 @@ MOST_CELLS = 10**6
 DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
 
 
+C = TypeVar("C", bound=Cell)
+
+
 @dataclass(frozen=True)
 class Plan:
     """Cells to measure in `blocks` randomised blocks, gates once before them, and the anchor between them.
@@ -45,7 +46,7 @@ class Plan:
     scale: str
     cells: tuple[Cell, ...]
     gates: tuple[Cell, ...]
-    anchor: Cell
+    anchor: Cell | None  # none: nothing can drift in a simulation
     blocks: int
     extra_blocks: int
     time_limit_s: float
@@ -55,6 +56,11 @@ class Plan:
     worker: str = WORKER  # module of the process that each cell runs in
     needed: int = MOST_CELLS
 
+    @property
+    def asked(self) -> tuple[Cell, ...]:
+        """Everything it measures."""
+        return (*self.cells, *self.gates, *((self.anchor,) if self.anchor else ()))
+
 
 def gates(scale: str, gpu: bool = False) -> Plan:
     """Gates of the files that studies use most, by themselves: so that a better gate need not wait for its study.
@@ -62,11 +68,11 @@ def gates(scale: str, gpu: bool = False) -> Plan:
     One thread: nothing here is timed, and on a busy machine threads that wait for one another take many times as long.
     """
     check_scale(scale)
-    base = change(Cell(workload="gate", scale=scale, n_gpu_layers=-1 if gpu else 0), **gate_tokens(scale))
+    base = Gate(scale=scale, n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale))
     others = () if scale == "weights" else (MATCHED,)  # the matched model is invented
     files = [(model, DTYPE[scale]) for model in (*MODELS, *others)] + [(MODELS[0], "F16")]
     cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
-    anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], n_prompt=16, n_ubatch=512)
+    anchor = change(base, workload="decode", model=MODELS[0], dtype=DTYPE[scale], depth=16, n_ubatch=512)
     return Plan("00-gates", scale, (), cells, anchor, 1, 0, TIME_LIMIT_S[scale] * 2)
 
 
@@ -76,49 +82,68 @@ def thread_counts() -> tuple[int, ...]:
     return tuple(dict.fromkeys((cores, max(cores // 2, 1))))
 
 
-def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Cell, ...]:
-    """Read bandwidth and matrix throughput of the CPU at each thread count, and of the GPU where there is one."""
-    dtype, size = DTYPE[scale], MATMUL_SIZE[scale]
-    read = Cell(workload="read", dtype=dtype, size=READ_CACHES * machine.last_level_cache(), repetitions=11)
-    matmul = Cell(workload="matmul", dtype=dtype, size=size, repetitions=6)
-    cells = [change(cell, n_threads=n) for n in threads for cell in (read, matmul)]
+def both_ceilings(scale: str) -> tuple[Read, MatMul]:
+    """Read bandwidth and matrix throughput of one thread on the CPU."""
+    read = Read(dtype=DTYPE[scale], n_bytes=READ_CACHES * machine.last_level_cache(), repetitions=11)
+    return read, MatMul(dtype=DTYPE[scale], n_rows=MATMUL_SIZE[scale], repetitions=6)
+
+
+def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | MatMul, ...]:
+    """Both ceilings of the CPU at each thread count, and of the GPU where there is one."""
+    both = both_ceilings(scale)
+    cells = [change(cell, n_threads=n) for n in threads for cell in both]
     if gpu:
-        cells += [change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in (read, matmul)]
+        cells += [change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both]
     return tuple(cells)
 
 
-def with_gates(study: str, scale: str, cells: tuple[Cell, ...], exact_cache: bool = True) -> Plan:
+def with_gates(
+    study: str, scale: str, cells: tuple[Cell, ...], exact_cache: bool = True, anchor_dtype: str = ""
+) -> Plan:
     """A plan of these cells, with a gate for every file, the usual anchor, blocks and time limit.
 
-    `exact_cache`: at mini, gate every file a second time without the rounding of the engine's cache.
-    Raises StudyError for a cell that cannot be measured.
+    `exact_cache`: at mini, gate every file a second time without the rounding of the engine's cache. `anchor_dtype`:
+    where the anchor's file is another than the first cell's. Raises StudyError for a cell that cannot be measured.
     """
     for cell in cells:
         check_cell(cell)
-    base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1, n_seq=1, policy="per_sequence")
-    files = dict.fromkeys((cell.model, cell.dtype) for cell in cells if cell.model)
+    base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1)
+    files = dict.fromkeys(file for cell in cells for file in cell.files)
     gate = change(base, workload="gate", **gate_tokens(scale))
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
     kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
-    gates = tuple(change(kind, model=model, dtype=dtype) for model, dtype in files for kind in kinds)
-    anchor = change(base, workload="decode", n_prompt=16, n_gen=32)
+    gates = tuple(change(kind, model=file[0], scale=file[1], dtype=file[2]) for file in files for kind in kinds)
+    how = {"n_seq": 1, "policy": "per_sequence", "depth": 16, "n_gen": 32}
+    anchor = change(base, workload="decode", dtype=anchor_dtype or cells[0].dtype, **how)
     planned = Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
     return replace(planned, anchors=ANCHORS[scale])
 
 
-def gate_tokens(scale: str) -> dict[str, int]:
+def gate_tokens(scale: str) -> dict[str, Any]:
     """Fields of every gate: the tokens that the oracle sees, the micro-batches they come in, and those continued."""
     return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": GREEDY_TOKENS}
 
 
-def change(cell: Cell, **changes: Any) -> Cell:
-    """A copy of a cell with some fields changed."""
-    return msgspec.structs.replace(cell, **changes)
+@overload
+def change(cell: AnyCell, *, workload: str, **changes: Any) -> Cell: ...
+@overload
+def change(cell: C, **changes: Any) -> C: ...
+def change(cell: AnyCell, *, workload: str = "", **changes: Any) -> AnyCell:
+    """A copy of a cell with some fields changed; one of another workload takes over the fields that both have.
+
+    Raises StudyError for a field that cells of this workload lack.
+    """
+    kind = KINDS[workload or cell.workload]
+    if unknown := changes.keys() - set(kind.__struct_fields__):
+        why = f"has no field {', '.join(sorted(unknown))}"
+        raise StudyError(f"cell {kind.__name__}", why, f"choose among {', '.join(kind.__struct_fields__)}")
+    kept = {name: getattr(cell, name) for name in cell.__struct_fields__ if name in kind.__struct_fields__}
+    return kind(**kept | changes)  # type: ignore[no-any-return] # the classes of a union, by name
 
 
 def model_file(cell: Cell) -> Path:
-    """The GGUF a cell runs on."""
-    return registry.model_path(cell.model, cell.scale, cell.dtype)
+    """The GGUF a cell runs on, the first of several."""
+    return registry.model_path(*cell.files[0])
 
 
 def check_scale(scale: str) -> None:
@@ -129,18 +154,17 @@ def check_scale(scale: str) -> None:
 
 def check_cell(cell: Cell) -> None:
     """StudyError for token counts that cannot be measured: none, negative, or more than the model was made for."""
-    if cell.workload in ("read", "matmul"):
+    if not isinstance(cell, OnModel):
         return
-    spec = registry.spec(cell.model, cell.scale)
-    if cell.n_prompt < 0 or cell.n_gen < 0 or cell.n_prompt + cell.n_gen == 0 or min(cell.n_seq, cell.n_threads) < 1:
-        raise StudyError(
-            f"cell {cell.workload} of {cell.model}", "token, sequence and thread counts must be positive", "raise them"
-        )
-    if cell.n_prompt + cell.n_gen > spec.context_length:
-        why = f"{cell.n_prompt} + {cell.n_gen} tokens do not fit the model's context of {spec.context_length}"
-        raise StudyError(f"cell {cell.workload} of {cell.model}", why, "choose a shorter prompt or fewer steps")
-    if cell.policy == "shared" and (cell.workload != "decode" or not cell.n_prompt):
-        raise StudyError(f"cell {cell.workload} of {cell.model}", "only decode after a prompt can share it", "pack it")
+    what, (n_seq, n_prompt, n_gen) = f"cell {cell.workload} of {cell.model}", cell.shape
+    if min(n_prompt, n_gen) < 0 or n_prompt + n_gen == 0 or min(n_seq, cell.n_threads) < 1:
+        raise StudyError(what, "token, sequence and thread counts must be positive", "raise them")
+    most = registry.spec(cell.model, cell.scale).context_length
+    if n_prompt + n_gen > most:
+        why = f"{n_prompt} + {n_gen} tokens do not fit the model's context of {most}"
+        raise StudyError(what, why, "choose a shorter prompt or fewer steps")
+    if isinstance(cell, Decode) and cell.policy == "shared" and not cell.depth:
+        raise StudyError(what, "only decode after a prompt can share it", "pack it")
 
 
 def types(model: str, scale: str) -> tuple[str, ...]:

@@ -22,8 +22,9 @@ from plamo_study.engine import quantizer
 from plamo_study.engine.nodes import Tensor
 from plamo_study.engine.ranges import InputRanges
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, ranges
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure import ranges
+from plamo_study.measure.cells import Ranges
+from plamo_study.measure.rows import Measured
 from plamo_study.models import casts, header, recipes
 from plamo_study.models.recipes import Recipe
 
@@ -33,7 +34,7 @@ BESIDE = 0.01  # amplitudes this far below and above every limit are tried too
 Finite = dict[str, float]
 
 
-def run(cell: Cell, path: Path, dtype: str, stage: Callable[[str], None]) -> Measured:
+def run(cell: Ranges, path: Path, dtype: str, stage: Callable[[str], None]) -> Measured:
     """Plant every amplitude in `path` with ssm_out as `dtype`, one file in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         stage(f"quantize ssm_out to {dtype}")
@@ -51,7 +52,7 @@ def run(cell: Cell, path: Path, dtype: str, stage: Callable[[str], None]) -> Mea
                 series.setdefault(name, []).append(value)
     n = (len(series["amplitude"]) + 1) * 2 * cell.n_prompt
     checks: dict[str, float | bool] = {"natural": natural, "layer": float(layer)}
-    return Measured(series=series, checks=checks, valid=True, n_evaluated=n, peak_rss_bytes=machine.peak_rss())
+    return Measured(series=series, checks=checks, valid=True, n_evaluated=n)
 
 
 class OneProduct(InputRanges):
@@ -100,7 +101,7 @@ def _write(path: Path, place: tuple[int, int], values: np.ndarray) -> None:
         file.write(values.astype("<f4").tobytes())
 
 
-def _look(cell: Cell, path: Path, layer: int) -> Finite:
+def _look(cell: Ranges, path: Path, layer: int) -> Finite:
     """The cell's tokens as one prompt and, from an empty memory, one by one: ssm_out's numbers, and finite logits."""
     found: Finite = {}
     with OneProduct(path, ranges.session_config(msgspec.structs.replace(cell, n_gen=0))) as model:

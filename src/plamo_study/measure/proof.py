@@ -13,7 +13,8 @@ import numpy as np
 from plamo_study.engine import library
 from plamo_study.engine.parts import PartSums
 from plamo_study.engine.session import Session
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.cells import Calls, Gate, Isolation, OnModel, Replay
+from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.compare import agreement, relative_error
 from plamo_study.oracle.forward import Oracle
@@ -26,7 +27,6 @@ PROBE_TOKENS = 32  # evaluated alone in several ways beside a replay, for the si
 PROBE_CUTS = (PROBE_TOKENS, 5, 1)  # tokens of each call; the first is what the others are held against
 
 Prompts = dict[int, np.ndarray]
-Calls = tuple[tuple[tuple[int, int], ...], ...]
 
 
 def by_steps(session: Session, seq: int, tokens: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ def alone(session: Session, seq: int, tokens: np.ndarray, known: tuple[bytes, in
 
 
 def checks(
-    cell: Cell, logits: dict[int, np.ndarray], expected: dict[int, np.ndarray], evaluated: int, due: int
+    cell: OnModel, logits: dict[int, np.ndarray], expected: dict[int, np.ndarray], evaluated: int, due: int
 ) -> dict[str, float | bool]:
     """Last logits by sequence against the expected ones, their finiteness, and evaluated tokens against those due."""
     error = max(relative_error(logits[seq], expected[seq]) for seq in expected)
@@ -62,7 +62,7 @@ def checks(
     return {"second_path_error": error, "second_path": within, "finite": finite, "evaluated": evaluated == due}
 
 
-def gate(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Measured:
     """Engine against the NumPy oracle: one prefill, then half a prefill continued step by step, at every position.
 
     The steps are judged part by part too (oracle/judge.py), with what planted faults would show in each part. A build
@@ -114,7 +114,7 @@ def _watched(session: Session, tokens: np.ndarray, half: int) -> tuple[dict[tupl
         return model.sums(), np.concatenate(rows)
 
 
-def replay(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+def replay(cell: Replay, session: Session, draws: list[Prompts], path: Path) -> Measured:
     """Any calls, in order: the error of every sequence's logits after each call against the same sequence alone.
 
     Checks are named "call/sequence", beside them "rounding". No verdict: what is wrong is said of all rows together.
@@ -130,7 +130,7 @@ def replay(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Me
     return Measured(checks=errors | {"rounding": rounding}, n_evaluated=session.n_evaluated)
 
 
-def isolation(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+def isolation(cell: Isolation, session: Session, draws: list[Prompts], path: Path) -> Measured:
     """The same calls twice, sequence 0 with the same tokens and its neighbours with others: may sequence 0 change?"""
     first, second = draws
     rounding = _rounding(session)

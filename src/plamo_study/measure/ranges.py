@@ -20,8 +20,9 @@ from gguf import GGMLQuantizationType
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, worker
+from plamo_study.measure.cells import Ranges
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.rows import Measured
 from plamo_study.models import casts
 
 FIRST_TOKEN = 5  # ids below are special tokens
@@ -43,14 +44,14 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
     n_threads: int = 0  # 0: one per performance core
 
 
-def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Ranges, path: Path, stage: Callable[[str], None]) -> Measured:
     """Probe one file over the cell's text (random tokens where it names none), or plant amplitudes in it."""
     from plamo_study.engine import library
     from plamo_study.measure import planting
 
     library.capture_log([])
-    if cell.label.startswith(PLANTED):
-        return planting.run(cell, path, cell.label.removeprefix(PLANTED), stage)
+    if cell.mode.startswith(PLANTED):
+        return planting.run(cell, path, cell.mode.removeprefix(PLANTED), stage)
     return _probe(cell, path, stage)
 
 
@@ -93,12 +94,12 @@ def _probe_job(job: Probing) -> Measured:
 
     library.capture_log([])
     threads = job.n_threads or machine.performance_cores()
-    cell = Cell(workload="ranges", n_prompt=job.n_prompt, n_gen=job.n_gen, text=job.text, n_threads=threads)
+    cell = Ranges(n_prompt=job.n_prompt, n_gen=job.n_gen, text=job.text, n_threads=threads)
     cell = msgspec.structs.replace(cell, n_gpu_layers=job.n_gpu_layers, flash_attn="off")  # which hides kqv
     return _probe(cell, Path(job.path), worker.stage, whole=True)
 
 
-def _probe(cell: Cell, path: Path, stage: Callable[[str], None], whole: bool = False) -> Measured:
+def _probe(cell: Ranges, path: Path, stage: Callable[[str], None], whole: bool = False) -> Measured:
     """`whole`: a text shorter than the cell asks for is taken whole, and decode goes on with its beginning."""
     from plamo_study.engine.ranges import InputRanges
 
@@ -125,7 +126,6 @@ def _probe(cell: Cell, path: Path, stage: Callable[[str], None], whole: bool = F
         valid=checks["same_logits"] is True,
         n_evaluated=2 * cell.repetitions * len(tokens),
         load_ns=load_ns,
-        peak_rss_bytes=machine.peak_rss(),
     )
 
 
@@ -141,7 +141,7 @@ def _checks(times: dict[str, list[list[int]]], logits: dict[str, np.ndarray]) ->
     }
 
 
-def session_config(cell: Cell) -> Any:
+def session_config(cell: Ranges) -> Any:
     """The cell's context of one sequence; a prompt is one micro-batch, so that a product sees all of it."""
     from plamo_study.measure import sessions
 
@@ -189,7 +189,7 @@ def worst(found: Any, backends: Sequence[str]) -> dict[str, dict[str, Any]]:
     return closest
 
 
-def tokens_of(cell: Cell, model: Any, shortest: int = 0) -> np.ndarray:
+def tokens_of(cell: Ranges, model: Any, shortest: int = 0) -> np.ndarray:
     """The cell's prompt and what is decoded after it, (n_prompt + n_gen,) token ids or as many as its text has.
 
     StudyError when that is fewer than `shortest`.

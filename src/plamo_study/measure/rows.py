@@ -1,47 +1,14 @@
-"""What is written down: cells, rows and facts. Raw values with units; every statistic is derived elsewhere."""
+"""What is written down: rows and facts. Raw values with units; every statistic is derived elsewhere."""
 
 import hashlib
 from typing import Any, Literal
 
 import msgspec
 
+from plamo_study.measure.cells import Cell, canonical
+
 SCHEMA = 1
-Workload = Literal[
-    "prefill", "decode", "gate", "replay", "isolation", "overhead", "read", "matmul",
-    "quality", "scan", "ranges", "trace", "depth", "naive",
-]  # fmt: skip
 Status = Literal["ok", "abort", "hang", "starved", "killed", "error"]
-
-
-class Cell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing to measure. Defaults are left out of its JSON, so a field added later changes no existing key."""
-
-    workload: Workload
-    model: str = ""
-    scale: str = ""
-    dtype: str = ""
-    n_prompt: int = 0  # tokens per sequence: the prompt timed by prefill, the depth decode starts from
-    n_gen: int = 0  # decode steps
-    n_seq: int = 1  # sequences evaluated together
-    policy: Literal["per_sequence", "packed", "shared"] = "per_sequence"  # shared: one prompt, its state copied to all
-    n_threads: int = 1
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: Literal["auto", "on", "off"] = "auto"
-    n_gpu_layers: int = 0
-    use_mmap: bool = True  # weights stay in the file's pages; else they are read into memory of the process
-    cold: bool = False  # the file's pages are dropped before it is loaded, so that it lies at other places than before
-    calls: tuple[tuple[tuple[int, int], ...], ...] = ()  # replay: (sequence, tokens) of each call; 0 tokens: it leaves
-    label: str = ""  # replay, isolation: what the calls are for (map, identity, isolation, bystander)
-    candidates: tuple[str, ...] = ()  # quality, scan: types or recipes held against `dtype`
-    text: str = ""  # quality, scan, ranges: UTF-8 text evaluated, a name in data/corpus or a path
-    text_sha256: str = ""  # of that text
-    n_chunks: int = 0  # quality, scan: chunks of n_prompt tokens taken of it
-    size: int = 0  # bytes read (read), rows and columns of the weight matrix (matmul)
-    repetitions: int = 1
-    seed: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,8 +58,18 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     whole: Evidence | None = None  # and from spawn to end
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker hands back. Times are nanoseconds: one list per repetition, one number per call timed."""
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request of a load: when it arrived and when each token of its answer came, in ns since timing began."""
+
+    id: str
+    n_prompt: int  # tokens
+    arrived_ns: int
+    token_ns: list[int] = []
+    failure: str = ""  # why it was not answered in full
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was measured. Times are nanoseconds: one list per repetition, one number per call timed."""
 
     samples_ns: list[list[int]] = []
     warmup_ns: list[int] = []
@@ -103,14 +80,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_flops: int = 0  # matmul: floating-point operations per sample
     checks: dict[str, float | bool] = {}
     series: dict[str, list[float]] = {}  # named results that are many numbers: one per chunk, layer or depth
+    requests: list[Request] = []
     valid: bool | None = None
+
+
+class Measured(Results, frozen=True, kw_only=True):
+    """What a worker hands back."""
+
     peak_rss_bytes: int = 0
     log: list[str] = []
     facts: dict[str, Any] = {}
     evidence: Evidence | None = None  # of the timed parts
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="row", tag_field="kind"):
+class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
     """One worker's outcome with its provenance; `model`, `engine` and `machine` name facts in the same journal."""
 
     schema: int
@@ -122,23 +105,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="ro
     order: int
     anchor: bool = False
     model: str = ""
-    engine: str
+    others: list[str] = []  # facts of further model files
+    engine: str = ""  # none: a simulation
     machine: str
     status: Status
     started: str
     elapsed_ns: int
     pid: int
     conditions: Conditions
-    samples_ns: list[list[int]] = []
-    warmup_ns: list[int] = []
-    prefill_ns: list[int] = []
-    load_ns: int = 0
-    n_evaluated: int = 0
-    n_bytes: int = 0
-    n_flops: int = 0
-    checks: dict[str, float | bool] = {}
-    series: dict[str, list[float]] = {}
-    valid: bool | None = None
     failure: Failure | None = None
 
 
@@ -158,6 +132,6 @@ def content_id(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
 
 
-def row_key(study: str, cell: Cell, model: str, engine: str, machine: str, replicate: int) -> str:
-    """The identity of a measurement: what is measured, on which file, build and machine, and which replicate it is."""
-    return content_id([study, cell, model, engine, machine, replicate])
+def row_key(study: str, cell: Cell, model: str, engine: str, machine: str, replicate: int, *others: str) -> str:
+    """The identity of a measurement: what is measured, on which files, build and machine, and which replicate it is."""
+    return content_id([study, canonical(cell), model, engine, machine, replicate, *others])

@@ -15,13 +15,15 @@ import psutil
 from plamo_study.errors import StudyError
 from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
+from plamo_study.measure.cells import Cell, Decode, File, OnEngine, Prefill, Replay
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows
-from plamo_study.measure.plan import Plan, model_file
+from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import Outcome, work
-from plamo_study.measure.rows import SCHEMA, Cell, Conditions, Fact, Row, content_id, row_key
+from plamo_study.measure.rows import SCHEMA, Conditions, Fact, Results, Row, content_id, row_key
 from plamo_study.measure.worker import Job
+from plamo_study.models import registry
 
 START_LIMIT_S = 60.0
 CALM_S = 15.0  # a sweep waits so long for a calm machine before it measures disturbed rows again
@@ -115,16 +117,17 @@ class _Sweep:
     ):
         self.plan, self.journal, self.tell, self.measured = plan, journal, on_progress, 0
         self.beside = beside
-        asked = {folder: _asked(folder) for folder in ("", *beside)}
+        needed = any(isinstance(cell, OnEngine) for cell in plan.asked)
+        asked = {folder: _asked(folder) for folder in ("", *beside)} if needed else {}
         self.engines = {folder: self._add_fact("engine", facts) for folder, (facts, _) in asked.items()}
         gpus = next((gpus for _, gpus in asked.values() if gpus), [])
         self.machine = self._add_fact("machine", machine.facts() | ({"gpus": gpus} if gpus else {}))
-        cells = [*plan.gates, plan.anchor, *plan.cells]
-        names = dict.fromkeys((cell.model, cell.scale, cell.dtype) for cell in cells if cell.model)
-        self.models = {name: self._add_fact("model", model_fact(*name)) for name in names}
+        files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
+        self.models = {file: self._add_fact("model", model_fact(*file)) for file in files}
         self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
+        self.keys: dict[Task, str] = {}
         self.cells = plan.cells
 
     def whole(self) -> None:
@@ -152,7 +155,7 @@ class _Sweep:
             fits = self._spent(self.tasks) + (least - 1) * block < seconds
             if len(self.cells) >= self.plan.needed and not fits and not self._any_done(first):
                 break
-            self._each([*self._gates({(cell.model, cell.dtype) for cell in cells}), *first])
+            self._each([*self._gates({file for cell in cells for file in cell.files}), *first])
             self.cells += cells
         self._each(self._anchors(1))
         self._again(seconds)
@@ -231,8 +234,8 @@ class _Sweep:
     def _budget(self) -> int:
         """Rows that may still be measured beyond the plan's blocks."""
         spent = sum(task.replicate >= REPEAT and not task.anchor for task in self._all())
-        extra = max(max(task.block for task in self.tasks) - self.plan.blocks, 0)  # the last anchor is one further
-        return (self.plan.extra_blocks - extra) * self._per_block - spent
+        last = max(task.block for task in self.tasks if not task.anchor)
+        return (self.plan.extra_blocks - max(last + 1 - self.plan.blocks, 0)) * self._per_block - spent
 
     def _all(self) -> Iterator[Task]:
         """Every task that was done, repeats among them."""
@@ -268,11 +271,11 @@ class _Sweep:
         yield from self._anchors(number)
         yield from self._shuffled(number)
 
-    def _gates(self, files: set[tuple[str, str]] | None = None) -> list[Task]:
+    def _gates(self, files: set[File] | None = None) -> list[Task]:
         """The gates of these files, by default of all; other builds have those of the files compared."""
-        gates = [(n, gate) for n, gate in enumerate(self.plan.gates) if not files or (gate.model, gate.dtype) in files]
-        compared = {(cell.model, cell.dtype) for cell in self.plan.compared}
-        other = [(n, gate) for n, gate in gates if (gate.model, gate.dtype) in compared]
+        gates = [(n, gate) for n, gate in enumerate(self.plan.gates) if files is None or files.issuperset(gate.files)]
+        compared = {file for cell in self.plan.compared for file in cell.files}
+        other = [(n, gate) for n, gate in gates if compared.issuperset(gate.files)]
         found = [Task(gate, 0, -1, n) for n, gate in gates]
         return found + [Task(gate, 0, -1, n, engine=folder) for folder in self.beside for n, gate in other]
 
@@ -294,13 +297,13 @@ class _Sweep:
 
     def _anchors(self, number: int) -> list[Task]:
         """The anchor before a block, by as many processes as the plan says."""
-        replicates = range(number, number + REPEAT * self.plan.anchors, REPEAT)
-        return [Task(self.plan.anchor, n, number, 0, anchor=True) for n in replicates]
+        cell, replicates = self.plan.anchor, range(number, number + REPEAT * self.plan.anchors, REPEAT)
+        return [Task(cell, n, number, 0, anchor=True) for n in replicates] if cell else []
 
     def _measure(self, task: Task) -> Row:
         started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
-        path = str(model_file(task.cell)) if task.cell.model else ""
-        job = Job(cell=task.cell, path=path, replicate=task.replicate)
+        path, *others = [str(registry.model_path(*file)) for file in task.cell.files] or [""]
+        job = Job(cell=task.cell, path=path, others=others, replicate=task.replicate)
         outcome = work(job, self.plan.time_limit_s, task.engine, self.plan.worker)
         conditions = Conditions(
             load_1min=round(load, 2),
@@ -313,19 +316,7 @@ class _Sweep:
         return self._row(task, outcome, conditions, started)
 
     def _row(self, task: Task, outcome: Outcome, conditions: Conditions, started: datetime) -> Row:
-        measured = outcome.measured
-        kept = (
-            "samples_ns",
-            "warmup_ns",
-            "prefill_ns",
-            "load_ns",
-            "n_evaluated",
-            "n_bytes",
-            "n_flops",
-            "checks",
-            "series",
-            "valid",
-        )
+        model, *others = self._models(task)
         return Row(
             schema=SCHEMA,
             key=self._key(task),
@@ -335,8 +326,9 @@ class _Sweep:
             block=task.block,
             order=task.order,
             anchor=task.anchor,
-            model=self.models.get((task.cell.model, task.cell.scale, task.cell.dtype), ""),
-            engine=self.engines[task.engine],
+            model=model,
+            others=others,
+            engine=self.engines.get(task.engine, ""),
             machine=self.machine,
             status=outcome.status,
             started=started.isoformat(timespec="seconds"),
@@ -344,13 +336,20 @@ class _Sweep:
             pid=outcome.pid,
             conditions=conditions,
             failure=outcome.failure,
-            **{name: getattr(measured, name) for name in kept},
+            **{name: getattr(outcome.measured, name) for name in Results.__struct_fields__},
         )
 
     def _key(self, task: Task) -> str:
-        model = self.models.get((task.cell.model, task.cell.scale, task.cell.dtype), "")
-        study = f"{self.plan.study}/anchor" if task.anchor else self.plan.study
-        return row_key(study, task.cell, model, self.engines[task.engine], self.machine, task.replicate)
+        if task not in self.keys:
+            model, *others = self._models(task)
+            study = f"{self.plan.study}/anchor" if task.anchor else self.plan.study
+            engine = self.engines.get(task.engine, "")
+            self.keys[task] = row_key(study, task.cell, model, engine, self.machine, task.replicate, *others)
+        return self.keys[task]
+
+    def _models(self, task: Task) -> list[str]:
+        """The facts of its files, the first of several first; an empty name where it has none."""
+        return [self.models[file] for file in task.cell.files] or [""]
 
     def _add_fact(self, what: Literal["model", "engine", "machine"], data: dict) -> str:
         fact = Fact(id=content_id(data), what=what, data=data)
@@ -372,7 +371,7 @@ def _repeated(task: Task) -> Task:
 
 def asks_whether(cell: Cell) -> bool:
     """Whether a cell asks if a batch is right: then a wrong result or an abort is its answer and no failure."""
-    return cell.policy == "packed" or cell.workload in ("replay", "isolation")
+    return isinstance(cell, Replay) or (isinstance(cell, Prefill | Decode) and cell.policy == "packed")
 
 
 def engine_facts(folder: str = "") -> dict:

@@ -3,12 +3,12 @@
 from typing import Any
 
 from plamo_study.engine.session import SessionConfig
-from plamo_study.measure.rows import Cell
+from plamo_study.measure.cells import OnModel
 
 SAME = ("n_batch", "n_ubatch", "n_threads", "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap")
 
 
-def config(cell: Cell, n_ctx_seq: int, **changes: Any) -> SessionConfig:
+def config(cell: OnModel, n_ctx_seq: int, **changes: Any) -> SessionConfig:
     """A context with room for `n_ctx_seq` tokens a sequence; `changes` are fields in which a workload differs."""
     given = {name: getattr(cell, name) for name in SAME} | {"n_threads_batch": cell.n_threads} | changes
     return SessionConfig(n_ctx_seq=n_ctx_seq, **given)

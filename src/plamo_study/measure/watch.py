@@ -14,10 +14,9 @@ import psutil
 
 from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, WAITED_LIMIT
 from plamo_study.measure import machine
-from plamo_study.measure.rows import Cell, Conditions, Evidence, Row
+from plamo_study.measure.cells import AnyCell, OnText
+from plamo_study.measure.rows import Conditions, Evidence, Row
 
-# the results of other workloads are no times
-TIMED = ("prefill", "decode", "depth", "naive", "trace", "read", "matmul", "overhead")
 ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
 _parts: list[Evidence] = []  # of this process's one job
 
@@ -121,9 +120,9 @@ def waited(conditions: Conditions) -> float | None:
     return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
 
 
-def is_timed(cell: Cell) -> bool:
+def is_timed(cell: AnyCell) -> bool:
     """Whether the result of a cell is a time."""
-    return cell.workload in TIMED and not cell.text
+    return cell.timed and not (isinstance(cell, OnText) and cell.text)
 
 
 def disturbed(rows: Iterable[Row]) -> set[str]:

@@ -14,21 +14,23 @@ from typing import TypeVar
 
 import msgspec
 
-from plamo_study.measure import watch
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure import machine, watch
+from plamo_study.measure.cells import Cell
+from plamo_study.measure.rows import Measured
 
 ORPHANED = 9
 
 
-Run = Callable[[Cell, Path, Callable[[str], None]], Measured]
+Run = Callable[..., Measured]  # of a cell, its file's path, who is told the stage, and the paths of further files
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell with the file it runs on, or no cell: then the worker only says which engine it loaded."""
+    """A cell with the files it runs on, or no cell: then the worker only says which engine it loaded."""
 
     cell: Cell | None = None
     path: str = ""
+    others: list[str] = []  # paths of further files
     replicate: int = 0
 
 
@@ -49,7 +51,8 @@ def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
     except Exception as error:
         print(f"@error {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # no teardown: the engine may be in any state
-    measured = msgspec.structs.replace(measured, evidence=watch.collected())
+    peak = measured.peak_rss_bytes or machine.peak_rss()
+    measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
     result.write(msgspec.json.encode(measured))
     result.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time
@@ -63,7 +66,7 @@ def _do(own: Mapping[str, Run], job: Job) -> Measured:
         return Measured(facts=library.describe() | {"gpus": library.gpus()})
     if run := own.get(job.cell.workload):
         stage(job.cell.workload)
-        return run(job.cell, Path(job.path), stage)
+        return run(job.cell, Path(job.path), stage, *map(Path, job.others))
     from plamo_study.measure import workloads
 
     return workloads.run(job.cell, Path(job.path), job.replicate, stage)

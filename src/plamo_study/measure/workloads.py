@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,9 +13,10 @@ import numpy as np
 from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
 from plamo_study.measure import machine, proof, ranges, sessions, watch
+from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Overhead, Prefill, Ranges, Read, Replay
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.rows import Measured
 
 WARM_STEPS = 3  # decode steps before the timed ones, of as many sequences
 FIRST_TOKEN = 5  # ids below are special tokens
@@ -27,29 +29,22 @@ clock = time.perf_counter_ns
 
 def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) -> Measured:
     """Do one cell on one file. `stage` is told what is happening, so that a crash can say where."""
-    if cell.workload in ("read", "matmul"):
+    if isinstance(cell, Read | MatMul):
         stage(cell.workload)
         with watch.timed():
-            return _read(cell) if cell.workload == "read" else _matmul(cell)
-    if cell.workload == "ranges":
+            return _read(cell) if isinstance(cell, Read) else _matmul(cell)
+    if isinstance(cell, Ranges):
         stage(cell.workload)
         return ranges.run(cell, path, stage)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):
-        workload = {
-            "prefill": _prefill,
-            "decode": _decode,
-            "gate": proof.gate,
-            "replay": proof.replay,
-            "isolation": proof.isolation,
-            "overhead": _overhead,
-        }[cell.workload]
+        workload = WORKLOADS[cell.workload]
         stage(cell.workload)
         measured = workload(cell, session, _draw(cell, session.n_vocab, replicate), path)
         return _with_reading(_finish(measured, load_ns, log), cell, path)
 
 
-def _prefill(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+def _prefill(cell: Prefill, session: Session, draws: list[Prompts], path: Path) -> Measured:
     start = clock()
     other = proof.by_steps if cell.n_seq == 1 else proof.alone
     expected = {seq: other(session, seq, tokens) for seq, tokens in draws[-1].items()}
@@ -67,7 +62,7 @@ def _prefill(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> 
     return _measured(cell, samples, [warmup], evaluated, checks, [sample[0] for sample in samples])
 
 
-def _decode(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+def _decode(cell: Decode, session: Session, draws: list[Prompts], path: Path) -> Measured:
     """Fill the memory with prompts, then start warm-up and timed steps from the states kept of them."""
     start = clock()
     expected = {} if cell.policy == "shared" else {0: proof.alone(session, 0, draws[-1][0])}
@@ -82,18 +77,18 @@ def _decode(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> M
         fills += [fill] if fill else []
     last = {seq: session.logits(row) for row, seq in enumerate(draws[-1])}
     for seq in (seq for seq in draws[-1] if seq not in expected):
-        known = (states[seq], cell.n_prompt) if cell.policy == "shared" else None
+        known = (states[seq], cell.depth) if cell.policy == "shared" else None
         expected[seq] = proof.alone(session, seq, draws[-1][seq], known)
     checks = proof.checks(cell, last, expected, evaluated, cell.repetitions * cell.n_gen * cell.n_seq)
     measured = _measured(cell, samples, [warmup], evaluated, checks, samples[-1])
     return msgspec.structs.replace(measured, prefill_ns=fills)
 
 
-def _fill(session: Session, cell: Cell, tokens: Prompts) -> tuple[dict[int, bytes], int]:
+def _fill(session: Session, cell: Decode, tokens: Prompts) -> tuple[dict[int, bytes], int]:
     """Prefill every sequence's prompt: its state, and the nanoseconds it took (0 for a shared prompt)."""
-    prompts = {seq: stream[: cell.n_prompt] for seq, stream in tokens.items()}
+    prompts = {seq: stream[: cell.depth] for seq, stream in tokens.items()}
     session.clear()
-    if not cell.n_prompt:
+    if not cell.depth:
         return {}, 0
     if cell.policy == "shared":
         session.prefill({0: prompts[0]})
@@ -104,14 +99,14 @@ def _fill(session: Session, cell: Cell, tokens: Prompts) -> tuple[dict[int, byte
     return {seq: session.get_state(seq) for seq in prompts}, spent
 
 
-def _prompt(session: Session, cell: Cell, prompts: Prompts) -> Prompts:
+def _prompt(session: Session, cell: Prefill | Decode, prompts: Prompts) -> Prompts:
     """Prefill the prompts as the cell's policy says; the logits after each."""
     return session.prefill(prompts, "packed" if cell.policy == "packed" else "per_sequence")
 
 
 def _run_steps(
     session: Session,
-    cell: Cell,
+    cell: Decode,
     states: dict[int, bytes],
     tokens: Prompts,
     n_steps: int,
@@ -120,8 +115,8 @@ def _run_steps(
     """Restore the states and time each decode step: nanoseconds from the end of one step to the end of the next."""
     session.clear()
     for seq, state in states.items():
-        session.set_state(seq, state, cell.n_prompt)
-    steps = [{seq: int(t[cell.n_prompt + i]) for seq, t in tokens.items()} for i in range(n_steps)]
+        session.set_state(seq, state, cell.depth)
+    steps = [{seq: int(t[cell.depth + i]) for seq, t in tokens.items()} for i in range(n_steps)]
     with watched or nullcontext():
         return _time_steps(session, steps)
 
@@ -134,20 +129,20 @@ def _time_steps(session: Session, steps: list[dict[int, int]]) -> list[int]:
     return np.diff(stamps).tolist()
 
 
-def _overhead(cell: Cell, session: Session, draws: list[Prompts], path: Path) -> Measured:
+def _overhead(cell: Overhead, session: Session, draws: list[Prompts], path: Path) -> Measured:
     """A decode whose native calls are timed too: what is left of a step is the harness."""
     tokens = [int(token) for token in draws[0][0]]
     _run_steps(session, cell, _fill(session, cell, draws[0])[0], draws[0], WARM_STEPS)
     session.clear()
-    session.prefill({0: tokens[: cell.n_prompt]})
+    session.prefill({0: tokens[: cell.depth]})
     with watch.timed(), library.native_time() as inside:
-        steps = _time_steps(session, [{0: token} for token in tokens[cell.n_prompt :]])
+        steps = _time_steps(session, [{0: token} for token in tokens[cell.depth :]])
     step = sum(steps) / len(steps)
     return Measured(samples_ns=[steps], checks={"step_ns": step, "outside_ns": step - inside[0] / len(steps)})
 
 
 def _measured(
-    cell: Cell,
+    cell: OnModel,
     samples: list[list[int]],
     warmup: list[int],
     evaluated: int,
@@ -162,37 +157,35 @@ def _measured(
     return Measured(samples_ns=samples, warmup_ns=warmup, n_evaluated=evaluated, checks=checks, valid=valid)
 
 
-def _read(cell: Cell) -> Measured:
+def _read(cell: Read) -> Measured:
     """Read ceiling: a dot product on the CPU, a matrix-vector product of the same size on a GPU."""
     if cell.n_gpu_layers == 0:
-        return _ceiling(kernels.read_times(cell.size, cell.n_threads, cell.repetitions), n_bytes=cell.size)
-    rows = cell.size // kernels.matrix_bytes(cell.dtype, 1, READ_WIDTH)
+        return _ceiling(kernels.read_times(cell.n_bytes, cell.n_threads, cell.repetitions), n_bytes=cell.n_bytes)
+    rows = cell.n_bytes // kernels.matrix_bytes(cell.dtype, 1, READ_WIDTH)
     times = kernels.matmul_times(cell.dtype, (rows, READ_WIDTH, 1), cell.n_threads, True, cell.repetitions)
     return _ceiling(times, n_bytes=kernels.matrix_bytes(cell.dtype, rows, READ_WIDTH))
 
 
-def _matmul(cell: Cell) -> Measured:
+def _matmul(cell: MatMul) -> Measured:
     """A matrix product; `packed`: its weights laid out as a loaded model's are. One column is a rate of bytes."""
-    columns, gpu, packed = cell.n_prompt or MATMUL_COLUMNS, cell.n_gpu_layers != 0, cell.label == "packed"
-    shape = (cell.size, cell.size, columns)
+    columns, gpu, packed = cell.n_columns or MATMUL_COLUMNS, cell.n_gpu_layers != 0, cell.layout == "packed"
+    shape = (cell.n_rows, cell.n_rows, columns)
     times = kernels.matmul_times(cell.dtype, shape, cell.n_threads, gpu, cell.repetitions, packed)
-    work = {"n_flops": 2 * cell.size**2 * columns}
+    work = {"n_flops": 2 * cell.n_rows**2 * columns}
     if columns == 1:
-        work = {"n_bytes": kernels.matrix_bytes(cell.dtype, cell.size, cell.size)}
-    laid_out = packed and not gpu and kernels.has_packed_kernel(cell.dtype, cell.size, cell.size)
+        work = {"n_bytes": kernels.matrix_bytes(cell.dtype, cell.n_rows, cell.n_rows)}
+    laid_out = packed and not gpu and kernels.has_packed_kernel(cell.dtype, cell.n_rows, cell.n_rows)
     measured = _ceiling(times, **work)
-    return msgspec.structs.replace(measured, checks={"packed": float(laid_out)}) if cell.label else measured
+    return msgspec.structs.replace(measured, checks={"packed": float(laid_out)}) if cell.layout else measured
 
 
 def _ceiling(times: list[int], n_bytes: int = 0, n_flops: int = 0) -> Measured:
     """The first repetition is the warm-up."""
     samples = [[t] for t in times[1:]]
-    return Measured(
-        samples_ns=samples, warmup_ns=times[:1], n_bytes=n_bytes, n_flops=n_flops, peak_rss_bytes=peak_rss()
-    )
+    return Measured(samples_ns=samples, warmup_ns=times[:1], n_bytes=n_bytes, n_flops=n_flops)
 
 
-def _with_reading(measured: Measured, cell: Cell, path: Path) -> Measured:
+def _with_reading(measured: Measured, cell: OnModel, path: Path) -> Measured:
     """Beside the steps of a model too large for the caches: the bytes per second that memory gives just after them.
 
     A step that waits for memory is as fast as memory is, and that is not the same in every minute on a machine that
@@ -206,28 +199,28 @@ def _with_reading(measured: Measured, cell: Cell, path: Path) -> Measured:
     return msgspec.structs.replace(measured, series=series)
 
 
-def _draw(cell: Cell, n_vocab: int, replicate: int) -> list[Prompts]:
+def _draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
     """Random tokens per repetition and sequence; every draw has another first token, so no prefix can be reused."""
     rng = np.random.default_rng([cell.seed, replicate])
-    length = cell.n_prompt + cell.n_gen
-    tokens = rng.integers(FIRST_TOKEN, n_vocab, (cell.repetitions, cell.n_seq, length), dtype=np.int32)
-    firsts = rng.permutation(n_vocab - FIRST_TOKEN)[: cell.repetitions * cell.n_seq] + FIRST_TOKEN
-    tokens[:, :, 0] = firsts.reshape(cell.repetitions, cell.n_seq)
-    if cell.policy == "shared":
-        tokens[:, :, : cell.n_prompt] = tokens[:, :1, : cell.n_prompt]
+    n, (n_seq, n_prompt, n_gen) = cell.repetitions, cell.shape
+    tokens = rng.integers(FIRST_TOKEN, n_vocab, (n, n_seq, n_prompt + n_gen), dtype=np.int32)
+    firsts = rng.permutation(n_vocab - FIRST_TOKEN)[: n * n_seq] + FIRST_TOKEN
+    tokens[:, :, 0] = firsts.reshape(n, n_seq)
+    if isinstance(cell, Decode) and cell.policy == "shared":
+        tokens[:, :, :n_prompt] = tokens[:, :1, :n_prompt]
     return [dict(enumerate(draw)) for draw in tokens]
 
 
 @contextmanager
-def _open(cell: Cell, path: Path) -> Iterator[tuple[Session, int, list[str]]]:
+def _open(cell: OnModel, path: Path) -> Iterator[tuple[Session, int, list[str]]]:
     log: list[str] = []
     library.capture_log(log)
     if cell.cold:
         machine.drop_pages(path)
     start = clock()
-    probe = proof.PROBE_TOKENS if cell.workload in ("replay", "isolation") else 0
-    room = max(cell.n_prompt + cell.n_gen, probe)
-    with Session(path, sessions.config(cell, room, n_seq_max=cell.n_seq)) as session:
+    n_seq, *tokens = cell.shape
+    room = max(sum(tokens), proof.PROBE_TOKENS if isinstance(cell, Replay) else 0)
+    with Session(path, sessions.config(cell, room, n_seq_max=n_seq)) as session:
         yield session, clock() - start, log
 
 
@@ -235,3 +228,13 @@ def _finish(measured: Measured, load_ns: int, log: list[str]) -> Measured:
     found = re.search(r"\bn_rot\s*=\s*(\d+)", "".join(log))
     checks = measured.checks | ({"n_rot": int(found.group(1))} if found else {})
     return msgspec.structs.replace(measured, load_ns=load_ns, checks=checks, peak_rss_bytes=peak_rss())
+
+
+WORKLOADS: dict[str, Callable[[Any, Session, list[Prompts], Path], Measured]] = {
+    "prefill": _prefill,
+    "decode": _decode,
+    "gate": proof.gate,
+    "replay": proof.replay,
+    "isolation": proof.isolation,
+    "overhead": _overhead,
+}

@@ -14,9 +14,9 @@ from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
 from plamo_study.measure import disturbances, frame, journal
+from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
-from plamo_study.measure.rows import Cell
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present.tables import Columns, Table, scaled, table
@@ -30,7 +30,7 @@ CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
 
 def provenance(recording: Recording) -> Table:
     """Where the rows come from: machine, engine, files; a model's assumptions are spelled out here."""
-    facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique())]
+    facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique()) if i]
     machines, engines = [f for f in facts if "chip" in f], [f for f in facts if "binding" in f]
     entries = [
         ("machine", f"{chip(f)}, {f['performance_cores']} cores, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}")
@@ -47,10 +47,11 @@ def provenance(recording: Recording) -> Table:
     return Table(pd.DataFrame(entries, columns=["what", "which"]))
 
 
-def _named(cell: Cell) -> str:
-    sequences = f" × {cell.n_seq}" if cell.n_seq > 1 else ""
-    tokens = f" {cell.n_prompt}+{cell.n_gen}{sequences}" if cell.model else ""
-    return f"{cell.model} {cell.dtype} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
+def _named(cell: AnyCell) -> str:
+    told = columns(cell)
+    sequences = f" × {told['n_seq']}" if told["n_seq"] > 1 else ""
+    tokens = f" {told['n_prompt']}+{told['n_gen']}{sequences}" if told["model"] else ""
+    return f"{told['model']} {told['dtype']} {cell.workload}{tokens} on {cell.n_threads} threads".strip()
 
 
 def models(recording: Recording) -> Table:

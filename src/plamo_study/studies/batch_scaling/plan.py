@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from plamo_study.measure import machine
+from plamo_study.measure.cells import Cell, Decode
 from plamo_study.measure.plan import (
     BLOCKS,
     DEPTH,
@@ -17,7 +18,6 @@ from plamo_study.measure.plan import (
     thread_counts,
     with_gates,
 )
-from plamo_study.measure.rows import Cell
 
 SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
@@ -33,20 +33,21 @@ def batch_scaling(scale: str, gpu: bool = False) -> Plan:
     prompts of their own and a cell does not spend its time on them.
     """
     check_scale(scale)
-    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=DEPTH, n_gen=STEPS)
+    base = Decode(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=STEPS)
     base = change(base, policy="shared", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, n_gen=0)
+    short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, policy="per_sequence")
     limits = ceilings(scale, gpu, thread_counts()[:1])
-    cells = [change(base, model=model, n_seq=n) for n in SEQUENCES for model in MODELS]
-    if scale != "weights":  # the matched model is invented
-        cells += [change(base, model=MATCHED, n_seq=n) for n in FEW_SEQUENCES]
-    cells += [change(short, model=model, n_seq=n, policy="packed") for n in SEQUENCES for model in MODELS]
-    cells += [change(short, model=model, n_seq=n, policy="per_sequence") for model in MODELS for n in (4, 16)]
-    compared = [change(base, n_seq=n) for n in FEW_SEQUENCES]
+
+    def of(n_seq: int) -> list[Cell]:
+        matched = (MATCHED,) if n_seq in FEW_SEQUENCES and scale != "weights" else ()  # it is invented
+        policies = ("packed", "per_sequence") if n_seq in (4, 16) else ("packed",)
+        steps = [change(base, model=model, n_seq=n_seq) for model in (*MODELS, *matched)]
+        return steps + [change(short, model=model, n_seq=n_seq, policy=how) for how in policies for model in MODELS]
+
+    cells = [cell for n_seq in dict.fromkeys((*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES)) for cell in of(n_seq)]
+    compared: list[Cell] = [change(base, n_seq=n) for n in FEW_SEQUENCES]
     compared += [change(short, n_seq=n, policy="packed") for n in (4, 16)]
-    by_need = (FIRST_SEQUENCES, FEW_SEQUENCES, SEQUENCES)
-    cells.sort(key=lambda cell: next(n for n, group in enumerate(by_need) if cell.n_seq in group))
-    needed = len(limits) + sum(cell.n_seq in FIRST_SEQUENCES for cell in cells)
+    needed = len(limits) + sum(len(of(n_seq)) for n_seq in FIRST_SEQUENCES)
     planned = with_gates("03-batch-scaling", scale, (*limits, *cells))
     return replace(planned, compared=tuple(compared), needed=needed, blocks=2 if scale == "mini" else BLOCKS)
 
@@ -54,7 +55,7 @@ def batch_scaling(scale: str, gpu: bool = False) -> Plan:
 def source_table(scale: str, gpu: bool = False) -> Plan:
     """The source's batch table under its own conditions: prompts of 512 tokens, 128 steps, packed and per sequence."""
     check_scale(scale)
-    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=512, n_gen=128)
+    base = Decode(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=512, n_gen=128)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = [change(base, n_seq=n, policy=policy) for n in (2, 8, 16) for policy in ("per_sequence", "packed")]
     planned = with_gates("03-source-table", scale, tuple(cells))

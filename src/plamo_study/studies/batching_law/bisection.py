@@ -1,8 +1,8 @@
 """The smallest batch of packed prompts that aborts, found in as few processes as bisection needs."""
 
+from plamo_study.measure.cells import Prefill
 from plamo_study.measure.plan import model_file
 from plamo_study.measure.process import Outcome, work
-from plamo_study.measure.rows import Cell
 from plamo_study.measure.worker import Job
 
 LIMIT_S = 120.0
@@ -24,18 +24,11 @@ def smallest_abort(model: str, n_prompt: int, n_batch: int, most: int = 32) -> t
 
 
 def _aborts(model: str, n_prompt: int, n_batch: int, n_seq: int) -> bool:
-    packed = Cell(
-        workload="prefill",
-        model=model,
-        scale="mini",
-        dtype="F16",
-        n_prompt=n_prompt,
-        n_seq=n_seq,
-        n_batch=n_batch,
-        policy="packed",
+    packed = Prefill(
+        model=model, scale="mini", dtype="F16", n_prompt=n_prompt, n_seq=n_seq, n_batch=n_batch, policy="packed"
     )
     return _run(packed).status == "abort"
 
 
-def _run(cell: Cell) -> Outcome:
+def _run(cell: Prefill) -> Outcome:
     return work(Job(cell=cell, path=str(model_file(cell))), LIMIT_S)

@@ -5,9 +5,8 @@ One seed, one grid.
 
 import random
 
-import msgspec
-
-from plamo_study.measure.rows import Cell
+from plamo_study.measure.cells import Cell, Isolation, Replay
+from plamo_study.measure.plan import change
 
 Calls = list[list[tuple[int, int]]]
 SEEDS_APART = 1_000_000  # a drawn cell's seed: that of its grid times this, plus its number
@@ -26,15 +25,13 @@ TESTS = {
 def grid(seed: int, n: int, model: str, control: str) -> tuple[Cell, ...]:
     """`n` replay cells, every fifth on `control`: packed or not, equal or not, slots leaving and joining."""
     drawn = [_configuration(random.Random(f"{seed}/{number}")) for number in range(n)]
-    base = Cell(workload="replay", scale="mini", dtype="F16", n_threads=1)
     cells = []
     for number, (calls, n_seq, n_batch, n_ubatch) in enumerate(drawn):
         frozen = tuple(tuple(call) for call in calls)
         most = max(sum(k for call in calls for s, k in call if s == seq) for seq in range(n_seq))
-        fields: dict[str, object] = {"calls": frozen, "n_seq": n_seq, "n_batch": n_batch, "n_ubatch": n_ubatch}
-        fields |= {"n_prompt": most}
-        fields |= {"model": control if number % 5 == 4 else model, "seed": seed * SEEDS_APART + number}
-        cells.append(_changed(base, **fields))
+        name = control if number % 5 == 4 else model
+        cell = Replay(model=name, scale="mini", dtype="F16", calls=frozen, seed=seed * SEEDS_APART + number)
+        cells.append(change(cell, n_tokens=most, n_seq=n_seq, n_batch=n_batch, n_ubatch=n_ubatch))
     return tuple(cells)
 
 
@@ -49,9 +46,8 @@ def packed_map(model: str) -> tuple[Cell, ...]:
     for n_batch in MAP_BATCHES:
         for n_seq in MAP_SEQUENCES:
             calls = [*_packed([(seq, MAP_PROMPT) for seq in range(n_seq)], n_batch), [(seq, 1) for seq in range(n_seq)]]
-            fields = {"calls": tuple(tuple(call) for call in calls), "n_seq": n_seq, "n_batch": n_batch, "label": "map"}
-            cell = Cell(workload="replay", model=model, scale="mini", dtype="F16", n_prompt=MAP_PROMPT + 1)
-            cells.append(_changed(cell, **fields))
+            cell = Replay(model=model, scale="mini", dtype="F16", question="map", n_tokens=MAP_PROMPT + 1)
+            cells.append(change(cell, calls=tuple(tuple(call) for call in calls), n_seq=n_seq, n_batch=n_batch))
     return tuple(cells)
 
 
@@ -63,22 +59,18 @@ def three_tests(test: str, model: str, n_threads: int = 1) -> Cell:
     packed = (tuple((seq, TEST_TOKENS) for seq in range(TEST_PROMPTS)),)
     alone = tuple(((seq, TEST_TOKENS),) for seq in range(TEST_PROMPTS))
     calls = (*alone, ((1, 1), (2, 1)), ((3, 1),)) if test == "bystander" else packed
-    return Cell(
-        workload="isolation" if test == "isolation" else "replay",
+    kind = Isolation if test == "isolation" else Replay
+    return kind(
         model=model,
         scale="mini",
         dtype="F16",
-        n_prompt=TEST_TOKENS + 1,
+        n_tokens=TEST_TOKENS + 1,
         n_seq=TEST_PROMPTS,
         n_threads=n_threads,
         calls=calls,
-        label=test,
+        question=test,
         repetitions=2 if test == "isolation" else 1,
     )
-
-
-def _changed(cell: Cell, **fields: object) -> Cell:
-    return msgspec.structs.replace(cell, **fields)
 
 
 def _configuration(rng: random.Random) -> tuple[Calls, int, int, int]:

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from plamo_study.errors import StudyError
+from plamo_study.measure.cells import Decode
 from plamo_study.measure.plan import MODELS, TIME_LIMIT_S, Plan
-from plamo_study.measure.rows import Cell
 from plamo_study.studies.batching_law import grid
 
 NEEDED = 15  # configurations of a grid without which no page can say anything
@@ -23,6 +23,6 @@ def batching_law(scale: str, gpu: bool = False, seeds: tuple[int, ...] = LAW_SEE
     grids = (grid.grid(seed, n, *MODELS) for seed in seeds)
     drawn = [cell for of_seeds in zip(*grids, strict=True) for cell in of_seeds]
     cells = (*tests, *drawn[:NEEDED], *grid.packed_map(MODELS[0]), *drawn[NEEDED:])
-    anchor = Cell(workload="decode", model=MODELS[0], scale="mini", dtype="F16", n_prompt=16, n_gen=32)
+    anchor = Decode(model=MODELS[0], scale="mini", dtype="F16", depth=16, n_gen=32)
     planned = Plan("03-batching-law", "mini", cells, (), anchor, 1, 0, TIME_LIMIT_S["mini"])
     return replace(planned, compared=cells, needed=len(tests) + NEEDED)

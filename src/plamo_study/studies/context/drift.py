@@ -16,8 +16,8 @@ from plamo_study.analysis import divergence
 from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.measure import proof, texts
-from plamo_study.measure.machine import peak_rss
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.cells import Depth
+from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.quality import workload as quality
@@ -26,13 +26,13 @@ REFERENCE = "off/f16/f16"
 clock = time.perf_counter_ns
 
 
-def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Evaluate `n_chunks` chunks of `n_prompt` tokens with the reference and every candidate."""
+def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Evaluate `n_chunks` chunks of `n_ctx` tokens with the reference and every candidate."""
     library.capture_log([])
     sums: quality.Sums = {}
     samples: list[int] = []
     with ExitStack() as stack:
-        names = (REFERENCE, *cell.candidates)
+        names = (REFERENCE, *cell.caches)
         sessions = {name: stack.enter_context(_open(cell, path, name)) for name in names}
         chunks = _chunks(cell, sessions[REFERENCE])
         checks = _second_path(sessions[REFERENCE], chunks[0], cell)
@@ -48,22 +48,21 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks,
         series=sums,
         valid=all(check for check in checks.values() if isinstance(check, bool)),
-        peak_rss_bytes=peak_rss(),
     )
 
 
-def _open(cell: Cell, path: Path, name: str) -> Session:
+def _open(cell: Depth, path: Path, name: str) -> Session:
     flash, type_k, type_v = name.split("/")
     attention = msgspec.structs.replace(cell, flash_attn=flash, type_k=type_k, type_v=type_v)
-    return Session(path, quality.config(attention, cell.n_prompt))
+    return Session(path, quality.config(attention, cell.n_ctx))
 
 
-def _chunks(cell: Cell, session: Session) -> np.ndarray:
+def _chunks(cell: Depth, session: Session) -> np.ndarray:
     text = texts.planned(cell.text, cell.text_sha256)
-    return texts.chunks(session.tokenize(text), cell.n_prompt, cell.n_chunks, session.bos)
+    return texts.chunks(session.tokenize(text), cell.n_ctx, cell.n_chunks, session.bos)
 
 
-def _second_path(session: Session, chunk: np.ndarray, cell: Cell) -> dict[str, float | bool]:
+def _second_path(session: Session, chunk: np.ndarray, cell: Depth) -> dict[str, float | bool]:
     """The reference's last logits of a chunk against the same with the last tokens one by one."""
     scored = session.score(chunk, len(chunk) - 2)[-1].copy()
     error = relative_error(scored, proof.by_steps(session, 0, chunk[:-1]))

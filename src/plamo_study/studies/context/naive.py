@@ -11,24 +11,24 @@ import numpy as np
 
 from plamo_study.engine import library
 from plamo_study.engine.session import Session
-from plamo_study.measure import watch
-from plamo_study.measure.machine import peak_rss
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure import sessions, watch
+from plamo_study.measure.cells import Naive
+from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.context.workload import config, draw
+from plamo_study.studies.context.workload import draw
 
 clock = time.perf_counter_ns
 
 
-def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Naive, path: Path, stage: Callable[[str], None]) -> Measured:
     """Write n_gen tokens after n_prompt both ways. `samples_ns`: per output token naive, then cached.
 
     The first output token is the prompt's prefill both ways.
     """
     library.capture_log([])
     start = clock()
-    with Session(path, config(cell, cell.n_prompt + cell.n_gen)) as session:
+    with Session(path, sessions.config(cell, cell.n_prompt + cell.n_gen, swa_full=False)) as session:
         load_ns = clock() - start
         tokens = draw(cell, session.n_vocab, cell.n_prompt + cell.n_gen - 1)
         stage("warm-up")
@@ -56,11 +56,10 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks | {"naive_tokens": float(n_naive), "cached_tokens": float(n_cached)},
         series={"error": errors},
         valid=valid,
-        peak_rss_bytes=peak_rss(),
     )
 
 
-def _cached(cell: Cell, session: Session, tokens: np.ndarray) -> tuple[list[int], list[np.ndarray], int]:
+def _cached(cell: Naive, session: Session, tokens: np.ndarray) -> tuple[list[int], list[np.ndarray], int]:
     """Nanoseconds and logits of each output token, every token evaluated once; and how many those were."""
     session.clear()
     start = clock()
@@ -74,7 +73,7 @@ def _cached(cell: Cell, session: Session, tokens: np.ndarray) -> tuple[list[int]
     return taken, logits, session.n_evaluated
 
 
-def _naive(cell: Cell, session: Session, tokens: np.ndarray) -> tuple[list[int], list[np.ndarray], int]:
+def _naive(cell: Naive, session: Session, tokens: np.ndarray) -> tuple[list[int], list[np.ndarray], int]:
     """The same with an empty memory before every output token."""
     taken, logits, evaluated = [], [], 0
     for end in range(cell.n_prompt, cell.n_prompt + cell.n_gen):

@@ -5,11 +5,12 @@ and a speed does not depend on it. What a model says there does, so drift stays 
 """
 
 from dataclasses import replace
+from typing import Any
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, plan, texts
+from plamo_study.measure.cells import Cell, Decode, Depth, Gate, OnModel
 from plamo_study.measure.plan import MATCHED, MODELS, Plan
-from plamo_study.measure.rows import Cell
 from plamo_study.studies.context import workload
 
 DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
@@ -36,17 +37,17 @@ def context(scale: str, gpu: bool = False) -> Plan:
     """
     base, models = _base(scale, gpu)
     reached = zip(models, (DEEPEST[scale], DEEPEST[scale], LARGER[scale]), strict=False)
-    ladders = [plan.change(base, model=model, n_prompt=deepest) for model, deepest in reached]
-    walks = [plan.change(base, model=model, n_prompt=WALKED[scale], label=workload.WALK) for model in models[:2]]
+    ladders = [plan.change(base, model=model, n_ctx=deepest) for model, deepest in reached]
+    walks = [plan.change(base, model=model, n_ctx=WALKED[scale], way=workload.WALK) for model in models[:2]]
     cells = (*ladders, *walks, *_near(base, models[:2]), *plan.ceilings(scale, gpu, plan.thread_counts()[:1]))
     return replace(_planned("05-context", scale, cells), compared=(ladders[0], walks[0]))
 
 
-def _near(base: Cell, models: tuple[str, ...]) -> list[Cell]:
+def _near(base: Depth, models: tuple[str, ...]) -> list[Cell]:
     """Decode with nothing behind it and, as the first cell of notebook 03, after a short prompt."""
-    base = plan.change(base, workload="decode", n_gen=plan.STEPS, flash_attn="auto", repetitions=1)
+    step = plan.change(base, workload="decode", n_gen=plan.STEPS, flash_attn="auto", repetitions=1)
     return [
-        plan.change(base, model=model, n_prompt=n, policy="shared" if n else "per_sequence", seed=seed)
+        plan.change(step, model=model, depth=n, policy="shared" if n else "per_sequence", seed=seed)
         for model in models
         for n in NEAR
         for seed in range(NEAR_PROCESSES[base.scale])
@@ -56,13 +57,13 @@ def _near(base: Cell, models: tuple[str, ...]) -> list[Cell]:
 def memory(scale: str, gpu: bool = False) -> Plan:
     """Flash attention off and on, keys and values in fewer bits, and sliding layers that keep everything."""
     base, models = _base(scale, gpu)
-    base = plan.change(base, n_prompt=COMPARED[scale], label=workload.FEW)
+    base = plan.change(base, n_ctx=COMPARED[scale], way=workload.FEW)
     cells = []
     for model, names in zip(models, (CACHES, CACHES[:2]), strict=False):
         for name in names:
             flash, type_k, type_v = name.split("/")
             cells.append(plan.change(base, model=model, flash_attn=flash, type_k=type_k, type_v=type_v))
-    whole = plan.change(base, model=models[1], label=workload.WHOLE_WINDOW)
+    whole = plan.change(base, model=models[1], way=workload.WHOLE_WINDOW)
     cells += [plan.change(whole, flash_attn=flash) for flash in ("on", "off")]
     return _planned("05-memory", scale, tuple(cells))
 
@@ -71,8 +72,8 @@ def naive(scale: str, gpu: bool = False) -> Plan:
     """The same output tokens with the cache and without it."""
     base, models = _base(scale, gpu)
     n_prompt, n_gen = LOOP[scale]
-    base = plan.change(base, workload="naive", n_prompt=n_prompt, n_gen=n_gen, repetitions=1)
-    return _planned("05-naive", scale, tuple(plan.change(base, model=model) for model in models[:2]))
+    loop = plan.change(base, workload="naive", n_prompt=n_prompt, n_gen=n_gen, repetitions=1)
+    return _planned("05-naive", scale, tuple(plan.change(loop, model=model) for model in models[:2]))
 
 
 def drift(scale: str, gpu: bool = False) -> Plan:
@@ -81,8 +82,8 @@ def drift(scale: str, gpu: bool = False) -> Plan:
         raise StudyError(f"scale {scale!r}", "drift is taken on the trained embedded models", "choose --scale mini")
     text = texts.read(TEXT)
     base, _ = _base(scale, gpu=False)
-    base = plan.change(base, n_prompt=CHUNK, n_gen=0, n_chunks=CHUNKS, text=TEXT, text_sha256=texts.sha256(text))
-    cells = [plan.change(base, model=model, candidates=CANDIDATES, repetitions=1) for model in MODELS]
+    base = plan.change(base, n_ctx=CHUNK, n_gen=0, n_chunks=CHUNKS, text=TEXT, text_sha256=texts.sha256(text))
+    cells = [plan.change(base, model=model, caches=CANDIDATES, repetitions=1) for model in MODELS]
     return replace(_planned("05-drift", scale, tuple(cells)), blocks=1, extra_blocks=0)
 
 
@@ -94,21 +95,21 @@ def window(scale: str, gpu: bool = False) -> Plan:
     if scale != "mini":
         raise StudyError(f"scale {scale!r}", "the oracle reads so long a text at mini only", "choose --scale mini")
     base, _ = _base(scale, gpu=False)
-    exact = {"n_prompt": PAST_WINDOW, "n_threads": 1, "type_k": "f32", "type_v": "f32", "flash_attn": "off"}
-    cell = plan.change(base, workload="decode", repetitions=1, **exact)
+    exact = {"n_threads": 1, "type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+    cell = plan.change(base, workload="decode", depth=PAST_WINDOW, repetitions=1, **exact)
     planned = _planned("05-window", scale, (cell,))
-    gates = tuple(plan.change(gate, **exact) for gate in planned.gates)
+    gates = tuple(plan.change(gate, n_prompt=PAST_WINDOW, **exact) for gate in planned.gates)
     planned = replace(planned, gates=gates, compared=(cell,), blocks=1, extra_blocks=0)
     return replace(planned, time_limit_s=PATIENCE * planned.time_limit_s)
 
 
-def _base(scale: str, gpu: bool) -> tuple[Cell, tuple[str, ...]]:
+def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:
     """A cell to change, and the models: the hybrid, then what it is compared with first.
 
     That is attention of equal bytes where it exists; the matched model is invented and has no released weights.
     """
     plan.check_scale(scale)
-    base = Cell(workload="depth", model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_gen=STEPS)
+    base = Depth(model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_gen=STEPS)
     base = plan.change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     base = plan.change(base, flash_attn="on", repetitions=3 if scale == "mini" else 1)
     return base, MODELS if scale == "weights" else (MODELS[0], MATCHED, MODELS[1])
@@ -117,20 +118,23 @@ def _base(scale: str, gpu: bool) -> tuple[Cell, tuple[str, ...]]:
 def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     for cell in cells:
         check(cell)
-    base = Cell(workload="gate", scale=scale, dtype=plan.DTYPE[scale], n_threads=machine.performance_cores())
-    base = plan.change(base, n_gpu_layers=cells[0].n_gpu_layers)
-    models = dict.fromkeys(cell.model for cell in cells if cell.model)
-    gates = tuple(plan.change(base, model=model, **plan.gate_tokens(scale)) for model in models)
-    anchor = plan.change(base, workload="decode", model=MODELS[0], n_prompt=16, n_gen=32)
+    how: dict[str, Any] = {"n_threads": machine.performance_cores(), "n_gpu_layers": cells[0].n_gpu_layers}
+    files = dict.fromkeys(file for cell in cells for file in cell.files)
+    gates = tuple(
+        Gate(model=model, scale=scale, dtype=dtype, **plan.gate_tokens(scale), **how) for model, _, dtype in files
+    )
+    anchor = Decode(model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], depth=16, n_gen=32, **how)
     planned = Plan(study, scale, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[scale])
     return replace(planned, anchors=plan.ANCHORS[scale], worker=f"{__package__}.worker")
 
 
 def check(cell: Cell) -> None:
     """StudyError for a depth that no context of llama.cpp is made for here, or that is not whole micro-batches."""
-    what = f"cell {cell.workload} of {cell.model}"
-    if cell.n_prompt > MOST_TOKENS:
-        raise StudyError(what, f"{cell.n_prompt} tokens are more than {MOST_TOKENS}", "choose a smaller depth")
-    if cell.workload == "depth" and not cell.text and (not cell.n_prompt or cell.n_prompt % (4 * cell.n_ubatch)):
-        why = f"{cell.n_prompt} tokens are no multiple of four micro-batches of {cell.n_ubatch}"
+    if not isinstance(cell, OnModel):
+        return
+    what, n = f"cell {cell.workload} of {cell.model}", cell.shape[1]
+    if n > MOST_TOKENS:
+        raise StudyError(what, f"{n} tokens are more than {MOST_TOKENS}", "choose a smaller depth")
+    if isinstance(cell, Depth) and not cell.text and (not n or n % (4 * cell.n_ubatch)):
+        why = f"{n} tokens are no multiple of four micro-batches of {cell.n_ubatch}"
         raise StudyError(what, why, f"choose a multiple of {4 * cell.n_ubatch}")

@@ -20,14 +20,15 @@ import numpy as np
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.measure import sessions, watch
+from plamo_study.measure.cells import Depth, Naive
 from plamo_study.measure.machine import peak_rss
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.measure.workloads import FIRST_TOKEN
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.context import drift
 
-LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # labels of depth cells
+LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # ways of depth cells
 WARM_STEPS = 1  # decode steps at each depth before the timed ones
 clock = time.perf_counter_ns
 
@@ -44,35 +45,35 @@ class Timed:
     due: int = 0
 
 
-def depths(cell: Cell) -> tuple[int, ...]:
-    """Depths of a ladder: nothing, one part, doublings up to n_prompt; first and last where it says few."""
-    if cell.label in (FEW, WHOLE_WINDOW):
-        return (0, cell.n_prompt)
-    doubled = [cell.n_ubatch << n for n in range(cell.n_prompt.bit_length())]
-    return (0, *(depth for depth in doubled if depth < cell.n_prompt), cell.n_prompt)
+def depths(cell: Depth) -> tuple[int, ...]:
+    """Depths of a ladder: nothing, one part, doublings up to n_ctx; first and last where it says few."""
+    if cell.way in (FEW, WHOLE_WINDOW):
+        return (0, cell.n_ctx)
+    doubled = [cell.n_ubatch << n for n in range(cell.n_ctx.bit_length())]
+    return (0, *(depth for depth in doubled if depth < cell.n_ctx), cell.n_ctx)
 
 
-def config(cell: Cell, room: int) -> SessionConfig:
-    """The session of a cell: room for its tokens; sliding layers keep their window unless the label says otherwise."""
-    return sessions.config(cell, room, swa_full=cell.label == WHOLE_WINDOW)
+def config(cell: Depth, room: int) -> SessionConfig:
+    """The session of a cell: room for its tokens; sliding layers keep their window unless the way says otherwise."""
+    return sessions.config(cell, room, swa_full=cell.way == WHOLE_WINDOW)
 
 
-def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
     """Do one cell. `samples_ns` are the parts and the steps, the series say at which depth each was."""
     if cell.text:
         return drift.run(cell, path, stage)
     log: list[str] = []
     library.capture_log(log)
     start = clock()
-    with Session(path, config(cell, cell.n_prompt + cell.n_ubatch + cell.n_gen + WARM_STEPS)) as session:
+    with Session(path, config(cell, cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS)) as session:
         load_ns, taken = clock() - start, filling.memory(log)
-        tokens = draw(cell, session.n_vocab, cell.n_prompt + cell.n_ubatch + cell.n_gen + WARM_STEPS)
+        tokens = draw(cell, session.n_vocab, cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS)
         stage("warm-up")
         start, found = clock(), Timed()
         session.clear()
         expected = _in_halves(session, tokens[: cell.n_ubatch])
         warmup, resident, seed = clock() - start, peak_rss(), session.get_state(0)
-        if cell.label == WALK:
+        if cell.way == WALK:
             _walk(cell, session, tokens, expected, found, stage)
         else:
             for _ in range(cell.repetitions):
@@ -93,7 +94,7 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
     )
 
 
-def draw(cell: Cell, n_vocab: int, n: int) -> np.ndarray:
+def draw(cell: Depth | Naive, n_vocab: int, n: int) -> np.ndarray:
     """Random tokens (n,) int32: speed does not depend on them."""
     return np.random.default_rng(cell.seed).integers(FIRST_TOKEN, n_vocab, n, dtype=np.int32)
 
@@ -105,7 +106,7 @@ def _in_halves(session: Session, tokens: np.ndarray) -> np.ndarray:
 
 
 def _ladder(
-    cell: Cell,
+    cell: Depth,
     session: Session,
     tokens: np.ndarray,
     expected: np.ndarray,
@@ -127,41 +128,36 @@ def _ladder(
         _compare(early, logits, found)
         _restore(session, state, depth)
         _compare(logits, session.prefill({0: new[:n_steps]})[0][-1], found)
-        if depth == cell.n_prompt:
+        if depth == cell.n_ctx:
             _restore(session, state, depth)
-        if depth in (0, cell.n_prompt):
+        if depth in (0, cell.n_ctx):
             _compare(last, _in_halves(session, new) if depth else expected, found)
     found.due += len(depths(cell)) * (part + n_steps)
 
 
 def _walk(
-    cell: Cell,
-    session: Session,
-    tokens: np.ndarray,
-    expected: np.ndarray,
-    found: Timed,
-    stage: Callable[[str], None],
+    cell: Depth, session: Session, tokens: np.ndarray, expected: np.ndarray, found: Timed, stage: Callable[[str], None]
 ) -> None:
     stage("walk")
     session.clear()
     part, before = cell.n_ubatch, b""
-    for depth in range(0, cell.n_prompt, part):
-        before = session.get_state(0) if depth == cell.n_prompt - part else before
+    for depth in range(0, cell.n_ctx, part):
+        before = session.get_state(0) if depth == cell.n_ctx - part else before
         (last,) = _time_part(session, tokens[depth : depth + part], (part - 1,), found)
         if depth == 0:
             _compare(last, expected, found)
-    state, new = session.get_state(0), tokens[cell.n_prompt : cell.n_prompt + cell.n_gen + WARM_STEPS]
+    state, new = session.get_state(0), tokens[cell.n_ctx : cell.n_ctx + cell.n_gen + WARM_STEPS]
     _time_steps(session, new, found)
     logits = session.logits()
-    _restore(session, state, cell.n_prompt)
+    _restore(session, state, cell.n_ctx)
     _compare(logits, session.prefill({0: new})[0][-1], found)
-    _restore(session, before, cell.n_prompt - part)
-    _compare(last, _in_halves(session, tokens[cell.n_prompt - part : cell.n_prompt]), found)
+    _restore(session, before, cell.n_ctx - part)
+    _compare(last, _in_halves(session, tokens[cell.n_ctx - part : cell.n_ctx]), found)
     if cell.scale == "mini":
         session.clear()
         session.prefill({0: tokens[: part // 2]})
-        _compare(last, session.prefill({0: tokens[part // 2 : cell.n_prompt]})[0][-1], found)
-    found.due += cell.n_prompt + len(new)
+        _compare(last, session.prefill({0: tokens[part // 2 : cell.n_ctx]})[0][-1], found)
+    found.due += cell.n_ctx + len(new)
 
 
 def _restore(session: Session, state: bytes, depth: int) -> None:

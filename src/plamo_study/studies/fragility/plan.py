@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, texts
-from plamo_study.measure.plan import MODELS, Plan, change, check_cell, check_scale, with_gates
-from plamo_study.measure.rows import Cell
+from plamo_study.measure.cells import Scan
+from plamo_study.measure.plan import MODELS, Plan, change, check_scale, with_gates
 from plamo_study.studies.quality.plan import REFERENCE, TEXT
 
 CANDIDATES = ("Q4_0",)  # the type whose damage the public claim about ssm_out is about
@@ -26,17 +26,10 @@ def scan(scale: str, gpu: bool = False, text: str = TEXT, candidates: tuple[str,
     check_scale(scale)
     if scale == "shape":
         raise StudyError("scale 'shape'", "random weights have no quality to lose", "choose --scale mini or weights")
-    base = Cell(workload="decode", scale=scale, dtype=REFERENCE, n_prompt=CHUNK[scale])
+    base = Scan(scale=scale, dtype=REFERENCE, n_ctx=CHUNK[scale], n_chunks=CHUNKS)
+    base = change(base, text=text, text_sha256=texts.sha256(texts.read(text)))
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    per_model = tuple(change(base, model=model) for model in MODELS)
-    planned = with_gates("04-scan", scale, per_model, exact_cache=False)  # the study of speed has both gates
-    evaluated = {"text": text, "text_sha256": texts.sha256(texts.read(text)), "n_chunks": CHUNKS}
-    cells = tuple(
-        change(cell, workload="scan", candidates=(candidate,), **evaluated)
-        for cell in per_model
-        for candidate in candidates
-    )
-    for cell in cells:
-        check_cell(cell)
+    cells = tuple(change(base, model=model, candidates=(name,)) for model in MODELS for name in candidates)
+    planned = with_gates("04-scan", scale, cells, exact_cache=False)  # the study of speed has both gates
     limit = TIME_LIMIT_S[scale]
-    return replace(planned, cells=cells, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")
+    return replace(planned, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")

@@ -30,8 +30,8 @@ from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.engine.swapping import Composer
 from plamo_study.limits import DRAWS
 from plamo_study.measure import texts
-from plamo_study.measure.machine import peak_rss
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.cells import Scan as Asked
+from plamo_study.measure.rows import Measured
 from plamo_study.measure.worker import serve, stage
 from plamo_study.models.tensors import TensorInfo
 from plamo_study.studies.quality import workload as quality
@@ -68,25 +68,25 @@ class Scan:
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A scan of two files that no plan knows; of the cell only text, chunks, threads and seed are read."""
 
-    cell: Cell
+    cell: Asked
     reference: str
     candidate: str
 
 
-def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Asked, path: Path, stage: Callable[[str], None]) -> Measured:
     """Scan the one candidate of a cell against its reference file; `seed` draws the controls."""
     (candidate,) = cell.candidates
     return scan(cell, path, quality.candidate_path(cell, path, candidate), stage)
 
 
-def scan(cell: Cell, path: Path, other: Path, stage: Callable[[str], None]) -> Measured:
+def scan(cell: Asked, path: Path, other: Path, stage: Callable[[str], None]) -> Measured:
     """Scan the file `other` against the file `path`; of the cell only text, chunks, threads and seed are read."""
     library.capture_log([])
     start = clock()
     composer = Composer(path, other)
     if not composer.differing:
         raise EngineError(f"{other.name} holds every tensor in the type that {path.name} has")
-    under_way = Scan(composer, quality.config(cell, cell.n_prompt), points(composer.differing))
+    under_way = Scan(composer, quality.config(cell, cell.n_ctx), points(composer.differing))
     chunks = _chunks(cell, under_way)
     load_ns = clock() - start
     stage("compare")
@@ -117,10 +117,10 @@ def log_probabilities(session: Session, chunk: np.ndarray) -> np.ndarray:
     return log_softmax(session.score(chunk, len(chunk) // 2))
 
 
-def _chunks(cell: Cell, under_way: Scan) -> np.ndarray:
+def _chunks(cell: Asked, under_way: Scan) -> np.ndarray:
     with under_way.composer.compose(under_way.config) as session:
         tokens = session.tokenize(texts.planned(cell.text, cell.text_sha256))
-        return texts.chunks(tokens, cell.n_prompt, cell.n_chunks, session.bos)
+        return texts.chunks(tokens, cell.n_ctx, cell.n_chunks, session.bos)
 
 
 def _groups(under_way: Scan, chunks: np.ndarray) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
@@ -237,7 +237,6 @@ def _measured(under_way: Scan, checks: dict[str, float | bool], load_ns: int) ->
         checks=checks,
         series=finite | sizes,
         valid=all(value for value in checks.values() if isinstance(value, bool)),
-        peak_rss_bytes=peak_rss(),
     )
 
 

@@ -1,9 +1,9 @@
 """Which cells the study of numeric range measures: probes of every model, and planted amplitudes type by type."""
 
 from plamo_study.measure import machine, texts
+from plamo_study.measure.cells import Ranges
 from plamo_study.measure.plan import DTYPE, MODELS, TIME_LIMIT_S, Plan, change, check_cell, check_scale
 from plamo_study.measure.ranges import PLANTED
-from plamo_study.measure.rows import Cell
 from plamo_study.models import casts
 
 TEXT = "python-heldout"  # of data/corpus
@@ -20,15 +20,15 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
     """
     check_scale(scale)
     cores, offload = machine.performance_cores(), -1 if gpu else 0
-    base = Cell(workload="ranges", scale=scale, dtype=DTYPE[scale], n_threads=cores, n_gpu_layers=offload)
-    base = change(base, n_prompt=N_PROMPT[scale], n_gen=N_GEN[scale])
-    probe = change(base, repetitions=REPETITIONS, label="probe", flash_attn="off")  # flash attention hides kqv
+    base = Ranges(scale=scale, dtype=DTYPE[scale], n_threads=cores, n_gpu_layers=offload)
+    probe = change(base, n_prompt=N_PROMPT[scale], n_gen=N_GEN[scale], mode="probe")
+    probe = change(probe, repetitions=REPETITIONS, flash_attn="off")  # flash attention hides kqv
     if scale != "shape":
         probe = change(probe, text=TEXT, text_sha256=texts.sha256(texts.read(TEXT)))
     cells = [change(probe, model=model) for model in MODELS]
-    plant = Cell(workload="ranges", model=MODELS[0], scale="mini", dtype=DTYPE["mini"], n_prompt=PLANTED_TOKENS)
-    cells += [change(plant, label=PLANTED + name) for name in casts.known_types()]
+    plant = Ranges(model=MODELS[0], scale="mini", dtype=DTYPE["mini"], n_prompt=PLANTED_TOKENS)
+    cells += [change(plant, mode=PLANTED + name) for name in casts.known_types()]
     for cell in cells:
         check_cell(cell)
-    anchor = change(base, workload="decode", model=MODELS[0], n_prompt=16, n_gen=32)
+    anchor = change(base, workload="decode", model=MODELS[0], depth=16, n_gen=32)
     return Plan("04-ranges", scale, tuple(cells), (), anchor, 1, 0, TIME_LIMIT_S[scale])

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from plamo_study.measure import machine
+from plamo_study.measure.cells import Cell, Prefill
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, ceilings, change, check_scale, thread_counts, with_gates
-from plamo_study.measure.rows import Cell
 
 
 def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
@@ -13,21 +13,21 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
     With `gpu` these run offloaded, and the thread experiment, on the CPU, gives the CPU's numbers beside them.
     """
     check_scale(scale)
-    base = Cell(workload="prefill", scale=scale, dtype=DTYPE[scale], n_threads=machine.performance_cores())
+    base = Prefill(scale=scale, dtype=DTYPE[scale], n_threads=machine.performance_cores())
     base = change(base, n_gpu_layers=-1 if gpu else 0)
-    asked = [
+    asked: list[Cell] = [
         cell
         for model in models
         for cell in (
             *(change(base, model=model, n_prompt=n, repetitions=1 if n == 2048 else 3) for n in (128, 512, 2048)),
-            change(base, model=model, workload="decode", n_prompt=128, n_gen=512),
+            change(base, model=model, workload="decode", depth=128, n_gen=512),
         )
     ]
     limits = ceilings(scale, gpu, thread_counts())
-    fewer = []
+    fewer: list[Cell] = []
     for threads in thread_counts():
         for model in models:
             on_cpu = change(base, model=model, n_threads=threads, n_gpu_layers=0, n_prompt=128)
-            fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", n_gen=32)]
+            fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
     planned = with_gates("01-phase-asymmetry", scale, tuple(dict.fromkeys((*asked, *limits, *fewer))))
     return replace(planned, needed=len(asked) + len(limits))

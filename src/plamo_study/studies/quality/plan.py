@@ -7,8 +7,8 @@ import psutil
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, texts
-from plamo_study.measure.plan import MODELS, Plan, change, check_cell, check_scale, types, with_gates
-from plamo_study.measure.rows import Cell
+from plamo_study.measure.cells import Quality
+from plamo_study.measure.plan import MODELS, Plan, change, check_scale, types, with_gates
 from plamo_study.models import registry
 
 TEXT = "python-heldout"  # Python sources that no embedded model was trained on
@@ -28,21 +28,13 @@ def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
     check_scale(scale)
     if scale == "shape":
         raise StudyError("scale 'shape'", "random weights have no quality to lose", "choose --scale mini or weights")
-    base = Cell(workload="decode", scale=scale, dtype=REFERENCE, n_prompt=CHUNK, n_gen=CONTINUED)
+    base = Quality(scale=scale, dtype=REFERENCE, n_ctx=CHUNK, n_chunks=CHUNKS, n_gen=CONTINUED, n_seq=PROMPTS)
+    base = change(base, text=text, text_sha256=texts.sha256(texts.read(text)))
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    per_model = [change(base, model=model) for model in MODELS]
-    planned = with_gates("04-quality", scale, tuple(per_model), exact_cache=False)  # the study of speed has both gates
-    cells = tuple(
-        change(cell, workload="quality", n_seq=PROMPTS, n_chunks=CHUNKS, text=text, candidates=group)
-        for cell in per_model
-        for group in groups(cell.model, scale)
-    )
-    identity = texts.sha256(texts.read(text))
-    cells = tuple(change(cell, text_sha256=identity) for cell in cells)
-    for cell in cells:
-        check_cell(cell)
+    cells = tuple(change(base, model=model, candidates=group) for model in MODELS for group in groups(model, scale))
+    planned = with_gates("04-quality", scale, cells, exact_cache=False)  # the study of speed has both gates
     limit = TIME_LIMIT_S[scale]
-    return replace(planned, cells=cells, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")
+    return replace(planned, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")
 
 
 def groups(model: str, scale: str) -> list[tuple[str, ...]]:

@@ -23,8 +23,8 @@ from plamo_study.analysis import divergence
 from plamo_study.engine import library
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.measure import sessions, texts
-from plamo_study.measure.machine import peak_rss
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.cells import Comparison, OnModel, Quality
+from plamo_study.measure.rows import Measured
 from plamo_study.studies.quality import continuations
 
 BLOCK = 1 << 18  # logits that one thread works on at a time: they stay in its cache
@@ -34,7 +34,7 @@ Sums = dict[str, list[float]]
 clock = time.perf_counter_ns
 
 
-def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Quality, path: Path, stage: Callable[[str], None]) -> Measured:
     """Evaluate the cell's text with its reference `path` and its candidates beside it, then let each go on greedily."""
     library.capture_log([])
     text = texts.planned(cell.text, cell.text_sha256)
@@ -44,7 +44,7 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
         opened = {}
         for name, file in files.items():
             stage(f"load {name}")
-            opened[name] = stack.enter_context(Session(file, config(cell, cell.n_prompt)))
+            opened[name] = stack.enter_context(Session(file, config(cell, cell.n_ctx)))
         load_ns = clock() - start
         stage("tokenize")
         chunks, checks = _chunks(cell, opened[cell.dtype], text)
@@ -64,24 +64,23 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks | {"statistics_share": 1 - engine_ns / sum(samples)},
         series=series,
         valid=all(value for value in checks.values() if isinstance(value, bool)),
-        peak_rss_bytes=peak_rss(),
     )
 
 
-def candidate_path(cell: Cell, reference: Path, name: str) -> Path:
+def candidate_path(cell: Comparison, reference: Path, name: str) -> Path:
     """A candidate's file: beside the reference, named as models/registry.py names it."""
     return reference.with_name(f"{cell.model}.{cell.scale}.{name}.gguf")
 
 
-def config(cell: Cell, n_ctx: int, n_seq: int = 1) -> SessionConfig:
+def config(cell: OnModel, n_ctx: int, n_seq: int = 1) -> SessionConfig:
     """A context for `n_seq` sequences of `n_ctx` tokens: as the cell says, the rest as llama-perplexity has it."""
     return sessions.config(cell, n_ctx, n_batch=n_ctx, n_seq_max=n_seq, swa_full=False)
 
 
-def _chunks(cell: Cell, session: Session, text: bytes) -> tuple[np.ndarray, dict[str, float | bool]]:
+def _chunks(cell: Quality, session: Session, text: bytes) -> tuple[np.ndarray, dict[str, float | bool]]:
     """The chunks, and whether the tokens' texts add up to the text, which bits per byte rest on."""
     tokens = session.tokenize(text)
-    chunks = texts.chunks(tokens, cell.n_prompt, cell.n_chunks, session.bos)
+    chunks = texts.chunks(tokens, cell.n_ctx, cell.n_chunks, session.bos)
     return chunks, {"bytes_add_up": int(session.piece_bytes(tokens).sum()) == len(text)}
 
 
@@ -92,10 +91,10 @@ def _check_vocabularies(opened: dict[str, Session]) -> None:
 
 
 def _evaluate(
-    cell: Cell, opened: dict[str, Session], chunks: np.ndarray, stage: Callable[[str], None]
+    cell: Quality, opened: dict[str, Session], chunks: np.ndarray, stage: Callable[[str], None]
 ) -> tuple[Sums, list[int], int]:
     """All files on all chunks: the series, nanoseconds per chunk, and those of them spent inside the engine."""
-    first, reference = cell.n_prompt // 2, opened[cell.dtype]
+    first, reference = cell.n_ctx // 2, opened[cell.dtype]
     sums: Sums = {}
     klds: dict[str, list[np.ndarray]] = {name: [] for name in cell.candidates}
     samples, engine_ns = [], 0

@@ -6,6 +6,7 @@ Quality, fragile tensors and the numeric range have plans of their own.
 from dataclasses import replace
 
 from plamo_study.measure import machine
+from plamo_study.measure.cells import Cell, Decode, MatMul
 from plamo_study.measure.plan import (
     BLOCKS,
     DEPTH,
@@ -18,7 +19,6 @@ from plamo_study.measure.plan import (
     types,
     with_gates,
 )
-from plamo_study.measure.rows import Cell
 
 QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # of them at mini: a minute, live
 KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types
@@ -43,14 +43,15 @@ def speed(scale: str, gpu: bool = False) -> Plan:
     """
     check_scale(scale)
     offload, cores = -1 if gpu else 0, machine.performance_cores()
-    base = Cell(workload="decode", scale=scale, n_prompt=DEPTH, n_threads=cores, n_gpu_layers=offload)
+    base = Decode(scale=scale, depth=DEPTH, n_threads=cores, n_gpu_layers=offload)
     alone = change(base, n_gen=STEPS)
     together = change(base, n_gen=STEPS_TOGETHER, n_seq=TOGETHER, policy="shared")
     files = [(model, dtype) for model in MODELS for dtype in timed(model, scale)]
     cells = [change(cell, model=model, dtype=dtype) for cell in (alone, together) for model, dtype in files]
-    planned = with_gates("04-quantization", scale, (*cells, *kernels(scale, gpu)), exact_cache=False)
-    anchor = change(planned.anchor, dtype=DTYPE[scale])
-    return replace(planned, anchor=anchor, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
+    planned = with_gates(
+        "04-quantization", scale, (*cells, *kernels(scale, gpu)), exact_cache=False, anchor_dtype=DTYPE[scale]
+    )
+    return replace(planned, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
 
 
 def modes(scale: str, gpu: bool = False) -> Plan:
@@ -60,11 +61,11 @@ def modes(scale: str, gpu: bool = False) -> Plan:
     is the question.
     """
     check_scale(scale)
-    base = Cell(workload="decode", model=MODELS[0], scale=scale, dtype=REFERENCE, n_prompt=SHORT, n_gen=STEPS)
+    base = Decode(model=MODELS[0], scale=scale, dtype=REFERENCE, depth=SHORT, n_gen=STEPS)
     base = change(base, n_threads=machine.performance_cores())
-    cells = [base, change(base, cold=True), change(base, use_mmap=False)]
-    product = Cell(workload="matmul", dtype=REFERENCE, n_threads=base.n_threads, label="packed", repetitions=5)
-    cells.append(change(product, size=VECTOR_SIZE[scale], n_prompt=1))
+    cells: list[Cell] = [base, change(base, cold=True), change(base, use_mmap=False)]
+    product = MatMul(dtype=REFERENCE, n_threads=base.n_threads, layout="packed", repetitions=5)
+    cells.append(change(product, n_rows=VECTOR_SIZE[scale], n_columns=1))
     planned = with_gates("04-modes", scale, tuple(cells), exact_cache=False)
     return replace(planned, blocks=2 if scale == "mini" else PROCESSES, extra_blocks=0)
 
@@ -75,25 +76,24 @@ def controlled(scale: str, gpu: bool = False) -> Plan:
     On the CPU, where every process of a large file reads plain memory beside its steps.
     """
     check_scale(scale)
-    base = Cell(workload="decode", model=MODELS[0], scale=scale, n_prompt=DEPTH, n_gen=STEPS)
+    base = Decode(model=MODELS[0], scale=scale, depth=DEPTH, n_gen=STEPS)
     base = change(base, n_threads=machine.performance_cores())
     cells = tuple(change(base, dtype=dtype) for dtype in timed(MODELS[0], scale) if dtype in AGAIN)
-    planned = with_gates("04-controlled", scale, cells, exact_cache=False)
-    anchor = change(planned.anchor, dtype=DTYPE[scale])
-    return replace(planned, anchor=anchor, blocks=2 if scale == "mini" else BLOCKS)
+    planned = with_gates("04-controlled", scale, cells, exact_cache=False, anchor_dtype=DTYPE[scale])
+    return replace(planned, blocks=2 if scale == "mini" else BLOCKS)
 
 
-def kernels(scale: str, gpu: bool = False) -> tuple[Cell, ...]:
+def kernels(scale: str, gpu: bool = False) -> tuple[MatMul, ...]:
     """The engine's matrix product per tensor type: 512 columns as in prefill, one column as in decode.
 
     `packed`: weights lie as the engine lays them out when it loads a model; `plain`: as the file holds them.
     """
-    base = Cell(workload="matmul", n_threads=machine.performance_cores(), label="packed", repetitions=5)
+    base = MatMul(n_threads=machine.performance_cores(), layout="packed", repetitions=5)
     base = change(base, n_gpu_layers=-1 if gpu else 0)
-    many = change(base, size=MATMUL_SIZE[scale])
-    one = change(base, size=VECTOR_SIZE[scale], n_prompt=1)
+    many = change(base, n_rows=MATMUL_SIZE[scale])
+    one = change(base, n_rows=VECTOR_SIZE[scale], n_columns=1)
     wanted = IN_QUICK if scale == "mini" else KERNELS
     cells = [change(cell, dtype=dtype) for dtype in wanted for cell in (many, one)]
     if not gpu:
-        cells += [change(cell, dtype=dtype, label="plain") for dtype in PACKED for cell in (many, one)]
+        cells += [change(cell, dtype=dtype, layout="plain") for dtype in PACKED for cell in (many, one)]
     return tuple(cells)

@@ -6,6 +6,7 @@ Notebooks 01 and 03 have the ends: prompts of 128 tokens and more, and decode. W
 from dataclasses import replace
 
 from plamo_study.measure import machine
+from plamo_study.measure.cells import Cell, MatMul, Prefill
 from plamo_study.measure.plan import (
     BLOCKS,
     DEPTH,
@@ -18,7 +19,6 @@ from plamo_study.measure.plan import (
     check_scale,
     with_gates,
 )
-from plamo_study.measure.rows import Cell
 
 PROMPTS = {"mini": (4, 32, 512), "shape": (2, 4, 8, 16, 32, 64, 512), "weights": (2, 4, 8, 16, 32, 64, 512)}
 SEQUENCES = {"mini": (1, 8), "shape": (1, 4, 16), "weights": (1, 4, 16)}
@@ -31,16 +31,16 @@ COLUMN_SIZE = {"mini": 2048, "shape": 8192, "weights": 8192}  # rows and columns
 def roofline(scale: str, gpu: bool = False) -> Plan:
     """Prompts of 2 to 512 tokens, decode of 1 to 16 sequences, both ceilings, and the matrix ceiling by type."""
     check_scale(scale)
-    base = Cell(workload="prefill", model=MODELS[0], scale=scale, dtype=DTYPE[scale], repetitions=3)
+    base = Prefill(model=MODELS[0], scale=scale, dtype=DTYPE[scale], repetitions=3)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    step = change(base, workload="decode", n_prompt=DEPTH, n_gen=STEPS, policy="shared", repetitions=1)
-    cells = [
+    step = change(base, workload="decode", depth=DEPTH, n_gen=STEPS, policy="shared", repetitions=1)
+    cells: list[Cell] = [
         change(base, model=m, n_prompt=n, repetitions=1 if n == 512 else 3) for m in MODELS for n in PROMPTS[scale]
     ]
     cells += [change(step, model=model, n_seq=n) for model in MODELS for n in SEQUENCES[scale]]
     limits = ceilings(scale, gpu, (base.n_threads,))
-    others = [change(cell, dtype=dtype) for cell in limits if cell.workload == "matmul" for dtype in OTHER_TYPES]
-    few = change(others[0], dtype=DTYPE[scale], size=COLUMN_SIZE[scale])
-    others += [change(few, n_prompt=n) for n in (FEW_COLUMNS if scale == "mini" else COLUMNS)]
+    others = [change(cell, dtype=dtype) for cell in limits if isinstance(cell, MatMul) for dtype in OTHER_TYPES]
+    few = change(others[0], dtype=DTYPE[scale], n_rows=COLUMN_SIZE[scale])
+    others += [change(few, n_columns=n) for n in (FEW_COLUMNS if scale == "mini" else COLUMNS)]
     planned = with_gates("02-roofline", scale, (*cells, *dict.fromkeys((*limits, *others))))
     return replace(planned, blocks=2 if scale == "mini" else BLOCKS)

@@ -22,7 +22,7 @@ import pandas as pd
 from plamo_study import progress
 from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, once, plan
-from plamo_study.measure.rows import Cell
+from plamo_study.measure.cells import MatMul, Read
 from plamo_study.measure.workloads import MATMUL_COLUMNS
 
 NAME = "02-ceilings.json"
@@ -65,19 +65,19 @@ class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
 def side_by_side(scale: str, likwid: Path | None, rounds: int) -> SideBySide:
     """Run everything `rounds` times, the order turning round after round. StudyError where a program fails."""
     threads = machine.performance_cores()
-    read, matmul = plan.ceilings(scale, False, (threads,))
-    read = plan.change(read, repetitions=READS + 1)
-    matmul = plan.change(matmul, dtype="F32", repetitions=PRODUCTS + 1)
+    read, matmul = plan.both_ceilings(scale)
+    read = plan.change(read, n_threads=threads, repetitions=READS + 1)
+    matmul = plan.change(matmul, n_threads=threads, dtype="F32", repetitions=PRODUCTS + 1)
     runs: list[Run] = []
     programs, tools = _programs(read, matmul, likwid)
     for number in progress.counted(range(rounds), "ceilings side by side"):
         for what in list(programs)[:: 1 if number % 2 else -1]:
             runs.append(Run(what=what, round=number, rates=programs[what]()))
-    flops = 2 * matmul.size**2 * MATMUL_COLUMNS
+    flops = 2 * matmul.n_rows**2 * MATMUL_COLUMNS
     return SideBySide(
         machine=machine.facts(),
         scale=scale,
-        n_bytes=read.size,
+        n_bytes=read.n_bytes,
         n_flops=flops,
         n_threads=threads,
         tools=tools,
@@ -100,7 +100,7 @@ def frame(found: SideBySide) -> pd.DataFrame:
     return pd.DataFrame([{"what": run.what, "round": run.round, "rates": run.rates} for run in found.runs])
 
 
-def _programs(read: Cell, matmul: Cell, likwid: Path | None) -> tuple[dict[str, Program], dict[str, str]]:
+def _programs(read: Read, matmul: MatMul, likwid: Path | None) -> tuple[dict[str, Program], dict[str, str]]:
     """What one round runs, by what a reader calls it, and which tools those are."""
     programs: dict[str, Program] = {"our read kernel": partial(_ours, read)}
     tools: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _programs(read: Cell, matmul: Cell, likwid: Path | None) -> tuple[dict[str, 
     return programs, tools
 
 
-def _ours(cell: Cell) -> list[float]:
+def _ours(cell: Read | MatMul) -> list[float]:
     found = once.measured(cell, Path())
     return [(found.n_bytes + found.n_flops) * 1e9 / sample[0] for sample in found.samples_ns]
 
@@ -135,9 +135,9 @@ def _kernel(tool: Path, family: str) -> str:
     raise StudyError(str(tool), f"lists no kernel {family}", INSTALL)
 
 
-def _likwid(tool: Path, kernel: str, told: dict[str, str], cell: Cell) -> list[float]:
+def _likwid(tool: Path, kernel: str, told: dict[str, str], cell: Read) -> list[float]:
     """Bytes per second of one run over the same array size with as many threads, the mean it prints."""
-    group = f"S0:{cell.size // 1000}kB:{cell.n_threads}"
+    group = f"S0:{cell.n_bytes // 1000}kB:{cell.n_threads}"
     said = _said(tool, "-t", kernel, "-w", group, "-i", str(READS), told=told)
     found = re.search(r"^MByte/s:\s*([\d.]+)", said, re.MULTILINE)
     if found is None:
@@ -164,9 +164,9 @@ def _said(tool: Path, *arguments: str, told: dict[str, str] | None = None) -> st
 # ---------------------------------------------------------------- NumPy's BLAS, in a process of its own
 
 
-def _blas(core: str, cell: Cell, products: int) -> dict[str, Any]:
+def _blas(core: str, cell: MatMul, products: int) -> dict[str, Any]:
     """Which BLAS NumPy has and its FLOP/s at a cell's shape; `core` tells OpenBLAS which kernels to take."""
-    shape = (cell.size, MATMUL_COLUMNS, cell.n_threads, products)
+    shape = (cell.n_rows, MATMUL_COLUMNS, cell.n_threads, products)
     command = [sys.executable, "-m", "plamo_study.studies.roofline.blas", *map(str, shape)]
     told = os.environ | ({"OPENBLAS_CORETYPE": core} if core else {})
     done = subprocess.run(command, capture_output=True, text=True, env=told, timeout=LIMIT_S, check=False)
@@ -176,7 +176,7 @@ def _blas(core: str, cell: Cell, products: int) -> dict[str, Any]:
     return answer
 
 
-def _blas_rates(core: str, cell: Cell) -> list[float]:
+def _blas_rates(core: str, cell: MatMul) -> list[float]:
     return list(_blas(core, cell, PRODUCTS)["rates"])
 
 

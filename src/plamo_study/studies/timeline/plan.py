@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from plamo_study.measure import machine
+from plamo_study.measure.cells import Trace
 from plamo_study.measure.plan import (
     BLOCKS,
     DTYPE,
@@ -14,7 +15,6 @@ from plamo_study.measure.plan import (
     thread_counts,
     with_gates,
 )
-from plamo_study.measure.rows import Cell
 
 PROMPT = {"mini": 128, "shape": 256, "weights": 256}
 STEPS = 16
@@ -26,7 +26,7 @@ def trace(scale: str, gpu: bool = False) -> Plan:
     Prompts are shorter than those whose speed is measured: what is asked is where the time goes.
     """
     check_scale(scale)
-    base = Cell(workload="trace", scale=scale, dtype=DTYPE[scale], n_prompt=PROMPT[scale], n_gen=STEPS)
+    base = Trace(scale=scale, dtype=DTYPE[scale], n_prompt=PROMPT[scale], n_gen=STEPS)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = tuple(change(base, model=model) for model in MODELS)
     planned = with_gates("02-trace", scale, cells + ceilings(scale, gpu, thread_counts()[:1]))

@@ -7,8 +7,9 @@ from typing import Any
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import checking, files, machine, plan, runner
+from plamo_study.measure.cells import Trace
 from plamo_study.measure.process import Outcome, work
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.rows import Measured
 from plamo_study.measure.worker import Job
 from plamo_study.models import registry
 from plamo_study.models.expected import read_spec
@@ -27,7 +28,7 @@ Made = Callable[[str, int, int], None]
 
 def chosen(
     model: str, scale: str, dtype: str, n_prompt: int, n_gen: int, made: Made | None = None
-) -> tuple[Cell, Path]:
+) -> tuple[Trace, Path]:
     """The cell to record and the file it runs on, which is made if it is a synthetic one that is missing.
 
     `model`: a registered name, which `scale` and `dtype` complete, or the path of a GGUF file. `made` is told (file,
@@ -36,7 +37,7 @@ def chosen(
     """
     if n_prompt < 1 or n_gen < 0:
         raise StudyError(f"{n_prompt} + {n_gen} tokens", "a request has a prompt", "--prompt 64 --gen 8")
-    cell = Cell(workload="trace", n_prompt=n_prompt, n_gen=n_gen, n_threads=machine.performance_cores())
+    cell = Trace(n_prompt=n_prompt, n_gen=n_gen, n_threads=machine.performance_cores())
     if model.endswith(".gguf") or Path(model).is_file():
         return plan.change(cell, model=Path(model).name), _checked(Path(model), n_prompt + n_gen)
     plan.check_scale(scale)
@@ -47,7 +48,7 @@ def chosen(
     return cell, _checked(path, n_prompt + n_gen) if scale == "weights" else path
 
 
-def record(cell: Cell, path: Path) -> Outcome:
+def record(cell: Trace, path: Path) -> Outcome:
     """Record the request in a process of its own, offloaded where the engine can."""
     offload = -1 if runner.engine_facts()["gpu_offload"] else 0
     return work(
@@ -55,7 +56,7 @@ def record(cell: Cell, path: Path) -> Outcome:
     )
 
 
-def about(cell: Cell, path: Path, measured: Measured) -> dict[str, Any]:
+def about(cell: Trace, path: Path, measured: Measured) -> dict[str, Any]:
     """What a trace says of itself: file, engine, set-up, what recording cost, and how to read it."""
     engine = runner.engine_facts()
     plain, recorded = (

@@ -18,9 +18,9 @@ from plamo_study.engine.session import Session
 from plamo_study.engine.spans import ADDS_UP, Timeline
 from plamo_study.engine.timeline import EMPTY, Recorder, clock, request
 from plamo_study.measure import sessions, watch
-from plamo_study.measure.machine import peak_rss
+from plamo_study.measure.cells import Trace
 from plamo_study.measure.proof import tolerance
-from plamo_study.measure.rows import Cell, Measured
+from plamo_study.measure.rows import Measured
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.timeline import operators
 
@@ -42,7 +42,7 @@ class Requests:
     clocks: list[float] = field(default_factory=list)
 
 
-def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
+def run(cell: Trace, path: Path, stage: Callable[[str], None]) -> Measured:
     """Record `cell.repetitions` requests of `n_prompt` tokens and `n_gen` steps, each between two unrecorded ones.
 
     `series`: nanoseconds per recording, and bytes, FLOPs and nodes of one, by "phase/class/quantity"; and what each
@@ -67,7 +67,6 @@ def run(cell: Cell, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks,
         series=_sums(done.timelines) | _durations(done),
         valid=all(value for value in checks.values() if isinstance(value, bool)),
-        peak_rss_bytes=peak_rss(),
         facts={"timeline": msgspec.to_builtins(done.timelines[-1])},
     )
 
@@ -88,7 +87,7 @@ def _warm_up(session: Session, recorder: Recorder, prompt: np.ndarray, following
     return float(median(span.duration for span in spans if timeline.nodes[span.node].op in EMPTY))
 
 
-def _requests(cell: Cell, session: Session, recorder: Recorder, tokens: np.ndarray) -> Requests:
+def _requests(cell: Trace, session: Session, recorder: Recorder, tokens: np.ndarray) -> Requests:
     prompt, following = tokens[: cell.n_prompt], tokens[cell.n_prompt :]
     done = Requests()
     for number in range(2 * cell.repetitions + 1):
@@ -104,7 +103,7 @@ def _requests(cell: Cell, session: Session, recorder: Recorder, tokens: np.ndarr
     return done
 
 
-def _checks(cell: Cell, done: Requests) -> dict[str, float | bool]:
+def _checks(cell: Trace, done: Requests) -> dict[str, float | bool]:
     """Whether recording changes logits, and whether spans fill their phases and phases the wall time."""
     pairs = [(row, first) for rows in done.logits for row, first in zip(rows, done.logits[0], strict=True)]
     error = max(relative_error(row, first) for row, first in pairs)

@@ -1,0 +1,212 @@
+"""What can be measured: one type of cell for each workload. A new one is a class here and its name in `Cell`.
+
+JSON and frames call fields by the names of `ORDER`; where types mean different things by one of them, each has an
+attribute of its own for it. Defaults are left out of JSON, so a field added later changes no existing key.
+"""
+
+from typing import Any, ClassVar, Literal, get_args
+
+import msgspec
+from msgspec import field
+
+File = tuple[str, str, str]  # model, scale, and type or recipe
+Calls = tuple[tuple[tuple[int, int], ...], ...]  # (sequence, tokens) of each call; 0 tokens: it leaves
+ORDER = (  # of the names in the JSON that keys are hashes of, and of the columns of frames: new ones go to the end
+    "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
+    "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
+    "text_sha256", "n_chunks", "size", "repetitions", "seed",
+)  # fmt: skip
+
+
+class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="workload", tag=str.lower):
+    """What every cell says, and what others ask of it; a simulation needs no more."""
+
+    timed: ClassVar[bool] = False  # whether its results are times, which what computes beside it would spoil
+    n_threads: int = 1
+    repetitions: int = 1
+    seed: int = 0
+
+    @property
+    def workload(self) -> str:
+        """The name of its type in lower case."""
+        return str(self.__struct_config__.tag)
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The model files it runs on, in the order in which its workload gets their paths."""
+        return ()
+
+
+class OnEngine(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the engine computes."""
+
+    timed = True
+    dtype: str = ""
+    n_gpu_layers: int = 0
+
+
+class Read(OnEngine, frozen=True, kw_only=True):
+    """The read ceiling."""
+
+    n_bytes: int = field(default=0, name="size")
+
+
+class MatMul(OnEngine, frozen=True, kw_only=True):
+    """The ceiling of matrix products, or one of the engine's kernels."""
+
+    n_rows: int = field(default=0, name="size")  # and columns, of the weights
+    n_columns: int = field(default=0, name="n_prompt")  # of what they are multiplied with; 0: as many as a micro-batch
+    layout: Literal["", "packed", "plain"] = field(default="", name="label")  # of the weights: as loaded, as in a file
+
+
+class OnModel(OnEngine, frozen=True, kw_only=True):
+    """What runs a model, and the context it runs in."""
+
+    model: str = ""
+    scale: str = ""
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: Literal["auto", "on", "off"] = "auto"
+    use_mmap: bool = True  # weights stay in the file's pages; else they are read into memory of the process
+    cold: bool = False  # the file's pages are dropped before it is loaded, so that it lies at other places than before
+
+    @property
+    def files(self) -> tuple[File, ...]:
+        """The one model's file; a type with a second model names it here too."""
+        return ((self.model, self.scale, self.dtype),)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Sequences evaluated together, tokens each begins with, and tokens generated after these."""
+        told = columns(self)
+        return told["n_seq"], told["n_prompt"], told["n_gen"]
+
+
+class Prefill(OnModel, frozen=True, kw_only=True):
+    """Prompts timed."""
+
+    n_prompt: int = 0  # tokens of each
+    n_seq: int = 1
+    policy: Literal["per_sequence", "packed"] = "per_sequence"
+
+
+class Decode(OnModel, frozen=True, kw_only=True):
+    """Decode steps timed."""
+
+    depth: int = field(default=0, name="n_prompt")  # tokens each sequence starts from
+    n_gen: int = 0  # steps
+    n_seq: int = 1
+    policy: Literal["per_sequence", "packed", "shared"] = "per_sequence"  # shared: one prompt, its state copied to all
+
+
+class Overhead(Decode, frozen=True, kw_only=True):
+    """Decode steps of one sequence, and what of them is spent outside the engine."""
+
+
+class Gate(OnModel, frozen=True, kw_only=True):
+    """A file held against the oracle."""
+
+    timed = False
+    n_prompt: int = 0  # tokens that both see
+    n_gen: int = 0  # tokens continued greedily, to see whether the model loops
+
+
+class Replay(OnModel, frozen=True, kw_only=True):
+    """Any calls, each sequence held against itself alone."""
+
+    timed = False
+    n_tokens: int = field(default=0, name="n_prompt")  # of the sequence that gets most
+    n_seq: int = 1
+    calls: Calls = ()
+    question: str = field(default="", name="label")  # map, identity, isolation, bystander; none: drawn at random
+
+
+class Isolation(Replay, frozen=True, kw_only=True):
+    """The same calls twice, a sequence's neighbours with other tokens."""
+
+
+class OnText(OnModel, frozen=True, kw_only=True):
+    """What evaluates a text; random tokens where it names none."""
+
+    timed = False
+    text: str = ""  # UTF-8, a name in data/corpus or a path
+    text_sha256: str = ""
+
+
+class Comparison(OnText, frozen=True, kw_only=True):
+    """Files held against one another on a text."""
+
+    n_ctx: int = field(default=0, name="n_prompt")  # tokens of a chunk of the text
+    n_chunks: int = 0
+    candidates: tuple[str, ...] = ()  # types or recipes held against `dtype`
+
+
+class Quality(Comparison, frozen=True, kw_only=True):
+    """Divergence of whole files, and their greedy continuations."""
+
+    n_gen: int = 0  # tokens of each continuation
+    n_seq: int = 1  # continuations
+
+
+class Scan(Comparison, frozen=True, kw_only=True):
+    """Divergence tensor by tensor."""
+
+
+class Ranges(OnText, frozen=True, kw_only=True):
+    """The numbers that enter products."""
+
+    n_prompt: int = 0
+    n_gen: int = 0
+    mode: str = field(default="", name="label")  # probe, or "planted TYPE"
+
+
+class Trace(OnModel, frozen=True, kw_only=True):
+    """One request, operator by operator."""
+
+    n_prompt: int = 0
+    n_gen: int = 0
+
+
+class Naive(OnModel, frozen=True, kw_only=True):
+    """A loop without a cache beside one with it."""
+
+    n_prompt: int = 0
+    n_gen: int = 0  # output tokens
+
+
+class Depth(OnText, frozen=True, kw_only=True):
+    """Prefill and decode at growing depth or, of a text, what kinds of cache do to its predictions."""
+
+    timed = True  # without a text
+    n_ctx: int = field(default=0, name="n_prompt")  # tokens of the longest sequence, or of a chunk of the text
+    n_chunks: int = 0
+    n_gen: int = 0  # steps timed at each depth
+    way: Literal["", "walk", "few", "swa_full"] = field(default="", name="label")
+    caches: tuple[str, ...] = field(default=(), name="candidates")  # FLASH/K/V, held against one another on the text
+
+
+Cell = (
+    Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
+    | Naive
+)  # fmt: skip
+KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
+_DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}
+
+
+def columns(cell: AnyCell) -> dict[str, Any]:
+    """A cell under the names of `ORDER`, with the usual default where its type has no such field."""
+    own = zip(cell.__struct_encode_fields__, cell.__struct_fields__, strict=True)
+    told = {"workload": cell.workload} | _DEFAULTS | {name: getattr(cell, attribute) for name, attribute in own}
+    return {name: told[name] for name in ORDER}
+
+
+def canonical(cell: AnyCell) -> msgspec.Raw:
+    """The JSON of a cell that keys are hashes of: its names in `ORDER`, defaults left out.
+
+    msgspec tells a default by identity: a number or word that a plan computed or a journal holds stays where it equals
+    one. Recorded keys rest on it.
+    """
+    told = msgspec.to_builtins(cell)
+    return msgspec.Raw(msgspec.json.encode(dict(sorted(told.items(), key=lambda pair: ORDER.index(pair[0])))))
