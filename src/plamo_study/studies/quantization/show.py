@@ -40,8 +40,8 @@ def finding(recording: Recording, quality: Recording) -> Markdown:
     said = evidence.disturbed(recording.rows) + "\n\n".join(parts)
     return Markdown(
         f"{said}\n\nEach of these types is the fastest of its model, chosen after measuring. So its interval is "
-        f"widened to hold for all types at once (Bonferroni).\n\nCondition: prompts of {prompt(recording)} tokens, decode "
-        f"of one sequence, {condition(recording)}"
+        f"widened to hold for all types at once (Bonferroni).\n\nCondition: prompts of {prompt(recording)} tokens, "
+        f"decode of one sequence, {condition(recording)}"
     )
 
 
@@ -237,8 +237,8 @@ def takeaway(recording: Recording, quality: Recording) -> Markdown:
             continue
         worst = min(decode.to_dict("records"), key=lambda line: float(line["miss"].value))
         lines.append(
-            f"- **{escaped(str(model))}**: beaten in size, decode speed and KLD at once: {beaten or 'none'}. Every "
-            f"other type is best at something. {worst['dtype']} misses most of what its bytes promise: it decodes "
+            f"- **{escaped(str(model))}**: not on the front: {beaten or 'none'}. For every other type no file is as "
+            f"small, as fast and as close to F16. {worst['dtype']} misses most of what its bytes promise: it decodes "
             f"{worst['measured'].value:.2f} times as fast as F16 instead of {worst['predicted']:.2f}"
             + _kernel_words(worst)
         )

@@ -61,7 +61,7 @@ def said(found: pd.DataFrame) -> str:
         parts.append(
             f"**Memory alone shows two speeds too**: a process that only reads its own memory, with no model and no "
             f"engine, gets {_listed(reading)}. Inside one process the rate changed by up to "
-            f"{reading['inside'].max():.2f} times over the same pages, so the place of the pages is not the whole cause."
+            f"{reading['inside'].max():.2f} times over the same pages, so their place is not the whole cause."
         )
     parts += [_compute(found, two), _unaffected(cells), CAUSE]
     return " ".join(filter(None, parts))
