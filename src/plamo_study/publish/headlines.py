@@ -38,8 +38,8 @@ def _served(run: serving.Served) -> str:
     build = "as released" if run.build == "stock" else "with the patch of our report"
     end = "lived" if run.exit is None else f"died in round {run.rounds_done + 1}"
     return (
-        f"{run.at_once} users at once asked a `llama-server` {build}: {run.answers - run.differ} of {run.answers} "
-        f"answers were those that each user gets alone, and the server {end}."
+        f"Asked by {run.at_once} users at once, a `llama-server` {build} gave {run.answers - run.differ} of "
+        f"{run.answers} answers as each user gets them alone, and {end}."
     )
 
 

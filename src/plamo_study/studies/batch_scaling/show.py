@@ -23,7 +23,7 @@ GUESSED = 16  # the batch the reader guesses about
 SECOND = {
     "holds": "Two sequences write fewer tokens a second than one",
     "does not hold": "Two sequences write more tokens a second than one",
-    "inconclusive": "Not decided is whether two sequences write fewer tokens than one",
+    "inconclusive": "Whether two sequences write fewer tokens than one is not decided",
 }
 
 

@@ -64,7 +64,7 @@ def said(found: pd.DataFrame) -> str:
             f"{reading['inside'].max():.2f} times over the same pages, so their place is not the whole cause."
         )
     parts += [_compute(found, two), _unaffected(cells), CAUSE]
-    return " ".join(filter(None, parts))
+    return parts[0] + "\n\n" + "\n".join(f"- {part}" for part in parts[1:] if part)
 
 
 def experiment() -> Markdown:
@@ -197,15 +197,24 @@ def _kind(line: dict[str, object]) -> str:
     return f"{line['what']}, {line['model']}, {how}"
 
 
-def figure(recording: Recording, title: str = "Every process by the rate at which it drew its weights") -> Chart:
+def _short(line: dict[str, object]) -> str:
+    """What the figure calls a cell, whose colour says what reads: a decode by its model, everything else by name."""
+    if line["what"] == memory_modes.READING:
+        return "plain memory"
+    if line["what"] != memory_modes.DECODE:
+        return f"{line['what']}, {line['dtype']}"
+    unusual = ", pages dropped" if line["cold"] else "" if line["mapped"] else ", own memory"
+    return f"{line['model']}{unusual}, {line['dtype']}"
+
+
+def figure(recording: Recording, title: str = "The rate at which each process read its weights") -> Chart:
     """A dot a process, a line a cell, for what draws most; colours say what reads."""
     return dots(rates(recording), title)
 
 
 def dots(found: pd.DataFrame, title: str, most: int = 14) -> Chart:
     """The `most` cells that draw most, fastest first."""
-    tidy = found.assign(kind=[_kind(line) for line in found.to_dict("records")], gb=found["rate"] * GB)
-    tidy = tidy.assign(cell=tidy["kind"] + ", " + tidy["dtype"])
+    tidy = found.assign(cell=[_short(line) for line in found.to_dict("records")], gb=found["rate"] * GB)
     order = tidy.groupby("cell")["gb"].max().sort_values(ascending=False).index[:most].tolist()
     tidy = tidy[tidy["cell"].isin(order)]
     colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())))

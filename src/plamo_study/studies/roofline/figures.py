@@ -19,6 +19,7 @@ LINE_POINTS = 60
 LINE_BREAK = "|"
 LOG = alt.Scale(type="log", nice=False, padding=8)
 BAND = "#a6cbe3"
+OF_ENGINE = "llama.cpp's "  # how every kernel's name begins
 
 
 def intensity(curve: pd.DataFrame, machines: pd.DataFrame, title: str) -> Chart:
@@ -50,8 +51,8 @@ def two_passes(passes: pd.DataFrame, fastest: Ceilings, kernel: str, title: str)
     """
     own = Ceilings(float(passes["read"].max()), float(passes["compute"].max()))
     names = {
-        f"llama.cpp's {passes['dtype'].iloc[0]} matrix kernel, which the file uses": own,
-        f"{kernel}, the fastest measured here": fastest,
+        f"roof of the file's own kernel, {passes['dtype'].iloc[0]}": own,
+        f"roof of the fastest kernel here, {kernel.removeprefix(OF_ENGINE).replace(' matrix kernel', '')}": fastest,
     }
     ends = passes["intensity"].min() / 2, passes["intensity"].max() * 2
     turns = {name: limit.matmul / limit.read for name, limit in names.items()}
