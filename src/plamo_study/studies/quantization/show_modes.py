@@ -207,7 +207,7 @@ def _short(line: dict[str, object]) -> str:
     return f"{line['model']}{unusual}, {line['dtype']}"
 
 
-def figure(recording: Recording, title: str = "The rate at which each process read its weights") -> Chart:
+def figure(recording: Recording, title: str = "How fast each process read weights") -> Chart:
     """A dot a process, a line a cell, for what draws most; colours say what reads."""
     return dots(rates(recording), title)
 
