@@ -208,13 +208,13 @@ def test_what_a_correction_is_worth_has_its_sign_at_every_number_of_sequences():
     rows = all_builds(blocks=6)
     verdicts = batch_claims.claims(rows).set_index("claim")["verdict"]
     name = batch_claims.corrected(batch_claims.PROJECTIONS)
-    assert [verdicts[f"{name}: faster at {n} than without"] for n in (1, 2, 16)] == [
+    assert [verdicts[f"{name}: {n} sequences run faster than without"] for n in (1, 2, 16)] == [
         "does not hold",
         "holds",
         "holds",
     ]
     others = batch_claims.corrected(batch_claims.OTHERS)
-    assert {verdicts[f"{others}: as fast at {n} as without"] for n in SEQUENCES} == {"holds"}
+    assert {verdicts[f"{others}: {n} sequences run as fast as without"] for n in SEQUENCES} == {"holds"}
 
 
 def test_chance_alone_is_no_sign_once_the_family_is_corrected():

@@ -431,7 +431,7 @@ WINDOWED = "plamo-2-x with window"
 @pytest.mark.parametrize(
     ("plain", "windowed", "words"),
     [
-        ((STEEP, STEEP), (FLAT, FLAT), "because of the engine, not the architecture"),
+        ((STEEP, STEEP), (FLAT, FLAT), "and the engine is why"),
         ((STEEP, STEEP), (STEEP, STEEP), "that alone does not explain it"),
         ((STEEP, STEEP), (FLAT, STEEP), "falls behind only where it writes"),
         ((FLAT, FLAT), (FLAT, FLAT), "nowhere shown to fall behind"),

@@ -303,7 +303,7 @@ def test_the_finding_names_what_is_fragile_and_what_could_have_been_found() -> N
     assert "**p0 loses " in present.finding(shown(planted=1e4)).data
     nothing = present.finding(shown(planted=1.0)).data
     assert "nothing is shown to lose more" in nothing
-    assert "could have been found" in nothing
+    assert "could have found an excess" in nothing
 
 
 def on_issue(planted: float) -> str:
@@ -316,8 +316,8 @@ def on_issue(planted: float) -> str:
 def test_the_issue_is_answered_with_null_level_margin_and_model() -> None:
     small, large, none = on_issue(1.35), on_issue(3.0), on_issue(1.0)
     assert "What is shown here" in small
-    assert "an excess of 1.25 is what keeping" in small
-    assert "not shown" in small.split("**Margin**")[1].split("\n")[0]
+    assert "need an excess of 1.25" in small
+    assert "not shown" in small.split("for its own sake?**")[1].split("\n")[0]
     assert "shown too" in large
     assert "What is not shown here" in none
     assert "not rejected" in none

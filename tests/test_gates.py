@@ -248,7 +248,7 @@ def test_counts_are_printed_by_seed_and_right_and_wrong_by_what_the_law_says():
     recording = Recording(rows, FACTS, "03-batching-law", "mini", "recorded")
     table = law.by_seed(recording).frame
     assert table["seed"].tolist() == ["0", "2"]
-    assert table["foretold to the sequence"].tolist() == ["1", "1"]
+    assert table["predicted on every sequence"].tolist() == ["1", "1"]
     apart = law_check.separation(law_check.checked(rows, FACTS)).set_index("model")
     assert apart.loc[HYBRID, "smallest_wrong"] == 0.3
     assert apart.loc[HYBRID, "largest_right"] == 2e-4

@@ -86,7 +86,7 @@ def test_the_finding_blames_memory_only_where_plain_reading_shows_it_too():
 
 def test_the_figure_reads_every_process_aloud():
     chart = present.dots(rates(*noisy(np.random.default_rng(4), SLOW, 4), reading(FAST, 0)), "Title").to_dict()
-    assert "reading, own memory, Q8_0: 60 to 60" in chart["description"]
+    assert "plain memory: 60 to 60" in chart["description"]
 
 
 # ---------------------------------------------------------------- the control

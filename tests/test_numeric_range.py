@@ -202,7 +202,7 @@ def test_the_paragraph_on_the_issue_says_what_the_rows_say(grid):
     assert "F16 from 6.62e+04 on, Q8_0 from 8.4e+06 on" in text
     assert "-ub 8" in text
     assert "BF16, Q4_K never do" in text
-    assert "2.50x" in shown.finding(recording).data
+    assert "takes 1.50 to 2.50 times as long" in shown.finding(recording).data
     assert "Dashed" in shown.range_figure(recording).description
     assert "none off the diagonal" in shown.grid_figure(recording).description
     for table in (shown.cast_table(), shown.largest_inputs(recording), shown.thresholds(recording)):

@@ -54,6 +54,8 @@ def read(models: Mapping[str, Model], title: str) -> alt.Chart:
                 passes = 2 if READ[part.name] == STATE else 1  # a state's bytes are those read and those written
                 entries.append({"model": name, "what": READ[part.name], "mib": part.bytes / passes / 2**20})
     data = pd.DataFrame(entries).groupby(["model", "what"], sort=False, as_index=False)["mib"].sum()
+    order = list(dict.fromkeys(READ.values()))
+    data["place"] = data["what"].map(order.index)
     shares = data.assign(share=data["mib"] / data.groupby("model")["mib"].transform("sum"))
     said = [f"{x['model']}: {x['share']:.0%} {x['what']}" for x in shares.to_dict("records") if x["share"]]
     return (
@@ -62,7 +64,8 @@ def read(models: Mapping[str, Model], title: str) -> alt.Chart:
         .encode(
             alt.X("mib:Q").title(f"Read in one step, {LONG:,} tokens deep (MiB)"),
             alt.Y("model:N").title(""),
-            alt.Color("what:N").title("").sort(list(dict.fromkeys(READ.values()))),
+            alt.Color("what:N").title("").scale(domain=order),
+            alt.Order("place:Q"),
         )
         .properties(title=title, description=f"{title}. {'; '.join(said)}.", height=36 * len(models))
     )

@@ -21,7 +21,13 @@ from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present.tables import Columns, Table, scaled, table
 
-INTERVALS = "95 % intervals, or of the level that stands in them"
+INTERVALS = "95 % intervals where the brackets name no other level"
+COUNTED = {  # a verdict of one claim, and of several
+    "holds": ("holds", "hold"),
+    "does not hold": ("does not hold", "do not hold"),
+    "inconclusive": ("is inconclusive", "are inconclusive"),
+}
+NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
 GATES = "00-gates"
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
 READ_KERNEL = "dot product of an array with itself"
@@ -235,13 +241,33 @@ def condition(recording: Recording) -> str:
     rows, facts = recording.rows, recording.facts
     names = model_names(rows)
     kinds = [f"{facts[m]['dtype']} {weights_of(facts[m])} weights" for m in names]
-    judged = rows[rows["model"] != ""]
-    valid = (judged["verdict"] == "valid").sum()
     return (
         f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips(recording)}, "
         f"{rows['n_threads'].max()} threads; "
-        f"medians over processes with {INTERVALS}. {valid} of {len(judged)} rows were computed right."
+        f"medians over processes with {INTERVALS}. {computed(rows)}"
     )
+
+
+def computed(rows: pd.DataFrame) -> str:
+    """How many rows were computed right, and which were not: those are left out."""
+    judged = rows[rows["model"] != ""]
+    wrong = judged[judged["verdict"] != "valid"]
+    if wrong.empty:
+        return f"All {len(judged):,} rows were computed right."
+    said = [
+        f"{len(group)} of {escaped(str(model))} ({_cells(group)}) {NOT_VALID.get(str(verdict), str(verdict))}"
+        for (verdict, model), group in wrong.groupby(["verdict", "model"], sort=False)
+    ]
+    return (
+        f"{len(judged) - len(wrong):,} of {len(judged):,} rows were computed right. The rest is left out: "
+        f"{'; '.join(said)}."
+    )
+
+
+def _cells(group: pd.DataFrame) -> str:
+    """What kind of cells some rows are: their workloads, and whether all their prompts shared a call."""
+    packed = (group["policy"] == "packed").all()
+    return " and ".join(sorted(set(group["workload"]))) + (", prompts that share a call" if packed else "")
 
 
 def guessed(guess: float, measured: Estimate) -> Markdown:
@@ -266,6 +292,11 @@ def claims(checked: pd.DataFrame) -> Table:
     corrected = family(checked.to_dict("records"))
     note = f"{len(corrected)} claims, one family: p after Benjamini and Hochberg's correction, verdicts at 5 %."
     return table(corrected, columns, note)
+
+
+def counted(verdicts: pd.Series) -> str:
+    """How many claims hold, do not hold, and are inconclusive, in words."""
+    return ", ".join(f"{n} {COUNTED[str(verdict)][n > 1]}" for verdict, n in verdicts.value_counts().items())
 
 
 def intervals() -> Table:

@@ -25,8 +25,11 @@ def anchors(data: pd.DataFrame, limit: float, title: str) -> Chart:
     x = alt.X("order:O", title="Before block")
     y = alt.Y("relative:Q", title="Anchor step time / median", scale=alt.Scale(zero=False, nice=False, padding=8))
     series = alt.Chart(data).mark_line(point=True).encode(x=x, y=y)
-    widest = (data["relative"] - 1).abs().max()
-    description = f"{title}. {len(data)} anchors, the furthest {widest:.0%} from the median; the band is {limit:.0%}."
+    away = (data["relative"] - 1).abs()
+    description = (
+        f"{title}. {(away <= limit).sum()} of {len(data)} anchors lie within {limit:.0%} of their median, which is the "
+        f"band; the furthest is {away.max():.1%} away."
+    )
     return alt.layer(band, series).properties(title=title, description=description, height=160)
 
 

@@ -29,8 +29,8 @@ def corruption() -> str:
     said = [_served(run) for build in upstream.BUILDS for run in runs if run.build == build]
     return (
         f"**One user's request changes another's answer, and nothing says so.** llama.cpp mixes up PLaMo 2's sequences "
-        f"when their prompts share a call. {' '.join(said)} Which calls go wrong follows a law: it foretold "
-        f"{stock['exact'].sum()} of {len(stock)} batches, sequence by sequence."
+        f"when their prompts share a call. {' '.join(said)} A law says beforehand which sequences of a batch go wrong: "
+        f"it was right about every sequence in {stock['exact'].sum()} of {len(stock)} batches."
     )
 
 
@@ -38,8 +38,8 @@ def _served(run: serving.Served) -> str:
     build = "as released" if run.build == "stock" else "with the patch of our report"
     end = "lived" if run.exit is None else f"died in round {run.rounds_done + 1}"
     return (
-        f"A `llama-server` {build}, asked by {run.at_once} users at once: {run.answers - run.differ} of "
-        f"{run.answers} answers were those given alone, and it {end}."
+        f"Asked by {run.at_once} users at once, a `llama-server` {build} gave {run.answers - run.differ} of "
+        f"{run.answers} answers as each user gets them alone, and {end}."
     )
 
 

@@ -18,7 +18,7 @@ NUMBER = re.compile(r"^[-+−±~≈<>≤≥×]?\s*\d[\d,._ ]*([eE][-+]?\d+)?\s*[
 
 
 def polish(html: str, name: str, published: set[str]) -> BeautifulSoup:
-    """Return `html` as a tree, fit for a page; `published` are the notebooks whose links become links to pages.
+    """Return `html` as a tree, fit for a page; `published` are the pages, so that links to their sources lead to them.
 
     Raises StudyError for anything that needs a script or another host, and for a picture without alt text.
     """
@@ -86,8 +86,9 @@ def _polish_links(tree: BeautifulSoup, published: set[str]) -> None:
         anchor["aria-label"] = "link to this section"
     for link in tree.find_all("a", href=True):
         path, hash_sign, section = str(link["href"]).partition("#")
-        if path.endswith(".ipynb") and path.removesuffix(".ipynb") in published:
-            link["href"] = path.removesuffix(".ipynb") + ".html" + hash_sign + section
+        name, dot, kind = path.rpartition("/")[2].rpartition(".")
+        if dot and kind in ("ipynb", "md") and name in published and "://" not in path:
+            link["href"] = f"{name}.html{hash_sign}{section}"
 
 
 def _make_ids_unique(tree: BeautifulSoup) -> None:

@@ -33,12 +33,19 @@ def findings() -> str:
     """Each notebook's finding in a paragraph, and the tables behind it."""
     asymmetry, scaling, batches = recorded("01-phase-asymmetry"), recorded("03-batch-scaling"), _law()
     tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
-    parts = [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables), *_roofline()]
-    parts += [str(text.data) for text in (batch_scaling.finding(scaling), batching_law.finding(batches))]
-    parts += [batch_scaling.summary(scaling)._repr_markdown_(), *_quantization()]
-    parts.append(str(context.finding(recorded("05-context"), recorded("05-beside")).data))
-    parts.append(evidence.processes(every_study("", "recorded", "shape")))
-    return "\n\n".join(parts)
+    said = [str(text.data) for text in (batching_law.finding(batches), batch_scaling.finding(scaling))]
+    parts = [
+        [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables)],
+        _roofline(),
+        [*said, batch_scaling.summary(scaling)._repr_markdown_()],
+        _quantization(),
+        [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
+    ]
+    headed = [
+        [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)
+    ]
+    rest = evidence.processes(every_study("", "recorded", "shape"))
+    return "\n\n".join([text for part in headed for text in part] + ["### Processes", rest])
 
 
 def notebooks() -> str:

@@ -2,9 +2,10 @@
 // Draws every chart again, interactively, from the spec beside its picture. Where that fails, the picture stays.
 
 const NARROW = 480; // CSS pixels; below, legends stack and titles wrap
-const AXIS = 80; // CSS pixels, about what axis and padding take from a title's width
+const PADDING = 32; // CSS pixels, about what padding takes from a title's width
+const AXIS = 80; // and what axis and padding take from the width of an axis's title
 const TITLE_CHARACTER = 9; // CSS pixels, a generous mean at the theme's title size
-const SUBTITLE_CHARACTER = 7;
+const SUBTITLE_CHARACTER = 7; // of a subtitle and of an axis's title
 
 function wrap(text, characters) {
   const lines = [""];
@@ -20,12 +21,21 @@ function wrapTitle(title, width) {
   const parts = typeof title === "object" && !Array.isArray(title) ? { ...title } : { text: title };
   if (typeof parts.text === "string" || Array.isArray(parts.text)) parts.text = wrap(parts.text, width / TITLE_CHARACTER);
   if (parts.subtitle) parts.subtitle = wrap(parts.subtitle, width / SUBTITLE_CHARACTER);
-  return parts;
+  return { ...parts, frame: "bounds" };
 }
 
 function forNarrow(spec, width) {
   const config = { ...spec.config, legend: { ...(spec.config || {}).legend, columns: 1 } };
-  return { ...spec, config, ...(spec.title ? { title: wrapTitle(spec.title, width - AXIS) } : {}) };
+  return { ...spec, config, ...(spec.title ? { title: wrapTitle(spec.title, width - PADDING) } : {}) };
+}
+
+// Of a compiled chart: legends in one column, titles below the horizontal axis on lines that fit, in every panel.
+function stacked(part, characters) {
+  for (const legend of part.legends || []) legend.columns = 1;
+  for (const axis of part.axes || [])
+    if (axis.orient === "bottom" && typeof axis.title === "string") axis.title = wrap(axis.title, characters);
+  for (const mark of part.marks || []) stacked(mark, characters);
+  return part;
 }
 
 // A compiled chart with one width takes the room there is; panels side by side keep their size and scroll.
@@ -39,8 +49,10 @@ async function draw(figure) {
   const natural = Number(figure.querySelector("img").getAttribute("width"));
   const room = () => Math.min(natural, drawing.clientWidth);
   const spec = JSON.parse(figure.querySelector("script").textContent);
-  const shown = room() < NARROW ? forNarrow(spec, room()) : spec;
-  const patch = (vega) => fit(vega, room());
+  const narrow = room() < NARROW;
+  const shown = narrow ? forNarrow(spec, room()) : spec;
+  const lines = (vega) => (narrow ? stacked(vega, (room() - AXIS) / SUBTITLE_CHARACTER) : vega);
+  const patch = (vega) => fit(lines(vega), room());
   const options = { mode: "vega-lite", renderer: "svg", ast: true, actions: false, patch };
   const { view, vgSpec } = await window.vegaEmbed(drawing, shown, options);
   if (typeof vgSpec.width === "number") window.addEventListener("resize", () => view.width(room()).runAsync());

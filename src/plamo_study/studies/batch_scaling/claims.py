@@ -103,7 +103,7 @@ def _factors(rows: pd.DataFrame) -> dict[tuple[str, int], Estimate]:
 
 def _about(what: str, n: int, ratio: Estimate) -> dict[str, Any]:
     if what.startswith(OTHERS):
-        return within(f"{what}: as fast at {n} as without", "", ratio, 1 / (1 + ALIKE), 1 + ALIKE)
+        return within(f"{what}: {n} sequences run as fast as without", "", ratio, 1 / (1 + ALIKE), 1 + ALIKE)
     if what.startswith(PROJECTIONS):
-        return above(f"{what}: faster at {n} than without", "", ratio, 1.0)
-    return below(f"{what}: slower at {n}", "", ratio, 1.0)
+        return above(f"{what}: {n} sequences run faster than without", "", ratio, 1.0)
+    return below(f"{what}: {n} sequences run slower", "", ratio, 1.0)

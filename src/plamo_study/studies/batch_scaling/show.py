@@ -23,7 +23,7 @@ GUESSED = 16  # the batch the reader guesses about
 SECOND = {
     "holds": "Two sequences write fewer tokens a second than one",
     "does not hold": "Two sequences write more tokens a second than one",
-    "inconclusive": "Whether two sequences write fewer than one is not decided",
+    "inconclusive": "Whether two sequences write fewer tokens than one is not decided",
 }
 
 
@@ -38,15 +38,15 @@ def finding(recording: Recording) -> Markdown:
     data = stock(analysis.scaling(rows)).set_index(["model", "n_seq"])
     verdicts = claims.second_sequence(rows).set_index("model")["verdict"]
     parts = [
-        f"**{words}**: {'; '.join(_over_one(data, str(model), 2) for model in verdicts.index[verdicts == verdict])}."
+        f"- **{words}**: {'; '.join(_over_one(data, str(model), 2) for model in verdicts.index[verdicts == verdict])}."
         for verdict, words in SECOND.items()
         if (verdicts == verdict).any()
     ]
     n = int(min(known.index.get_level_values("n_seq").max() for _, known in data.groupby("model")))
     many = [_over_one(data, str(model), n) for model in verdicts.index]
-    parts += [f"**With {n} sequences against one**: {'; '.join(many)}.", *_lag(rows)]
-    said = evidence.disturbed(rows) + " ".join(parts)
-    return Markdown(f"{said} Condition: decode {arithmetic.depth(rows):.0f} tokens deep, {condition(recording)}")
+    parts += [f"- **{n} sequences beside one**: {'; '.join(many)}.", *_lag(rows)]
+    said = evidence.disturbed(rows) + "\n".join(parts)
+    return Markdown(f"{said}\n\nCondition: decode {arithmetic.depth(rows):.0f} tokens deep, {condition(recording)}")
 
 
 def _over_one(data: pd.DataFrame, model: str, n: int) -> str:
@@ -66,8 +66,9 @@ def _lag(rows: pd.DataFrame) -> list[str]:
     engine = _signed(rows, claims.PROJECTIONS).set_index("n_seq")["sign"][n] == "faster"
     words = "Part of the hybrid's lag is the engine's" if engine else "The hybrid beside attention"
     return [
-        f"**{words}**: beside attention of equal bytes, {n} sequences of the hybrid run {before}. With split "
-        f"projections (D4: {n} products with a vector where one with a matrix would do) corrected they run {after}."
+        f"- **{words}**: beside attention with as many bytes of weights, {n} sequences of the hybrid run {before}. The "
+        f"engine splits the Mamba projections: {n} products with a vector where one with a matrix would do (D4). With "
+        f"that corrected they run {after}."
     ]
 
 
@@ -288,7 +289,7 @@ def checked_claims(recording: Recording) -> Markdown:
     """How many claims hold, and every one with its estimate, its threshold and its verdict, folded."""
     families = claims.families(recording.rows, published_factors())
     verdicts = pd.concat(families)["verdict"]
-    counts = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.value_counts().items())
+    counts = evidence.counted(verdicts)
     summary = f"{len(verdicts)} claims in {len(families)} families, each corrected for its size: {counts}"
     return folded(summary, *map(evidence.claims, families))
 
@@ -316,7 +317,7 @@ def takeaway(recording: Recording) -> Markdown:
     lines += _worths(rows)
     checked = claims.claims(rows, published_factors())
     lines += [
-        f"- {r['verdict']}: {r['claim']}, {escaped(r['model'])} ({r['estimate']:.2f})"
+        f"- {r['verdict'].capitalize()}: {r['claim']}, {escaped(r['model'])} ({r['estimate']:.2f})"
         for r in checked[(checked["verdict"] != "holds") & (checked["model"] != "")].to_dict("records")
     ]
     return Markdown("\n".join(lines))
@@ -324,11 +325,11 @@ def takeaway(recording: Recording) -> Markdown:
 
 def _cost(fit: pd.Series) -> str:
     """What a step consists of, by the chosen fit, with the fit's miss."""
-    once = "a pass over the weights" if fit["form"] == analysis.PASSES else "a step"
+    once = "one pass over the weights" if fit["form"] == analysis.PASSES else "a step"
     return (
-        f"{once} costs {significant(3, 1e3)(fit['fixed'])} ms and every sequence {significant(3, 1e3)(fit['each'])} ms "
-        f"more, so {fit['amortised']:.0%} of what a batch's first sequence costs is shared (worst miss of this fit: "
-        f"{worst_miss(fit.to_frame().T)[0]} sequences)."
+        f"{once} takes {significant(3, 1e3)(fit['fixed'])} ms, and every sequence adds "
+        f"{significant(3, 1e3)(fit['each'])} ms. So {fit['amortised']:.0%} of the first sequence's time is shared with "
+        f"those that join it (worst miss of this fit: {worst_miss(fit.to_frame().T)[0]} sequences)."
     )
 
 
@@ -355,7 +356,7 @@ def _worths(rows: pd.DataFrame) -> list[str]:
         return []
     decided, rest = data[data["sign"] != UNDECIDED], data[data["sign"] == UNDECIDED]
     said = [f"{row['n_seq']} sequences run {_compared(row)}" for row in decided.to_dict("records")]
-    said += [f"at {', '.join(map(str, rest['n_seq']))} it is {UNDECIDED}"] if len(rest) else []
+    said += [f"for {', '.join(map(str, rest['n_seq']))} it is {UNDECIDED}"] if len(rest) else []
     return [f"- **Split projections (D4) corrected**: {'; '.join(said)}."]
 
 

@@ -31,7 +31,7 @@ def _fits(data: pd.DataFrame) -> Table:
         "form": ("step time", ""),
         "fixed": ("shared part (ms)", significant(3, 1e3)),
         "each": ("per sequence (ms)", significant(3, 1e3)),
-        "amortised": ("shared of the first sequence", ".0%"),
+        "amortised": ("shared part of the first sequence", ".0%"),
         "off": ("worst miss", ""),
     }
     return table(data.assign(off=worst_miss(data)), columns)
@@ -79,5 +79,5 @@ def unexplained(recording: Recording) -> Markdown:
     rest = data[data["found"]]
     if rest.empty:
         return Markdown("After the chosen fit no jump is left.")
-    found = [f"{escaped(r.model)} {r.n_seq} to {r.n_seq + 1} ({r.jump:.2f})" for r in rest.itertuples()]
-    return Markdown(f"Jumps that the chosen fit leaves unexplained: {'; '.join(found)}.")
+    found = [f"{escaped(r.model)} from {r.n_seq} to {r.n_seq + 1} sequences ({r.jump:.2f})" for r in rest.itertuples()]
+    return Markdown(f"The chosen fit leaves these jumps unexplained: {'; '.join(found)}.")

@@ -17,14 +17,15 @@ def finding(recording: Recording) -> Markdown:
     counts = hybrid["observed"].value_counts()
     wrong, aborted = counts.get("wrong", 0), counts.get("abort", 0)
     builds = [
-        f"On the build `{build}`, {(group['observed'] == 'right').sum()} of {len(group)} are right."
+        f"With the build `{build}` {(group['observed'] == 'right').sum()} of {len(group)} batches are right."
         for build, group in data[data["build"] != "stock"].groupby("build")
     ]
+    exact, control = hybrid["exact"].sum(), stock["exact"].sum() - hybrid["exact"].sum()
     return Markdown(
-        f"**Of {len(hybrid)} batches of PLaMo 2 on the engine as released, {wrong} came out silently wrong and "
-        f"{aborted} aborted; the batching law foretold {hybrid['exact'].sum()} of them to the sequence**, and "
-        f"{stock['exact'].sum() - hybrid['exact'].sum()} of the {len(stock) - len(hybrid)} of PLaMo 3, where "
-        f"nothing is wrong. {' '.join(builds)}"
+        f"**Of {len(hybrid)} batches of PLaMo 2 the engine as released computed {wrong} silently wrong and aborted in "
+        f"{aborted}.** The batching law says beforehand which sequences come out wrong. It was right about every "
+        f"sequence in {exact} of these {len(hybrid)} batches, and in {control} of {len(stock) - len(hybrid)} of PLaMo "
+        f"3, which does not have the defects. {' '.join(builds)}"
     )
 
 
@@ -37,7 +38,7 @@ def confusion(recording: Recording) -> Table:
         "predicted": ("the law says", ""),
         "observed": ("the engine did", ""),
         "configurations": ("configurations", ""),
-        "exact": ("to the sequence", ""),
+        "exact": ("agree on every sequence", ""),
     }
     return table(data, columns)
 
@@ -47,7 +48,7 @@ def off_diagonal(recording: Recording) -> Markdown:
     data = analysis.checked(recording.rows, recording.facts)
     off = data[~data["exact"]]
     if off.empty:
-        return Markdown(f"None of the {len(data)} configurations is off the diagonal, and no sequence in them.")
+        return Markdown(f"Law and engine agree in all {len(data)} configurations, on every sequence.")
     lines = [
         f"- {r.build}, {r.model}, n_batch {r.n_batch}, n_ubatch {r.n_ubatch}, n_seq {r.n_seq}: "
         f"the law says {r.predicted}, the engine {r.observed}; calls {r.calls}"
@@ -81,7 +82,7 @@ def by_seed(recording: Recording) -> Table:
         "configurations": ("configurations", ",d"),
         "wrong": ("silently wrong", ",d"),
         "abort": ("aborted", ",d"),
-        "exact": ("foretold to the sequence", ",d"),
+        "exact": ("predicted on every sequence", ",d"),
     }
     return table(data, columns)
 

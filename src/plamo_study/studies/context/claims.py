@@ -17,11 +17,11 @@ def of_depth(rows: pd.DataFrame) -> pd.DataFrame:
     entries: list[dict[str, Any]] = []
     for (model, phase), group in analysis.filling(rows).groupby(["model", "phase"], sort=False):
         last = group.iloc[-1]
-        claim = f"{phase} at depth {last['depth']:,} costs in a filled memory what it costs in a computed one"
+        claim = f"{phase} at depth {last['depth']:,} takes as long in a filled memory as in a computed one"
         entries.append(within(claim, str(model), last["ratio"], 1 - ALIKE, 1 + ALIKE))
     for (model, phase), group in analysis.rates(rows).groupby(["model", "phase"], sort=False):
         last = group.iloc[-1]
-        claim = f"{phase} at {last['depth']:,} tokens keeps half its speed (share of the rate)"
+        claim = f"{phase} at {last['depth']:,} tokens keeps half its speed"
         entries.append(above(claim, str(model), last["share"], HALF))
     for row in analysis.overtaking(rows).to_dict("records"):
         claim = f"{row['phase']} at {row['deepest']:,} tokens is faster than {row['other'].rstrip('*')}'s"
@@ -31,7 +31,7 @@ def of_depth(rows: pd.DataFrame) -> pd.DataFrame:
         claim = f"{phase} at {last['depth']:,} tokens takes less time with the published window than without it"
         entries.append(below(claim, str(model), last["ratio"], 1.0))
     for row in analysis.beginnings(rows).to_dict("records"):
-        claim = f"a decode step at depth {row['depth']} ({row['kind']}) takes what {row['other'].rstrip('*')}'s takes"
+        claim = f"a decode step at depth {row['depth']} ({row['kind']}) takes as long as {row['other'].rstrip('*')}'s"
         entries.append(within(claim, row["hybrid"], row["ratio"], 1 / (1 + ALIKE), 1 + ALIKE))
     return family(entries)
 
@@ -62,6 +62,6 @@ def _of_loop(rows: pd.DataFrame, depth_rows: pd.DataFrame) -> list[dict[str, Any
         expected = law[law["model"] == row["model"]]
         if len(expected):
             off = row["naive"].scaled(1 / expected["naive"].iloc[0].value)
-            claim = "the loop without a cache takes what the depth curves of the same machine sum to"
+            claim = "the loop without a cache takes as long as the depth curves of the same machine add up to"
             entries.append(within(claim, row["model"], off, 1 - LAW_MARGIN, 1 + LAW_MARGIN))
     return entries

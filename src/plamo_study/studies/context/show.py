@@ -29,12 +29,13 @@ def finding(recording: Recording, beside: Recording) -> Markdown:
     `beside`: where an engine with the published window ran in the same blocks as one without.
     """
     found = of_first_pair(analysis.overtaking(recording.rows))
-    sentences = [headline(recording, found), *(_faster(row) for row in found.to_dict("records"))]
+    sentences = [_faster(row) for row in found.to_dict("records")]
     if not found["hybrid"].str.contains(analysis.WITH_WINDOW).any():
         sentences += windowed(beside)
     sentences.append(_kept(recording, str(found["hybrid"].iloc[0])))
-    said = evidence.disturbed(recording.rows) + " ".join(sentences)
-    return Markdown(said + f" Condition: {condition(recording)}")
+    said = evidence.disturbed(recording.rows) + headline(recording, found)
+    listed = "\n".join(f"- {sentence}" for sentence in sentences)
+    return Markdown(f"{said}\n\n{listed}\n\nCondition: {condition(recording)}")
 
 
 def windowed(beside: Recording) -> list[str]:
@@ -43,17 +44,21 @@ def windowed(beside: Recording) -> list[str]:
     sentences = []
     for phase, group in changed.groupby("phase", sort=False):
         last = group.iloc[-1]
-        verdict = {"holds": "shorter", "does not hold": "longer", "inconclusive": "not shown to be another"}
+        verdict = {
+            "holds": "That is shorter",
+            "does not hold": "That is longer",
+            "inconclusive": "No difference is shown",
+        }
         pair = (last["windowed"].scaled(1e3), last["plain"].scaled(1e3))
         times, both = quotient(last["ratio"], *pair, "ms")
         sentences.append(
-            f"With the window a token {READ[str(phase)]} at {last['depth']:,} tokens takes {times} the time it takes "
-            f"without {both}: {verdict[last['ratio'].below(1.0)]}, from {last['ratio'].n} pairs of processes."
+            f"With the window, a token {READ[str(phase)]} at {last['depth']:,} tokens takes {times} as long as without "
+            f"it {both}. {verdict[last['ratio'].below(1.0)]}, judged from {last['ratio'].n} pairs of processes."
         )
     if not sentences:
         return []
-    where = f"in the same blocks on {evidence.chips(beside)}, its prompts in parts of {_part(beside)} tokens"
-    return [*sentences, _foretold(beside), f"Both were measured {where}."]
+    where = f"in the same blocks on {evidence.chips(beside)}, with prompts in parts of {_part(beside)} tokens"
+    return [*sentences, f"These two builds, with the window and without, ran {where}. {_foretold(beside)}"]
 
 
 def _part(recording: Recording) -> int:
@@ -74,22 +79,22 @@ def headline(recording: Recording, found: pd.DataFrame) -> str:
     lost, still = (list(found[behind & kind]["phase"]) for kind in (~windowed, windowed))
     if not windowed.any():
         return (
-            f"**llama.cpp leaves out the attention window that {hybrid} is published with, and at length {hybrid} "
-            f"{'falls behind' if lost else 'is not shown to fall behind'} {other}**."
+            f"**llama.cpp leaves out the attention window that {hybrid} is published with, and in long contexts "
+            f"{hybrid} {'falls behind' if lost else 'is not shown to fall behind'} {other}**."
         )
     n = int(recording.facts[str(found[windowed]["hybrid"].iloc[0])]["shape"]["window"])
     left_out = f"llama.cpp leaves out the window of {n:,} tokens that its publisher gives its attention layers"
     if lost and not still:
-        return f"**{hybrid} falls behind {other} at length because of the engine, not the architecture**: {left_out}."
+        return f"**In long contexts {hybrid} falls behind {other}, and the engine is why**: {left_out}."
     if lost and len(still) < len(lost):
         return (
-            f"**{hybrid} falls behind {other} at length, in part because of the engine**: {left_out}; with it, it "
-            f"falls behind only where it {VERBS[still[0]]}."
+            f"**In long contexts {hybrid} falls behind {other}, in part because of the engine**: {left_out}. With the "
+            f"window it falls behind only where it {VERBS[still[0]]}."
         )
     if lost:
         return (
-            f"**{hybrid} falls behind {other} at length with its window and without**: {left_out}, and that alone "
-            "does not explain it."
+            f"**In long contexts {hybrid} falls behind {other}, with its window and without**: {left_out}, and that "
+            "alone does not explain it."
         )
     return f"**{hybrid} is nowhere shown to fall behind {other}**, though {left_out}."
 
@@ -99,7 +104,7 @@ def _faster(row: dict[str, Any]) -> str:
     how = "With the window" if analysis.WITH_WINDOW in row["hybrid"] else "As released"
     return (
         f"{how} it {VERBS[row['phase']]} {times} as fast as {escaped(row['other'])} at {row['deepest']:,} tokens "
-        f"{rates}: it {said(row)}."
+        f"{rates}. It {said(row)}."
     )
 
 
@@ -107,10 +112,14 @@ def _foretold(recording: Recording) -> str:
     """What the number of keys that a token looks at predicts of who falls behind, for each hybrid."""
     data = of_first_pair(arithmetic.meeting_points(recording.rows, recording.facts)).drop_duplicates("hybrid")
     said = [
-        f"{_met(row['keys'], row['keys_first'])} with{'' if analysis.WITH_WINDOW in row['hybrid'] else 'out'} a window"
+        f"with{'' if analysis.WITH_WINDOW in row['hybrid'] else 'out'} the window "
+        f"{_met(row['keys'], row['keys_first'])}"
         for row in data.to_dict("records")
     ]
-    return f"By arithmetic a token of the hybrid looks at fewer keys than one of attention {', '.join(said)}."
+    return (
+        f"A new token of the hybrid looks at fewer keys than one of {escaped(str(data['other'].iloc[0]))}, counted in "
+        f"tokens of depth: {'; '.join(said)}."
+    )
 
 
 def contrast(recording: Recording) -> Markdown:
@@ -126,10 +135,9 @@ def _kept(recording: Recording, model: str) -> str:
     last = rates[rates["model"] == model].groupby("phase").last()
     at = taken[(taken["model"] == model) & (taken["n_out"] == ANSWER)].iloc[0]
     return (
-        f"At {last['depth'].max():,} tokens {escaped(model)} keeps {last.loc['prefill', 'share']:.0%} of the speed at "
-        f"which it reads into an empty context, and {last.loc['decode', 'share']:.0%} of that at which it writes. "
-        f"Before an answer of {ANSWER} tokens its reading takes longer than its writing from {_tokens(at)} tokens of "
-        "context on."
+        f"At {last['depth'].max():,} tokens {escaped(model)} reads at {last.loc['prefill', 'share']:.0%} of its speed "
+        f"in an empty context, and writes at {last.loc['decode', 'share']:.0%}. When it answers with {ANSWER} tokens, "
+        f"reading takes longer than writing from {_tokens(at)} tokens of context on."
     )
 
 
@@ -153,7 +161,7 @@ def said(row: dict[str, Any]) -> str:
         "overtakes again": f"is faster at first, falls behind, and overtakes at {at}",
         "is overtaken": f"is faster at first and is overtaken at {at}",
         "is overtaken again": f"is slower at first, gets ahead, and is overtaken at {at}",
-        "inconclusive": f"cannot be told from the other at {deepest}: inconclusive",
+        "inconclusive": f"is neither shown to be faster nor to be slower at {deepest}: inconclusive",
     }
     return words[row["outcome"]]
 
@@ -229,9 +237,9 @@ def meeting_points(recording: Recording) -> Table:
         "hybrid": ("hybrid", ""),
         "other": ("attention", ""),
         "phase": ("phase", ""),
-        "keys": ("the hybrid looks at fewer keys", ""),
+        "keys": ("it looks at fewer keys", ""),
         "sliding": ("it needs less work", ""),
-        "whole": ("less work, if attention had no window", ""),
+        "whole": ("if attention had no window", ""),
         "measured": ("measured: the hybrid", ""),
     }
     return table(data, columns)
@@ -275,14 +283,14 @@ def near(recording: Recording) -> Markdown:
     change: Estimate = analysis.kinds_compared(recording.rows)
     held = change.within(1 / (1 + ALIKE), 1 + ALIKE)
     why = {
-        "holds": f"alike within {ALIKE:.0%}: the kind of cell does not matter, so what the notebooks disagreed on is "
-        "the machine",
-        "does not hold": "not alike: the kind of cell matters, and a ratio near the beginning must name it",
-        "inconclusive": f"neither shown to be alike within {ALIKE:.0%} nor to differ: inconclusive",
+        "holds": f"They are alike within {ALIKE:.0%}. So the kind of cell does not matter: the machine is what the "
+        "notebooks disagreed on",
+        "does not hold": "They differ: the kind of cell matters, and a ratio near the beginning must name it",
+        "inconclusive": f"Inconclusive: they are neither shown to be alike within {ALIKE:.0%} nor shown to differ",
     }
     return Markdown(
         f"Attention takes {rung['ratio'].iloc[0]:.2f} times the hybrid's time on the first rung and "
-        f"{cell['ratio'].iloc[0]:.2f} times in notebook 03's cell. The first over the second is {change:.2f}: "
+        f"{cell['ratio'].iloc[0]:.2f} times in notebook 03's cell. The first divided by the second is {change:.2f}. "
         f"{why[held]}."
     )
 
@@ -384,7 +392,7 @@ def doubling(recording: Recording) -> Table:
         "model": ("model", ""),
         "phase": ("phase", ""),
         "deepest": ("deepest (tokens)", ",d"),
-        "last": ("a token there takes, times that at 0", ".2f"),
+        "last": ("time of a token there / at 0", ".2f"),
         "depth": ("twice as long at", _doubled),
     }
     return table(data, columns)
@@ -437,5 +445,7 @@ def takeaway(recording: Recording) -> Markdown:
         )
     checked = of_depth(recording.rows)
     open_claims = checked[checked["verdict"] != "holds"]
-    lines += [f"- {r['verdict']}: {r['claim']} ({escaped(r['model'])})" for r in open_claims.to_dict("records")]
+    lines += [
+        f"- {r['verdict'].capitalize()}: {r['claim']} ({escaped(r['model'])})" for r in open_claims.to_dict("records")
+    ]
     return Markdown("\n".join(lines))

@@ -38,27 +38,24 @@ def _found(scan: analysis.Scanned, judged: pd.DataFrame, damages: pd.DataFrame) 
     mine = judged[(judged["model"] == scan.model) & (judged["candidate"] == scan.candidate)]
     shown = mine[mine["verdict"].isin([analysis.FRAGILE, analysis.MORE])].to_dict("records")
     said = "; ".join(_more(line) for line in shown) or (
-        f"**nothing is shown to lose more than its size and role explain**; in the median an excess of "
-        f"{mine['detectable'].median():.1f} times could have been found"
+        f"**nothing is shown to lose more than its size and role explain**. The median test could have found an excess "
+        f"of {mine['detectable'].median():.1f} times"
     )
     worth = damages[(damages["model"] == scan.model) & (damages["candidate"] == scan.candidate)]
-    return (
-        f"- {escaped(scan.model)}, {scan.candidate} against {scan.reference} ({len(scan.of('all'))} chunks): {said}. "
-        + _best(scan, worth[(worth["family"] == "class") & (worth["p_avoided"] < analysis.LEVEL)])
+    return f"- {escaped(scan.model)}, rounded to {scan.candidate} ({len(scan.of('all'))} chunks): {said}. " + _best(
+        scan, worth[(worth["family"] == "class") & (worth["p_avoided"] < analysis.LEVEL)]
     )
 
 
 def _more(line: dict[str, Any]) -> str:
     """One class or layer that loses more than its control: how much, in how many chunks, against which null."""
-    needed = f"{analysis.MARGIN:g} times, which keeping it for its own sake would need"
-    beyond = (
-        f"It is beyond {needed}" if line["verdict"] == analysis.FRAGILE else f"Whether it is beyond {needed}, is open"
-    )
+    needed = f"more than {analysis.MARGIN:g} times"
+    beyond = f"It is {needed}" if line["verdict"] == analysis.FRAGILE else f"Whether it is {needed} is open"
     return (
-        f"**{line['point']} loses {line['excess']:.2f} times what its size and role explain** (more than its control "
-        f"in {line['above']} of {line['n_chunks']} chunks; against 1: p = {line['p']:.2g}, "
-        f"{line['p_adjusted']:.2g} corrected over {line['tests']} tests). {beyond} "
-        f"(p = {line['p_margin_adjusted']:.2g}, corrected)"
+        f"**{line['point']} loses {line['excess']:.2f} times what its size and role explain.** It loses more than its "
+        f"control in {line['above']} of {line['n_chunks']} chunks (p = {line['p']:.2g}; {line['p_adjusted']:.2g} "
+        f"corrected over {line['tests']} tests). {beyond} (p = {line['p_margin_adjusted']:.2g}, corrected), and only "
+        "then would keeping it be worth it for its own sake"
     )
 
 
@@ -78,21 +75,21 @@ def on_issue(recording: Recording) -> Markdown:
     beyond = line["verdict"] == analysis.FRAGILE
     return Markdown(
         f"{ISSUE} blames the quantization of `{BLAMED}`. **What is {'shown' if known else 'not shown'} here**: "
-        f"rounding `{BLAMED}` to {scan.candidate} costs {line['excess']:.2f} times what errors of the same size in the "
-        f"same place cost, relative to the other classes (95 % prediction interval). Damage lies above its control in "
-        f"{line['above']} of {line['n_chunks']} chunks.\n\n"
-        f"- **Null**: the rounding at hand is one more draw of errors that know nothing of the weights, an excess of "
-        f"1. p = {line['p']:.2g}, and {line['p_adjusted']:.2g} after Benjamini-Hochberg over {line['tests']} classes "
-        f"and layers of {judged['model'].nunique()} models: "
-        f"{'rejected' if known else 'not rejected'} at a false-discovery rate of {analysis.LEVEL:.0%}.\n"
-        f"- **Margin**: an excess of {analysis.MARGIN:g} is what keeping the tensor for its own sake would need. "
-        f"p = {line['p_margin']:.2g}, corrected {line['p_margin_adjusted']:.2g}: "
-        f"{'shown too' if beyond else 'not shown'}.\n"
+        f"rounding `{BLAMED}` to {scan.candidate} costs {line['excess']:.2f} times what random errors of the same size "
+        f"in the same place cost, relative to the other classes (95 % prediction interval). It costs more than they do "
+        f"in {line['above']} of {line['n_chunks']} chunks.\n\n"
+        f"- **More than chance?** If the rounding were one more draw of random errors, the excess would be 1. That is "
+        f"{'rejected' if known else 'not rejected'} at a false-discovery rate of {analysis.LEVEL:.0%}: "
+        f"p = {line['p']:.2g}, and {line['p_adjusted']:.2g} after Benjamini-Hochberg over {line['tests']} classes and "
+        f"layers of {judged['model'].nunique()} models.\n"
+        f"- **Enough to keep it for its own sake?** That would need an excess of {analysis.MARGIN:g}, which is "
+        f"{'shown too' if beyond else 'not shown'}: p = {line['p_margin']:.2g}, corrected "
+        f"{line['p_margin_adjusted']:.2g}.\n"
         f"- **What keeping it buys**: {bits:.2f} more bits per weight of the whole file avoid {saved} of {everything} "
         f"thousandths of a nat.\n"
         f"- **Of which model**: {_whose(recording, scan)}. The issue is about the released weights in Q8_0 on a Mac; "
-        f"this is {scan.candidate} on the CPU. It says that `{BLAMED}` can be the tender spot of this architecture, "
-        f"not that rounding is what breaks the released files: the range of its input is the other candidate, below."
+        f"this is {scan.candidate} on the CPU. `{BLAMED}` can be the tender spot of this architecture. That does not "
+        f"show that rounding breaks the released files: the range of its input is the other candidate, below."
     )
 
 
@@ -115,7 +112,7 @@ def _best(scan: analysis.Scanned, classes: pd.DataFrame) -> str:
     saved, everything = (significant(2, MILLI)(e) for e in (best["avoided"], scan.mean("all")))
     return (
         f"Per byte, {best['point']} is the best class to keep in {scan.reference}: {bits} more bits per weight avoid "
-        f"{saved} of {everything} thousandths of a nat."
+        f"{saved} of the {everything} thousandths of a nat that quantizing everything costs."
     )
 
 

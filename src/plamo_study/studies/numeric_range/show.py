@@ -152,8 +152,7 @@ def thresholds(recording: Recording) -> Table:
 
 def summary(grid: pd.DataFrame) -> str:
     """The grid in a sentence: cells, those off the diagonal, and which types broke."""
-    broken = grid[grid["observed"] == "not finite"].groupby("dtype", sort=False)["largest"].min()
-    first = ", ".join(f"{dtype} from {value:,.3g}" for dtype, value in broken.items()) or "none"
+    first = _first(grid) or "none"
     off = int((~grid["agrees"].astype(bool)).sum())
     return f"{len(grid)} cells, {off or 'none'} off the diagonal; not finite: {first}."
 
@@ -163,13 +162,22 @@ def finding(recording: Recording) -> Markdown:
     grid = analysis.planted(recording.rows, recording.facts)
     cost = analysis.overhead(recording.rows)
     off = int((~grid["agrees"].astype(bool)).sum())
-    spent = "; ".join(f"{r.model.rstrip('*')} {r.phase} {r.ratio:.2f}x" for r in cost.itertuples())
+    least, most = cost["ratio"].min(), cost["ratio"].max()
+    spent = f"{least:.2f} to {most:.2f}" if most > least else f"{most:.2f}"
     same = "leaves the logits the same bit by bit" if cost["same"].all() else "CHANGES the logits"
+    broken, types = grid[grid["observed"] == "not finite"]["dtype"].nunique(), grid["dtype"].nunique()
+    first = f" The logits stop being finite with {_first(grid)}." if broken else ""
     return Markdown(
-        f"**Whether a planted amplitude breaks the engine was predicted right in {len(grid) - off} of {len(grid)} "
-        f"cells** ({grid['dtype'].nunique()} weight types, prompt and decode, 1e2 to 1e8): {summary(grid)} "
-        f"The probe {same}; time with it over time without: {spent}."
+        f"**Large inputs break {broken} of {types} weight types, and llama.cpp's source predicted when in "
+        f"{len(grid) - off} of {len(grid)} cases.** Each case plants an input of 1e2 to 1e8 in `{TENSOR}`, in prompt "
+        f"or decode.{first} The probe that reads the inputs {same} and takes {spent} times as long."
     )
+
+
+def _first(grid: pd.DataFrame) -> str:
+    """The types that broke, each with the smallest input that broke it."""
+    broken = grid[grid["observed"] == "not finite"].groupby("dtype", sort=False)["largest"].min()
+    return ", ".join(f"{dtype} from {value:,.3g}" for dtype, value in broken.items())
 
 
 def verdict_on_issue(recording: Recording) -> Markdown:
@@ -187,10 +195,10 @@ def _shown(grid: pd.DataFrame) -> str:
     kept = [name for name in ("BF16", "F32", "Q4_K") if name in set(grid["dtype"]) and name not in first]
     return (
         f"{ISSUE} reports that on a Mac Q8_0 files of PLaMo 2 loop on one reserved token after prompts of several "
-        f"lines while BF16 files do not, and blames the quantization of {TENSOR}. **Shown here**: rounding of its "
-        f"weights is not needed for such a failure, range is enough. On the CPU the very same model stops being "
-        f"finite with {limits}; {', '.join(kept)} never do. In llama.cpp's source Metal's matrix kernels hold inputs "
-        f"in F16 tiles for every type but BF16."
+        f"lines. BF16 files do not. The issue blames the quantization of {TENSOR}. **Shown here**: such a failure does "
+        f"not need rounding, range is enough. On the CPU the very same model stops being finite with {limits}; "
+        f"{', '.join(kept)} never do. In llama.cpp's source Metal's matrix kernels hold inputs in F16 tiles for every "
+        f"type but BF16."
     )
 
 
@@ -209,11 +217,13 @@ def _measured(found: pd.DataFrame, metal: casts.Cast) -> str:
 
 def _predicted(metal: casts.Cast) -> str:
     return (
-        f"**What the hypothesis predicts for the released weights**: over that prompt the largest input of {TENSOR} "
-        f"exceeds {metal.limit:,.0f} in some layer; every type but BF16 fails on Metal as Q8_0 does; the same Q8_0 "
-        f"file is right on the CPU unless the input also exceeds {127 * metal.limit:,.0f}; and it is right on Metal "
-        f"when the prompt goes in by eight tokens, because up to eight columns take kernels that keep F32 (an M5 may "
-        f"differ: its tensor units are handed F32). If one of these fails, range is not the cause."
+        f"**If range is the cause, this must hold for the released weights**; if one of it fails, range is not the "
+        f"cause:\n\n"
+        f"- Over that prompt the largest input of {TENSOR} exceeds {metal.limit:,.0f} in some layer.\n"
+        f"- Every type but BF16 fails on Metal as Q8_0 does.\n"
+        f"- The same Q8_0 file is right on the CPU, unless the input also exceeds {127 * metal.limit:,.0f}.\n"
+        f"- It is right on Metal when the prompt goes in by eight tokens, because up to eight columns take kernels "
+        f"that keep F32. (An M5 may differ: its tensor units are handed F32.)"
     )
 
 

@@ -28,7 +28,7 @@ def finding(recording: Recording) -> Markdown:
     return Markdown(
         evidence.disturbed(rows)
         + "; ".join(parts)
-        + f". Condition: prompts of 512 tokens, 512 output tokens, one sequence, {condition(recording)}"
+        + f".\n\nCondition: prompts of 512 tokens, 512 output tokens, one sequence, {condition(recording)}"
     )
 
 

@@ -27,18 +27,20 @@ def finding(recording: Recording) -> Markdown:
         rounded = [line for line in told if line["file"] not in ("F32", "BF16")] or told
         least, most = rounded[0], told[-1]
         parts.append(
-            f"**{escaped(str(model))} loses {_milli(least)} thousandths of a nat in {least['file']} and {_milli(most)} "
-            f"in {most['file']}**; perplexity is worse beyond doubt in {', '.join(seen) or 'none'}"
+            f"- **{escaped(str(model))} loses {_milli(least)} thousandths of a nat in {least['file']} and "
+            f"{_milli(most)} in {most['file']}** (KL divergence from F16). Its perplexity is worse beyond doubt in "
+            f"{', '.join(seen) or 'no type'}."
         )
-    return Markdown(f"{'; '.join(parts)}. Condition: {condition(recording)}")
+    lines = "\n".join(parts)
+    return Markdown(f"{lines}\n\nCondition: {condition(recording)}")
 
 
 def condition(recording: Recording) -> str:
     """Text, chunks and scale behind a loss, as one clause."""
     row = recording.rows[recording.rows["workload"] == "quality"].iloc[0]
     return (
-        f"scale {recording.scale}, {row['n_chunks']} chunks of {row['n_prompt']} tokens of {row['text']}, the second "
-        f"half of each scored; 95 % intervals over chunks, or of the level that stands in them."
+        f"scale {recording.scale}, {row['n_chunks']} chunks of {row['n_prompt']} tokens of {row['text']}; the second "
+        "half of each chunk is scored; over chunks, 95 % intervals where the brackets name no other level."
     )
 
 

@@ -20,7 +20,9 @@ def pareto(data: pd.DataFrame, title: str) -> Chart:
     tidy = _both(data)
     edges = {name: tidy[name].clip(lower=LEAST) for name in ("lost", "lost_low", "lost_high")}
     tidy = tidy.assign(**edges, label_at=_apart(tidy))
-    x = alt.X("lost:Q", title="KL divergence to F16 (nats, log)", scale=alt.Scale(type="log", nice=False, padding=18))
+    axis = alt.Axis(tickCount=4, format="~e")
+    scale = alt.Scale(type="log", nice=False, padding=18)
+    x = alt.X("lost:Q", title="KL divergence from F16 (nats, log)", scale=scale, axis=axis)
     y = alt.Y("value:Q", title="Decode over F16", scale=alt.Scale(zero=False, padding=14))
     colour = alt.Color("kind:N", title=None, scale=alt.Scale(domain=[FRONT, BEATEN], range=[CATEGORIES[0], MUTED]))
     base = alt.Chart().encode(color=colour)

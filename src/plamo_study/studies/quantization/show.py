@@ -29,41 +29,39 @@ def finding(recording: Recording, quality: Recording) -> Markdown:
     for model, group in joined(recording, quality).groupby("model"):
         best, first = fastest(group, "decode"), fastest(group, "prefill")
         if best is None or first is None:
-            parts.append(f"nothing of {escaped(str(model))} was computed right")
+            parts.append(f"- Nothing of {escaped(str(model))} was computed right.")
             continue
         promised = compared.loc[(model, best["dtype"], "decode")]["predicted"]
+        (faster, rates), (sooner, prompts) = _gain(group, best, "decode"), _gain(group, first, "prefill")
         parts.append(
-            f"In {best['dtype']} {escaped(str(model))} decodes {_gain(group, best, 'decode')}; its bytes promised "
-            f"{promised:.2f}. In {first['dtype']} it reads prompts {_gain(group, first, 'prefill')}; equal FLOPs "
-            "promised 1"
+            f"**{escaped(str(model))} decodes {faster}** {rates}; its bytes promised {promised:.2f}. It reads prompts "
+            f"{sooner} {prompts}; equal FLOPs promised no gain."
         )
-    said = evidence.disturbed(recording.rows) + ". ".join(parts)
+    said = evidence.disturbed(recording.rows) + "\n\n".join(parts)
     return Markdown(
-        f"{said}. Each is the best of its model's types, chosen after measuring, so its interval is widened to hold "
-        f"for all of them at once (Bonferroni). Condition: prompts of {prompt(recording)} tokens, decode of one "
-        f"sequence, {condition(recording)}"
+        f"{said}\n\nEach of these types is the fastest of its model, chosen after measuring. So its interval is "
+        f"widened to hold for all types at once (Bonferroni).\n\nCondition: prompts of {prompt(recording)} tokens, "
+        f"decode of one sequence, {condition(recording)}"
     )
 
 
-def _gain(group: pd.DataFrame, best: dict[str, Any], phase: str) -> str:
+def _gain(group: pd.DataFrame, best: dict[str, Any], phase: str) -> tuple[str, str]:
     """A best type's gain over the reference with its simultaneous interval, and the two rates it is the quotient of."""
     chosen_from = int((group["dtype"] != analysis.REFERENCE).sum())
     reference = group.set_index("dtype").loc[analysis.REFERENCE, f"{phase}_rate"]
     gain = analysis.simultaneous(best[phase], chosen_from)
     times, rates = sentences.quotient(gain, best[f"{phase}_rate"], reference, "t/s")
-    return f"**{times} as fast as in {analysis.REFERENCE}** {rates}"
+    return f"{times} as fast in {best['dtype']} as in {analysis.REFERENCE}", rates
 
 
 def condition(recording: Recording) -> str:
     """Scale, weights, machine and verdicts behind a number, as one clause."""
     rows = recording.rows
     kinds = " and ".join(sorted({evidence.weights_of(fact) for fact in known(recording).values()}))
-    judged = rows[rows["model"] != ""]
     return (
         f"scale {recording.scale} ({kinds} weights), {evidence.chips(recording)}, "
         f"{rows['n_threads'].max()} threads; ratios "
-        f"are paired within blocks, with {evidence.INTERVALS}. "
-        f"{(judged['verdict'] == 'valid').sum()} of {len(judged)} rows were computed right."
+        f"are paired within blocks, with {evidence.INTERVALS}. {evidence.computed(rows)}"
     )
 
 
@@ -233,25 +231,25 @@ def takeaway(recording: Recording, quality: Recording) -> Markdown:
     """Per model: what is on the front, how far bytes were off, then the claims that did not hold, counted."""
     data, compared, lines = joined(recording, quality), against(recording), []
     for model, group in data.groupby("model"):
-        on = ", ".join(group[group["front"].astype(bool)]["dtype"])
+        beaten = ", ".join(group[~group["front"].astype(bool)]["dtype"])
         decode = compared[(compared["model"] == model) & (compared["phase"] == "decode")]
         if decode.empty:
             continue
         worst = min(decode.to_dict("records"), key=lambda line: float(line["miss"].value))
         lines.append(
-            f"- **{escaped(str(model))}**: worth having, by size, decode speed and KLD, are {on or 'none'}. Furthest "
-            f"below what its bytes promise is {worst['dtype']}: {worst['measured'].value:.2f} times F16 instead of "
-            f"{worst['predicted']:.2f}" + _kernel_words(worst)
+            f"- **{escaped(str(model))}**: not on the front: {beaten or 'none'}. For every other type no file is as "
+            f"small, as fast and as close to F16. {worst['dtype']} misses most of what its bytes promise: it decodes "
+            f"{worst['measured'].value:.2f} times as fast as F16 instead of {worst['predicted']:.2f}"
+            + _kernel_words(worst)
         )
-    verdicts = claims(recording.rows, recording.facts)["verdict"].value_counts()
-    counted = ", ".join(f"{n} {'holds' if v == 'holds' else v}" for v, n in verdicts.items())
-    return Markdown("\n".join([*lines, f"- Of the claims about speed: {counted}."]))
+    verdicts = claims(recording.rows, recording.facts)["verdict"]
+    return Markdown("\n".join([*lines, f"- Of {len(verdicts)} claims about speed {evidence.counted(verdicts)}."]))
 
 
 def _kernel_words(line: dict[str, Any]) -> str:
     if not isinstance(line["kernels"], Estimate):
         return "."
-    return f"; the rate of its own matrix kernels promises {line['kernels'].value:.2f}."
+    return f". Its matrix kernels, timed alone, promise {line['kernels'].value:.2f}."
 
 
 def prompt(recording: Recording) -> int:

@@ -19,8 +19,8 @@ READING_TOO = ("01-phase-asymmetry", "02-roofline", "03-batch-scaling")  # studi
 TRIED_AT = "shape"
 GB = 1e-9
 CAUSE = (
-    "What differs lies outside this machine's view: memory that its host shares with others is the explanation left, "
-    "and not shown. Each ratio over the file is taken over both speeds, and its interval is as wide as they are apart."
+    "What differs lies outside this machine's view. The explanation left is memory that its host shares with others; "
+    "that is not shown. Each ratio to this file mixes both speeds, so its interval is as wide as they are apart."
 )
 COLOURS = {memory_modes.DECODE: CATEGORIES[1], memory_modes.PRODUCT: CATEGORIES[0], memory_modes.READING: CATEGORIES[2]}
 
@@ -59,12 +59,12 @@ def said(found: pd.DataFrame) -> str:
     parts = [f"**One {analysis.REFERENCE} file decodes at two speeds**: {_listed(two)}."]
     if not reading.empty and reading["modes"].any():
         parts.append(
-            f"**Memory alone shows two speeds too, without file and engine**: plain reading of a process's own memory, "
-            f"with no model and no engine, comes at {_listed(reading)}. Inside one process, over the same pages, its "
-            f"rate changed by up to {reading['inside'].max():.2f} times, so where pages lie cannot be all of it."
+            f"**Memory alone shows two speeds too**: a process that only reads its own memory, with no model and no "
+            f"engine, gets {_listed(reading)}. Inside one process the rate changed by up to "
+            f"{reading['inside'].max():.2f} times over the same pages, so their place is not the whole cause."
         )
     parts += [_compute(found, two), _unaffected(cells), CAUSE]
-    return " ".join(filter(None, parts))
+    return parts[0] + "\n\n" + "\n".join(f"- {part}" for part in parts[1:] if part)
 
 
 def experiment() -> Markdown:
@@ -89,10 +89,10 @@ def tried_said(found: pd.DataFrame, readings: pd.Series, chip: str) -> str:
     answer = (
         f"{two} of {len(cells)} arrangements come at two speeds"
         if two
-        else f"none of {len(cells)} arrangements comes at two speeds, so nothing here flips a process from one to the "
-        "other, neither mapping nor fresh pages"
+        else f"none of {len(cells)} arrangements comes at two speeds. Neither mapping the file nor fresh pages flips a "
+        "process from one to the other"
     )
-    return f"**The experiment, on {chip}: {answer}.** {beside}\n\n" + "\n".join(lines)
+    return f"**Tried on {chip}: {answer}.** {beside}\n\n" + "\n".join(lines)
 
 
 def controlled(recording: Recording) -> Table | Markdown:
@@ -152,7 +152,8 @@ def _compute(found: pd.DataFrame, two: pd.DataFrame) -> str:
     if not known:
         return ""
     return (
-        f"The slower half of these processes took {' and '.join(known)} times as long for the prompt, which computes."
+        f"The prompt waits for compute and not for memory: in the slower half of these processes it took "
+        f"{' and '.join(known)} times as long as in the faster half."
     )
 
 
@@ -164,8 +165,8 @@ def _unaffected(cells: pd.DataFrame) -> str:
     if below.empty:
         return ""
     return (
-        f"The {len(below)} files that never draw {slow * GB:.0f} GB/s hardly notice: between processes they vary "
-        f"{below['spread'].max():.2f} times at most."
+        f"The {len(below)} files that never draw {slow * GB:.0f} GB/s vary by {below['spread'].max():.2f} times at "
+        "most between processes."
     )
 
 
@@ -196,15 +197,24 @@ def _kind(line: dict[str, object]) -> str:
     return f"{line['what']}, {line['model']}, {how}"
 
 
-def figure(recording: Recording, title: str = "Every process by the rate at which it drew its weights") -> Chart:
+def _short(line: dict[str, object]) -> str:
+    """What the figure calls a cell, whose colour says what reads: a decode by its model, everything else by name."""
+    if line["what"] == memory_modes.READING:
+        return "plain memory"
+    if line["what"] != memory_modes.DECODE:
+        return f"{line['what']}, {line['dtype']}"
+    unusual = ", pages dropped" if line["cold"] else "" if line["mapped"] else ", own memory"
+    return f"{line['model']}{unusual}, {line['dtype']}"
+
+
+def figure(recording: Recording, title: str = "How fast each process read weights") -> Chart:
     """A dot a process, a line a cell, for what draws most; colours say what reads."""
     return dots(rates(recording), title)
 
 
 def dots(found: pd.DataFrame, title: str, most: int = 14) -> Chart:
     """The `most` cells that draw most, fastest first."""
-    tidy = found.assign(kind=[_kind(line) for line in found.to_dict("records")], gb=found["rate"] * GB)
-    tidy = tidy.assign(cell=tidy["kind"] + ", " + tidy["dtype"])
+    tidy = found.assign(cell=[_short(line) for line in found.to_dict("records")], gb=found["rate"] * GB)
     order = tidy.groupby("cell")["gb"].max().sort_values(ascending=False).index[:most].tolist()
     tidy = tidy[tidy["cell"].isin(order)]
     colour = alt.Color("what:N", title=None, scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())))

@@ -31,9 +31,9 @@ NS = 1e9
 NEAR = 1.5  # times the band's edge within which a time counts as nearly predicted
 STEPS = {
     "miss": "the best sample of each ceiling",
-    "miss_usual": "the ceilings as they usually are",
-    "miss_known": "the passes that the engine is known to repeat added",
-    "miss_kernel": "the kernels' own times at so many columns instead",
+    "miss_usual": "the median of each ceiling",
+    "miss_known": "the weights counted as often as the engine is known to read them",
+    "miss_kernel": "each kernel timed at the pass's own number of columns",
 }  # each on top of the one before it; where it has nothing to say, the one before it stands
 
 

@@ -19,6 +19,7 @@ LINE_POINTS = 60
 LINE_BREAK = "|"
 LOG = alt.Scale(type="log", nice=False, padding=8)
 BAND = "#a6cbe3"
+OF_ENGINE = "llama.cpp's "  # how every kernel's name begins
 
 
 def intensity(curve: pd.DataFrame, machines: pd.DataFrame, title: str) -> Chart:
@@ -50,8 +51,8 @@ def two_passes(passes: pd.DataFrame, fastest: Ceilings, kernel: str, title: str)
     """
     own = Ceilings(float(passes["read"].max()), float(passes["compute"].max()))
     names = {
-        f"roof with llama.cpp's {passes['dtype'].iloc[0]} kernel": own,
-        f"roof with {kernel}, the fastest here": fastest,
+        f"roof of the file's own kernel, {passes['dtype'].iloc[0]}": own,
+        f"roof of the fastest kernel here, {kernel.removeprefix(OF_ENGINE).replace(' matrix kernel', '')}": fastest,
     }
     ends = passes["intensity"].min() / 2, passes["intensity"].max() * 2
     turns = {name: limit.matmul / limit.read for name, limit in names.items()}
@@ -115,8 +116,10 @@ def misses(table: pd.DataFrame, title: str) -> Chart:
     tidy["place"] = tidy["intensity"] / (tidy["compute"] / tidy["read"])
     at = np.geomspace(tidy["place"].min() / 1.2, tidy["place"].max() * 1.2, LINE_POINTS)
     grid = pd.DataFrame({"place": at, "roof": 1.0, "none": 1 + np.minimum(at, 1 / at)})
-    x = alt.X("place:Q", title="Intensity over balance: left of 1 memory is the nearer ceiling (log)", scale=LOG)
-    y = alt.Y("over:Q", title="Measured time over the roof's (log)", scale=alt.Scale(type="log", nice=False))
+    x = alt.X(
+        "place:Q", title="FLOPs per byte over balance point (log); left of 1 the pass waits for memory", scale=LOG
+    )
+    y = alt.Y("over:Q", title="Measured time / time at the roof (log)", scale=alt.Scale(type="log", nice=False))
     band = alt.Chart(grid).mark_area(color=BAND, opacity=0.6).encode(x=x, y=alt.Y("roof:Q"), y2="none:Q")
     dots = alt.Chart(tidy).mark_point(size=45, opacity=0.75).encode(
         x=x, y=y, color=alt.Color("kind:N", title=None, legend=alt.Legend(columns=2)),

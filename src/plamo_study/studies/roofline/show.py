@@ -116,32 +116,33 @@ def finding(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
     (limit, dtype), (quick, kernel) = limits(recordings), fastest(recordings)
     counted, off, own = every_cell.counts(found), every_cell.off(found), Kernel(dtype, PLAIN)
     worst, chip = found.loc[off.idxmax()], chips(home(recordings))
-    faster = f"the fastest matrix kernel measured there, {kernel.name}, would turn at {quick.matmul / quick.read:.1f}"
-    faster = faster if kernel != own else "no faster matrix kernel was measured there"
+    faster = f"the fastest kernel measured there, {kernel.name}, needs {quick.matmul / quick.read:.1f}"
+    faster = faster if kernel != own else "no faster kernel was measured there"
     used = [recording for recording in recordings if recording.study in set(found["study"])]
     return Markdown(
         next(filter(None, (evidence.disturbed(recording.rows) for recording in recordings)), "")
-        + f"**Arithmetic gives a floor, not a forecast. Of {len(found)} passes that were computed right, "
-        f"{counted['inside']} took as long as two ceilings and the tensor table predict, {counted['above']} longer, "
-        f"{counted['below']} less.** The median pass lies {off.median():.2f} times beyond the band's edge, the worst "
-        f"{off.max():.2f} times ({escaped(str(worst['model']))}, {_pass(worst)}); {counted['near']} lie no more than "
-        f"{every_cell.NEAR:g} times beyond it. {_refined(found)} On {chip} {own.name} turns from memory to compute at "
-        f"{limit.matmul / limit.read:.1f} FLOPs per byte; {faster}. {_circular(found, chip, dtype)}"
-        f"{_lacking(recordings)}Condition: {condition(merged(used))}"
+        + f"**Arithmetic gives a floor, not a forecast. Of {len(found)} passes, {counted['inside']} took as long as "
+        f"arithmetic predicts, {counted['above']} took longer, and {counted['below']} were faster.** The median pass "
+        f"misses the prediction by a factor of {off.median():.2f}. {counted['near']} passes miss it by no more than a "
+        f"factor of {every_cell.NEAR:g}, the worst by {off.max():.2f} ({escaped(str(worst['model']))}, "
+        f"{_pass(worst)}).\n\n- {_refined(found)}\n"
+        f"- On {chip} {own.name} needs {limit.matmul / limit.read:.1f} FLOPs per byte before it waits for compute; "
+        f"{faster}.\n{_circular(found, chip, dtype)}{_lacking(recordings)}\n"
+        f"Condition: {condition(merged(used))}"
     )
 
 
 def _lacking(recordings: Sequence[Recording]) -> str:
     """How many passes could not be predicted; nothing where all could."""
     n = every_cell.unpredicted([(r.study, r.rows, r.facts) for r in recordings])
-    return f"{n} more passes are left out: nobody measured the ceilings of their machine. " if n else ""
+    return f"- {n} more passes are left out: nobody measured the ceilings of their machine.\n" if n else ""
 
 
 def _refined(found: pd.DataFrame) -> str:
     """What each refinement does to the median miss."""
     first, *rest = every_cell.steps(found).to_dict("records")
     said = [f"{row['median']:.2f} ({row['effect']}) with {row['what']}" for row in rest]
-    return f"Refined step by step, {first['median']:.2f} becomes {', '.join(said)}."
+    return f"Knowing more moves the median miss from {first['median']:.2f} to {', then to '.join(said)}."
 
 
 def _circular(found: pd.DataFrame, chip: str, dtype: str) -> str:
@@ -152,11 +153,11 @@ def _circular(found: pd.DataFrame, chip: str, dtype: str) -> str:
     if not set(ONE) <= set(own.index):
         return ""
     (prompt, fast), (step, _) = own.loc[ONE[0]], own.loc[ONE[1]]
-    of_fastest = f"and {fast:.0%} of the fastest kernel's" if fast < prompt else "the fastest one measured there"
+    of_fastest = f"and {fast:.0%} of the fastest kernel's rate" if fast < prompt else "the fastest one measured there"
     return (
-        f"There one prompt in {dtype} reaches {prompt:.0%} of its own kernel's roof in the median, {of_fastest}; the "
-        f"first share is close to circular, for prefill is that kernel. Decode of one sequence reaches {step:.0%} of "
-        f"what the read ceiling allows. "
+        f"- There the median prompt in {dtype} reaches {prompt:.0%} of its own kernel's rate, {of_fastest}. The first "
+        f"share is close to circular: prefill spends its time in that kernel. The median decode step of one sequence "
+        f"reaches {step:.0%} of what the read bandwidth allows.\n"
     )
 
 
@@ -206,7 +207,8 @@ def two_passes(recordings: Sequence[Recording], found: pd.DataFrame) -> pd.DataF
     ]
     own = own[(own["model"] == own["model"].min()) & (own["n_threads"] == own["n_threads"].max())]
     chosen = own.sort_values(["tokens", "depth"], ascending=[False, True]).groupby("phase", sort=False).head(1)
-    return chosen.assign(what=[_pass(row) for row in chosen.to_dict("records")])
+    words = {"prefill": "a prompt of {} tokens", "decode": "a decode step"}
+    return chosen.assign(what=[words[row["phase"]].format(row["tokens"]) for row in chosen.to_dict("records")])
 
 
 def steps(found: pd.DataFrame) -> Table:
@@ -218,11 +220,11 @@ def steps(found: pd.DataFrame) -> Table:
         "what": ("predicted from", ""),
         "inside": (f"of {len(found)} inside the band", ""),
         "near": (f"within {every_cell.NEAR:g} times", ""),
-        "ends": ("above / below it", ""),
+        "ends": ("slower / faster", ""),
         "median": ("median miss", ".2f"),
         "worst": ("worst miss", ".2f"),
-        "moved": ("brought nearer / moved away", ""),
-        "effect": ("than the step before", ""),
+        "moved": ("passes brought nearer / moved away", ""),
+        "effect": ("median miss is", ""),
     }
     return table(data.assign(ends=ends, moved=moved), columns)
 
@@ -265,8 +267,8 @@ def _cells(data: pd.DataFrame) -> Table:
         "pass": ("pass", ""),
         "band": ("predicted (ms)", ""),
         "measured": ("measured (ms)", significant(3, 1e3)),
-        "miss": ("times the band's edge", ".2f"),
-        "miss_kernel": ("after all refinements", ".2f"),
+        "miss": ("miss", ".2f"),
+        "miss_kernel": ("miss with all that is known", ".2f"),
         "share": ("of its kernel's roof", ".0%"),
     }
     said = {
@@ -285,17 +287,18 @@ def takeaway(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
     for name, model in models(recordings).items():
         turns = [intensity.turning(model, at.matmul / at.read) for at in (limit, quick)]
         lines.append(
-            f"- **{escaped(name)}** on {chips(home(recordings))}: with {Kernel(dtype, PLAIN).name} arithmetic expects "
-            f"compute to take longer than memory from a prompt of {count(turns[0][0])} tokens or a batch of "
-            f"{count(turns[0][1])} on. With one as fast as {kernel.name} it would be {count(turns[1][0])} tokens or "
+            f"- **{escaped(name)}** on {chips(home(recordings))}: by arithmetic a pass waits for compute from a prompt "
+            f"of {count(turns[0][0])} tokens or a batch of {count(turns[0][1])} sequences on, with "
+            f"{Kernel(dtype, PLAIN).name}. A kernel as fast as {kernel.name} would need {count(turns[1][0])} tokens or "
             f"{count(turns[1][1])} sequences."
         )
     last = every_cell.steps(found).to_dict("records")
     known = min(last, key=lambda row: row["median"])
     lines.append(
-        f"- The band tells the least time a pass can take, not the time it takes. At best, with {known['what']}, "
-        f"{known['inside']} of {len(found)} passes lie inside it and {known['near']} within {every_cell.NEAR:g} times; "
-        f"{len(found) - known['near']} stay further off, and nothing here explains them."
+        f"- The prediction is the least time that a pass can take, not the time it takes. It is best with "
+        f"{known['what']}: {known['inside']} of {len(found)} passes lie inside the band and {known['near']} within "
+        f"{every_cell.NEAR:g} times its edge. The other {len(found) - known['near']} are further off, and nothing here "
+        "explains them."
     )
     return Markdown("\n".join(lines))
 

@@ -17,9 +17,9 @@ from plamo_study.studies.timeline.operators import GROUPS
 CEILING = {"memory": CEILINGS["read"], "compute": CEILINGS["matmul"]}
 LARGEST = 3  # groups named in a sentence
 NODE_BY_NODE = (
-    "Recorded node by node: every node is computed by itself and waited for, so nothing is fused and nothing overlaps. "
-    "On the CPU that parts an RMS norm from the product after it; on a GPU it parts much more. Shares are of the time "
-    "in which nodes were computed; the recorder's own time is a span of its own and left out of them."
+    "The request was recorded node by node. Each node is computed by itself, so nothing is fused and nothing overlaps. "
+    "On the CPU this separates an RMS norm from the product after it; on a GPU it would separate much more. Shares are "
+    "of the time in which nodes were computed, without the recorder's own."
 )
 
 
@@ -76,8 +76,8 @@ def cost(recording: Recording) -> Table:
         "ratio": ("recorded / plain", ".3f"),
         "computing": ("without the callback / plain", ".3f"),
         "callback": ("callback's share", ".1%"),
-        "floor": ("if nodes were empty", ".1%"),
-        "adds_up": ("spans and phases miss the wall time by", ".3%"),
+        "floor": ("callback's share if nodes were empty", ".1%"),
+        "adds_up": ("spans miss the wall time by", ".3%"),
         "engine_clock": ("llama.cpp's clock / phases", ".3f"),
     }
     return table(analysis.overhead(recording.rows), columns)
@@ -92,7 +92,7 @@ def finding(recording: Recording) -> Markdown:
         said = ", ".join(f"{r['value']:.0%} {r['class']}" for r in top.to_dict("records"))
         lines.append((analysis.PHASES.index(phase), f"- **{escaped(str(model))}, {phase}**: {said}."))
     shown = [line for _, line in sorted(lines, key=lambda found: found[0])]
-    rest = f"Nodes that no class recognises take at most {analysis.unrecognised(recording.rows):.1%} of it."
+    rest = f"Nodes that belong to no class take at most {analysis.unrecognised(recording.rows):.1%} of it."
     return Markdown("\n".join(shown) + f"\n\n{NODE_BY_NODE} {rest}")
 
 
