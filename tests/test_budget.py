@@ -2,7 +2,7 @@
 
 import pytest
 
-from plamo_study.studies import budget, registry
+from plamo_study.studies import budget, collect, registry
 
 NAMES = list(registry.NOTEBOOKS)
 
@@ -29,3 +29,12 @@ def test_what_is_too_long_for_its_share_leaves_its_time_to_the_others(name):
 
 def test_what_was_never_recorded_is_measured_however_short_the_time():
     assert budget.of_study("04-scan", "weights", 0.1) > 0
+
+
+@pytest.mark.parametrize("scale", ["mini", "shape"])
+@pytest.mark.parametrize("name", registry.STUDIES)
+def test_every_file_of_a_plan_has_a_name(name, scale):
+    if scale == registry.shown_at(name, scale):
+        planned = collect.build(name, scale)
+        assert planned.needed > 0
+        assert all(all(file) for cell in planned.asked for file in cell.files)

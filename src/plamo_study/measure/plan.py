@@ -103,18 +103,19 @@ def with_gates(
     """A plan of these cells, with a gate for every file, the usual anchor, blocks and time limit.
 
     `exact_cache`: at mini, gate every file a second time without the rounding of the engine's cache. `anchor_dtype`:
-    where the anchor's file is another than the first cell's. Raises StudyError for a cell that cannot be measured.
+    where the anchor's file is another than the first model's. Raises StudyError for a cell that cannot be measured.
     """
     for cell in cells:
         check_cell(cell)
-    base = change(cells[0], n_threads=machine.performance_cores(), repetitions=1)
+    first = next(cell for cell in cells if cell.files)
+    base = change(first, n_threads=machine.performance_cores(), repetitions=1)
     files = dict.fromkeys(file for cell in cells for file in cell.files)
     gate = change(base, workload="gate", **gate_tokens(scale))
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
     kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
     gates = tuple(change(kind, model=file[0], scale=file[1], dtype=file[2]) for file in files for kind in kinds)
     how = {"n_seq": 1, "policy": "per_sequence", "depth": 16, "n_gen": 32}
-    anchor = change(base, workload="decode", dtype=anchor_dtype or cells[0].dtype, **how)
+    anchor = change(base, workload="decode", dtype=anchor_dtype or first.dtype, **how)
     planned = Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
     return replace(planned, anchors=ANCHORS[scale])
 
