@@ -30,11 +30,12 @@ $(READY): requirements.lock pyproject.toml
 	awk '/^[a-z]/ {engine = /^llama-cpp-python==/} !engine' requirements.lock > .venv/tools.lock
 	awk '/^[a-z]/ {uv = /^uv==/} uv' requirements.lock > .venv/uv.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/uv.lock
-	$(BIN)/uv pip install --quiet --system-certs --python .venv --require-hashes -r .venv/tools.lock || \
+	$(BIN)/uv pip install --quiet --system-certs --compile-bytecode --python .venv --require-hashes -r .venv/tools.lock || \
 		$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/tools.lock
 	echo 'set(LLAMA_BUILD_COMMON OFF)' > .venv/engine.cmake
 	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_ARGS="$(ENGINE_ARGS) $$CMAKE_ARGS" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --no-cache-dir --require-hashes -r requirements.lock --quiet
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 notebooks: $(READY) # execute the committed notebooks as they are, on recorded rows

@@ -1,5 +1,8 @@
 """A plan with little time: what is left out is the last of the plan, and no notebook needs it."""
 
+import ast
+
+import altair as alt
 import msgspec
 import nbformat
 import pytest
@@ -8,6 +11,7 @@ from plamo_study import paths
 from plamo_study.measure import recording
 from plamo_study.measure.cells import Read
 from plamo_study.present import theme
+from plamo_study.present.tables import Table
 from plamo_study.studies import collect, registry
 
 NOTEBOOKS = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
@@ -42,4 +46,18 @@ def test_a_notebook_is_written_from_the_cells_it_needs(notebook, monkeypatch):
     room: dict[str, object] = {}
     for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells):
         if cell.cell_type == "code":
-            exec(compile(cell.source, f"{notebook}, cell {number}", "exec"), room)
+            shown(cell.source, f"{notebook}, cell {number}", room)
+
+
+def shown(source, name, room):
+    """Run a cell as Jupyter does: what its last expression gives is drawn or written."""
+    *before, last = ast.parse(source).body
+    if not isinstance(last, ast.Expr):
+        before, last = [*before, last], None
+    exec(compile(ast.Module(before, []), name, "exec"), room)
+    if last:
+        found = eval(compile(ast.Expression(last.value), name, "eval"), room)
+        if isinstance(found, alt.TopLevelMixin):
+            theme.mimebundle(found.to_dict())
+        elif isinstance(found, Table):
+            found._repr_html_()

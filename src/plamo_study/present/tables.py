@@ -10,6 +10,7 @@ from IPython.display import Markdown
 
 from plamo_study.analysis.stats import CONFIDENCE, Estimate
 from plamo_study.analysis.usable import NOISY
+from plamo_study.present import theme
 
 Formatter = Callable[[Any], str]
 Format = Formatter | str
@@ -53,7 +54,7 @@ def table(data: pd.DataFrame, columns: Columns, note: str = "") -> Table:
     Where all intervals of a column have the same level and it is not 95 %, the heading says it once.
     """
     if data.empty:
-        return Table(pd.DataFrame({"": ["nothing of this was measured here"]}))
+        return Table(pd.DataFrame({"": [theme.NOTHING]}))
     shown = {}
     for name, (heading, how) in columns.items():
         level, values = _shared_level(data[name]), list(data[name])

@@ -31,6 +31,8 @@ CATEGORIES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", 
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right"]
 SEQUENTIAL = ["#e8f1f8", "#a6cbe3", "#56a0cc", "#0072b2", "#00406b"]
 
+NOTHING = "nothing of this was measured here"
+
 MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
 
@@ -109,7 +111,12 @@ def mimebundle(spec: dict[str, Any], **_: Any) -> MimeBundle:
             "it becomes the alt text of the picture, for readers who cannot see it",
             "add .properties(description='what is drawn and what it shows') to the chart",
         )
-    picture = png.compact(vl_convert.vegalite_to_png(spec, vl_version=VEGALITE, ppi=PPI))
+    try:
+        picture = png.compact(vl_convert.vegalite_to_png(spec, vl_version=VEGALITE, ppi=PPI))
+    except ValueError:  # a picture of nothing has no size
+        if all(spec.get("datasets", {}).values()):
+            raise
+        return {"text/markdown": NOTHING, "text/plain": NOTHING}, {}
     width, height = (pixels * CSS_PPI // PPI for pixels in png.size(picture))
     data = {"image/png": base64.b64encode(picture).decode(), "text/plain": words}
     return data, {"image/png": {"alt": words, "width": width, "height": height}, SPEC_KEY: spec}
