@@ -8,7 +8,7 @@ ENGINE_ARGS := -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -
 .PHONY: study test lab notebooks lock clean
 
 study: $(READY)
-	$(BIN)/plamo-study study --scale $(SCALE)
+	$(BIN)/plamo-study study --scale $(SCALE) $(if $(MINUTES),--minutes $(MINUTES))
 
 test: $(READY)
 	$(BIN)/ruff check
