@@ -7,8 +7,16 @@ from plamo_study.limits import DRIFT_LIMIT
 LEAST_BLOCKS = 2
 CELL = ["machine", "build", "engine", "model", "scale", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy",
         "n_threads", "use_mmap", "cold", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers",
-        "label", "size", "repetitions"]  # fmt: skip
-TIMED = ("prefill", "decode", "depth", "naive", "read", "matmul")  # workloads whose samples are published as speeds
+        "label", "size", "repetitions", "n_arriving", "n_chunk", "way", "kv_unified"]  # fmt: skip
+TIMED = (
+    "prefill",
+    "decode",
+    "depth",
+    "naive",
+    "arrival",
+    "read",
+    "matmul",
+)  # workloads whose samples are published as speeds
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 
 

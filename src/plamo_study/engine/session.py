@@ -42,6 +42,7 @@ class SessionConfig:
     n_gpu_layers: int = -1
     swa_full: bool = True
     use_mmap: bool = True
+    kv_unified: bool = False
 
 
 class Session:
@@ -63,7 +64,7 @@ class Session:
     def _attach(self, model: Any, config: SessionConfig) -> None:
         """Make the context of a loaded model, which this session frees from now on."""
         self.config, self.model = config, model
-        self.context = llama.llama_init_from_model(model, context_params(config))
+        self.context = llama.llama_init_from_model(model, self._context_params(config))
         if not self.context:
             llama.llama_model_free(model)
             raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
@@ -74,6 +75,9 @@ class Session:
         self.n_evaluated = 0
         self.n_batch: int = llama.llama_n_batch(self.context)  # at most the context: a longer batch would abort
         self._batch = self._make_batch(self.n_batch)
+
+    def _context_params(self, config: SessionConfig) -> Any:
+        return context_params(config)
 
     def __enter__(self) -> Self:
         return self
@@ -264,5 +268,5 @@ def context_params(config: SessionConfig) -> llama.llama_context_params:
         setattr(params, name, getattr(config, name))
     params.type_k, params.type_v = KV_TYPES[config.type_k], KV_TYPES[config.type_v]
     params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
-    params.swa_full = config.swa_full
+    params.swa_full, params.kv_unified = config.swa_full, config.kv_unified
     return params

@@ -14,7 +14,7 @@ Calls = tuple[tuple[tuple[int, int], ...], ...]  # (sequence, tokens) of each ca
 ORDER = (  # of the names in the JSON that keys are hashes of, and of the columns of frames: new ones go to the end
     "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
-    "text_sha256", "n_chunks", "size", "repetitions", "seed",
+    "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
 )  # fmt: skip
 
 
@@ -187,9 +187,22 @@ class Depth(OnText, frozen=True, kw_only=True):
     caches: tuple[str, ...] = field(default=(), name="candidates")  # FLASH/K/V, held against one another on the text
 
 
+class Arrival(OnModel, frozen=True, kw_only=True):
+    """A prompt arrives while sequences are decoding."""
+
+    timed = True
+    depth: int = field(default=0, name="n_prompt")  # tokens each decoding sequence starts from
+    n_gen: int = 0  # decode steps before the prompt arrives, and as many after its first token
+    n_seq: int = 1  # sequences decoding
+    n_arriving: int = 0  # tokens of the prompt
+    n_chunk: int = 0  # of them evaluated in a call
+    way: Literal["whole", "apart", "together"] = "whole"  # chunks between the decode steps, or in one call with them
+    kv_unified: bool = False  # one buffer of keys and values for all sequences
+
+
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
-    | Naive
+    | Naive | Arrival
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
 _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}

@@ -1,0 +1,35 @@
+"""The micro-batches that the engine really forms of a call, seen in the graphs it computes."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from plamo_study.engine.bindings import llama
+from plamo_study.engine.nodes import Tensor
+from plamo_study.engine.session import Session, SessionConfig, context_params
+
+FIRST_LAYER = b"l_out-0"  # one column a token; the last layer keeps only those whose logits are asked for
+
+
+class MicroBatches(Session):
+    """A session that notes the tokens of every graph it computes, in `sizes`. Looking costs time: time nothing here.
+
+    Raises EngineError as its base class does.
+    """
+
+    def __init__(self, path: Path | str, config: SessionConfig):
+        self.sizes: list[int] = []
+        self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)
+        super().__init__(path, config)
+
+    def _context_params(self, config: SessionConfig) -> Any:
+        params = context_params(config)
+        params.cb_eval = self._callback
+        return params
+
+    def _on_node(self, address: int, ask: bool, _: int) -> bool:
+        node = Tensor.from_address(address)
+        if not ask:
+            columns, steps, sequences = node.ne[1], node.ne[2], node.ne[3]
+            self.sizes.append(columns * steps * sequences)
+        return not ask or ctypes.string_at(ctypes.addressof(node) + Tensor.name.offset) == FIRST_LAYER

@@ -1,0 +1,178 @@
+"""A cell of kind "arrival": sequences decode, a prompt arrives and is evaluated in pieces between or in their steps.
+
+Tokens are given beforehand, so every sequence can be held against itself alone: after the last call its logits have to
+be those of one prefill of all its tokens. What the engine made of each call is looked up in a second context, untimed.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study.engine import library
+from plamo_study.engine.microbatches import MicroBatches
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.measure import proof, sessions, watch
+from plamo_study.measure.cells import Arrival, Calls
+from plamo_study.measure.proof import Prompts
+from plamo_study.measure.rows import Measured, Request
+from plamo_study.measure.tolerance import tolerance
+from plamo_study.measure.workloads import FIRST_TOKEN
+from plamo_study.oracle.compare import relative_error
+
+WARM_STEPS = 2
+clock = time.perf_counter_ns
+
+
+def calls(cell: Arrival) -> Calls:
+    """What is evaluated, call by call: (sequence, tokens). The prompt is the sequence after the decoding ones."""
+    step, arriving = tuple((seq, 1) for seq in range(cell.n_seq)), cell.n_seq
+    after = (*step, (arriving, 1))
+    return (*[step] * cell.n_gen, *_arrival(cell, step), *[after] * cell.n_gen)
+
+
+def _arrival(cell: Arrival, step: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[int, int], ...]]:
+    size = cell.n_arriving if cell.way == "whole" else cell.n_chunk
+    for start in range(0, cell.n_arriving, size):
+        piece = (cell.n_seq, min(size, cell.n_arriving - start))
+        if cell.way == "together":
+            yield (*step, piece)
+        else:
+            yield (piece,)
+            if cell.way == "apart":
+                yield step
+
+
+def lengths(cell: Arrival) -> dict[int, int]:
+    """Tokens of every sequence at the end, those it starts from included."""
+    found = {seq: cell.depth for seq in range(cell.n_seq)} | {cell.n_seq: 0}
+    for call in calls(cell):
+        for seq, n in call:
+            found[seq] += n
+    return found
+
+
+def config(cell: Arrival) -> SessionConfig:
+    """Room for the longest sequence in every one; a call is as long as its longest."""
+    longest = max(sum(n for _, n in call) for call in calls(cell))
+    return sessions.config(
+        cell, max(lengths(cell).values()), n_seq_max=cell.n_seq + 1, n_batch=max(longest, cell.n_batch),
+        kv_unified=cell.kv_unified, swa_full=False,
+    )  # fmt: skip
+
+
+def run(cell: Arrival, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Do one cell. `samples_ns`: one number a call, in the order of `calls`.
+
+    `requests`: the decoding sequences and the prompt, times since the first timed call. `series`: "error" and "gap" by
+    sequence, how far its last logits are from those alone and how far its two likeliest tokens lie apart there, both
+    relative; "micro-batches": calls' micro-batches' tokens one after the other, "of call": the call of each.
+    """
+    log: list[str] = []
+    library.capture_log(log)
+    start = clock()
+    with Session(path, config(cell)) as session:
+        load_ns = clock() - start
+        tokens = _draw(cell, session.n_vocab)
+        stage("warm-up")
+        start = clock()
+        _fill(cell, session, tokens)
+        _evaluate(session, tokens, _warm(cell))
+        warmup = clock() - start
+        _fill(cell, session, tokens)
+        stage("arrival")
+        before = session.n_evaluated
+        with watch.timed():
+            stamps, logits = _evaluate(session, tokens, calls(cell))
+        evaluated = session.n_evaluated - before
+        stage("alone")
+        alone = {seq: proof.alone(session, seq, stream) for seq, stream in tokens.items()}
+    stage("micro-batches")
+    errors = [relative_error(logits[seq], alone[seq]) for seq in tokens]
+    due = sum(n for call in calls(cell) for _, n in call)
+    checks: dict[str, float | bool] = {"second_path_error": max(errors)}
+    checks |= {"second_path": max(errors) <= tolerance(cell), "evaluated": evaluated == due}
+    checks["finite"] = all(bool(np.isfinite(row).all()) for row in logits.values())
+    checks["other_tokens"] = sum(int(logits[seq].argmax() != alone[seq].argmax()) for seq in tokens)
+    return Measured(
+        samples_ns=[np.diff(stamps).tolist()],
+        warmup_ns=[warmup],
+        load_ns=load_ns,
+        n_evaluated=evaluated,
+        checks=checks,
+        series={"error": errors, "gap": [_gap(alone[seq]) for seq in tokens]} | _formed(cell, path, tokens),
+        requests=_requests(cell, [stamp - stamps[0] for stamp in stamps]),
+        valid=all(value for value in checks.values() if isinstance(value, bool)),
+    )
+
+
+def _draw(cell: Arrival, n_vocab: int) -> Prompts:
+    rng = np.random.default_rng(cell.seed)
+    return {seq: rng.integers(FIRST_TOKEN, n_vocab, n, dtype=np.int32) for seq, n in lengths(cell).items()}
+
+
+def _fill(cell: Arrival, session: Session, tokens: Prompts) -> None:
+    """Empty the memory and give every decoding sequence its first tokens, each in calls of its own."""
+    session.clear()
+    if cell.depth:
+        session.prefill({seq: tokens[seq][: cell.depth] for seq in range(cell.n_seq)})
+
+
+def _warm(cell: Arrival) -> Calls:
+    """Steps, and the first calls of the arrival: the shapes that are timed."""
+    step = calls(cell)[:1]
+    return (*step * WARM_STEPS, *calls(cell)[cell.n_gen : cell.n_gen + 2])
+
+
+def _evaluate(session: Session, tokens: Prompts, asked: Calls) -> tuple[list[int], dict[int, np.ndarray]]:
+    """Do the calls; the times before the first and after each, and every sequence's last logits."""
+    logits: dict[int, np.ndarray] = {}
+    parts = []
+    past = list(session.n_past)
+    for call in asked:
+        parts.append([(seq, tokens[seq][past[seq] : past[seq] + n]) for seq, n in call])
+        for seq, n in call:
+            past[seq] += n
+    stamps = [clock()]
+    for part in parts:
+        logits |= session.evaluate(part)
+        stamps.append(clock())
+    return stamps, logits
+
+
+def _requests(cell: Arrival, ends: list[int]) -> list[Request]:
+    """Who waited for what: a decoding sequence's tokens, and the prompt's first and following ones."""
+    token_ns: dict[int, list[int]] = {seq: [] for seq in range(cell.n_seq + 1)}
+    due = cell.n_arriving
+    for call, end in zip(calls(cell), ends[1:], strict=True):
+        for seq, n in call:
+            due -= n if seq == cell.n_seq else 0
+            if seq < cell.n_seq or due <= 0:
+                token_ns[seq].append(end)
+    arrived = ends[cell.n_gen]
+    decoding = [
+        Request(id=f"decoding {seq}", n_prompt=cell.depth, arrived_ns=0, token_ns=token_ns[seq])
+        for seq in range(cell.n_seq)
+    ]
+    prompt = Request(id="prompt", n_prompt=cell.n_arriving, arrived_ns=arrived, token_ns=token_ns[cell.n_seq])
+    return [*decoding, prompt]
+
+
+def _gap(logits: np.ndarray) -> float:
+    """How far the two likeliest tokens lie apart, relative to the largest logit."""
+    second, first = np.partition(logits, -2)[-2:]
+    return float((first - second) / np.abs(logits).max())
+
+
+def _formed(cell: Arrival, path: Path, tokens: Prompts) -> dict[str, list[float]]:
+    """The micro-batches of a decode step and of the arrival's first two calls: tokens, and the call each belongs to."""
+    first, sizes, of_call = cell.n_gen - 1, [], []
+    with MicroBatches(path, config(cell)) as session:
+        _fill(cell, session, tokens)
+        for number, call in enumerate(calls(cell)[first : first + 3]):
+            session.sizes.clear()
+            _evaluate(session, tokens, (call,))
+            sizes += [float(size) for size in session.sizes]
+            of_call += [float(first + number)] * len(session.sizes)
+    return {"micro-batch": sizes, "of call": of_call}
