@@ -13,14 +13,14 @@ from plamo_study.measure.cells import Cell, Decode, Depth, Gate, OnModel
 from plamo_study.measure.plan import MATCHED, MODELS, Plan
 from plamo_study.studies.context import workload
 
-DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
-LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
+DEEPEST = {"mini": 4096, "shape": 16384, "weights": 16384}
+LARGER = {"mini": 4096, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
 WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens really computed, past every window
 NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where notebook 03 decodes
 NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block: one process varies by 7 % of itself
 PATIENCE = 5  # times the usual limit, for an oracle that reads so many tokens
 PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
-COMPARED = {"mini": 4096, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
+COMPARED = {"mini": 2048, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}  # processes behind a number
