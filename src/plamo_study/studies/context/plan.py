@@ -13,8 +13,8 @@ from plamo_study.measure.cells import Cell, Decode, Depth, Gate, OnModel
 from plamo_study.measure.plan import MATCHED, MODELS, Plan
 from plamo_study.studies.context import workload
 
-DEEPEST = {"mini": 4096, "shape": 16384, "weights": 16384}
-LARGER = {"mini": 4096, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
+DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
+LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
 WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens really computed, past every window
 NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where notebook 03 decodes
 NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block: one process varies by 7 % of itself
@@ -111,7 +111,7 @@ def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:
     plan.check_scale(scale)
     base = Depth(model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_gen=STEPS)
     base = plan.change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    base = plan.change(base, flash_attn="on", repetitions=3 if scale == "mini" else 1)
+    base = plan.change(base, flash_attn="on")
     return base, MODELS if scale == "weights" else (MODELS[0], MATCHED, MODELS[1])
 
 
