@@ -299,5 +299,6 @@ def test_drifted_blocks_are_left_out_while_two_others_remain():
     rows.loc[rows["block"] >= 2, "drift"] = 0.5
     assert usable.drifted(rows) == (3, 5)
     assert set(usable.usable(rows)["block"]) == {0, 1}
+    rows = rows.copy()
     rows.loc[rows["block"] >= 1, "drift"] = 0.5
     assert set(usable.usable(rows)["block"]) == {0, 1, 2, 3, 4}, "better a wide interval than none"

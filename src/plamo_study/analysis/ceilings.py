@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.roofline import NO_MATMUL, Ceilings, Model
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
@@ -87,6 +88,7 @@ def place_of(cell: Mapping[str, Any]) -> Place:
     return Place(str(cell["machine"]), int(cell["n_threads"]), int(cell["n_gpu_layers"]))
 
 
+@once_a_frame
 def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
     """Read bandwidth, B/s, of the first table that has it. Raises StudyError where none has."""
     for table in tables:
@@ -96,6 +98,7 @@ def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
     raise _missing("read ceiling", place)
 
 
+@once_a_frame
 def kernel(tables: Sequence[pd.DataFrame], place: Place, dtype: str) -> Rate:
     """FLOP/s for many columns of the kernel that a loaded model's tensors of a type take, of the first table with it.
 
@@ -152,6 +155,7 @@ def fastest(tables: Sequence[pd.DataFrame], place: Place) -> tuple[Kernel, Rate]
     return max(kernels.items(), key=lambda item: item[1].best)
 
 
+@once_a_frame
 def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, Rate]:
     """FLOP/s for many columns of every kernel measured at a place, over all tables."""
     found = at(pd.concat(tables, ignore_index=True), place, MATMUL)
@@ -159,6 +163,7 @@ def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, R
     return {Kernel(str(dtype), str(layout)): _rate(group, group["n_flops"]) for (dtype, layout), group in groups}
 
 
+@once_a_frame
 def by_columns(table: pd.DataFrame, place: Place, dtype: str) -> dict[int, float]:
     """Seconds per weight by number of columns, medians over processes, of the kernels a loaded tensor takes."""
     found = loaded(table, place, dtype)
@@ -174,6 +179,7 @@ def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
     return found[packed] if packed.any() else found
 
 
+@once_a_frame
 def at(table: pd.DataFrame, place: Place, ceiling: str) -> pd.DataFrame:
     """The lines of a place and a ceiling."""
     here = (table["machine"] == place.machine) & (table["n_threads"] == place.n_threads)

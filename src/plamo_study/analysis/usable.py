@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.limits import DRIFT_LIMIT
 
 LEAST_BLOCKS = 2
@@ -20,6 +21,7 @@ TIMED = (
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 
 
+@once_a_frame
 def usable(rows: pd.DataFrame) -> pd.DataFrame:
     """Valid rows that nothing disturbed, anchors and gates left out.
 

@@ -258,8 +258,11 @@ def _run_all(
         steps.begin(f"notebook {notebook.stem}")
         digest = "" if force else inputs.digest(notebook.stem)
         results += runs.run_notebooks([str(notebook)], own, paths.REPORTS, report.notebook_event, digest)
-        if published and all(result.output for result in results):
-            publish()
+        if published and results[-1].status == "ok" and len(results) == 1:
+            publish()  # what is there can be read while the rest is measured
+    changed = any(result.status == "ok" for result in results) or not (paths.REPORTS / "index.html").exists()
+    if published and changed and any(result.output for result in results):
+        publish()
     return 1 if report.summary(results) or failed else 0
 
 

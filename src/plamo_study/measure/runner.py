@@ -129,6 +129,7 @@ class _Sweep:
         self.tasks: list[Task] = []
         self.keys: dict[Task, str] = {}
         self.cells = plan.cells
+        self.timed = False  # whether a time is set
 
     def whole(self) -> None:
         """Measure the plan's blocks, and fresh ones after them where some drifted."""
@@ -146,7 +147,7 @@ class _Sweep:
         What is chosen follows from the rows, so that the same call once more measures nothing.
         """
         least = min(self.plan.blocks, LEAST_BLOCKS)
-        self.cells = ()
+        self.cells, self.timed = (), True
         self._each(self._anchors(0))
         for cells in self._together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
@@ -248,7 +249,10 @@ class _Sweep:
                 task = _repeated(task)
 
     def _repeats(self) -> list[Task]:
-        """What is still to be measured again: repeats of disturbed rows within the budget, of starved ones always."""
+        """What is still to be measured again: disturbed rows within the budget, starved ones always.
+
+        Where a time is set a disturbed row is repeated once, or the next call would go on.
+        """
         last = {(task.cell, task.engine, task.block): task for task in self._all() if not task.anchor}
         marked = watch.disturbed(self.rows())
         starved, disturbed = [], []
@@ -256,7 +260,7 @@ class _Sweep:
             row = self.done[self._key(task)]
             if row.status == "starved" and task.replicate < STARVED_REPEATS * REPEAT:
                 starved.append(_repeated(task))
-            elif row.status != "starved" and row.key in marked:
+            elif row.status != "starved" and row.key in marked and (not self.timed or task.replicate < REPEAT):
                 disturbed.append(_repeated(task))
         return starved + disturbed[: max(self._budget(), 0)]
 

@@ -12,6 +12,7 @@ from scipy import optimize
 
 from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.kernels import weight_passes
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import usable
 
@@ -25,6 +26,7 @@ FALSE_DISCOVERIES = 0.05  # Benjamini-Hochberg level for jumps
 LEAST_JUMP = 0.1  # what a line that fits badly can feign is not called a jump
 
 
+@once_a_frame
 def curves(rows: pd.DataFrame) -> dict[Curve, pd.DataFrame]:
     """Step seconds by (build, model): a frame with a row per number of sequences and a column per block."""
     found = usable(rows)
@@ -36,6 +38,7 @@ def curves(rows: pd.DataFrame) -> dict[Curve, pd.DataFrame]:
     }
 
 
+@once_a_frame
 def scaling(rows: pd.DataFrame) -> pd.DataFrame:
     """Per build, model and n_seq: `step` (s), `rate` of all and `each` sequence (t/s), `factor` over one, `noise`, `n`.
 

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, growth, stats
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.frame import WITH_WINDOW
@@ -28,6 +29,7 @@ TWICE = 2.0
 Knots = dict[str, float]
 
 
+@once_a_frame
 def samples(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per cell, process, phase and depth: the cell's fields, block, `phase`, `depth` and `seconds` per token.
 
@@ -56,6 +58,7 @@ def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
     return found
 
 
+@once_a_frame
 def curves(rows: pd.DataFrame, phase: str, label: str = LADDER, index: str = "depth") -> dict[str, pd.DataFrame]:
     """Seconds per token by model: a frame with a row per depth and a column per block; with a window after without."""
     found = samples(rows)

@@ -20,7 +20,7 @@ NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where 
 NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block: one process varies by 7 % of itself
 PATIENCE = 5  # times the usual limit, for an oracle that reads so many tokens
 PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
-COMPARED = {"mini": 4096, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
+COMPARED = {"mini": 2048, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}  # processes behind a number
@@ -111,7 +111,7 @@ def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:
     plan.check_scale(scale)
     base = Depth(model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_gen=STEPS)
     base = plan.change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    base = plan.change(base, flash_attn="on", repetitions=3 if scale == "mini" else 1)
+    base = plan.change(base, flash_attn="on")
     return base, MODELS if scale == "weights" else (MODELS[0], MATCHED, MODELS[1])
 
 

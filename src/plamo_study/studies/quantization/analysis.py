@@ -12,6 +12,7 @@ import pandas as pd
 from scipy import stats as distributions
 
 from plamo_study.analysis import stats
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.roofline import Model
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import main_rows, usable
@@ -52,6 +53,7 @@ def tensor_bytes(fact: Model) -> int:
     return sum(t["n_bytes"] for t in fact["tensors"].values())
 
 
+@once_a_frame
 def seconds(rows: pd.DataFrame) -> Series:
     """Seconds by block, by (phase, model, dtype): of a whole prompt, or of a decode step (median of its steps)."""
     found = main_rows(rows)

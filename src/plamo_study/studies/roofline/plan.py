@@ -42,5 +42,5 @@ def roofline(scale: str, gpu: bool = False) -> Plan:
     others = [change(cell, dtype=dtype) for cell in limits if isinstance(cell, MatMul) for dtype in OTHER_TYPES]
     few = change(others[0], dtype=DTYPE[scale], n_rows=COLUMN_SIZE[scale])
     others += [change(few, n_columns=n) for n in (FEW_COLUMNS if scale == "mini" else COLUMNS)]
-    planned = with_gates("02-roofline", scale, (*cells, *dict.fromkeys((*limits, *others))))
+    planned = with_gates("02-roofline", scale, (*cells, *dict.fromkeys((*limits, *others))), exact_cache=False)
     return replace(planned, blocks=2 if scale == "mini" else BLOCKS)

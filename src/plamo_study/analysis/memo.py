@@ -1,0 +1,39 @@
+"""Results that are computed once for each frame: a page asks for the same table dozens of times.
+
+Frames of rows and what is computed from them are never changed, only copied; what is handed out is a shallow copy.
+"""
+
+import weakref
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import pandas as pd
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def once_a_frame(function: Callable[P, R]) -> Callable[P, R]:
+    """Remember what a function made of its first argument, a frame or several, by identity, while they live."""
+    kept: dict[tuple[int, ...], dict[Hashable, Any]] = {}
+
+    @wraps(function)
+    def remembering(*given: P.args, **named: P.kwargs) -> R:
+        frames = (given[0],) if isinstance(given[0], pd.DataFrame) else tuple(cast("Any", given[0]))
+        ids, asked = tuple(map(id, frames)), (given[1:], tuple(sorted(named.items())))
+        if ids not in kept:
+            kept[ids] = {}
+            for frame in frames:
+                weakref.finalize(frame, kept.pop, ids, None)
+        if asked not in kept[ids]:
+            kept[ids][asked] = function(*given, **named)
+        return cast("R", _copied(kept[ids][asked]))
+
+    return remembering
+
+
+def _copied(found: Any) -> Any:
+    if isinstance(found, pd.DataFrame):
+        return found.copy(deep=False)
+    return {name: _copied(value) for name, value in found.items()} if isinstance(found, dict) else found
