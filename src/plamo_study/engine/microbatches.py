@@ -8,7 +8,8 @@ from plamo_study.engine.bindings import llama
 from plamo_study.engine.nodes import Tensor
 from plamo_study.engine.session import Session, SessionConfig, context_params
 
-FIRST_LAYER = b"l_out-0"  # one column a token; the last layer keeps only those whose logits are asked for
+# What the first layer hands on, in plamo2.cpp and plamo3.cpp: one column a token. The last keeps only the outputs.
+FIRST_LAYER = (b"ffn_residual-0", b"l_out-0")
 
 
 class MicroBatches(Session):
@@ -32,4 +33,4 @@ class MicroBatches(Session):
         if not ask:
             columns, steps, sequences = node.ne[1], node.ne[2], node.ne[3]
             self.sizes.append(columns * steps * sequences)
-        return not ask or ctypes.string_at(ctypes.addressof(node) + Tensor.name.offset) == FIRST_LAYER
+        return not ask or ctypes.string_at(ctypes.addressof(node) + Tensor.name.offset) in FIRST_LAYER

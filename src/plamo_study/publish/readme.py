@@ -12,6 +12,7 @@ from plamo_study.publish.headlines import recorded
 from plamo_study.studies import registry
 from plamo_study.studies.batch_scaling import show as batch_scaling
 from plamo_study.studies.batching_law import show as batching_law
+from plamo_study.studies.chunked import show as chunked
 from plamo_study.studies.context import show as context
 from plamo_study.studies.fragility import show as fragility
 from plamo_study.studies.numeric_range import show as numeric_range
@@ -40,6 +41,7 @@ def findings() -> str:
         [*said, batch_scaling.summary(scaling)._repr_markdown_()],
         _quantization(),
         [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
+        [str(chunked.finding(recorded("06-chunked", "mini")).data)],
     ]
     headed = [
         [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)

@@ -41,7 +41,7 @@ NOTEBOOKS = {
     "03-batch-scaling": "what does batching buy, where does it break, and is the batch right",
     "04-quantization": "size, speed, quality and numeric range by type and by tensor",
     "05-context-length": "how both phases move with context, by attention kernel and cache type",
-    "06-chunked-prefill": "what one long prompt does to everyone who is being answered, by how it is cut",
+    "06-chunked-prefill": "what one long prompt does to everyone else",
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),

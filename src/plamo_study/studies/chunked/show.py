@@ -26,7 +26,7 @@ def finding(recording: Recording) -> Markdown:
     rows = recording.rows
     found = usual(rows)
     lines = []
-    for model, group in found.groupby("model", sort=False):
+    for model, group in found.groupby("model"):
         whole = group[group["way"] == "whole"]
         cut = group[group["way"] != "whole"].dropna(subset=["largest"])
         if whole.empty or cut.empty:
@@ -37,9 +37,9 @@ def finding(recording: Recording) -> Markdown:
         longer = _ratio(rows, best, first, "ttft")
         ratio, both = sentences.quotient(shorter, best["largest"].scaled(MS), first["largest"].scaled(MS), "ms")
         lines.append(
-            f"- **{escaped(str(model))}**: a prompt of {first['n_arriving']:,} tokens, evaluated at once, keeps everybody"
-            f" waiting for {first['largest'].value:.2f} s. {best['how'].capitalize()} of {best['n_chunk']} tokens, the "
-            f"longest wait is {ratio} as long {both}; the prompt's own first token takes {longer:.2f} times as long."
+            f"- **{escaped(str(model))}**: a prompt of {first['n_arriving']:,} tokens, evaluated at once, makes "
+            f"everybody wait {first['largest'].value:.2f} s. {best['how'].capitalize()} of {best['n_chunk']} tokens, "
+            f"the longest wait is {ratio} as long {both}; the prompt's first token takes {longer:.2f} times as long."
         )
     text = evidence.disturbed(rows) + "\n".join(lines) + f"\n\n({condition(recording)})"
     return Markdown(text)
@@ -74,6 +74,7 @@ def gaps(recording: Recording, n_chunk: int) -> pd.DataFrame:
     main = usual(rows)
     found = rows[(rows["workload"] == "arrival") & (rows["status"] == "ok") & (rows["block"] == 0)]
     found = found[(found["n_seq"] == main["n_seq"].iloc[0]) & (found["n_arriving"] == main["n_arriving"].iloc[0])]
+    found = found.drop_duplicates(analysis.CELL, keep="last").sort_values("way", ascending=False)
     found = found[((found["n_chunk"] == n_chunk) & ~found["kv_unified"]) | (found["way"] == "whole")]
     entries = []
     for row in found.itertuples():
@@ -90,7 +91,7 @@ def gaps(recording: Recording, n_chunk: int) -> pd.DataFrame:
 
 def cells(recording: Recording) -> Table:
     """Every cell: waits of those decoding, the prompt's first token, its rate, and the verdict."""
-    found = analysis.table(recording.rows)
+    found = analysis.table(recording.rows).sort_values(["model", "n_seq", "n_arriving", "n_chunk", "way"])
     found["how"] = [
         HOW[way] + (", one buffer" if u else "") for way, u in zip(found["way"], found["kv_unified"], strict=True)
     ]
@@ -123,13 +124,14 @@ def prediction(recording: Recording) -> Table:
         "call": ("measured (ms)", scaled(MS, ".0f")),
         "ratio": ("measured / parts", ".2f"),
     }
+    found = found.sort_values(list(columns)[:4])
     return table(found, columns, f"{close} of {len(found)} calls are within {CLOSE} times of their parts.")
 
 
 def formed(recording: Recording) -> Table:
     """The tokens of each micro-batch the engine formed of the arrival's first call, seen in its graphs."""
     found = analysis.formed(recording.rows)
-    found = found[found["way"] == "together"]
+    found = found[found["way"] == "together"].sort_values(["model", "n_seq", "kv_unified", "n_chunk"])
     columns: Columns = {
         "model": ("model", ""),
         "n_seq": ("decode", ""),
