@@ -181,10 +181,14 @@ def brought(tmp_path_factory):
     shutil.copytree(paths.ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "src" / "plamo_study" / "measure" / "cells.py"
     text = file.read_text()
-    for before, more in {"Cell = (\n": TYPES, "    | Naive\n": "", ")  # fmt: skip\n\n\nclass AnyCell": ""}.items():
+    for before, more in {
+        "Cell = (\n": TYPES,
+        "    | Naive | Arrival\n": "",
+        ")  # fmt: skip\n\n\nclass AnyCell": "",
+    }.items():
         assert text.count(before) == 1, before
         text = text.replace(before, more + before)
-    text = text.replace("    | Naive\n", "    | Naive | Speculative | Queue\n")
+    text = text.replace("    | Naive | Arrival\n", "    | Naive | Speculative | Queue\n")
     text = text.replace(
         ")  # fmt: skip\n\n\nclass AnyCell", '    "draft", "arrivals",\n)  # fmt: skip\n\n\nclass AnyCell'
     )

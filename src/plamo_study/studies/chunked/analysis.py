@@ -105,7 +105,7 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
         count = len(made[key].split(" + "))
         promised = chunk * (entry["n_chunk"] - 1) / entry["n_chunk"] + step
         promised = promised if count > 1 else chunk * (entry["n_chunk"] + entry["n_seq"]) / entry["n_chunk"]
-        call = group.groupby("block")["call"].median()
+        promised, call = promised.dropna(), group.groupby("block")["call"].median()
         entry |= {"formed": count, "promised": stats.median(promised.tolist()), "call": stats.median(call.tolist())}
         entries.append(entry | {"ratio": timing.paired_ratio(call, promised)})
     return pd.DataFrame(entries, columns=[*CELL, "formed", "promised", "call", "ratio"])
