@@ -181,17 +181,14 @@ def brought(tmp_path_factory):
     shutil.copytree(paths.ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "src" / "plamo_study" / "measure" / "cells.py"
     text = file.read_text()
-    for before, more in {
-        "Cell = (\n": TYPES,
-        "    | Naive | Arrival\n": "",
-        ")  # fmt: skip\n\n\nclass AnyCell": "",
-    }.items():
+    end_of_order, last = ")  # fmt: skip\n\n\nclass AnyCell", "    | Naive | Arrival\n"
+    for before, after in (
+        ("Cell = (\n", TYPES + "Cell = (\n"),
+        (last, "    | Naive | Arrival | Speculative | Queue\n"),
+        (end_of_order, '    "draft", "arrivals",\n' + end_of_order),
+    ):
         assert text.count(before) == 1, before
-        text = text.replace(before, more + before)
-    text = text.replace("    | Naive | Arrival\n", "    | Naive | Speculative | Queue\n")
-    text = text.replace(
-        ")  # fmt: skip\n\n\nclass AnyCell", '    "draft", "arrivals",\n)  # fmt: skip\n\n\nclass AnyCell'
-    )
+        text = text.replace(before, after)
     file.write_text(text)
     (folder / "src" / "plamo_study" / "toy_worker.py").write_text(textwrap.dedent(WORKER).lstrip())
     return folder
