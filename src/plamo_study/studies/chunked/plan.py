@@ -6,7 +6,7 @@ Beside them the parts that a call is made of, each alone: steps of so many seque
 from dataclasses import replace
 
 from plamo_study.measure import machine
-from plamo_study.measure.cells import Arrival, Cell
+from plamo_study.measure.cells import Arrival, Cell, Decode, Prefill
 from plamo_study.measure.plan import DEPTH, DTYPE, MATCHED, MODELS, Plan, change, check_scale, with_gates
 
 PROMPT = {"mini": 512, "shape": 512, "weights": 512}  # tokens of the prompt that most cells are about
@@ -42,9 +42,19 @@ def chunked(scale: str, gpu: bool = False) -> Plan:
         cells += [change(cell, way="whole", n_chunk=0) for cell in longer]
         cells += [change(cell, way=way, n_chunk=512) for cell in longer for way in ("apart", "together")]
     parts = [part for model in models for part in _parts(change(base, model=model), scale)]
-    planned = with_gates("06-chunked", scale, (*cells, *parts), exact_cache=False)
-    blocks = 2 if scale == "mini" else BLOCKS
-    return replace(planned, blocks=blocks, worker=f"{__package__}.worker")
+    every = sorted((*cells, *parts), key=lambda cell: not _first(cell, scale))
+    planned = with_gates("06-chunked", scale, tuple(every), exact_cache=False)
+    needed, blocks = sum(_first(cell, scale) for cell in every), 2 if scale == "mini" else BLOCKS
+    return replace(planned, needed=needed, blocks=blocks, worker=f"{__package__}.worker")
+
+
+def _first(cell: Cell, scale: str) -> bool:
+    """Whether no page can do without a cell: the usual prompt whole and in usual chunks, and the parts of it."""
+    if isinstance(cell, Arrival):
+        return (cell.n_seq, cell.n_arriving) == (DECODING, PROMPT[scale]) and cell.n_chunk in (0, USUAL_CHUNK)
+    return (isinstance(cell, Prefill) and cell.n_prompt == USUAL_CHUNK) or (
+        isinstance(cell, Decode) and cell.n_seq == DECODING + 1
+    )
 
 
 def _parts(base: Arrival, scale: str) -> list[Cell]:
