@@ -50,7 +50,6 @@ def study(
 ) -> None:
     """Make the models, measure, run every notebook live, and publish the pages: all of it."""
     use_engine(engine)
-    plan.check_scale(scale)
     minutes = (MINUTES if scale == "mini" else 0) if minutes is None else minutes
     raise typer.Exit(_run_all([], scale, "live", {}, minutes, force, published=True))
 
@@ -150,7 +149,6 @@ def selfcheck(
         raise typer.Exit(1 if any(line["judged"] == "wrong" for line in lines) else 0)
     use_engine(engine)
     plan.check_scale(scale)
-    place = recording.REFERENCE if reference else recording.LOCAL
     if disturb:
         found = costs.disturbed(place, 0)
     else:
@@ -245,7 +243,8 @@ def _run_all(
     failed, results = False, []
     for notebook in found:
         own = values | ({"minutes": f"{shares[notebook.stem]:.3f}"} if shares[notebook.stem] else {})
-        current = runs.is_current(notebook, own, paths.REPORTS, inputs.digest(notebook.stem))
+        digest = inputs.digest(notebook.stem)
+        current = runs.is_current(notebook, own, paths.REPORTS, digest)
         if source == "recorded" or (current and not (force or json)):
             steps.skip(len(measured[notebook.stem]))
         else:
@@ -255,9 +254,10 @@ def _run_all(
                 failed |= bool(summary.unexpected)
                 if json:
                     _print_rows(summary)
+            digest = inputs.digest(notebook.stem)
         steps.begin(f"notebook {notebook.stem}")
-        digest = "" if force else inputs.digest(notebook.stem)
-        results += runs.run_notebooks([str(notebook)], own, paths.REPORTS, report.notebook_event, digest)
+        made_from = "" if force else digest
+        results += runs.run_notebooks([str(notebook)], own, paths.REPORTS, report.notebook_event, made_from)
         if published and results[-1].status == "ok" and len(results) == 1:
             publish()  # what is there can be read while the rest is measured
     changed = any(result.status == "ok" for result in results) or not (paths.REPORTS / "index.html").exists()

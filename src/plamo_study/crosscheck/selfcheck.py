@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from plamo_study import paths, progress
+from plamo_study import progress
 from plamo_study.analysis import coverage
 from plamo_study.analysis.stats import Estimate
 from plamo_study.crosscheck import (
@@ -17,7 +17,7 @@ from plamo_study.crosscheck import (
     perplexity as crosscheck_perplexity,
     planted as crosscheck_watch,
 )
-from plamo_study.measure import disturbances, files, journal, machine, once, plan
+from plamo_study.measure import disturbances, files, journal, kept, machine, once, plan
 from plamo_study.measure.cells import Overhead, Prefill, Quality
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import SCHEMA, Conditions, Row
@@ -79,9 +79,7 @@ def covered(studies: int, place: str) -> list[dict[str, Any]]:
     for line in coverage.simulate(studies):
         lines.append(line)
         progress.tell(len(lines), total, f"{line['estimator']}, {line['noise']}, n = {line['n']}")
-    path = paths.MEASURED / place / coverage.NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"studies": studies, "lines": lines}, indent=0) + "\n", encoding="utf-8")
+    kept.write(json.dumps({"studies": studies, "lines": lines}, indent=0).encode(), place, coverage.NAME)
     return lines
 
 

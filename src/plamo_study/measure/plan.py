@@ -125,7 +125,7 @@ def gate_tokens(scale: str) -> dict[str, Any]:
     return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": GREEDY_TOKENS}
 
 
-@overload
+@overload  # both signatures are explained where they are implemented, below
 def change(cell: AnyCell, *, workload: str, **changes: Any) -> Cell: ...
 @overload
 def change(cell: C, **changes: Any) -> C: ...

@@ -174,7 +174,7 @@ class _Sweep:
 
     @property
     def _per_block(self) -> int:
-        return len(self._shuffled(0))
+        return sum(len(self._folders(cell)) for cell in self.cells)
 
     def _blocks(self, numbers: Sequence[int]) -> None:
         """Measure these blocks: gates before the first, anchors before each and after the last.

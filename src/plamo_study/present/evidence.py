@@ -8,12 +8,11 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study import paths
 from plamo_study.analysis import coverage, own_ceilings, usable
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
-from plamo_study.measure import disturbances, frame, journal
+from plamo_study.measure import disturbances, frame, journal, kept
 from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
@@ -301,7 +300,7 @@ def counted(verdicts: pd.Series) -> str:
 
 def intervals() -> Table:
     """What an interval of the notebooks covers, by estimator and number of units, in the recorded simulation."""
-    path = paths.MEASURED / REFERENCE / coverage.NAME
+    path = kept.path(REFERENCE, coverage.NAME)
     if not path.exists():
         return Table(pd.DataFrame({"not simulated here": ["plamo-study selfcheck --coverage --reference"]}))
     recorded = json.loads(path.read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
 """What a prompt's arrival costs those who are being answered, and the prompt itself: frames in, estimates out."""
 
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -66,7 +67,7 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
         wrong = int((group["verdict"] != "valid").sum())
         entry["verdict"] = "valid" if not wrong else f"{wrong} of {len(group)} {group['verdict'].iloc[-1]}"
-        used = right[(right[CELL] == pd.Series(entry)[CELL]).all(axis=1)]
+        used = of_cell(right, entry)
         if len(used):
             entry |= {
                 name: stats.median(used[name].tolist()) for name in ("before", "during", "largest", "ttft", "call")
@@ -74,6 +75,11 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
             entry["rate"] = stats.rate(float(entry["n_arriving"]), used["ttft"].tolist())
         entries.append(entry)
     return pd.DataFrame(entries)
+
+
+def of_cell(found: pd.DataFrame, cell: Mapping[str, Any]) -> pd.DataFrame:
+    """The lines of one cell, by CELL."""
+    return found[(found[CELL] == pd.Series({name: cell[name] for name in CELL})).all(axis=1)]
 
 
 def formed(rows: pd.DataFrame) -> pd.DataFrame:

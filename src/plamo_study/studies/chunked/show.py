@@ -1,5 +1,6 @@
 """Notebook 06's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -31,7 +32,7 @@ def finding(recording: Recording) -> Markdown:
         cut = group[group["way"] != "whole"].dropna(subset=["largest"])
         if whole.empty or cut.empty:
             continue
-        first = whole.iloc[0]
+        first = whole.to_dict("records")[0]
         best = min(cut.to_dict("records"), key=lambda row: row["largest"].value)
         shorter = _ratio(rows, best, first, "largest")
         longer = _ratio(rows, best, first, "ttft")
@@ -59,13 +60,9 @@ def _how(found: pd.DataFrame) -> list[str]:
     return [HOW[way] + (", one buffer" if unified else "") for way, unified in pairs]
 
 
-def _ratio(rows: pd.DataFrame, cell: dict[str, Any], first: pd.Series, name: str) -> Estimate:
+def _ratio(rows: pd.DataFrame, cell: Mapping[str, Any], first: Mapping[str, Any], name: str) -> Estimate:
     of = analysis.processes(usable(rows))
-    series = [
-        of[(of[analysis.CELL] == pd.Series({k: each[k] for k in analysis.CELL})).all(axis=1)].set_index("block")[name]
-        for each in (cell, first)
-    ]
-    return timing.paired_ratio(*series)
+    return timing.paired_ratio(*(analysis.of_cell(of, each).set_index("block")[name] for each in (cell, first)))
 
 
 def gaps(recording: Recording, n_chunk: int) -> pd.DataFrame:
@@ -92,9 +89,7 @@ def gaps(recording: Recording, n_chunk: int) -> pd.DataFrame:
 def cells(recording: Recording) -> Table:
     """Every cell: waits of those decoding, the prompt's first token, its rate, and the verdict."""
     found = analysis.table(recording.rows).sort_values(["model", "n_seq", "n_arriving", "n_chunk", "way"])
-    found["how"] = [
-        HOW[way] + (", one buffer" if u else "") for way, u in zip(found["way"], found["kv_unified"], strict=True)
-    ]
+    found["how"] = _how(found)
     found["asked"] = [f"{n} decode, {p:,} arrive" for n, p in zip(found["n_seq"], found["n_arriving"], strict=True)]
     found["how"] += [f" of {n}" if n else "" for n in found["n_chunk"]]
     columns: Columns = {
