@@ -71,6 +71,21 @@ def test_what_times_nothing_runs_beside_its_like_and_what_is_timed_alone(tmp_pat
     assert [row.cell for row in summary.rows if row.cell.workload == "gate"] == list(gates)
 
 
+def test_a_gate_that_another_study_passed_here_is_taken_over_and_a_damaged_journal_gives_none(tmp_path):
+    cells = (mini("prefill", n_prompt=16),)
+    first = runner.sweep(small_plan(cells, blocks=1), tmp_path / "first.jsonl")
+    (tmp_path / "damaged.jsonl").write_text("{}\n")
+    other = replace(small_plan(cells, blocks=1), study="other")
+    second = runner.sweep(other, tmp_path / "second.jsonl")
+    assert second.measured == first.measured - 1
+    (gate,) = [row for row in second.rows if row.cell in other.gates]
+    assert (gate.study, gate.pid) == ("other", first.rows[0].pid)
+    assert gate.key != first.rows[0].key
+    assert runner.sweep(other, tmp_path / "second.jsonl").measured == 0
+    moved = runner.sweep(other, tmp_path / "elsewhere" / "third.jsonl")
+    assert moved.measured == first.measured
+
+
 def test_an_abort_costs_one_row_and_the_sweep_goes_on(tmp_path):
     bad = mini("prefill", n_prompt=512, n_seq=6, policy="packed")
     cells = (mini("prefill", n_prompt=16), bad, mini("prefill", n_prompt=24))

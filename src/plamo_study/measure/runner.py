@@ -4,21 +4,23 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import psutil
 
 from plamo_study.errors import StudyError
 from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
-from plamo_study.measure.cells import Cell, Decode, File, OnEngine, Prefill, Replay
+from plamo_study.measure.cells import Cell, Decode, File, Gate, OnEngine, Prefill, Replay
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
-from plamo_study.measure.journal import Journal, latest_rows
+from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import SCHEMA, Conditions, Fact, Results, Row, content_id, row_key
@@ -30,6 +32,7 @@ CALM_S = 15.0  # a sweep waits so long for a calm machine before it measures dis
 REPEAT = 1000  # added to the replicate of what is measured again, and of further anchors
 STARVED_REPEATS = 2
 LEAST_BLOCKS, MOST_BLOCKS = 2, 50  # of a plan that a time is set for
+ANY = ""  # study of a key that leaves the study out
 HANDFUL = 8  # cells that time nothing
 
 
@@ -128,6 +131,7 @@ class _Sweep:
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
         self.keys: dict[Task, str] = {}
+        self.passed = _passed_elsewhere(journal.path)
         self.cells = plan.cells
         self.timed = False  # whether a time is set
 
@@ -203,6 +207,8 @@ class _Sweep:
         """Measure what is not done of these; where nothing is timed, as many at once as there are cores."""
         if planned:
             self._plan(todo)
+        for task in todo:
+            self._take_over(task)
         left = [task for task in todo if self._key(task) not in self.done]
         for timed, group in groupby(left, key=lambda task: watch.is_timed(task.cell)):
             tasks = list(group)
@@ -212,6 +218,14 @@ class _Sweep:
                     self._keep(zip(tasks, pool.map(self._started, tasks), strict=True))
             else:
                 self._keep(zip(tasks, map(self._started, tasks), strict=True))
+
+    def _take_over(self, task: Task) -> None:
+        """A gate that the same file passed for another study, on this engine and machine, is not run again."""
+        known, key = self.passed.get(self._key_in(ANY, task)), self._key(task)
+        if known and key not in self.done:
+            row = msgspec.structs.replace(known, key=key, study=self.plan.study, order=task.order)
+            self.journal.append(row)
+            self.done[key] = row
 
     def _started(self, task: Task) -> Row:
         self._report(task, None)
@@ -345,11 +359,14 @@ class _Sweep:
 
     def _key(self, task: Task) -> str:
         if task not in self.keys:
-            model, *others = self._models(task)
-            study = f"{self.plan.study}/anchor" if task.anchor else self.plan.study
-            engine = self.engines.get(task.engine, "")
-            self.keys[task] = row_key(study, task.cell, model, engine, self.machine, task.replicate, *others)
+            self.keys[task] = self._key_in(f"{self.plan.study}/anchor" if task.anchor else self.plan.study, task)
         return self.keys[task]
+
+    def _key_in(self, study: str, task: Task) -> str:
+        model, *others = self._models(task)
+        return row_key(
+            study, task.cell, model, self.engines.get(task.engine, ""), self.machine, task.replicate, *others
+        )
 
     def _models(self, task: Task) -> list[str]:
         """The facts of its files, the first of several first; an empty name where it has none."""
@@ -366,6 +383,18 @@ class _Sweep:
             usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
             remaining = sum(self.seconds.get(cell, usual) for cell in left)
             self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining))
+
+
+def _passed_elsewhere(path: Path) -> dict[str, Row]:
+    """Gates that passed, from the journals beside this one, by their key without a study."""
+    rows: list[Row] = []
+    for beside in path.parent.glob("*.jsonl"):
+        with suppress(StudyError):  # a damaged journal has nothing to give; its own study says so
+            rows += latest_rows(read(beside)) if beside != path else []
+    passed = [row for row in rows if isinstance(row.cell, Gate) and row.valid and not row.anchor]
+    return {
+        row_key(ANY, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others): row for row in passed
+    }
 
 
 def _repeated(task: Task) -> Task:
