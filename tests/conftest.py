@@ -1,5 +1,6 @@
 """What all tests share: the embedded models, and cells to measure on them."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,17 @@ HYBRID, ATTENTION = plan.MODELS
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write the embedded models once, before xdist's workers start."""
+    """Write the embedded models once, before xdist's workers start; give each of these a core of its own.
+
+    Two threads of the engine that wait for one another beside another test would take minutes.
+    """
     if not hasattr(config, "workerinput"):
         for name in plan.MODELS:
             synthetic.make(name, "mini", "F16")
+    elif hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        number = int(config.workerinput["workerid"].removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
 
 
 def mini(workload: str, model: str = HYBRID, **fields: object) -> Cell:

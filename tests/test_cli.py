@@ -30,18 +30,6 @@ def root(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def one_core():
-    """Leave a core to the other tests: two threads of the engine that wait for one another would take minutes."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(allowed)})
-    yield
-    os.sched_setaffinity(0, allowed)
-
-
 def run(root, *arguments, **environment):
     everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | environment
     return subprocess.run(
@@ -110,7 +98,7 @@ def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(
 
 
 @pytest.mark.timeout(600)
-def test_a_live_run_measures_once_and_publishes_a_page(root, one_core):
+def test_a_live_run_measures_once_and_publishes_a_page(root):
     first = run(root, "run", "01", "--scale", "mini", *SHORT, "--json", "-p", "guess", "4")
     assert first.returncode == 0, first.stderr
     rows = [json.loads(line) for line in first.stdout.splitlines()]
@@ -131,7 +119,7 @@ def test_a_live_run_measures_once_and_publishes_a_page(root, one_core):
 
 
 @pytest.mark.timeout(600)
-def test_papermill_alone_runs_the_notebook_live(root, one_core):
+def test_papermill_alone_runs_the_notebook_live(root):
     out = root / "by-papermill.ipynb"
     command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
@@ -178,9 +166,6 @@ def test_the_batching_law_holds_on_a_small_grid(root):
     done = run(root, "law", "--seed", "3", "--n", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predicted" in done.stdout
-
-
-# The road stands in this file because it measures with all cores, as the live run above: two at once would only wait.
 
 
 def done(root, *arguments, **environment):

@@ -188,7 +188,7 @@ class Depth(OnText, frozen=True, kw_only=True):
 
 
 class Arrival(OnModel, frozen=True, kw_only=True):
-    """A prompt arrives while sequences are decoding."""
+    """A prompt arrives while sequences are decoding, or nobody is."""
 
     timed = True
     depth: int = field(default=0, name="n_prompt")  # tokens each decoding sequence starts from
@@ -198,6 +198,11 @@ class Arrival(OnModel, frozen=True, kw_only=True):
     n_chunk: int = 0  # of them evaluated in a call
     way: Literal["whole", "apart", "together"] = "whole"  # chunks between the decode steps, or in one call with them
     kv_unified: bool = False  # one buffer of keys and values for all sequences
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The prompt is one more sequence; it may be longer than what the model was trained with."""
+        return self.n_seq + 1, self.depth, self.n_gen
 
 
 Cell = (

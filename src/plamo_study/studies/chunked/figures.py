@@ -46,3 +46,17 @@ def traded(data: pd.DataFrame, column: str, heading: str, title: str, factor: fl
     return facets.properties(
         title=title, description=f"{title}. {heading} from the smallest chunk to the largest: {words}."
     )
+
+
+def across(data: pd.DataFrame, title: str) -> Chart:
+    """What a chunk takes by how much of the prompt was evaluated before it; a line a size, a panel a model."""
+    x = alt.X("at:Q", title="Tokens of the prompt evaluated before")
+    y = alt.Y("ms:Q", title="Time of a chunk (ms)")
+    base = alt.Chart().encode(
+        x=x, y=y, color=alt.Color("how:N", title=None, scale=alt.Scale(range=CATEGORIES), sort=None)
+    )
+    chart = alt.layer(base.mark_line(), base.mark_point(), data=data).properties(width=250, height=240)
+    ends = data.groupby(["model", "how"], sort=False)["ms"]
+    words = "; ".join(f"{model}, {how}: {ms.iloc[0]:.3g} to {ms.iloc[-1]:.3g} ms" for (model, how), ms in ends)
+    facets = chart.facet(column=alt.Column("model:N", title=None))
+    return facets.properties(title=title, description=f"{title}. From the first chunk to the last: {words}.")

@@ -1,68 +1,97 @@
 """Which cells the study of chunked prefill measures: who decodes, what arrives, and how the prompt is cut.
 
-Beside them the parts that a call is made of, each alone: steps of so many sequences, and prompts of a chunk's length.
+Beside them the parts that a call is made of, each alone: steps of so many sequences, and the prompt in chunks as the
+engine's micro-batches are, with nobody decoding.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from plamo_study.measure import machine
-from plamo_study.measure.cells import Arrival, Cell, Decode, Prefill
+from plamo_study.measure.cells import Arrival, Cell, Decode
 from plamo_study.measure.plan import DEPTH, DTYPE, MATCHED, MODELS, Plan, change, check_scale, with_gates
 
-PROMPT = {"mini": 512, "shape": 512, "weights": 512}  # tokens of the prompt that most cells are about
+PROMPT = 512  # tokens of the prompt that most cells are about
 LONGER = {"mini": (), "shape": (2048, 8192), "weights": (2048, 8192)}
-CHUNKS = {"mini": (32, 128, 512), "shape": (32, 64, 128, 256, 512), "weights": (32, 64, 128, 256, 512)}
-USUAL_CHUNK = 128
+LONGER_CHUNK = 512
+CHUNKS = {"mini": (32, 64, 128), "shape": (32, 64, 128, 256), "weights": (32, 64, 128, 256)}
+USUAL_CHUNK = 64
+TABLE_PROMPT, TABLE_CHUNKS = 4096, (128, 256, 512, 1024, 2048, 4096)  # of the sources' table
 DECODING, OTHERS = 4, (1, 8)  # sequences being answered
+DEEPER = 512  # tokens that sequences start from, where one buffer is held against one each
 STEPS = 8  # before the prompt arrives, and after it is evaluated
-BLOCKS = 5
+BLOCKS = {"mini": 2, "shape": 5, "weights": 5}
 
 
 def chunked(scale: str, gpu: bool = False) -> Plan:
     """Notebook 06: one prompt arrives while 4 sequences decode; then more or fewer of them, and longer prompts.
 
-    On PLaMo 3 each cell in one call runs with one buffer for all sequences and with one each: the control of how calls
-    are cut into micro-batches. The hybrid's memory takes no notice of it.
+    Two controls. On PLaMo 3 every cell in one call runs with one buffer for all sequences and with one each, for how
+    calls are cut into micro-batches. And chunks run without flash attention, whose kernel changes with their size.
     """
     check_scale(scale)
     base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=STEPS, n_seq=DECODING)
-    base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    base = change(base, n_arriving=PROMPT, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     models = MODELS if scale == "weights" else (*MODELS, MATCHED)
-    cells: list[Cell] = []
-    for model in models:
-        first = change(base, model=model, n_arriving=PROMPT[scale])
-        cells.append(first)
-        for n_chunk in CHUNKS[scale]:
-            together = change(first, way="together", n_chunk=n_chunk)
-            cells += [change(together, way="apart"), together, change(together, kv_unified=True)]
-    for model in MODELS:
-        first = change(base, model=model, n_arriving=PROMPT[scale], n_chunk=USUAL_CHUNK, kv_unified=model != MODELS[0])
-        cells += [change(first, n_seq=n, way=way) for n in OTHERS for way in ("apart", "together")]
-        longer = [change(first, n_arriving=n) for n in LONGER[scale]]
-        cells += [change(cell, way="whole", n_chunk=0) for cell in longer]
-        cells += [change(cell, way=way, n_chunk=512) for cell in longer for way in ("apart", "together")]
-    parts = [part for model in models for part in _parts(change(base, model=model), scale)]
-    every = sorted((*cells, *parts), key=lambda cell: not _first(cell, scale))
-    planned = with_gates("06-chunked", scale, tuple(every), exact_cache=False)
-    needed, blocks = sum(_first(cell, scale) for cell in every), 2 if scale == "mini" else BLOCKS
-    return replace(planned, needed=needed, blocks=blocks, worker=f"{__package__}.worker")
+    cells = [cell for model in models for cell in _usual(change(base, model=model), scale)]
+    cells += [cell for model in MODELS for cell in _controls(change(base, model=model, n_chunk=USUAL_CHUNK))]
+    if scale != "mini":
+        table = change(base, n_arriving=TABLE_PROMPT, way="together")
+        cells += [change(table, n_chunk=n) for n in TABLE_CHUNKS]
+    for n in LONGER[scale]:
+        longer = change(base, n_arriving=n)
+        cells += [change(longer, model=model) for model in MODELS]
+        cells += [change(longer, model=model, way="together", n_chunk=LONGER_CHUNK) for model in MODELS]
+    every = tuple(dict.fromkeys(part for cell in cells for part in (cell, *_parts(cell))))
+    every = tuple(sorted(every, key=_first, reverse=True))
+    planned = with_gates("06-chunked", scale, every, exact_cache=False)
+    needed = sum(map(_first, every))
+    return replace(planned, needed=needed, blocks=BLOCKS[scale], worker=f"{__package__}.worker")
 
 
-def _first(cell: Cell, scale: str) -> bool:
-    """Whether no page can do without a cell: the usual prompt whole and in usual chunks, and the parts of it."""
-    if isinstance(cell, Arrival):
-        return (cell.n_seq, cell.n_arriving) == (DECODING, PROMPT[scale]) and cell.n_chunk in (0, USUAL_CHUNK)
-    return (isinstance(cell, Prefill) and cell.n_prompt == USUAL_CHUNK) or (
-        isinstance(cell, Decode) and cell.n_seq == DECODING + 1
-    )
+def _usual(first: Arrival, scale: str) -> Iterator[Arrival]:
+    """The usual prompt, whole and in chunks of every size."""
+    yield first
+    for n_chunk in CHUNKS[scale]:
+        yield change(first, way="apart", n_chunk=n_chunk)
+        yield change(first, way="together", n_chunk=n_chunk)
+        if first.model != MODELS[0]:  # the hybrid's memory takes no notice of it
+            yield change(first, way="together", n_chunk=n_chunk, kv_unified=True)
 
 
-def _parts(base: Arrival, scale: str) -> list[Cell]:
-    """A step of all sequences, with and without the one that arrived, and a chunk alone."""
-    step = change(base, workload="decode", depth=DEPTH, n_gen=STEPS, policy="shared")
-    prompt = change(base, workload="prefill", n_seq=1, policy="per_sequence", repetitions=2)
-    seqs = [n + more for n in (DECODING, *(OTHERS if base.model in MODELS else ())) for more in (0, 1)]
-    return [
-        *(change(step, n_seq=n) for n in dict.fromkeys(seqs)),
-        *(change(prompt, n_prompt=n) for n in dict.fromkeys((*CHUNKS[scale], PROMPT[scale]))),
-    ]
+def _controls(usual: Arrival) -> Iterator[Arrival]:
+    """The usual chunks with one buffer and with longer neighbours, without flash attention, beside fewer and more."""
+    for way in ("apart", "together"):
+        yield change(usual, way=way, flash_attn="off")
+        yield from (change(usual, way=way, n_seq=n) for n in OTHERS)
+    for n in (DEPTH, DEEPER):
+        yield from (change(usual, way="together", depth=n, kv_unified=unified) for unified in (False, True))
+
+
+def _first(cell: Cell) -> bool:
+    """Whether no page can do without a cell: the usual prompt at once and in usual chunks, and the parts of them."""
+    if cell.files[0][0] not in MODELS:
+        return False
+    if isinstance(cell, Decode):
+        return (cell.n_seq, cell.flash_attn) == (DECODING + 1, "auto")
+    if not isinstance(cell, Arrival) or cell.flash_attn == "off" or cell.n_arriving != PROMPT:
+        return False
+    usual = (cell.n_seq, cell.depth, cell.kv_unified) == (DECODING, DEPTH, False) and cell.n_chunk in (0, USUAL_CHUNK)
+    return usual or (cell.n_seq == 0 and cell.n_chunk in (USUAL_CHUNK - 1, USUAL_CHUNK))
+
+
+def _parts(cell: Arrival) -> Iterator[Cell]:
+    """What the cell's calls are made of: a step of all in it, and the prompt with nobody decoding.
+
+    A mixed call is two micro-batches, one of them without the chunk's first token, or one micro-batch of all tokens.
+    """
+    if cell.n_arriving != PROMPT or cell.depth != DEPTH:
+        return
+    alone = change(cell, n_seq=0, depth=0, kv_unified=False, way="apart" if cell.n_chunk else "whole")
+    if cell.way == "together":
+        yield change(cell, workload="decode", n_seq=cell.n_seq + 1, policy="shared")
+        yield change(alone, n_chunk=cell.n_chunk - 1)
+        if cell.kv_unified:
+            yield change(alone, n_chunk=cell.n_chunk + cell.n_seq)
+    else:
+        yield alone

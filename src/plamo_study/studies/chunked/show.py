@@ -18,46 +18,60 @@ from plamo_study.studies.chunked import analysis
 from plamo_study.studies.chunked.workload import calls
 
 HOW = {"whole": "all at once", "apart": "chunks between steps", "together": "chunks in steps"}
+USUAL, PROMPT, DEPTH = 4, 512, 128  # sequences decoding, tokens that arrive, tokens those decoding start from
+CHUNK = 64  # of the finding
 CLOSE = 1.5  # times off that a prediction may be
+SHARES = (0.5, 0.25, 0.125)  # of the wait with the prompt at once: budgets
 MS = 1e3
 
 
 def finding(recording: Recording) -> Markdown:
-    """The longest wait with the prompt at once and in the chunks that shorten it most, and what the prompt pays."""
+    """The longest wait with the prompt at once and in chunks, what the prompt pays, and the size that chunks need."""
     rows = recording.rows
-    found = usual(rows)
+    found, tile = usual(rows), analysis.across_the_tile(rows)
     lines = []
     for model, group in found.groupby("model"):
-        whole = group[group["way"] == "whole"]
-        cut = group[group["way"] != "whole"].dropna(subset=["largest"])
-        if whole.empty or cut.empty:
+        whole, cut = group[group["way"] == "whole"], group[(group["way"] == "apart") & (group["n_chunk"] == CHUNK)]
+        if whole.empty or cut.empty or "largest" not in group:
             continue
-        first = whole.to_dict("records")[0]
-        best = min(cut.to_dict("records"), key=lambda row: row["largest"].value)
-        shorter = _ratio(rows, best, first, "largest")
-        longer = _ratio(rows, best, first, "ttft")
+        first, best = whole.to_dict("records")[0], cut.to_dict("records")[0]
+        shorter, longer = (_ratio(rows, best, first, name) for name in ("largest", "ttft"))
         ratio, both = sentences.quotient(shorter, best["largest"].scaled(MS), first["largest"].scaled(MS), "ms")
-        lines.append(
-            f"- **{escaped(str(model))}**: a prompt of {first['n_arriving']:,} tokens, evaluated at once, makes "
-            f"everybody wait {first['largest'].value:.2f} s. {best['how'].capitalize()} of {best['n_chunk']} tokens, "
-            f"the longest wait is {ratio} as long {both}; the prompt's first token takes {longer:.2f} times as long."
+        line = (
+            f"- **{escaped(str(model))}**: a prompt of {PROMPT} tokens at once makes the {USUAL} others wait for it. "
+            f"In chunks of {CHUNK} between their steps the longest wait is {ratio} as long {both}; the prompt's own "
+            f"first token takes {longer:.2f} times as long."
         )
+        lines.append(line + _trap(tile[(tile["model"] == model) & (tile["flash_attn"] == "auto")]))
     text = evidence.disturbed(rows) + "\n".join(lines) + f"\n\n({condition(recording)})"
     return Markdown(text)
 
 
+def _trap(tile: pd.DataFrame) -> str:
+    """What one token less than a tile of flash attention costs."""
+    if tile.empty:
+        return ""
+    ratio: Estimate = tile["ratio"].iloc[0]
+    less, full = analysis.TILE - 1, analysis.TILE
+    if not (ratio.low > 1 or ratio.high < 1):
+        return f" Whether chunks of {less} tokens take longer than chunks of {full} is inconclusive: {ratio:.2f} times."
+    return f" A chunk of {less} tokens takes {ratio:.2f} times as long as one of {full}."
+
+
 def usual(rows: pd.DataFrame) -> pd.DataFrame:
-    """The cells that all models share, by `how` the prompt is evaluated."""
+    """The usual prompt beside the usual sequences, by `how` it is evaluated."""
     found = analysis.table(rows)
-    sizes = found.groupby(["n_seq", "n_arriving"])["way"].count()
-    n_seq, n_arriving = sizes.idxmax()
-    found = found[(found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
+    found = found[(found["n_seq"] == USUAL) & (found["n_arriving"] == PROMPT)]
+    found = found[(found["n_prompt"] == DEPTH) & (found["flash_attn"] == "auto")]
     return found.assign(how=_how(found))
 
 
 def _how(found: pd.DataFrame) -> list[str]:
-    pairs = zip(found["way"], found["kv_unified"], strict=True)
-    return [HOW[way] + (", one buffer" if unified else "") for way, unified in pairs]
+    parts = zip(found["way"], found["kv_unified"], found["flash_attn"], strict=True)
+    return [
+        HOW[way] + (", one buffer" if unified else "") + (", no flash attention" if flash == "off" else "")
+        for way, unified, flash in parts
+    ]
 
 
 def _ratio(rows: pd.DataFrame, cell: Mapping[str, Any], first: Mapping[str, Any], name: str) -> Estimate:
@@ -65,13 +79,28 @@ def _ratio(rows: pd.DataFrame, cell: Mapping[str, Any], first: Mapping[str, Any]
     return timing.paired_ratio(*(analysis.of_cell(of, each).set_index("block")[name] for each in (cell, first)))
 
 
+def by_depth(recording: Recording) -> pd.DataFrame:
+    """Chunks of a tile and of one token less, with nobody decoding: `model`, `how`, `at` (tokens before), `ms`."""
+    found = analysis.alone(recording.rows)
+    found = found[found["n_chunk"].isin((analysis.TILE - 1, analysis.TILE))]
+    entries = []
+    for (model, n_chunk, flash), group in found.groupby(["model", "n_chunk", "flash_attn"], sort=False):
+        how = f"{n_chunk} tokens" + (", no flash attention" if flash == "off" else "")
+        for number, seconds in enumerate(pd.DataFrame(group["calls"].tolist()).median()):
+            entries.append({"model": model, "how": how, "at": number * n_chunk, "ms": seconds * MS})
+    return pd.DataFrame(entries)
+
+
 def gaps(recording: Recording, n_chunk: int) -> pd.DataFrame:
     """Waits for each token of those decoding, first block: `model`, `how`, `at` (s from the arrival), `gap` (ms)."""
     rows = recording.rows
-    main = usual(rows)
     found = rows[(rows["workload"] == "arrival") & (rows["status"] == "ok") & (rows["block"] == 0)]
-    found = found[(found["n_seq"] == main["n_seq"].iloc[0]) & (found["n_arriving"] == main["n_arriving"].iloc[0])]
-    found = found.drop_duplicates(analysis.CELL, keep="last").sort_values("way", ascending=False)
+    found = found[(found["n_seq"] == USUAL) & (found["n_arriving"] == PROMPT) & (found["n_prompt"] == DEPTH)]
+    found = (
+        found[found["flash_attn"] == "auto"]
+        .drop_duplicates(analysis.CELL, keep="last")
+        .sort_values("way", ascending=False)
+    )
     found = found[((found["n_chunk"] == n_chunk) & ~found["kv_unified"]) | (found["way"] == "whole")]
     entries = []
     for row in found.itertuples():
@@ -106,27 +135,116 @@ def cells(recording: Recording) -> Table:
 
 
 def prediction(recording: Recording) -> Table:
-    """Each kind of mixed call against the sum of its parts, by the micro-batches that were formed."""
+    """Every kind of call with a chunk in it against what its micro-batches take alone."""
     found = analysis.predicted(recording.rows)
+    found = found[found["n_prompt"] == DEPTH]
+    found["how"] = _how(found)
     close = sum(1 / CLOSE <= ratio.value <= CLOSE for ratio in found["ratio"])
     columns: Columns = {
         "model": ("model", ""),
         "n_seq": ("decode", ""),
+        "how": ("how", ""),
         "n_chunk": ("chunk", ""),
-        "kv_unified": ("one buffer", ""),
         "formed": ("micro-batches", ""),
-        "promised": ("parts (ms)", scaled(MS, ".0f")),
+        "promised": ("alone (ms)", scaled(MS, ".0f")),
         "call": ("measured (ms)", scaled(MS, ".0f")),
-        "ratio": ("measured / parts", ".2f"),
+        "ratio": ("measured / alone", ".2f"),
     }
     found = found.sort_values(list(columns)[:4])
     return table(found, columns, f"{close} of {len(found)} calls are within {CLOSE} times of their parts.")
 
 
+def tile(recording: Recording) -> Table:
+    """Chunks around the size of flash attention's tiles, with it and without."""
+    less, full = analysis.TILE - 1, analysis.TILE
+    found = analysis.across_the_tile(recording.rows)
+    found["flash_attn"] = found["flash_attn"].map({"auto": "on", "off": "off"})
+    columns: Columns = {
+        "model": ("model", ""),
+        "flash_attn": ("flash attention", ""),
+        "short": (f"{less} tokens (ms)", scaled(MS, ".1f")),
+        "full": (f"{full} tokens (ms)", scaled(MS, ".1f")),
+        "ratio": (f"{less} / {full}", ".2f"),
+    }
+    return table(found, columns)
+
+
+def neighbours(recording: Recording) -> Table:
+    """Mixed calls beside short and long neighbours, with one buffer for all and with one each."""
+    found = analysis.neighbours(recording.rows)
+    columns: Columns = {
+        "model": ("model", ""),
+        "kv_unified": ("one buffer", ""),
+        "n_chunk": ("chunk", ""),
+        "short": ("neighbours' tokens", ""),
+        "call_short": ("call (ms)", scaled(MS, ".1f")),
+        "long": ("longer neighbours' tokens", ""),
+        "call_long": ("call beside them (ms)", scaled(MS, ".1f")),
+        "ratio": ("longer / shorter", ".2f"),
+    }
+    return table(found, columns)
+
+
+def budget(recording: Recording) -> Table:
+    """For a longest wait that is asked for, the largest chunk that is predicted to keep it, and what it gave."""
+    found = analysis.within_budget(recording.rows, SHARES)
+    found["asked"] = [f"{n} decode, {p:,} arrive" for n, p in zip(found["n_seq"], found["n_arriving"], strict=True)]
+    columns: Columns = {
+        "model": ("model", ""),
+        "asked": ("who", ""),
+        "budget": ("budget (ms)", scaled(MS, ".0f")),
+        "n_chunk": ("largest chunk that fits", ""),
+        "promised": ("predicted (ms)", scaled(MS, ".0f")),
+        "largest": ("longest wait (ms)", scaled(MS, ".0f")),
+        "kept": ("kept", ""),
+        "ttft": ("first token of the prompt (s)", significant(3)),
+    }
+    return table(found, columns)
+
+
+def by_chunk(recording: Recording) -> Table:
+    """The sources' table: time between tokens and the prompt's rate by chunk, of the prompt cut in most ways."""
+    found = analysis.table(recording.rows)
+    found = found[(found["way"] == "together") & ~found["kv_unified"] & (found["flash_attn"] == "auto")]
+    found = found[found["n_prompt"] == DEPTH]
+    sizes = found.groupby(["model", "n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
+    model, n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[2]))
+    found = found[(found["model"] == model) & (found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
+    found = found.sort_values("n_chunk")
+    nothing = found.iloc[[0]].assign(n_chunk=0, during=found["before"].iloc[0], rate=None)
+    columns: Columns = {
+        "n_chunk": ("chunk", ""),
+        "during": ("time between tokens (ms)", scaled(MS, ".1f")),
+        "rate": ("prompt (tokens/s)", significant(3)),
+    }
+    caption = f"{model}, {n_seq} sequences decoding, a prompt of {n_arriving:,} tokens; 0: decode only."
+    return table(pd.concat([nothing, found]), columns, caption)
+
+
+def gain(recording: Recording) -> Table:
+    """What cutting gains or costs in all: the same work, the prompt at once and then the steps, over the cut prompt."""
+    found = analysis.equal_work(recording.rows)
+    found = found[(found["n_seq"] == USUAL) & (found["n_prompt"] == DEPTH)]
+    found["how"] = _how(found)
+    faster = int(sum(gain.low > 1 for gain in found["gain"]))
+    slower = int(sum(gain.high < 1 for gain in found["gain"]))
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_arriving": ("prompt", ""),
+        "how": ("how", ""),
+        "n_chunk": ("chunk", ""),
+        "gain": ("work per time, at once = 1", ".2f"),
+    }
+    found = found.sort_values(list(columns)[:4])
+    caption = f"Of {len(found)} ways {faster} gain, {slower} lose; for the others the interval holds 1."
+    return table(found, columns, caption)
+
+
 def formed(recording: Recording) -> Table:
     """The tokens of each micro-batch the engine formed of the arrival's first call, seen in its graphs."""
     found = analysis.formed(recording.rows)
-    found = found[found["way"] == "together"].sort_values(["model", "n_seq", "kv_unified", "n_chunk"])
+    found = found.sort_values(["model", "n_seq", "kv_unified", "n_chunk"])
+    found = found.drop_duplicates(["model", "n_seq", "kv_unified", "n_chunk", "sizes"])
     columns: Columns = {
         "model": ("model", ""),
         "n_seq": ("decode", ""),

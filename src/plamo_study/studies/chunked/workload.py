@@ -1,7 +1,7 @@
 """A cell of kind "arrival": sequences decode, a prompt arrives and is evaluated in pieces between or in their steps.
 
 Tokens are given beforehand, so every sequence can be held against itself alone: after the last call its logits have to
-be those of one prefill of all its tokens. What the engine made of each call is looked up in a second context, untimed.
+be those of one prefill of all its tokens. What the engine made of mixed calls is counted in a second context, untimed.
 """
 
 import time
@@ -29,7 +29,12 @@ def calls(cell: Arrival) -> Calls:
     """What is evaluated, call by call: (sequence, tokens). The prompt is the sequence after the decoding ones."""
     step, arriving = tuple((seq, 1) for seq in range(cell.n_seq)), cell.n_seq
     after = (*step, (arriving, 1))
-    return (*[step] * cell.n_gen, *_arrival(cell, step), *[after] * cell.n_gen)
+    return (*[step] * before(cell), *_arrival(cell, step), *[after] * cell.n_gen)
+
+
+def before(cell: Arrival) -> int:
+    """Steps before the prompt arrives; none where nobody decodes."""
+    return cell.n_gen if cell.n_seq else 0
 
 
 def _arrival(cell: Arrival, step: tuple[tuple[int, int], ...]) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -40,7 +45,7 @@ def _arrival(cell: Arrival, step: tuple[tuple[int, int], ...]) -> Iterator[tuple
             yield (*step, piece)
         else:
             yield (piece,)
-            if cell.way == "apart":
+            if cell.way == "apart" and step:
                 yield step
 
 
@@ -121,8 +126,8 @@ def _fill(cell: Arrival, session: Session, tokens: Prompts) -> None:
 
 def _warm(cell: Arrival) -> Calls:
     """Steps, and the first calls of the arrival: the shapes that are timed."""
-    step = calls(cell)[:1]
-    return (*step * WARM_STEPS, *calls(cell)[cell.n_gen : cell.n_gen + 2])
+    start = before(cell)
+    return (*calls(cell)[: min(start, WARM_STEPS)], *calls(cell)[start : start + 2])
 
 
 def _evaluate(session: Session, tokens: Prompts, asked: Calls) -> tuple[list[int], dict[int, np.ndarray]]:
@@ -150,7 +155,7 @@ def _requests(cell: Arrival, ends: list[int]) -> list[Request]:
             due -= n if seq == cell.n_seq else 0
             if seq < cell.n_seq or due <= 0:
                 token_ns[seq].append(end)
-    arrived = ends[cell.n_gen]
+    arrived = ends[before(cell)]
     decoding = [
         Request(id=f"decoding {seq}", n_prompt=cell.depth, arrived_ns=0, token_ns=token_ns[seq])
         for seq in range(cell.n_seq)
@@ -166,8 +171,10 @@ def _gap(logits: np.ndarray) -> float:
 
 
 def _formed(cell: Arrival, path: Path, tokens: Prompts) -> dict[str, list[float]]:
-    """The micro-batches of a decode step and of the arrival's first two calls: tokens, and the call each belongs to."""
+    """The micro-batches of a decode step and of the first two mixed calls: tokens, and the call each belongs to."""
     first, sizes, of_call = cell.n_gen - 1, [], []
+    if cell.way != "together":
+        return {}
     with MicroBatches(path, config(cell)) as session:
         _fill(cell, session, tokens)
         for number, call in enumerate(calls(cell)[first : first + 3]):
