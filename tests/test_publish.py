@@ -169,10 +169,13 @@ def test_a_chart_follows_the_window(site, browser):
         assert visit.complaints == []
 
 
-def test_paper_gets_the_pictures(site, browser):
+def test_paper_gets_the_pictures_and_what_is_folded(site, browser):
+    folded = "[...document.querySelectorAll('details:not(.code) > :not(summary)')].map(part => part.checkVisibility())"
     with Visit(browser, site / "article.html") as visit:
         visit.wait_for_charts(2)
+        assert set(visit.page.evaluate(folded)) == {False}
         visit.page.emulate_media(media="print")
+        assert set(visit.page.evaluate(folded)) == {True}
         assert visit.page.is_visible(".chart img")
         assert not visit.page.is_visible(".chart svg")
 
