@@ -156,6 +156,17 @@ def test_a_chunk_a_token_short_of_a_tile_is_held_against_a_whole_one():
     assert found["ratio"].value == pytest.approx(90 / 64)
 
 
+def test_a_build_is_held_against_stock_by_the_size_of_chunks():
+    alone = {"n_seq": 0, "depth": 0, "way": "apart", "n_chunk": 32}
+    off = made_up(arrival(flash_attn="off", **alone), chunk=lambda n: 20e-3)
+    stock, other = made_up(arrival(**alone), chunk=lambda n: 60e-3), made_up(arrival(**alone), chunk=lambda n: 15e-3)
+    rows = [row | {"build": "stock"} for row in stock + off] + [row | {"build": "partial-tiles"} for row in other]
+    found = analysis.by_size(pd.DataFrame(rows)).set_index("how")["ratio"]
+    assert found["stock"] is None
+    assert found["stock, no flash attention"].value == pytest.approx(3)
+    assert found["partial-tiles"].value == pytest.approx(4)
+
+
 def test_longer_neighbours_are_held_against_shorter_ones():
     rows = made_up(arrival()) + made_up(arrival(depth=64), step=18e-3) + made_up(arrival(n_seq=1))
     (found,) = analysis.neighbours(pd.DataFrame(rows)).to_dict("records")

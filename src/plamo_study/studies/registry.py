@@ -63,6 +63,7 @@ STUDIES = {
     "05-drift": Study(context.drift, at_mini=True, whole=True),
     "05-window": Study(context.window, at_mini=True, aside=True, whole=True),
     "06-chunked": Study(chunked.chunked, weight=3),
+    "06-tiles": Study(chunked.tiles, aside=True),
 }
 OF_ALL = ("02-roofline",)  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"

@@ -14,6 +14,7 @@ from plamo_study.studies.chunked.workload import before, calls
 
 TIMES = ["before", "during", "largest", "ttft", "call"]
 CELL = ["model", "n_seq", "n_prompt", "n_arriving", "way", "n_chunk", "kv_unified", "flash_attn"]
+STOCK = "stock"
 TILE = 64  # queries from which the engine's flash attention on CPUs works in tiles (GGML_FA_TILE_Q)
 PART = ["model", "n_arriving", "n_chunk", "flash_attn"]  # what tells prompts apart that nobody decodes beside
 
@@ -169,6 +170,30 @@ def across_the_tile(rows: pd.DataFrame) -> pd.DataFrame:
             entry |= {name: stats.median(seconds.tolist()) for name, seconds in by_size.items()}
             entries.append(entry | {"ratio": timing.paired_ratio(by_size["short"], by_size["full"])})
     return pd.DataFrame(entries, columns=["model", "flash_attn", *sizes.values(), "ratio"])
+
+
+def by_size(rows: pd.DataFrame) -> pd.DataFrame:
+    """Chunks of every size with nobody decoding: `model`, `how` ("stock", "stock, no flash attention", or a build),
+    `n_chunk`, `call` (seconds, the median over the prompt) and `ratio`, stock with flash attention over it."""
+    found = _chunks(rows)
+    usual = {(model, n): calls for (model, how, n), calls in found.items() if how == STOCK}
+    return pd.DataFrame(
+        [
+            {"model": model, "how": how, "n_chunk": n, "call": stats.median(calls.tolist())}
+            | {"ratio": None if how == STOCK else timing.paired_ratio(usual[model, n], calls)}
+            for (model, how, n), calls in found.items()
+        ]
+    )
+
+
+def _chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
+    """Seconds of a full chunk by block, by model, how it was computed, and its tokens."""
+    found = {}
+    for build, of_build in rows[rows["workload"] == "arrival"].groupby("build", sort=False):
+        for (model, flash, n), group in alone(of_build).groupby(["model", "flash_attn", "n_chunk"], sort=False):
+            how = f"{build}, no flash attention" if flash == "off" else str(build)
+            found[str(model), how, int(n)] = _median_call(group)
+    return found
 
 
 def neighbours(rows: pd.DataFrame) -> pd.DataFrame:

@@ -19,6 +19,7 @@ USUAL_CHUNK = 64
 TABLE_PROMPT, TABLE_CHUNKS = 4096, (128, 256, 512, 1024, 2048, 4096)  # of the sources' table
 DECODING, OTHERS = 4, (1, 8)  # sequences being answered
 DEEPER = 512  # tokens that sequences start from, where one buffer is held against one each
+SIZES = (8, 16, 31, 32, 48, 63, 64, 65)  # of chunks with nobody decoding, around flash attention's tiles
 STEPS = 8  # before the prompt arrives, and after it is evaluated
 BLOCKS = {"mini": 2, "shape": 5, "weights": 5}
 
@@ -47,6 +48,18 @@ def chunked(scale: str, gpu: bool = False) -> Plan:
     planned = with_gates("06-chunked", scale, every, exact_cache=False)
     needed = sum(map(_first, every))
     return replace(planned, needed=needed, blocks=BLOCKS[scale], worker=f"{__package__}.worker")
+
+
+def tiles(scale: str, gpu: bool = False) -> Plan:
+    """A prompt in small chunks with nobody decoding, with flash attention and without it, to be measured beside a build
+    that uses its tiles from fewer queries on."""
+    check_scale(scale)
+    base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_gen=STEPS, n_seq=0, n_arriving=PROMPT)
+    base = change(base, way="apart", n_threads=machine.performance_cores())
+    flash = tuple(change(base, model=model, n_chunk=n) for n in SIZES for model in MODELS)
+    cells = (*flash, *(change(cell, flash_attn="off") for cell in flash))
+    planned = with_gates("06-tiles", scale, cells, exact_cache=False)
+    return replace(planned, worker=f"{__package__}.worker", compared=flash)
 
 
 def _usual(first: Arrival, scale: str) -> Iterator[Arrival]:

@@ -10,7 +10,7 @@ from plamo_study.analysis import timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
-from plamo_study.measure.recording import Recording
+from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
@@ -167,6 +167,26 @@ def tile(recording: Recording) -> Table:
         "ratio": (f"{less} / {full}", ".2f"),
     }
     return table(found, columns)
+
+
+def partial_tiles(recording: Recording) -> Table | Markdown:
+    """Small chunks beside a build whose flash attention uses tiles that are not full; as recorded."""
+    found = read("06-tiles", "recorded", recording.scale)
+    if found is None:
+        how = f"`plamo-study measure 06-tiles --scale {recording.scale} --beside partial-tiles`"
+        return Markdown(f"Nothing is recorded of that build at this scale: {how}.")
+    data = analysis.by_size(found.rows)
+    wide = data.pivot(index=["model", "n_chunk"], columns="how", values=["call", "ratio"])
+    others = [how for how in data["how"].unique() if how != analysis.STOCK]
+    columns: Columns = {"model": ("model", ""), "n_chunk": ("chunk", "")}
+    columns = {**columns, "call": ("stock (ms)", scaled(MS, ".1f"))}
+    shown = wide.index.to_frame(index=False)
+    shown["call"] = wide["call", analysis.STOCK].to_numpy()
+    for how in others:
+        shown[how] = wide["call", how].to_numpy()
+        shown[f"{how} ratio"] = wide["ratio", how].to_numpy()
+        columns = {**columns, how: (f"{how} (ms)", scaled(MS, ".1f")), f"{how} ratio": (f"{how}, times as fast", ".2f")}
+    return table(shown, columns, f"Recorded on {evidence.chips(found)}.")
 
 
 def neighbours(recording: Recording) -> Table:
