@@ -5,7 +5,6 @@ over the reference type, paired by block. What quality costs is another study's.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd

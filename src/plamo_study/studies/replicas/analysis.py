@@ -27,7 +27,7 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a row, replicas taken together: CELL, `block`, `verdict`, `total` sequences.
 
     `rate`: tokens per second, from the moment all were told to begin to the last token. `itl` and `longest`: mean and
-    largest gap between two tokens of a sequence, s. `ready`: s from the first process's start until the last had loaded.
+    largest gap between two tokens of a sequence, s. `ready`: s from the first process's start until all had loaded.
     Bytes of all processes: `grown` (their shares of memory after loading, less those before), `mapped` (of that, pages
     of the file, as the system counts them), `own` (weights elsewhere, as the engine says), `rest` (what is left).
     """
@@ -109,7 +109,11 @@ def _parts(used: pd.DataFrame) -> dict[Key, pd.Series]:
     """Seconds by block of a prompt, and of a step of so many sequences: by workload, file, threads and sequences."""
     found = used[used["workload"].isin(["prefill", "decode"])]
     groups = found.groupby(["workload", "model", "dtype", "n_threads", "n_seq"])
-    return {key: timing.seconds_by_block(g.drop_duplicates("block", keep="last"), timing.median_sample) for key, g in groups}
+    return {key: timing.seconds_by_block(_last(group), timing.median_sample) for key, group in groups}
+
+
+def _last(group: pd.DataFrame) -> pd.DataFrame:
+    return group.drop_duplicates("block", keep="last")
 
 
 def _alone(cell: Replicas, key: Key, parts: dict[Key, pd.Series]) -> pd.Series | None:
@@ -154,9 +158,9 @@ def crashes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def weights(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """A line a cell, MEMORY as estimates; `copies`: weights in memory, in the file's pages and elsewhere, over `file`."""
+    """A line a cell, MEMORY as estimates; `copies`: weights in its pages in memory and elsewhere, over `file`."""
     found, known = table(rows), files(rows, facts)
-    found = found[(found["policy"] == "per_sequence")].dropna(subset=["grown"])
+    found = found[found["policy"] == "per_sequence"].dropna(subset=["grown"])
     sizes = [_file_bytes(known, row.model, row.dtype) for row in found.itertuples()]
     copies = [(row.mapped.value + row.own.value) / size for row, size in zip(found.itertuples(), sizes, strict=True)]
     return found.assign(file=sizes, copies=copies)

@@ -1,7 +1,6 @@
 """Notebook 07's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
@@ -89,10 +88,9 @@ def _copies(recording: Recording) -> str:
     most = shared[shared["n_processes"] == shared["n_processes"].max()]
     if most.empty:
         return ""
-    said = [
-        f"{row.copies:.2f} times in {row.dtype}, {_loaded(row.use_mmap)}" for row in most.itertuples()
-    ]
-    return f"**Weights are shared or not by how they are loaded.** {most['n_processes'].iloc[0]} processes hold them " + (
+    said = [f"{row.copies:.2f} times in {row.dtype}, {_loaded(row.use_mmap)}" for row in most.itertuples()]
+    return (
+        f"**Weights are shared or not by how they are loaded.** {most['n_processes'].iloc[0]} processes hold them "
         f"{'; '.join(said)} (1: as large as the file)."
     )
 
@@ -112,9 +110,8 @@ def every(recording: Recording) -> Table:
     loaded = [_loaded(mapped) for mapped in found["use_mmap"]]
     policy = ["share a call" if each == "packed" else "one by one" for each in found["policy"]]
     found = found.assign(arrangement=_arrangement(found), loaded=loaded, prompts=policy)
-    kind: Columns = {"model": ("model", ""), "dtype": ("type", ""), "loaded": ("weights", ""), "prompts": ("prompts", "")}
-    longest: Columns = {"longest": ("longest wait (ms)", scaled(MS, ".1f"))}
-    return table(found, kind | _MEASURED | longest)
+    kind = {"model": ("model", ""), "dtype": ("type", ""), "loaded": ("weights", ""), "prompts": ("prompts", "")}
+    return table(found, {**kind, **_MEASURED, "longest": ("longest wait (ms)", scaled(MS, ".1f"))})
 
 
 def memory(recording: Recording) -> Table:
@@ -161,7 +158,7 @@ def prediction(recording: Recording) -> Table:
         "ratio": ("measured / replica alone", ".2f"),
         "miss": ("off the ceilings", ".2f"),
     }
-    return table(found, _EXPECTED | more, note)
+    return table(found, {**_EXPECTED, **more}, note)
 
 
 def _predicted(recording: Recording) -> pd.DataFrame:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,8 +40,9 @@ class Crew:
         """Let everyone go on, with a line of JSON."""
         for number, child in self.alive.items():
             assert child.stdin
-            child.stdin.write(msgspec.json.encode(what(number)) + b"\n")
-            child.stdin.flush()
+            with suppress(BrokenPipeError):  # it ended, which is said where it is heard
+                child.stdin.write(msgspec.json.encode(what(number)) + b"\n")
+                child.stdin.flush()
 
     def hear(self, kind: type[Said]) -> list[Said]:
         """What each of them says next. RuntimeError where one ended that nobody killed."""
@@ -156,9 +157,7 @@ def _requests(cell: Replicas, stamps: np.ndarray, begin: int) -> Iterator[Reques
         for seq in range(cell.n_seq):
             came = [int(at) - begin for at in (line[seq], *steps) if at]
             failure = KILLED if number == cell.killed else ""
-            yield Request(
-                id=f"{number}/{seq}", n_prompt=cell.n_prompt, arrived_ns=0, token_ns=came, failure=failure
-            )
+            yield Request(id=f"{number}/{seq}", n_prompt=cell.n_prompt, arrived_ns=0, token_ns=came, failure=failure)
 
 
 def _errors(proved: list[Proved]) -> list[float]:
