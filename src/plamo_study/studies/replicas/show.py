@@ -101,7 +101,10 @@ def _loaded(use_mmap: bool) -> str:
 
 def arrangements(recording: Recording, total: int = 0) -> Table:
     """Every arrangement of the main type: what it writes, how long tokens take, when it is ready, what it takes."""
-    return table(usual(recording.rows, total), _MEASURED)
+    found, cores = usual(recording.rows, total), int(recording.rows["n_threads"].max())
+    crowded = dict.fromkeys(found[found["n_processes"] > cores]["arrangement"])
+    note = f"More threads than the {cores} cores: {', '.join(crowded)}." if crowded else ""
+    return table(found, _MEASURED, note)
 
 
 def every(recording: Recording) -> Table:
@@ -175,6 +178,18 @@ def _span(low: float, high: float) -> str:
 
 def _close(ratio: float) -> bool:
     return 1 / CLOSE <= ratio <= CLOSE
+
+
+def takeaway(recording: Recording) -> Markdown:
+    """In how many comparisons several processes write more or less than one."""
+    found = analysis.table(recording.rows)
+    found = found[(found["n_processes"] > 1) & (found["policy"] == "per_sequence")]
+    verdicts = [ratio.above(1.0) for ratio in found["against_one"].dropna()]
+    faster, slower = verdicts.count("holds"), verdicts.count("does not hold")
+    return Markdown(
+        f"Of {len(verdicts)} arrangements of several processes **{faster} write more than one process** with as many "
+        f"sequences, **{slower} write less**, and {len(verdicts) - faster - slower} are not decided."
+    )
 
 
 def isolation(recording: Recording) -> Table:
