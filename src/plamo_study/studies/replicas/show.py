@@ -15,7 +15,10 @@ from plamo_study.studies.replicas import analysis
 
 CLOSE = 1.5  # times off that a prediction may be
 MS, MB = 1e3, 1e-6
-WORDS = {"holds": "more than", "does not hold": "fewer than", "inconclusive": "not shown to be more or fewer than"}
+UNFAIR = (
+    "Beside other programs the comparison is not fair, and no interval mends that: eight processes get more of the "
+    "cores from whoever else computes than one does."
+)
 
 
 def usual(rows: pd.DataFrame, total: int = 0) -> pd.DataFrame:
@@ -38,16 +41,18 @@ def _arrangement(found: pd.DataFrame) -> list[str]:
 def finding(recording: Recording) -> Markdown:
     """Whether a process for each sequence writes more than one for all, what a crash takes, what memory it costs."""
     rows = recording.rows
-    lines = [_wins(group) for _, group in usual(rows).groupby("model")]
+    disturbed = evidence.disturbed(rows)
+    lines = [_wins(group, not disturbed) for _, group in usual(rows).groupby("model")]
+    lines += [UNFAIR] if disturbed else []
     lines += [_died(rows), _copies(recording)]
     own = {name: fact for (name, dtype), fact in files(rows, recording.facts).items() if dtype == _own_type(rows)}
     told = condition(replace(recording, facts=recording.facts | own))
     text = "\n".join(f"- {line}" for line in lines if line)
-    return Markdown(f"{evidence.disturbed(rows)}{text}\n\n({told})")
+    return Markdown(f"{disturbed}{text}\n\n({told})")
 
 
-def _wins(group: pd.DataFrame) -> str:
-    """One process for all against one for each, and against those between."""
+def _wins(group: pd.DataFrame, decided: bool) -> str:
+    """One process for all against one for each, and against those between; `decided`: whether intervals may decide."""
     found = {row["n_processes"]: row for row in group.to_dict("records")}
     one, total = found.get(1), int(group["total"].iloc[0])
     each = found.get(total)
@@ -58,7 +63,7 @@ def _wins(group: pd.DataFrame) -> str:
         "holds": "a process for each sequence writes faster than one process for all",
         "does not hold": "one process for all sequences writes faster than a process for each",
         "inconclusive": "whether one process for all or one for each writes faster is not decided",
-    }[ratio.above(1.0)]
+    }[ratio.above(1.0) if decided else "inconclusive"]
     times, both = sentences.quotient(ratio, each["rate"], one["rate"], "tokens per second")
     between = [f"{n} processes {row['against_one']:.2f} times" for n, row in found.items() if n not in (1, total)]
     also = f" Of those between, {' and '.join(between)}." if between else ""
@@ -119,7 +124,9 @@ def every(recording: Recording) -> Table:
 
 def memory(recording: Recording) -> Table:
     """Where the weights are: pages of the file that all processes share, and memory that each has to itself."""
-    found = analysis.weights(recording.rows, recording.facts).sort_values(["model", "dtype", "use_mmap", "total"])
+    found = analysis.weights(recording.rows, recording.facts).sort_values(
+        ["model", "dtype", "use_mmap", "total", "n_processes"]
+    )
     found = found.assign(arrangement=_arrangement(found), loaded=[_loaded(mapped) for mapped in found["use_mmap"]])
     in_mb = significant(3, MB)
     columns: Columns = {
@@ -143,8 +150,9 @@ def _middle(bytes_: Estimate) -> str:
 
 
 def expected(recording: Recording) -> Table:
-    """What each arrangement should write: by a replica alone, and by the ceilings of all cores."""
-    return table(_predicted(recording), _EXPECTED)
+    """What each arrangement of the main type should write: by a replica alone, and by the ceilings of all cores."""
+    found = _predicted(recording)
+    return table(found[found["use_mmap"] & (found["dtype"] == _own_type(recording.rows))], _EXPECTED)
 
 
 def prediction(recording: Recording) -> Table:
@@ -166,7 +174,8 @@ def prediction(recording: Recording) -> Table:
 
 def _predicted(recording: Recording) -> pd.DataFrame:
     found = analysis.predicted(recording.rows, recording.facts)
-    found = found[found["policy"] == "per_sequence"].sort_values(["model", "dtype", "use_mmap", "n_processes"])
+    found = found[found["policy"] == "per_sequence"].assign(total=found["n_processes"] * found["n_seq"])
+    found = found.sort_values(["model", "dtype", "use_mmap", "total", "n_processes"])
     kinds = [f"{dtype}, {_loaded(mapped)}" for dtype, mapped in zip(found["dtype"], found["use_mmap"], strict=True)]
     allowed = [_span(row.slowest, row.fastest) for row in found.itertuples()]
     return found.assign(arrangement=_arrangement(found), kind=kinds, allowed=allowed)
@@ -186,9 +195,10 @@ def takeaway(recording: Recording) -> Markdown:
     found = found[(found["n_processes"] > 1) & (found["policy"] == "per_sequence")]
     verdicts = [ratio.above(1.0) for ratio in found["against_one"].dropna()]
     faster, slower = verdicts.count("holds"), verdicts.count("does not hold")
+    unfair = f" {UNFAIR}" if evidence.disturbed(recording.rows) else ""
     return Markdown(
-        f"Of {len(verdicts)} arrangements of several processes **{faster} write more than one process** with as many "
-        f"sequences, **{slower} write less**, and {len(verdicts) - faster - slower} are not decided."
+        f"Of {len(verdicts)} arrangements of several processes {faster} wrote more than one process with as many "
+        f"sequences, {slower} wrote less, and {len(verdicts) - faster - slower} are not decided.{unfair}"
     )
 
 
