@@ -16,7 +16,7 @@ from plamo_study.studies.replicas import analysis
 CLOSE = 1.5  # times off that a prediction may be
 MS, MB = 1e3, 1e-6
 UNFAIR = (
-    "Beside other programs the comparison is not fair, and no interval mends that: eight processes get more of the "
+    "Beside other programs the comparison is not fair, and no interval mends that: many processes get more of the "
     "cores from whoever else computes than one does."
 )
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import psutil
 
 from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import Replicas
@@ -56,19 +57,33 @@ class Crew:
 
     def memory(self) -> list[Memory]:
         """What each holds in memory now."""
-        return [machine.memory(child.pid) for child in self.alive.values()]
+        return self._looked_at(machine.memory)
 
     def mapped(self) -> list[int]:
         """The share of each of the pages of the model's file, where the system tells it."""
-        shares = [machine.mapped(child.pid, self.path) for child in self.alive.values()]
+        shares = self._looked_at(lambda pid: machine.mapped(pid, self.path))
         return [share for share in shares if share is not None]
+
+    def _looked_at(self, look: Callable[[int], Said]) -> list[Said]:
+        """What is seen of each process. RuntimeError where one ended that nobody killed."""
+        found = []
+        for number, child in self.alive.items():
+            try:
+                found.append(look(child.pid))
+            except psutil.Error:
+                raise _ended(number, child) from None
+        return found
 
     def _line(self, number: int, child: subprocess.Popen[bytes], kind: type[Said]) -> Said:
         assert child.stdout
         line = child.stdout.readline()
         if not line:
-            raise RuntimeError(f"replica {number} ended: {child.wait()}")
+            raise _ended(number, child)
         return msgspec.json.decode(line, type=kind)
+
+
+def _ended(number: int, child: subprocess.Popen[bytes]) -> RuntimeError:
+    return RuntimeError(f"replica {number} ended: {child.wait()}")
 
 
 @contextmanager
