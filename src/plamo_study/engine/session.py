@@ -254,7 +254,9 @@ def model_params(config: SessionConfig) -> llama.llama_model_params:
     Else a build with one computes calls of 32 tokens or more there, weights copied each time (`op_offload`).
     """
     params = llama.llama_model_default_params()
-    params.n_gpu_layers, params.use_mmap = config.n_gpu_layers, config.use_mmap
+    params.n_gpu_layers = config.n_gpu_layers
+    if not config.use_mmap:
+        params.load_mode = llama.LLAMA_LOAD_MODE_NONE
     if config.n_gpu_layers == 0:
         params.devices = ctypes.addressof(NO_DEVICES)
     return params

@@ -15,6 +15,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
     "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
+    "n_processes", "killed",
 )  # fmt: skip
 
 
@@ -205,8 +206,26 @@ class Arrival(OnModel, frozen=True, kw_only=True):
         return self.n_seq + 1, self.depth, self.n_gen
 
 
+class Replicas(OnModel, frozen=True, kw_only=True):
+    """Processes side by side, each with the model and with sequences of its own; `n_threads` are those of all."""
+
+    timed = True
+    n_processes: int = 1
+    n_seq: int = 1  # of each process
+    n_prompt: int = 0  # tokens each sequence begins with
+    n_gen: int = 0  # decode steps
+    policy: Literal["per_sequence", "packed"] = "per_sequence"
+    killed: int = -1  # the process that is killed halfway through its steps; -1: none
+
+    @property
+    def threads_each(self) -> int:
+        """Threads of one process: its share, and at least one."""
+        return max(self.n_threads // self.n_processes, 1)
+
+
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
+    | Replicas
     | Naive | Arrival
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}

@@ -152,6 +152,29 @@ def _read(path: Path) -> str:
         return ""
 
 
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a process in memory; None where the system does not tell (macOS knows no shares of pages)."""
+
+    rss: int  # all of its pages
+    private: int  # pages that it has to itself
+    pss: int | None  # the same, and its share of each page that others have too
+
+
+def memory(pid: int) -> Memory:
+    """What a process holds in memory now; takes some milliseconds."""
+    found = psutil.Process(pid).memory_full_info()
+    return Memory(found.rss, found.uss, getattr(found, "pss", None))
+
+
+def mapped(pid: int, path: Path) -> int | None:
+    """A process's share in bytes of the pages of a mapped file; None where the system does not tell."""
+    if MACOS:
+        return None
+    maps = psutil.Process(pid).memory_maps()
+    return sum(each.pss for each in maps if each.path == str(path.resolve()))
+
+
 def drop_pages(path: Path) -> None:
     """Have the system forget a file's cached pages, where it can be asked (not on macOS): they come anew, elsewhere."""
     if hasattr(os, "posix_fadvise"):

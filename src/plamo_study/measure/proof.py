@@ -17,8 +17,6 @@ from plamo_study.measure.cells import Calls, Gate, Isolation, OnModel, Replay
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.compare import agreement, relative_error
-from plamo_study.oracle.forward import Oracle
-from plamo_study.oracle.judge import judge
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
@@ -69,6 +67,9 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     with a window is held against the oracle with that window; how far it is from one without it is told beside it, for
     the reader to see that the check would find a window that is not there.
     """
+    from plamo_study.oracle.forward import Oracle  # a third of what a worker imports, and only gates need it
+    from plamo_study.oracle.judge import judge
+
     tokens = draws[0][0][: cell.n_prompt]
     half, window = len(tokens) // 2, library.window()
     session.clear()

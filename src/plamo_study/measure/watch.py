@@ -34,6 +34,24 @@ def collected() -> Evidence | None:
     return added(_parts) if _parts else None
 
 
+def take_over(parts: list[Evidence], crowded: bool) -> None:
+    """Make what processes of this job counted, which computed side by side, part of its evidence.
+
+    They are no others to one another. `crowded`: they have more threads than cores, so they wait by themselves, and
+    how long says nothing of others.
+    """
+    longest, cpu_ns = max(parts, key=lambda part: part.wall_ns), sum(part.cpu_ns for part in parts)
+    busy_ns, waited = (longest.others_ns or 0) + longest.cpu_ns, [part.waited_ns for part in parts]
+    told = {
+        "cpu_ns": cpu_ns,
+        "others_ns": max(busy_ns - cpu_ns, 0),
+        "waited_ns": None if crowded or None in waited else sum(each or 0 for each in waited),
+        "involuntary": sum(part.involuntary for part in parts),
+        "voluntary": sum(part.voluntary for part in parts),
+    }
+    _parts.append(msgspec.structs.replace(longest, **told))
+
+
 def since(before: machine.Counters, after: machine.Counters) -> Evidence:
     """What was counted between two readings."""
     gone: dict[str, int | None] = {}

@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
@@ -41,21 +42,34 @@ def main(own: Mapping[str, Run] = {}) -> None:
 
 def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
     """Read a job of this kind from stdin, do it, write what was measured to stdout, and end the process."""
-    os.environ["GGML_NO_BACKTRACE"] = "1"  # an assertion's text is enough; the backtrace costs seconds
-    result = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever the engine prints is log, not result
+    result = begin()
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
-    threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
-    try:
+    with failing():
         measured = do(job)
-    except Exception as error:
-        print(f"@error {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)  # no teardown: the engine may be in any state
     peak = measured.peak_rss_bytes or machine.peak_rss()
     measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
     result.write(msgspec.json.encode(measured))
     result.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time
+
+
+def begin() -> BinaryIO:
+    """Where this process answers: its stdout, which is log from now on. The process ends with its parent."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # an assertion's text is enough; the backtrace costs seconds
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever the engine prints is log, not result
+    threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
+    return answers
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """Put this around the work: an exception is told on stderr and ends the process."""
+    try:
+        yield
+    except Exception as error:
+        print(f"@error {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # no teardown: the engine may be in any state
 
 
 def _do(own: Mapping[str, Run], job: Job) -> Measured:

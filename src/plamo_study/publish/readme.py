@@ -20,6 +20,7 @@ from plamo_study.studies.phase_asymmetry import show as phase_asymmetry
 from plamo_study.studies.quality import show as quality
 from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
+from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
 from plamo_study.studies.timeline import show as operators
 
@@ -42,6 +43,7 @@ def findings() -> str:
         _quantization(),
         [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
         [str(chunked.finding(recorded("06-chunked", "mini")).data)],
+        [str(replicas.finding(recorded("07-replicas", "mini")).data)],
     ]
     headed = [
         [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)

@@ -14,6 +14,7 @@ from plamo_study.studies.numeric_range import plan as numeric_range
 from plamo_study.studies.phase_asymmetry import plan as phase_asymmetry
 from plamo_study.studies.quality import plan as quality
 from plamo_study.studies.quantization import plan as quantization
+from plamo_study.studies.replicas import plan as replicas
 from plamo_study.studies.roofline import plan as roofline
 from plamo_study.studies.timeline import plan as timeline
 
@@ -42,6 +43,7 @@ NOTEBOOKS = {
     "04-quantization": "size, speed, quality and numeric range by type and by tensor",
     "05-context-length": "how both phases move with context, by attention kernel and cache type",
     "06-chunked-prefill": "what one long prompt does to everyone else",
+    "07-replicas": "N processes against one process with N sequences",
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),
@@ -64,6 +66,7 @@ STUDIES = {
     "05-window": Study(context.window, at_mini=True, aside=True, whole=True),
     "06-chunked": Study(chunked.chunked, weight=3),
     "06-tiles": Study(chunked.tiles, aside=True),
+    "07-replicas": Study(replicas.replicas, weight=3),
 }
 OF_ALL = ("02-roofline",)  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"

@@ -5,13 +5,13 @@ over the reference type, paired by block. What quality costs is another study's.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 
 from plamo_study.analysis import stats
+from plamo_study.analysis.files import Facts, Files, files
 from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.roofline import Model
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
@@ -20,21 +20,7 @@ from plamo_study.studies.quantization import pareto
 
 REFERENCE = "F16"
 PHASES = ("prefill", "decode", "batch")  # of one prompt, of one sequence, of several together
-Facts = dict[str, dict[str, Any]]
-Files = dict[tuple[str, str], Model]
 Series = dict[tuple[str, str, str], pd.Series]
-
-
-def files(rows: pd.DataFrame, facts: Facts) -> Files:
-    """The facts of every file the rows ran on, by (model as frames name it, type or recipe), the largest first.
-
-    A journal may hold facts of an older file of the same name: the last one counts.
-    """
-    known = [fact for fact in facts.values() if "tensors" in fact]
-    found = {(fact["name"] + ("*" if fact["assumptions"] else ""), fact["dtype"]): fact for fact in known}
-    measured = set(zip(rows["model"], rows["dtype"], strict=True))
-    chosen = {key: fact for key, fact in found.items() if key in measured}
-    return dict(sorted(chosen.items(), key=lambda item: (item[0][0], -item[1]["file_bytes"])))
 
 
 def sizes(known: Files) -> pd.DataFrame:

@@ -1,0 +1,170 @@
+"""What replicas write, how long they wait and what they take, beside what their parts and the machine's ceilings allow.
+
+Frames in, estimates out. An arrangement is so many processes with so many sequences each.
+"""
+
+from itertools import chain
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.analysis import roofline, stats, timing
+from plamo_study.analysis.files import Facts, Files, files
+from plamo_study.analysis.own_ceilings import limits
+from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.timing import NS
+from plamo_study.analysis.usable import usable
+from plamo_study.measure.cells import Replicas
+
+KIND = ["model", "dtype", "use_mmap", "policy", "killed"]
+CELL = [*KIND, "n_processes", "n_seq"]
+TIMES = ["rate", "itl", "longest", "ready"]
+MEMORY = ["grown", "mapped", "own", "rest"]
+Key = tuple[Any, ...]
+
+
+def processes(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a row, replicas taken together: CELL, `block`, `verdict`, `total` sequences.
+
+    `rate`: tokens per second, from the moment all were told to begin to the last token. `itl` and `longest`: mean and
+    largest gap between two tokens of a sequence, s. `ready`: s from the first process's start until all had loaded.
+    Bytes of all processes: `grown` (their shares of memory after loading, less those before), `mapped` (of that, pages
+    of the file, as the system counts them), `own` (weights elsewhere, as the engine says), `rest` (what is left).
+    """
+    found = rows[(rows["workload"] == "replicas") & (rows["status"] == "ok")]
+    entries = []
+    for row in found.itertuples():
+        ends = [first + sum(steps) for first, steps in zip(row.prefill_ns, row.samples_ns, strict=True)]
+        gaps, total = list(chain(*row.samples_ns)), row.n_processes * row.n_seq
+        entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict")} | {"total": total}
+        entry |= {"rate": total * (row.n_gen + 1) / max(ends) * NS, "itl": sum(gaps) / len(gaps) / NS}
+        entry |= {"longest": max(gaps) / NS, "ready": max(row.series["start"]) + row.load_ns / NS}
+        entries.append(entry | _memory(row.series, row.n_processes * row.checks["own_bytes"]))
+    return pd.DataFrame(entries, columns=[*CELL, "block", "verdict", "total", *TIMES, *MEMORY])
+
+
+def _memory(series: dict[str, list[float]], own: float) -> dict[str, float]:
+    """Where the system does not share pages out (macOS), those that a process has to itself."""
+    share = "pss" if "pss" in series else "private"
+    grown, mapped = sum(series[share]) - sum(series[f"before {share}"]), sum(series["mapped"])
+    return {"grown": grown, "mapped": mapped, "own": own, "rest": grown - mapped - own}
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a cell in which no replica was killed: CELL, `total`, TIMES and MEMORY as estimates over runs.
+
+    `verdict` is valid, or how many runs were not: those are in no estimate. `against_one`: `rate` over that of one
+    process with as many sequences, paired by block.
+    """
+    known, entries = _by_cell(usable(rows)), []
+    for key, group in processes(rows[rows["killed"] < 0]).groupby(CELL, sort=False):
+        entry: dict[str, Any] = dict(zip(CELL, key, strict=True)) | {"total": int(group["total"].iloc[0])}
+        wrong = int((group["verdict"] != "valid").sum())
+        entry["verdict"] = f"{wrong} of {len(group)} {group['verdict'].iloc[-1]}" if wrong else "valid"
+        if (own := known.get(key)) is not None:
+            entry |= {name: stats.median(own[name].tolist()) for name in (*TIMES, *MEMORY)}
+            one = known.get((*key[:-2], 1, entry["total"]))
+            entry["against_one"] = timing.paired_ratio(own["rate"], one["rate"]) if one is not None else None
+        entries.append(entry)
+    return pd.DataFrame(entries, columns=[*CELL, "total", "verdict", *TIMES, *MEMORY, "against_one"])
+
+
+def _by_cell(used: pd.DataFrame) -> dict[Key, pd.DataFrame]:
+    """Medians of each cell by block."""
+    found = processes(used).drop(columns="verdict")
+    return {key: group.groupby("block").median(numeric_only=True) for key, group in found.groupby(CELL)}
+
+
+def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Each arrangement's `rate` as promised and measured, tokens per second.
+
+    `alone`: every replica works as fast as one alone on its threads; with more threads than cores, so much slower.
+    `ratio`: measured over that, paired by block. `slowest` to `fastest`: what the ceilings of all cores allow, if every
+    process reads the weights for itself; the `near` ceiling, and `miss`: 1 between the two, else times the nearer edge.
+    NaN where the type's own kernel was not measured. `crowded`: more threads than cores.
+    """
+    used, known, entries = usable(rows), files(rows, facts), []
+    parts, kernels = _parts(used), set(used[used["workload"] == "matmul"]["dtype"])
+    for key, own in _by_cell(used[used["killed"] < 0]).items():
+        cell = _cell_of(used, key)
+        entry: dict[str, Any] = dict(zip(CELL, key, strict=True)) | {"measured": stats.median(own["rate"].tolist())}
+        entry |= {"crowded": cell.threads_each * cell.n_processes > cell.n_threads}
+        alone = _alone(cell, key, parts)
+        if alone is not None:
+            entry |= {"alone": stats.median(alone.tolist()), "ratio": timing.paired_ratio(own["rate"], alone)}
+        if cell.dtype in kernels:
+            entry |= _allowed(cell, known[key[0], key[1]], limits(used, known[key[0], key[1]]), entry["measured"])
+        entries.append(entry)
+    return pd.DataFrame(entries, columns=[*CELL, "crowded", "measured", "alone", "ratio", "slowest", "fastest", "near",
+                                          "miss"])  # fmt: skip
+
+
+def _cell_of(used: pd.DataFrame, key: Key) -> Replicas:
+    found = used[used["workload"] == "replicas"].iloc[0]
+    told = dict(zip(CELL, key, strict=True)) | {name: int(found[name]) for name in ("n_prompt", "n_gen", "n_threads")}
+    return Replicas(**told)
+
+
+def _parts(used: pd.DataFrame) -> dict[Key, pd.Series]:
+    """Seconds by block of a prompt, and of a step of so many sequences: by workload, file, threads and sequences."""
+    found = used[used["workload"].isin(["prefill", "decode"])]
+    groups = found.groupby(["workload", "model", "dtype", "n_threads", "n_seq"])
+    return {key: timing.seconds_by_block(_last(group), timing.median_sample) for key, group in groups}
+
+
+def _last(group: pd.DataFrame) -> pd.DataFrame:
+    return group.drop_duplicates("block", keep="last")
+
+
+def _alone(cell: Replicas, key: Key, parts: dict[Key, pd.Series]) -> pd.Series | None:
+    """Tokens per second by block, of replicas that do not disturb one another but share the cores."""
+    prompt = parts.get(("prefill", *key[:2], cell.threads_each, 1))
+    step = parts.get(("decode", *key[:2], cell.threads_each, cell.n_seq))
+    if prompt is None or step is None:
+        return None
+    crowd = max(cell.threads_each * cell.n_processes / cell.n_threads, 1.0)
+    return _tokens(cell) / (crowd * (cell.n_seq * prompt + cell.n_gen * step)).dropna()
+
+
+def _tokens(cell: Replicas) -> int:
+    return cell.n_processes * cell.n_seq * (cell.n_gen + 1)
+
+
+def _allowed(
+    cell: Replicas, model: roofline.Model, ceilings: roofline.Ceilings, measured: Estimate
+) -> dict[str, float | str]:
+    """What the ceilings allow: prompts one by one, then steps at the mean depth, the weights read by each process."""
+    depth = cell.n_prompt + cell.n_gen / 2
+    flops = cell.n_seq * roofline.prefill_flops(model, cell.n_prompt)
+    flops += cell.n_gen * roofline.decode_flops(model, depth, cell.n_seq)
+    moved = cell.n_seq * roofline.prefill_bytes(model, cell.n_prompt)
+    moved += cell.n_gen * roofline.decode_bytes(model, depth, cell.n_seq)
+    band = roofline.band(cell.n_processes * flops, cell.n_processes * moved, ceilings)
+    tokens = _tokens(cell)
+    miss = roofline.miss(tokens / measured.value, band.low, band.high)
+    return {"slowest": tokens / band.high, "fastest": tokens / band.low, "near": band.bound, "miss": miss}
+
+
+def crashes(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a run in which a replica was killed: CELL, `block`, `lost` and `finished` requests, `got` (tokens that the
+    killed one's sequences had each), and `right`: whether all others finished with the tokens they get alone."""
+    entries = []
+    for row in rows[(rows["workload"] == "replicas") & (rows["killed"] >= 0) & (rows["status"] == "ok")].itertuples():
+        finished, total = int(row.checks["finished"]), row.n_processes * row.n_seq
+        entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict")}
+        entry |= {"finished": finished, "lost": total - finished, "got": len(row.samples_ns[row.killed]) + 1}
+        entries.append(entry | {"of": row.n_gen + 1, "right": bool(row.checks["second_path"])})
+    return pd.DataFrame(entries, columns=[*CELL, "block", "verdict", "finished", "lost", "got", "of", "right"])
+
+
+def weights(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """A line a cell, MEMORY as estimates; `copies`: weights in its pages in memory and elsewhere, over `file`."""
+    found, known = table(rows), files(rows, facts)
+    found = found[found["policy"] == "per_sequence"].dropna(subset=["grown"])
+    sizes = [_file_bytes(known, row.model, row.dtype) for row in found.itertuples()]
+    copies = [(row.mapped.value + row.own.value) / size for row, size in zip(found.itertuples(), sizes, strict=True)]
+    return found.assign(file=sizes, copies=copies)
+
+
+def _file_bytes(known: Files, model: str, dtype: str) -> int:
+    return int(known[model, dtype]["file_bytes"])

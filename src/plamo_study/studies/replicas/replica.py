@@ -1,0 +1,144 @@
+"""One replica: a process that loads the model and answers its sequences, when the worker that started it says so.
+
+It answers in lines of JSON and goes on at a line of stdin: once started, loaded, answered, proved. When each token came
+stands on the board, a file that all replicas and the worker have mapped; so what a killed one got done is known.
+"""
+
+import mmap
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from plamo_study.engine import library
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.measure import proof, sessions, watch, worker
+from plamo_study.measure.cells import Replicas
+from plamo_study.measure.proof import PROBE_FIRST, Prompts
+from plamo_study.measure.rows import Evidence
+from plamo_study.oracle.compare import relative_error
+
+WARM_STEPS = 2
+WEIGHTS = re.compile(r"(\S+) model buffer size = +([\d.]+) MiB")
+MAPPED = "CPU_Mapped"  # llama.cpp's name for weights that stay in the file's pages
+clock = time.perf_counter_ns  # one clock for all processes of the machine
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica is told first."""
+
+    cell: Replicas
+    path: str
+    number: int
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """It could load now."""
+
+    at_ns: int
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """The model is loaded and warm. Bytes of weights as the engine says: in the file's pages, and in its own memory."""
+
+    load_ns: int
+    mapped_bytes: float
+    own_bytes: float
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """Every token came."""
+
+    n_evaluated: int
+    evidence: Evidence
+
+
+class Proved(msgspec.Struct, frozen=True, kw_only=True):
+    """How far each sequence's last logits are from those of the sequence alone, and whether all are finite."""
+
+    errors: list[float]
+    finite: bool
+
+
+def board(file: int, cell: Replicas) -> np.ndarray:
+    """When the prompts and then the steps of each replica ended, (n_processes, n_seq + n_gen) int64 ns; 0: not yet."""
+    shape = (cell.n_processes, cell.n_seq + cell.n_gen)
+    return np.frombuffer(mmap.mmap(file, 8 * shape[0] * shape[1]), dtype=np.int64).reshape(shape)
+
+
+def config(cell: Replicas) -> SessionConfig:
+    """The context of one replica, with its share of the threads."""
+    threads = {"n_threads": cell.threads_each, "n_threads_batch": cell.threads_each}
+    return sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, **threads)
+
+
+def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
+    """Load, answer and prove, each when it is told; `stamps`: this replica's line of the board."""
+    cell, log = task.cell, list[str]()
+    library.capture_log(log)
+    say(Started(at_ns=clock()))
+    start = clock()
+    with Session(task.path, config(cell)) as session:
+        load_ns = clock() - start
+        tokens = _draw(cell, task.number, session.n_vocab)
+        _prompts(session, cell, tokens, np.zeros(cell.n_seq, dtype=np.int64))
+        _steps(session, cell, tokens, np.zeros(WARM_STEPS, dtype=np.int64))
+        session.clear()
+        sizes = [(name, float(size) * 2**20) for name, size in WEIGHTS.findall("".join(log))]
+        mapped = sum(size for name, size in sizes if name == MAPPED)
+        own = sum(size for name, size in sizes if name != MAPPED)
+        say(Loaded(load_ns=load_ns, mapped_bytes=mapped, own_bytes=own))
+        with watch.timed():
+            _prompts(session, cell, tokens, stamps[: cell.n_seq])
+            _steps(session, cell, tokens, stamps[cell.n_seq :])
+        last = {seq: session.logits(row) for row, seq in enumerate(tokens)}
+        say(Answered(n_evaluated=session.n_evaluated, evidence=watch.collected() or Evidence()))
+        errors = [relative_error(last[seq], proof.alone(session, seq, stream)) for seq, stream in tokens.items()]
+        say(Proved(errors=errors, finite=all(bool(np.isfinite(row).all()) for row in last.values())))
+
+
+def _draw(cell: Replicas, number: int, n_vocab: int) -> Prompts:
+    rng = np.random.default_rng([cell.seed, number])
+    tokens = rng.integers(PROBE_FIRST, n_vocab, (cell.n_seq, cell.n_prompt + cell.n_gen), dtype=np.int32)
+    return dict(enumerate(tokens))
+
+
+def _prompts(session: Session, cell: Replicas, tokens: Prompts, ends: np.ndarray) -> None:
+    """Evaluate the prompts, one after the other or, packed, all at once."""
+    prompts = {seq: stream[: cell.n_prompt] for seq, stream in tokens.items()}
+    if cell.policy == "packed":
+        session.prefill(prompts, "packed")
+        ends[:] = clock()
+        return
+    for seq, prompt in prompts.items():
+        session.prefill({seq: prompt})
+        ends[seq] = clock()
+
+
+def _steps(session: Session, cell: Replicas, tokens: Prompts, ends: np.ndarray) -> None:
+    steps = [{seq: int(t[cell.n_prompt + i]) for seq, t in tokens.items()} for i in range(len(ends))]
+    for i, step in enumerate(steps):
+        session.decode(step)
+        ends[i] = clock()
+
+
+def main() -> None:
+    """Take the task from stdin; arguments: the lifeline and the board."""
+    answers = worker.begin()
+    with worker.failing():
+        task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
+
+        def say(what: Any) -> None:
+            answers.write(msgspec.json.encode(what) + b"\n")
+            answers.flush()
+            sys.stdin.buffer.readline()
+
+        run(task, say, board(int(sys.argv[2]), task.cell)[task.number])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""A cell of kind "replicas": processes load the same file, begin together, and answer sequences of their own.
+
+They belong to the worker's process group and hold a lifeline to it, so none outlives the worker, however that ends.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import psutil
+
+from plamo_study.measure import machine, watch
+from plamo_study.measure.cells import Replicas
+from plamo_study.measure.machine import Memory
+from plamo_study.measure.rows import Measured, Request
+from plamo_study.measure.tolerance import tolerance
+from plamo_study.studies.replicas import replica
+from plamo_study.studies.replicas.replica import Answered, Loaded, Proved, Started, Task, clock
+
+LOOK_S = 5e-4  # between two looks at how far the replica is that will be killed
+KILLED = "its process was killed"
+Said = TypeVar("Said")
+
+
+class Crew:
+    """The replicas of a cell that are alive, by number. All have to say a thing before they are told to go on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.alive: dict[int, subprocess.Popen[bytes]] = {}
+
+    def tell(self, what: Callable[[int], Any] = lambda number: None) -> None:
+        """Let everyone go on, with a line of JSON."""
+        for number, child in self.alive.items():
+            assert child.stdin
+            with suppress(BrokenPipeError):  # it ended, which is said where it is heard
+                child.stdin.write(msgspec.json.encode(what(number)) + b"\n")
+                child.stdin.flush()
+
+    def hear(self, kind: type[Said]) -> list[Said]:
+        """What each of them says next. RuntimeError where one ended that nobody killed."""
+        return [self._line(number, child, kind) for number, child in self.alive.items()]
+
+    def kill(self, number: int) -> None:
+        """As the system does where memory runs out."""
+        child = self.alive.pop(number)
+        child.kill()
+        child.communicate()
+
+    def memory(self) -> list[Memory]:
+        """What each holds in memory now."""
+        return self._looked_at(machine.memory)
+
+    def mapped(self) -> list[int]:
+        """The share of each of the pages of the model's file, where the system tells it."""
+        shares = self._looked_at(lambda pid: machine.mapped(pid, self.path))
+        return [share for share in shares if share is not None]
+
+    def _looked_at(self, look: Callable[[int], Said]) -> list[Said]:
+        """What is seen of each process. RuntimeError where one ended that nobody killed."""
+        found = []
+        for number, child in self.alive.items():
+            try:
+                found.append(look(child.pid))
+            except psutil.Error:
+                raise _ended(number, child) from None
+        return found
+
+    def _line(self, number: int, child: subprocess.Popen[bytes], kind: type[Said]) -> Said:
+        assert child.stdout
+        line = child.stdout.readline()
+        if not line:
+            raise _ended(number, child)
+        return msgspec.json.decode(line, type=kind)
+
+
+def _ended(number: int, child: subprocess.Popen[bytes]) -> RuntimeError:
+    return RuntimeError(f"replica {number} ended: {child.wait()}")
+
+
+@contextmanager
+def _started(cell: Replicas, path: Path, board: int) -> Iterator[Crew]:
+    """The replicas, told what to do; none is left behind."""
+    lifeline, ours = os.pipe()
+    command = [sys.executable, "-m", replica.__name__, str(lifeline), str(board)]
+    crew, pipe = Crew(path), subprocess.PIPE
+    try:
+        for number in range(cell.n_processes):
+            child = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[lifeline, board])
+            crew.alive[number] = child
+        crew.tell(lambda number: Task(cell=cell, path=str(path), number=number))
+        yield crew
+    finally:
+        for number in list(crew.alive):
+            crew.kill(number)
+        os.close(lifeline)
+        os.close(ours)
+
+
+def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Do one cell.
+
+    `requests`: one a sequence, "PROCESS/SEQUENCE"; times since all were told to begin. `samples_ns`: a list a process,
+    one number a step; `prefill_ns`: its prompts before them. `series`, one number a process: "start" (s until it could
+    load), "load" (s); bytes of memory "rss", "private", "pss" when all had loaded, with "before" the same before any
+    did, and "mapped", its share of the file's pages. One number a sequence: "error", its last logits against itself
+    alone.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.truncate(8 * cell.n_processes * (cell.n_seq + cell.n_gen))
+        stamps = replica.board(file.fileno(), cell)
+        stage("start")
+        begin = clock()
+        with _started(cell, path, file.fileno()) as crew:
+            started = [(said.at_ns - begin) / 1e9 for said in crew.hear(Started)]
+            memory = _series("before ", crew.memory())
+            stage("load")
+            crew.tell()
+            loaded = crew.hear(Loaded)
+            memory |= _series("", crew.memory()) | {"mapped": [float(share) for share in crew.mapped()]}
+            stage("answer")
+            begin = clock()
+            crew.tell()
+            if cell.killed >= 0:
+                _kill_halfway(cell, crew, stamps)
+            answered = crew.hear(Answered)
+            stage("prove")
+            crew.tell()
+            proved = crew.hear(Proved)
+    watch.take_over([said.evidence for said in answered], cell.threads_each * cell.n_processes > cell.n_threads)
+    requests = list(_requests(cell, stamps, begin))
+    checks = _checks(cell, requests, answered, proved)
+    checks |= {"mapped_bytes": loaded[0].mapped_bytes, "own_bytes": loaded[0].own_bytes}
+    ends = [line[line > 0] - begin for line in stamps]
+    return Measured(
+        samples_ns=[np.diff(line[cell.n_seq - 1 :]).tolist() for line in ends],
+        prefill_ns=[int(line[cell.n_seq - 1]) for line in ends],
+        load_ns=max(said.load_ns for said in loaded),
+        n_evaluated=sum(said.n_evaluated for said in answered),
+        checks=checks,
+        series={"start": started, "load": [said.load_ns / 1e9 for said in loaded], "error": _errors(proved)} | memory,
+        requests=requests,
+        valid=all(value for value in checks.values() if isinstance(value, bool)),
+        peak_rss_bytes=int(sum(memory["rss"])),
+    )
+
+
+def _kill_halfway(cell: Replicas, crew: Crew, stamps: np.ndarray) -> None:
+    """Wait until the replica that will be killed has half of its tokens; others may be anywhere."""
+    while not stamps[cell.killed, cell.n_seq + cell.n_gen // 2] and crew.alive[cell.killed].poll() is None:
+        time.sleep(LOOK_S)
+    crew.kill(cell.killed)
+
+
+def _series(when: str, memory: list[Memory]) -> dict[str, list[float]]:
+    told = {name: [getattr(each, name) for each in memory] for name in ("rss", "private", "pss")}
+    return {when + name: values for name, values in told.items() if None not in values}
+
+
+def _requests(cell: Replicas, stamps: np.ndarray, begin: int) -> Iterator[Request]:
+    """Every sequence's tokens: the first at the end of its prompt, one more at the end of every step."""
+    for number, line in enumerate(stamps):
+        steps = line[cell.n_seq :]
+        for seq in range(cell.n_seq):
+            came = [int(at) - begin for at in (line[seq], *steps) if at]
+            failure = KILLED if number == cell.killed else ""
+            yield Request(id=f"{number}/{seq}", n_prompt=cell.n_prompt, arrived_ns=0, token_ns=came, failure=failure)
+
+
+def _errors(proved: list[Proved]) -> list[float]:
+    return [error for said in proved for error in said.errors]
+
+
+def _checks(
+    cell: Replicas, requests: list[Request], answered: list[Answered], proved: list[Proved]
+) -> dict[str, float | bool]:
+    """Whether every sequence of a living replica got all of its tokens, and the right ones."""
+    whole = [request.id for request in requests if len(request.token_ns) == cell.n_gen + 1]
+    due = [request.id for request in requests if not request.failure]
+    n_tokens = len(due) * (cell.n_prompt + cell.n_gen)
+    return {
+        "second_path_error": max(_errors(proved)),
+        "second_path": max(_errors(proved)) <= tolerance(cell),
+        "finite": all(said.finite for said in proved),
+        "evaluated": sum(said.n_evaluated for said in answered) == n_tokens,
+        "finished": len(whole),
+        "all_finished": whole == due,
+    }

@@ -1,0 +1,200 @@
+"""Notebook 07: everyone's answer is their own, a crash takes one replica, memory is counted where it is, none is left.
+
+Real processes, really killed.
+"""
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from uuid import uuid4
+
+import msgspec
+import psutil
+import pytest
+from conftest import ATTENTION, HYBRID
+
+from plamo_study.engine.session import EngineError
+from plamo_study.measure import files, journal, runner, watch
+from plamo_study.measure.cells import Replicas
+from plamo_study.measure.plan import Plan, model_file
+from plamo_study.measure.process import work
+from plamo_study.measure.rows import Evidence, Row
+from plamo_study.measure.worker import Job
+from plamo_study.studies.replicas import plan, replica
+
+WORKER = "plamo_study.studies.replicas.worker"
+PROMPT, STEPS = 16, 12
+KILLS, ROWS = 20, 22
+LONGEST_S, PATIENCE_S = 1.0, 10.0
+
+
+def replicas(n_processes, n_seq, model=HYBRID, **fields):
+    usual = {"scale": "mini", "dtype": "F16", "n_prompt": PROMPT, "n_gen": STEPS, "n_threads": 2}
+    return Replicas(model=model, n_processes=n_processes, n_seq=n_seq, **usual | fields)
+
+
+def run(cell):
+    outcome = work(Job(cell=cell, path=str(model_file(cell))), 100.0, worker=WORKER)
+    assert outcome.status == "ok", outcome.failure
+    return outcome.measured
+
+
+@pytest.mark.parametrize("cell", [replicas(1, 4), replicas(2, 2), replicas(2, 2, ATTENTION)], ids=str)
+def test_every_sequence_gets_the_answer_that_it_gets_alone(cell):
+    measured = run(cell)
+    assert measured.valid, measured.checks
+    assert len(measured.series["error"]) == len(measured.requests) == 4
+    assert measured.n_evaluated == 4 * (PROMPT + STEPS)
+    for request in measured.requests:
+        assert len(request.token_ns) == STEPS + 1
+        assert all(before < after for before, after in pairwise([0, *request.token_ns]))
+    ends = [first + sum(steps) for first, steps in zip(measured.prefill_ns, measured.samples_ns, strict=True)]
+    assert max(ends) == max(request.token_ns[-1] for request in measured.requests)
+
+
+def test_prompts_that_share_a_call_are_mixed_up_in_one_process_and_not_in_replicas():
+    together, apart = (run(replicas(*arrangement, policy="packed")) for arrangement in ((1, 2), (2, 1)))
+    assert together.valid is False
+    assert together.checks["second_path_error"] > 0.05
+    assert apart.valid
+
+
+def test_a_killed_replica_takes_its_own_requests_and_no_others():
+    measured = run(replicas(2, 2, killed=1))
+    assert measured.valid, measured.checks
+    kept, lost = measured.requests[:2], measured.requests[2:]
+    assert [len(request.token_ns) for request in kept] == [STEPS + 1] * 2
+    assert not any(request.failure for request in kept)
+    assert all("killed" in request.failure and STEPS // 2 < len(request.token_ns) <= STEPS for request in lost)
+    assert measured.checks["finished"] == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="only Linux counts shares of pages")
+def test_mapped_weights_are_in_memory_once_private_and_repacked_ones_once_a_process():
+    files.make_models(replace(plan.replicas("mini"), gates=()))
+    mapped, private, repacked = (
+        run(replicas(2, 1, **kind)) for kind in ({}, {"use_mmap": False}, {"dtype": plan.REPACKED})
+    )
+    size = model_file(replicas(2, 1)).stat().st_size
+    assert sum(mapped.series["mapped"]) == pytest.approx(size, rel=0.05)
+    assert mapped.checks["own_bytes"] == 0
+    assert sum(private.series["mapped"]) == 0
+    assert private.checks["own_bytes"] == pytest.approx(size, rel=0.05)
+    assert sum(private.series["private"]) > sum(mapped.series["private"]) + size
+    assert sum(repacked.series["mapped"]) > 0
+    assert repacked.checks["own_bytes"] > 0
+
+
+def test_a_replica_that_nobody_meant_to_kill_is_a_failure_that_names_it():
+    cell = replicas(2, 1)
+    outcome = work(Job(cell=cell, path="/nowhere.gguf"), 100.0, worker=WORKER)
+    assert outcome.status == "error"
+    assert outcome.failure.stage == "load"
+    assert EngineError.__name__ in outcome.failure.message
+
+
+def test_replicas_are_no_others_to_one_another():
+    parts = [
+        Evidence(wall_ns=100, cpu_ns=90, cpus=2, waited_ns=3, others_ns=100, involuntary=1),
+        Evidence(wall_ns=110, cpu_ns=100, cpus=2, waited_ns=4, others_ns=95, involuntary=2),
+    ]
+    watch._parts.clear()
+    watch.take_over(parts, crowded=False)
+    watch.take_over(parts, crowded=True)
+    apart, crowded = watch._parts
+    watch._parts.clear()
+    assert (apart.cpu_ns, apart.others_ns, apart.waited_ns, apart.involuntary) == (190, 5, 7, 3)
+    assert crowded == msgspec.structs.replace(apart, waited_ns=None)
+
+
+@pytest.mark.parametrize("scale", ["mini", "shape"])
+def test_every_arrangement_has_its_parts_beside_it_and_the_page_needs_few_cells(scale):
+    planned = plan.replicas(scale)
+    cells = [cell for cell in planned.cells if isinstance(cell, Replicas)]
+    prompts = {(cell.model, cell.dtype, cell.n_threads) for cell in planned.cells if cell.workload == "prefill"}
+    steps = {(c.model, c.dtype, c.n_threads, c.n_seq) for c in planned.cells if c.workload == "decode"}
+    assert all((cell.model, cell.dtype, cell.threads_each) in prompts for cell in cells)
+    assert all((cell.model, cell.dtype, cell.threads_each, cell.n_seq) in steps for cell in cells)
+    first = [cell for cell in planned.cells[: planned.needed] if isinstance(cell, Replicas)]
+    assert {(cell.n_processes, cell.n_seq) for cell in first} == {*plan.ARRANGEMENTS, (2, 2)}
+
+
+# ------------------------------------------------------------------ kill -9
+
+
+def small_plan():
+    cell = replicas(2, 1, n_gen=200)  # answers for about as long as it takes to start and load
+    return Plan("replicas", "mini", (cell,), (), None, ROWS, 0, 60.0, worker=WORKER)
+
+
+def marked(mark):
+    """Processes started since the mark stands in the environment; the dead that nobody waited for are none."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("REPLICAS_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def started_replicas(mark):
+    for process in marked(mark):
+        with suppress(psutil.Error):
+            if replica.__name__ in process.cmdline():
+                yield process
+
+
+def none_left(mark, within_s=PATIENCE_S):
+    end = time.monotonic() + within_s
+    while (left := list(marked(mark))) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not left
+
+
+def kill_one(mark, after_s, moments):
+    """Kill any replica so long after the first began; how many were killed."""
+    end = time.monotonic() + PATIENCE_S
+    while not any(started_replicas(mark)) and time.monotonic() < end:
+        time.sleep(0.02)
+    time.sleep(after_s)
+    found = list(started_replicas(mark))
+    with suppress(IndexError, psutil.NoSuchProcess):  # none was there, or it just ended
+        moments.choice(found).kill()
+        return 1
+    return 0
+
+
+def sweeping(path):
+    """A runner in a process of its own, which ends by being killed."""
+    pid = os.fork()  # nothing of the engine ran here
+    if not pid:
+        with suppress(BaseException):
+            runner.sweep(small_plan(), path)
+        os._exit(0)
+    return pid
+
+
+def test_no_row_is_lost_or_doubled_and_no_process_left_when_replicas_and_runners_are_killed(tmp_path, monkeypatch):
+    path, mark, moments = tmp_path / "j.jsonl", uuid4().hex, random.Random(7)
+    monkeypatch.setenv("REPLICAS_TEST", mark)
+    seen: dict[str, Row] = {}
+    killed = 0
+    for _ in range(KILLS):
+        pid = sweeping(path)
+        killed += kill_one(mark, moments.uniform(0.0, LONGEST_S), moments)
+        time.sleep(moments.uniform(0.0, LONGEST_S / 2))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert none_left(mark), "a process outlived its runner"
+        rows = {row.key: row for row in journal.latest_rows(journal.read(path))}
+        assert seen.items() <= rows.items(), "a finished row changed"
+        seen = rows
+    summary = runner.sweep(small_plan(), path)
+    written = [record for record in journal.read(path) if isinstance(record, Row)]
+    assert len(written) == len({row.key for row in written}) == len(summary.rows) == ROWS
+    assert {row.key: row for row in summary.rows} == {row.key: row for row in written}
+    assert killed > KILLS / 2
+    for row in written:
+        assert row.status == "ok" or "replica" in row.failure.message, row.failure
