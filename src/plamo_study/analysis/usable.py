@@ -8,13 +8,16 @@ from plamo_study.limits import DRIFT_LIMIT
 LEAST_BLOCKS = 2
 CELL = ["machine", "build", "engine", "model", "scale", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy",
         "n_threads", "use_mmap", "cold", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers",
-        "label", "size", "repetitions", "n_arriving", "n_chunk", "way", "kv_unified"]  # fmt: skip
+        "label", "size", "repetitions", "n_arriving", "n_chunk", "way", "kv_unified",
+        "link_bps", "n_requests", "per_second"]  # fmt: skip
 TIMED = (
     "prefill",
     "decode",
     "depth",
     "naive",
     "arrival",
+    "shipment",
+    "service",
     "read",
     "matmul",
 )  # workloads whose samples are published as speeds
