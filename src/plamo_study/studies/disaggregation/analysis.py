@@ -181,15 +181,12 @@ def _rates(found: pd.DataFrame) -> pd.Series:
     return float(found["n_bytes"].iloc[0]) / _seconds(found)
 
 
-def services(rows: pd.DataFrame, requests: Mapping[str, list[Any]]) -> pd.DataFrame:
+def services(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process of a load: LOADED, `mode`, `block`, `verdict`, `ttft`, `itl` (medians over requests and gaps,
-    s), `largest` (gap, s) and `throughput` (answered tokens per second from the first arrival to the last token).
-
-    `requests`: those of each row, by its key.
-    """
+    s), `largest` (gap, s) and `throughput` (answered tokens per second from the first arrival to the last token)."""
     entries = []
     for row in rows[(rows["workload"] == "service") & (rows["status"] == "ok")].itertuples():
-        asked = requests[row.key]
+        asked = row.requests
         gaps = [after - before for each in asked for before, after in pairwise(each.token_ns)]
         last = max(each.token_ns[-1] for each in asked)
         entry = {name: getattr(row, name) for name in (*LOADED, "block", "verdict")} | {"mode": row.label}
@@ -203,10 +200,10 @@ def services(rows: pd.DataFrame, requests: Mapping[str, list[Any]]) -> pd.DataFr
 WAITS = ("ttft", "itl", "largest", "throughput")
 
 
-def compared(rows: pd.DataFrame, requests: Mapping[str, list[Any]]) -> pd.DataFrame:
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model and load: WAITS of the shared engine and of the split one, and `NAME_ratio`, split over shared."""
     entries = []
-    for key, group in services(usable(rows), requests).groupby(LOADED):
+    for key, group in services(usable(rows)).groupby(LOADED):
         entry: dict[str, Any] = dict(zip(LOADED, key, strict=True))
         for name in WAITS:
             shared, split = (

@@ -14,6 +14,7 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, both_ceilings, change,
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
 PLAIN = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # without flash attention
 SMALL = {"mini": (128, 2048), "shape": (128, 512), "weights": (128, 512)}  # with keys and values in 8 bits
+TRAINED = 2048  # tokens that every model was trained with at least
 LINKED = {"mini": 2048, "shape": 512, "weights": 512}  # tokens shipped over links of every speed
 LINKS = (10**8, 10**9, 10**10, 10**11)  # bits per second
 REPEATED = {"mini": 2048, "shape": 512, "weights": 512}  # up to so many tokens, REPETITIONS in a process
@@ -36,8 +37,8 @@ def disaggregation(scale: str, gpu: bool = False) -> Plan:
     read = change(both_ceilings(scale)[0], n_threads=1)
     cells = [cell for cells in zip(*of_models, strict=True) for cell in cells]
     every = sorted((read, *cells), key=lambda cell: _rank(cell, scale))
-    longer = tuple(cell for cell in every if isinstance(cell, Shipment) and cell.n_prompt > LINKED["mini"])
-    planned = with_gates("09-disaggregation", scale, tuple(cell for cell in every if cell not in longer), False)
+    trained = tuple(cell for cell in every if not isinstance(cell, Shipment) or cell.n_prompt <= TRAINED)
+    planned = with_gates("09-disaggregation", scale, trained, exact_cache=False)
     planned = replace(planned, cells=tuple(every), blocks=BLOCKS[scale], extra_blocks=1)
     needed = sum(_rank(cell, scale) == 0 for cell in every)
     limit = PATIENCE * planned.time_limit_s
@@ -77,7 +78,7 @@ def _rank(cell: Cell, scale: str) -> int:
         usual = (cell.flash_attn, cell.type_k) == ("on", "f16")
         if usual and (cell.n_prompt, cell.link_bps) in ((short, 0), (LINKED[scale], 0), (LINKED[scale], LINKS[0])):
             return 0
-        return 3 if cell.n_prompt > LINKED[scale] else 2
+        return 3 if cell.n_prompt > TRAINED else 2
     if isinstance(cell, Service) and cell.per_second == LOADS[scale][-1]:
         return 1
     parts = isinstance(cell, Prefill | Decode) or not isinstance(cell, OnModel)

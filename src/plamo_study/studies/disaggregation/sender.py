@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from plamo_study.engine.session import Session
-from plamo_study.errors import StudyError
 from plamo_study.measure import worker
 from plamo_study.measure.cells import Cell, Service, Shipment
 from plamo_study.measure.rows import Measured
@@ -67,7 +66,8 @@ def _ship_and_prove(peer: socket.socket, session: Session, cell: Shipment, own: 
     """Ship a state, then go on with it here as if it had never moved."""
     token = _ship(peer, session, own, prompt, 0, cell.link_bps)
     rows = requests.greedy(session, token, cell.n_gen)
-    wire.send(peer, Proof(n_steps=len(rows), n_vocab=session.n_vocab), rows)
+    wire.send(peer, Proof(n_steps=len(rows), n_vocab=session.n_vocab))
+    wire.push(peer, rows)
 
 
 def _ship_all(peer: socket.socket, session: Session, cell: Service, own: Origin, prompts: np.ndarray) -> None:
@@ -90,9 +90,7 @@ def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray
     hashed = clock()
     spent = {"prefill": read - began, "save": saved - read, "check": hashed - saved}
     told = {"origin": own, "request": number, "n_tokens": len(prompt), "token": token, "n_bytes": state.size}
-    wire.send(peer, State(**told, sha256=sha256, spent_ns=spent, sent_ns=clock()), state, bps)
-    if why := wire.receive(peer, Reply).refused:
-        raise StudyError("the receiver", f"refused: {why}", "send what it can take")
+    wire.offer(peer, State(**told, sha256=sha256, spent_ns=spent), state, bps)
     return token
 
 

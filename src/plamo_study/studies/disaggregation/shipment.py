@@ -29,8 +29,8 @@ PHASES = ("prefill", "save", "check", "send", "load", "step")
 def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
     """Do one cell. `samples_ns`: per repetition the times of PHASES.
 
-    prefill and save on the sender's side, check on both (SHA-256), send from before the first byte to after the last,
-    load and the first decode step here. `n_bytes`: of the state.
+    prefill and save on the sender's side, check on both (SHA-256), send from when the state is called for until its
+    last byte is here, load and the first decode step here. `n_bytes`: of the state.
     """
     log: list[str] = []
     library.capture_log(log)
@@ -117,13 +117,15 @@ def arrived(receiver: Receiver, peer: socket.socket) -> tuple[State, np.ndarray,
     try:
         told = wire.receive(peer, State)
         receiver.check(told)
+        start = clock()
+        wire.send(peer, Reply())
         data = wire.take(peer, told.n_bytes)
         came = clock()
         wire.verify(told, data)
     except StudyError as error:
         refuse(peer, error)
         raise
-    return told, data, {"send": came - told.sent_ns, "check": clock() - came}
+    return told, data, {"send": came - start, "check": clock() - came}
 
 
 def refuse(peer: socket.socket, error: StudyError) -> None:

@@ -1,4 +1,4 @@
-"""Messages between two processes over TCP: a JSON header of limited length, then as many bytes as it announces.
+"""Messages between two processes over TCP: a JSON header of limited length, and bytes once these are wanted.
 
 A peer is not trusted: no message is unpickled, no length is believed before it was held against a limit, nobody is
 waited for without end, and bytes that are not those announced are refused. It knows neither engine nor model.
@@ -54,11 +54,10 @@ class State(Strict, frozen=True, kw_only=True):
     n_bytes: int
     sha256: str  # of these bytes
     spent_ns: dict[str, int] = {}  # by phase, on the sender's side
-    sent_ns: int = 0  # the clock just before the first byte
 
 
 class Reply(Strict, frozen=True, kw_only=True):
-    """What the receiver says of a message: taken, or why not."""
+    """What the receiver says of a state, announced or sent: welcome, or why not."""
 
     refused: str = ""
 
@@ -83,32 +82,51 @@ def ready(peer: socket.socket, patience_s: float = PATIENCE_S) -> socket.socket:
     return peer
 
 
-def send(peer: socket.socket, header: msgspec.Struct, data: bytes | np.ndarray = b"", bps: int = 0) -> None:
-    """A header and its bytes, these at most `bps` bits per second (0: as fast as it goes).
-
-    Raises
-    ------
-    StudyError
-        The peer is gone, or takes nothing any more.
-
-    """
+def send(peer: socket.socket, header: msgspec.Struct) -> None:
+    """A header. Raises StudyError where the peer is gone, or takes nothing any more."""
     told = msgspec.json.encode(header)
+    _give(peer, PREFIX.pack(MAGIC, VERSION, len(told)) + told)
+
+
+def push(peer: socket.socket, data: np.ndarray, bps: int = 0) -> None:
+    """The bytes that a header announced, at most `bps` bits per second (0: as fast as it goes).
+
+    A piece goes out when a link of this speed would have carried its last bit. Raises StudyError as `send` does.
+    """
+    start, left = clock(), memoryview(data).cast("B")
+    for at in range(0, len(left), PIECE):
+        piece = left[at : at + PIECE]
+        due = start + (at + len(piece)) * 8e9 / bps if bps else start
+        if (wait := due - clock()) > 0:
+            time.sleep(wait / 1e9)
+        _give(peer, piece)
+
+
+def _give(peer: socket.socket, data: bytes | memoryview) -> None:
     try:
-        peer.sendall(PREFIX.pack(MAGIC, VERSION, len(told)) + told)
-        _paced(peer, memoryview(data).cast("B"), bps)
+        peer.sendall(data)
     except OSError as error:
         raise StudyError("the peer", f"takes nothing any more ({error})", "start it again") from error
 
 
-def _paced(peer: socket.socket, data: memoryview, bps: int) -> None:
-    """A piece goes out when a link of this speed would have carried its last bit."""
-    start = clock()
-    for at in range(0, len(data), PIECE):
-        piece = data[at : at + PIECE]
-        due = start + (at + len(piece)) * 8e9 / bps if bps else start
-        if (wait := due - clock()) > 0:
-            time.sleep(wait / 1e9)
-        peer.sendall(piece)
+def offer(peer: socket.socket, told: State, data: np.ndarray, bps: int = 0) -> None:
+    """Announce a state, send it when the peer wants it, and hear that it took it.
+
+    Raises
+    ------
+    StudyError
+        The peer refuses the state, before or after it came, or is gone.
+
+    """
+    send(peer, told)
+    _accepted(peer)
+    push(peer, data, bps)
+    _accepted(peer)
+
+
+def _accepted(peer: socket.socket) -> None:
+    if why := receive(peer, Reply).refused:
+        raise StudyError("the receiver", f"refused: {why}", "send what it can take")
 
 
 def receive(peer: socket.socket, kind: type[Message]) -> Message:
