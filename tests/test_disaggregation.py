@@ -186,7 +186,8 @@ def test_a_state_that_does_not_fit_is_refused_and_leaves_nothing(side, what):
     receiver, told, data, expected = side
     spoil, why = ANNOUNCED[what]
     said = []
-    with pytest.raises(StudyError, match=why), wired(lambda peer: said.append(refused(peer, spoil(told), data))) as peer:
+    offered = wired(lambda peer: said.append(refused(peer, spoil(told), data)))
+    with pytest.raises(StudyError, match=why), offered as peer:
         shipment.received(receiver, peer, 0)
     assert re.search(why, said[0]), "the sender is told too"
     usable_afterwards(receiver, expected)
@@ -228,7 +229,7 @@ TOLD = {
     "cut short and announced so": (cut_and_announced_so, "cannot be taken: llama.cpp refused"),
     "never finished": (silent, "is silent"),
     "never begun": (lambda peer, told, data: None, "is gone after 0 of 10 bytes"),
-    "of another protocol": (lambda peer, told, data: peer.sendall(b"GET / HTTP/1.1\r\n\r\n"), "does not begin as version"),
+    "of another protocol": (lambda p, t, d: p.sendall(b"GET / HTTP/1.1\r\n\r\n"), "does not begin as version"),
     "of a later version": (lambda p, t, d: p.sendall(wire.PREFIX.pack(wire.MAGIC, 2, 2) + b"{}"), "version 1"),
     "with a header of gigabytes": (long_header, "announces a header of 2147483648 bytes"),
     "without its fields": (lambda p, t, d: p.sendall(wire.PREFIX.pack(wire.MAGIC, 1, 2) + b"{}"), "is no State"),
@@ -240,8 +241,7 @@ TOLD = {
 def test_a_message_that_is_broken_is_refused_and_leaves_nothing(side, what):
     receiver, told, data, expected = side
     act, why = TOLD[what]
-    with pytest.raises(StudyError, match=why), wired(lambda peer: act(peer, told, data)) as peer:
-        wire.ready(peer, 0.3)
+    with pytest.raises(StudyError, match=why), wired(lambda peer: act(peer, told, data), patience_s=0.3) as peer:
         shipment.received(receiver, peer, 0)
     usable_afterwards(receiver, expected)
 
@@ -256,7 +256,7 @@ def test_a_good_state_is_taken_after_all_of_this(side):
 
 
 @contextmanager
-def wired(act):
+def wired(act, patience_s=10.0):
     """A connection over loopback to a thread that does `act` with its end of it and hangs up."""
     with wire.listen() as door:
         assert door.getsockname()[0] == "127.0.0.1"
@@ -269,7 +269,7 @@ def wired(act):
         thread.start()
         end, _ = door.accept()
         try:
-            with wire.ready(end):
+            with wire.ready(end, patience_s):
                 yield end
         finally:
             thread.join()
@@ -431,8 +431,9 @@ def test_a_crossing_that_the_interval_does_not_support_is_inconclusive():
     rows = frame((0.9, 0.9, 0.9))
     rows.loc[rows["block"] == 0, "n_bytes"] *= 3
     row = analysis.crossings(rows, (8 * 10**9,)).to_dict("records")[0]
-    assert show.outcome(row) == "is inconclusive"
-    assert show.outcome(row | {"outcome": "from", "first": Estimate(512, 400, 600, 5)}) == "from 512 [400, 600] tokens on"
+    assert show.outcome(row) == "inconclusive"
+    crossed = row | {"outcome": "from", "first": Estimate(512, 400, 600, 5)}
+    assert show.outcome(crossed) == "from 512 [400, 600] tokens on"
 
 
 @pytest.mark.parametrize("scale", ["mini", "shape", "weights"])

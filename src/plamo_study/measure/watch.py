@@ -31,7 +31,8 @@ def timed(*helpers: int) -> Iterator[None]:
     yield
     found = since(before, machine.counters())
     ran, waited = (after - early for after, early in zip(_of_helpers(helpers), theirs, strict=True))
-    told = {"cpu_ns": found.cpu_ns + ran, "others_ns": max((found.others_ns or 0) - ran, 0)}
+    told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran}
+    told["others_ns"] = max((found.others_ns or 0) - ran, 0)
     told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
     _parts.append(msgspec.structs.replace(found, **told))
 

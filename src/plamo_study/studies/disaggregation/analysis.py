@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, stats, timing
-from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.disaggregation import sizes
@@ -136,11 +135,12 @@ def _by_block(rows: pd.DataFrame, model: str, link: int) -> pd.DataFrame:
 def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Every prediction beside what was measured, per cell: `what`, `promised`, `measured`, `ratio` paired by block.
 
-    bytes: by formula. prefill: as many times a prompt measured alone as it is longer. save and load: the bytes read once
-    and written once at the rate at which memory was read. send: the bytes over the link.
+    bytes: by formula. prefill: as many times a prompt measured alone as it is longer. save and load: the bytes read
+    once and written once at the rate at which memory was read. send: the bytes over the link.
     """
     used = usable(rows)
-    prompts = {k: _seconds(g) for k, g in used[used["workload"] == "prefill"].groupby(["model", "n_prompt", "n_threads"])}
+    alone = used[used["workload"] == "prefill"].groupby(["model", "n_prompt", "n_threads"])
+    prompts = {key: _seconds(group) for key, group in alone}
     reading = _rates(used[used["workload"] == "read"])
     most = used["n_threads"].max()
     entries = []
@@ -150,9 +150,9 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
         size = sizes.size(facts[cell["model"]]["shape"], cell["n_prompt"], cell["type_k"], cell["type_k"]).total
         promises = dict(_promises(cell, known, size, reading))
         if cell["type_k"] == USUAL["type_k"] and not cell["link_bps"]:
-            for (model, n, threads), alone in prompts.items():
+            for (model, n, threads), seconds in prompts.items():
                 if (model, threads) == (cell["model"], most):
-                    promises["prefill"] = (alone * cell["n_prompt"] / n, known["prefill"])
+                    promises["prefill"] = (seconds * cell["n_prompt"] / n, known["prefill"])
         for what, (promised, measured) in promises.items():
             entry = {**cell, "what": what, "ratio": timing.paired_ratio(measured, promised)}
             entries.append(entry | {"promised": float(promised.median()), "measured": float(measured.median())})
@@ -182,8 +182,11 @@ def _rates(found: pd.DataFrame) -> pd.Series:
 
 
 def services(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process of a load: LOADED, `mode`, `block`, `verdict`, `ttft`, `itl` (medians over requests and gaps,
-    s), `largest` (gap, s) and `throughput` (answered tokens per second from the first arrival to the last token)."""
+    """A line a process of a load: LOADED, `mode`, `block`, `verdict`, and in seconds `ttft`, `itl` and `largest` gap.
+
+    The first two are medians over requests and gaps. `throughput`: answered tokens per second from the first arrival to
+    the last token.
+    """
     entries = []
     for row in rows[(rows["workload"] == "service") & (rows["status"] == "ok")].itertuples():
         asked = row.requests
@@ -269,8 +272,3 @@ def identity(rows: pd.DataFrame) -> pd.DataFrame:
 def transfer(layers: int, kv_heads: int, head_dim: int, n_tokens: int, bps: float) -> float:
     """Seconds that keys and values of F16 take over a link of `bps` bits per second."""
     return 8 * sizes.dense(layers, kv_heads, head_dim, n_tokens) / bps
-
-
-def unit(estimate: Estimate | None) -> bool:
-    """Whether there is a number."""
-    return estimate is not None and estimate.value == estimate.value

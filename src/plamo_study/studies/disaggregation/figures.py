@@ -15,10 +15,11 @@ def bytes_and_crossover(weights: pd.DataFrame, shares: pd.DataFrame, title: str)
 
     `weights`: model, n_prompt, predicted (line) and n_bytes (points), MB. `shares`: model, how, n_prompt, ratio.
     """
-    return alt.hconcat(_bytes(weights), _shares(shares)).properties(title=title, description=_said(title, weights, shares))
+    chart = alt.hconcat(_bytes(weights), _shares(shares))
+    return chart.properties(title=title, description=_said(title, weights, shares))
 
 
-def _bytes(weights: pd.DataFrame) -> alt.LayerChart:
+def _bytes(weights: pd.DataFrame) -> Chart:
     x = alt.X("n_prompt:Q", title="Tokens of the prompt (log)", scale=TOKENS)
     colour = alt.Color("model:N", title=None, scale=alt.Scale(range=CATEGORIES))
     base = alt.Chart(weights).encode(x=x, color=colour)
@@ -28,20 +29,28 @@ def _bytes(weights: pd.DataFrame) -> alt.LayerChart:
     return alt.layer(lines, points).properties(width=WIDTH, height=HEIGHT)
 
 
-def _shares(shares: pd.DataFrame) -> alt.LayerChart:
+def _shares(shares: pd.DataFrame) -> Chart:
     tidy = spread(shares[["model", "how", "n_prompt", "ratio"]], "ratio")
     x = alt.X("n_prompt:Q", title="Tokens of the prompt (log)", scale=TOKENS)
-    y = alt.Y("value:Q", title="Ship / evaluate again (log)", scale=alt.Scale(type="log"))
+    domain = [tidy["value"].min() / 2, max(2.0, tidy["value"].max() * 2)]  # of the values: two processes span more
+    y = alt.Y("value:Q", title="Ship / evaluate again (log)", scale=alt.Scale(type="log", domain=domain))
     base = alt.Chart(tidy).encode(
         x=x,
         color=alt.Color("model:N", title=None, scale=alt.Scale(range=CATEGORIES)),
         strokeDash=alt.StrokeDash("how:N", title=None, sort=None),
     )
     even = alt.Chart(pd.DataFrame({"y": [1.0]})).mark_rule(color=MUTED).encode(y="y:Q")
-    words = pd.DataFrame({"x": [tidy["n_prompt"].max()] * 2, "y": [1.12, 0.9], "says": ["evaluate again", "ship"]})
-    base_line = alt.Chart(words).mark_text(align="right", color=MUTED).encode(x=alt.X("x:Q", scale=TOKENS), y="y:Q")
-    whiskers = base.mark_rule(strokeWidth=1.5).encode(y=alt.Y("low:Q"), y2="high:Q", strokeDash=alt.value([1, 0]))
-    layers = [even, base_line.encode(text="says:N"), whiskers, base.mark_line().encode(y=y)]
+    end = alt.Chart(pd.DataFrame({"x": [tidy["n_prompt"].max()], "y": [1.0]}))
+    at = {
+        "x": alt.X("x:Q", scale=TOKENS, title="Tokens of the prompt (log)"),
+        "y": alt.Y("y:Q", title="Ship / evaluate again (log)"),
+    }
+    words = [end.mark_text(align="right", color=MUTED, dy=dy).encode(**at, text=alt.value(says))
+             for says, dy in (("above: evaluate again", -9), ("below: ship", 11))]  # fmt: skip
+    whiskers = base.mark_rule(strokeWidth=1.5, clip=True).encode(
+        y=alt.Y("low:Q"), y2="high:Q", strokeDash=alt.value([1, 0])
+    )
+    layers = [even, *words, whiskers, base.mark_line().encode(y=y)]
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
 
 
@@ -62,8 +71,12 @@ def phases(data: pd.DataFrame, title: str) -> Chart:
     `data`: model, n_prompt, phase, ms.
     """
     colour = alt.Color("phase:N", title=None, sort=None, scale=alt.Scale(range=CATEGORIES))
-    bars = alt.Chart().mark_bar().encode(
-        x=alt.X("n_prompt:O", title="Tokens of the prompt"), y=alt.Y("ms:Q", title="Milliseconds"), color=colour
+    bars = (
+        alt.Chart()
+        .mark_bar()
+        .encode(
+            x=alt.X("n_prompt:O", title="Tokens of the prompt"), y=alt.Y("ms:Q", title="Milliseconds"), color=colour
+        )
     )
     longest = data[data["n_prompt"] == data["n_prompt"].max()]
     words = "; ".join(f"{row.model} {row.phase} {row.ms:.2g} ms" for row in longest.itertuples())

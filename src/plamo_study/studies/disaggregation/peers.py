@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import process
-from plamo_study.measure.cells import Cell
+from plamo_study.measure.cells import Service, Shipment
 from plamo_study.studies.disaggregation import sender, wire
 from plamo_study.studies.disaggregation.sender import Hello, Order
 
@@ -19,7 +19,7 @@ LOOK_S = 0.1  # between two looks at whether the sender still lives
 class Sender(threading.Thread):
     """Runs the sending process until it ends; then `outcome` says how."""
 
-    def __init__(self, cell: Cell, path: Path, port: int):
+    def __init__(self, cell: Shipment | Service, path: Path, port: int):
         super().__init__(daemon=True)
         self.order = Order(cell=cell, path=str(path), port=port)
         self.outcome: process.Outcome | None = None
@@ -30,7 +30,7 @@ class Sender(threading.Thread):
 
 
 @contextmanager
-def started(cell: Cell, path: Path) -> Iterator[tuple[Sender, socket.socket]]:
+def started(cell: Shipment | Service, path: Path) -> Iterator[tuple[Sender, socket.socket]]:
     """A sender of this cell on its way, and the socket at which it will call; it is gone when this ends well."""
     with wire.listen() as door:
         thread = Sender(cell, path, door.getsockname()[1])

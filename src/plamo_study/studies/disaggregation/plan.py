@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plamo_study.measure import machine
-from plamo_study.measure.cells import Cell, Decode, OnModel, Prefill, Service, Shipment
+from plamo_study.measure.cells import Cell, Service, Shipment
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, both_ceilings, change, check_scale, thread_counts, with_gates
 
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
@@ -21,7 +21,7 @@ REPEATED = {"mini": 2048, "shape": 512, "weights": 512}  # up to so many tokens,
 REPETITIONS = 3
 STEPS = 4  # decoded on both sides of a shipment
 ASKED = {"mini": (512, 32), "shape": (128, 16), "weights": (128, 16)}  # tokens of a request and of its answer
-REQUESTS = {"mini": 12, "shape": 8, "weights": 8}
+REQUESTS = {"mini": 8, "shape": 8, "weights": 8}
 LOADS = {"mini": (4.0, 8.0, 16.0), "shape": (0.1, 0.2, 0.4), "weights": (0.1, 0.2, 0.4)}  # requests per second
 AT_ONCE = 4  # answered
 BLOCKS = {"mini": 5, "shape": 3, "weights": 3}
@@ -72,14 +72,14 @@ def _shipment(base: Shipment, n_prompt: int) -> Shipment:
 
 
 def _rank(cell: Cell, scale: str) -> int:
-    """What is left out last: what no page can do without, then loads and parts, other caches and links, length."""
-    short = LENGTHS[scale][0]
-    if isinstance(cell, Shipment):
-        usual = (cell.flash_attn, cell.type_k) == ("on", "f16")
-        if usual and (cell.n_prompt, cell.link_bps) in ((short, 0), (LINKED[scale], 0), (LINKED[scale], LINKS[0])):
-            return 0
-        return 3 if cell.n_prompt > TRAINED else 2
-    if isinstance(cell, Service) and cell.per_second == LOADS[scale][-1]:
+    """What is left out last: what no page can do without, parts, the highest load, links and caches, other loads."""
+    if isinstance(cell, Service):
+        return 2 if cell.per_second == LOADS[scale][-1] else 4
+    if not isinstance(cell, Shipment):
         return 1
-    parts = isinstance(cell, Prefill | Decode) or not isinstance(cell, OnModel)
-    return 1 if parts else 2
+    usual = (cell.flash_attn, cell.type_k) == ("on", "f16")
+    if usual and cell.n_prompt in (LENGTHS[scale][0], LINKED[scale]) and cell.link_bps in (0, LINKS[0]):
+        return 0
+    if cell.n_prompt == max(LENGTHS[scale]):
+        return 5
+    return 1 if usual and not cell.link_bps and cell.n_prompt <= TRAINED else 3

@@ -9,7 +9,7 @@ import numpy as np
 
 from plamo_study.engine.session import Session
 from plamo_study.measure import worker
-from plamo_study.measure.cells import Cell, Service, Shipment
+from plamo_study.measure.cells import Service, Shipment
 from plamo_study.measure.rows import Measured
 from plamo_study.studies.disaggregation import contexts, requests, wire
 from plamo_study.studies.disaggregation.wire import Origin, Reply, State, clock
@@ -18,7 +18,7 @@ from plamo_study.studies.disaggregation.wire import Origin, Reply, State, clock
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """What the sender is started with: the cell, its file, and the port at which the receiver waits."""
 
-    cell: Cell
+    cell: Shipment | Service
     path: str
     port: int
 
@@ -52,12 +52,12 @@ def serve(order: Order) -> Measured:
         requests.warm(session, prompts[0])
         with wire.connect(order.port) as peer:
             wire.send(peer, Hello(pid=os.getpid()))
-            if isinstance(cell, Shipment):
+            if isinstance(cell, Service):
+                _ship_all(peer, session, cell, own, prompts)
+            else:
                 for prompt in prompts:
                     wire.receive(peer, Start)
                     _ship_and_prove(peer, session, cell, own, prompt)
-            elif isinstance(cell, Service):
-                _ship_all(peer, session, cell, own, prompts)
             wire.receive(peer, Reply)  # the receiver counts this process's time as long as it lives
     return Measured()
 
@@ -89,8 +89,10 @@ def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray
     sha256 = wire.digest(state)
     hashed = clock()
     spent = {"prefill": read - began, "save": saved - read, "check": hashed - saved}
-    told = {"origin": own, "request": number, "n_tokens": len(prompt), "token": token, "n_bytes": state.size}
-    wire.offer(peer, State(**told, sha256=sha256, spent_ns=spent), state, bps)
+    told = State(
+        origin=own, request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent_ns=spent
+    )
+    wire.offer(peer, told, state, bps)
     return token
 
 

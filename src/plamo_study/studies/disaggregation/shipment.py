@@ -134,4 +134,3 @@ def refuse(peer: socket.socket, error: StudyError) -> None:
         wire.send(peer, Reply(refused=f"{error.what} {error.why}"))
     except StudyError:
         return
-

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
+from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
@@ -35,8 +36,9 @@ def finding(recording: Recording) -> Markdown:
 def _identity(rows: pd.DataFrame) -> str:
     found = analysis.identity(rows)
     n, valid, same = (int(found[name].sum()) for name in ("n", "valid", "identical"))
-    text = f"**The answer does not move.** {valid} of {n} shipments of {found['from'].min():,} to {found['to'].max():,} "
-    text += f"tokens went on as if they had stayed; {same} in every bit of every logit"
+    text = f"**The answer does not move.** {valid} of {n} shipments "
+    text += f"of {found['from'].min():,} to {found['to'].max():,} tokens went on as if they had stayed; "
+    text += f"{same} in every bit of every logit"
     others = found[found["identical"] < found["n"]]
     if len(others):
         which = ", ".join(
@@ -51,8 +53,8 @@ def _identity(rows: pd.DataFrame) -> str:
 def _crossings(rows: pd.DataFrame) -> list[str]:
     found, lines = analysis.crossings(rows), []
     for model, group in found.groupby("model"):
-        said = "; ".join(f"at {link_name(row.link)} {outcome(row._asdict())}" for row in group.itertuples())
-        lines.append(f"**{escaped(str(model))}**: shipping is faster than evaluating the prompt again {said}.")
+        said = "; ".join(f"at {link_name(row.link)}, {outcome(row._asdict())}" for row in group.itertuples())
+        lines.append(f"**{escaped(str(model))}**, where shipping is faster than evaluating the prompt again: {said}.")
     return lines
 
 
@@ -63,7 +65,7 @@ def outcome(row: Mapping[str, Any]) -> str:
     return {
         "always": f"at every length up to {row['longest']:,}",
         "never": f"at no length up to {row['longest']:,}",
-    }.get(str(row["outcome"]), "is inconclusive")
+    }.get(str(row["outcome"]), "inconclusive")
 
 
 def _services(rows: pd.DataFrame) -> list[str]:
@@ -78,10 +80,16 @@ def _services(rows: pd.DataFrame) -> list[str]:
         )
         lines.append(
             f"**{escaped(str(model))}, threads shared out** to a process that reads and one that writes, "
-            f"{row['per_second']:g} requests a second: {ratio} the throughput {both}, and the longest gap between two "
-            f"tokens is {gap} as long {gaps}."
+            f"{row['per_second']:g} requests a second: {ratio} the throughput {both}"
+            f"{_unless(row['throughput_ratio'])}; the longest gap between two tokens is {gap} as long {gaps}"
+            f"{_unless(row['largest_ratio'])}."
         )
     return lines
+
+
+def _unless(ratio: Estimate) -> str:
+    """What is said of a ratio whose interval holds 1."""
+    return ", which is inconclusive" if ratio.above(1.0) == "inconclusive" else ""
 
 
 def link_name(bps: int) -> str:
@@ -194,7 +202,7 @@ def prediction(recording: Recording) -> Table:
     for what, group in found.groupby("what", sort=False):
         ratios = sorted((ratio.value for ratio in group["ratio"]), key=lambda value: abs(np.log(value)))
         close = sum(1 / CLOSE <= ratio <= CLOSE for ratio in ratios)
-        entry = {"what": what, "n": len(ratios), "close": f"{close} of {len(ratios)}", "median": float(np.median(ratios))}
+        entry = {"what": what, "close": f"{close} of {len(ratios)}", "median": float(np.median(ratios))}
         entries.append(entry | {"furthest": ratios[-1]})
     close = sum(1 / CLOSE <= ratio.value <= CLOSE for ratio in found["ratio"])
     columns: Columns = {
@@ -272,8 +280,8 @@ def capacity(recording: Recording) -> Table:
 def printed() -> Table:
     """The sources' 26 ms for the state of 4,096 tokens of a 70B at 400 Gbit/s, recomputed from its shape."""
     entries = [
-        {"shape": "8 key-value heads, as published", "seconds": analysis.transfer(**LLAMA_70B, n_tokens=4096, bps=400e9)},
-        {"shape": "64 heads, without groups", "seconds": analysis.transfer(80, 64, 128, 4096, 400e9)},
+        {"shape": name, "seconds": analysis.transfer(**LLAMA_70B | {"kv_heads": n}, n_tokens=4096, bps=400e9)}
+        for name, n in (("8 key-value heads, as published", 8), ("64 heads, without groups", 64))
     ]
     columns: Columns = {
         "shape": ("70B, 80 layers of 128 a head", ""),

@@ -41,13 +41,13 @@ def size(shape: Mapping[str, Any], n_tokens: int, type_k: str = "f16", type_v: s
     described = HEAD + CACHE + LAYER * n_full + CELL * n_tokens
     described += CACHE + LAYER * len(sliding) + CELL * held if sliding else 0
     described += RECURRENT + LAYER * len(mamba) if mamba else 0
-    return Size(n_full * n_tokens * row, len(sliding) * held * row, len(mamba) * _recurrent(shape), float(described))
+    return Size(n_full * n_tokens * row, len(sliding) * held * row, _recurrent(shape, len(mamba)), float(described))
 
 
-def _recurrent(shape: Mapping[str, Any]) -> float:
-    """Bytes of one Mamba layer: its state, and the last inputs of its convolution."""
+def _recurrent(shape: Mapping[str, Any], n_layers: int) -> float:
+    """Bytes of the Mamba layers: of each its state, and the last inputs of its convolution."""
     inner = shape["mamba_heads"] * shape["mamba_head_dim"]
-    return FLOAT * inner * float(shape["d_state"] + shape["d_conv"] - 1)
+    return float(FLOAT * n_layers * inner * (shape["d_state"] + shape["d_conv"] - 1)) if n_layers else 0.0
 
 
 def dense(layers: int, kv_heads: int, head_dim: int, n_tokens: int, n_bytes: float = 2.0) -> float:

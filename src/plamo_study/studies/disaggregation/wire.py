@@ -93,7 +93,7 @@ def push(peer: socket.socket, data: np.ndarray, bps: int = 0) -> None:
 
     A piece goes out when a link of this speed would have carried its last bit. Raises StudyError as `send` does.
     """
-    start, left = clock(), memoryview(data).cast("B")
+    start, left = clock(), data.data.cast("B")
     for at in range(0, len(left), PIECE):
         piece = left[at : at + PIECE]
         due = start + (at + len(piece)) * 8e9 / bps if bps else start
@@ -153,7 +153,7 @@ def receive(peer: socket.socket, kind: type[Message]) -> Message:
 def take(peer: socket.socket, n_bytes: int) -> np.ndarray:
     """Just so many bytes, (n_bytes,) uint8; StudyError where the peer ends or stays silent before."""
     data = np.empty(n_bytes, np.uint8)
-    left = memoryview(data)
+    left = data.data
     while left:
         try:
             n = peer.recv_into(left)
@@ -167,9 +167,9 @@ def take(peer: socket.socket, n_bytes: int) -> np.ndarray:
     return data
 
 
-def digest(data: bytes | np.ndarray) -> str:
+def digest(data: np.ndarray) -> str:
     """SHA-256 of some bytes, 64 hex digits."""
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(data.data).hexdigest()
 
 
 def check(told: State, own: Origin, room: int, most_bytes: int) -> None:
@@ -180,7 +180,8 @@ def check(told: State, own: Origin, room: int, most_bytes: int) -> None:
     for name in Origin.__struct_fields__:
         theirs, ours = getattr(told.origin, name), getattr(own, name)
         if theirs != ours:
-            raise StudyError("the state", f"has another {name}: {theirs}, and here {ours}", f"use one {name} on both sides")
+            why = f"has another {name}: {theirs}, and here {ours}"
+            raise StudyError("the state", why, f"use one {name} on both sides")
     if not 0 < told.n_tokens <= room:
         raise StudyError("the state", f"stands for {told.n_tokens} tokens, and here is room for {room}", "make room")
     if not 0 < told.n_bytes <= most_bytes:
