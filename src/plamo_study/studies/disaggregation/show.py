@@ -76,7 +76,7 @@ def _services(rows: pd.DataFrame) -> list[str]:
             row["throughput_ratio"], row["throughput_split"], row["throughput"], "tokens/s"
         )
         gap, gaps = sentences.quotient(
-            row["largest_ratio"], row["largest_split"].scaled(MS), row["largest"].scaled(MS), "ms"
+            row["largest_ratio"], row["largest_split"].scaled(MS), row["largest"].scaled(MS), "ms", ".2g"
         )
         lines.append(
             f"**{escaped(str(model))}, threads shared out** to a process that reads and one that writes, "
@@ -259,7 +259,7 @@ def services(recording: Recording) -> Table:
         "throughput_ratio": ("split / one: throughput", ".2f"),
         "ttft_ratio": ("first token", ".2f"),
         "itl_ratio": ("gap between tokens", ".2f"),
-        "largest_ratio": ("longest gap", ".2f"),
+        "largest_ratio": ("longest gap", ".2g"),
     }
     return table(found, columns)
 
