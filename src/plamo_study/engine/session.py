@@ -180,17 +180,24 @@ class Session:
 
     def get_state(self, seq: int) -> bytes:
         """Everything llama.cpp keeps for one sequence: its KV cells and recurrent state."""
-        size = llama.llama_state_seq_get_size(self.context, seq)
-        buffer = (ctypes.c_uint8 * size)()
-        written = llama.llama_state_seq_get_data(self.context, buffer, size, seq)
-        return bytes(buffer[:written])
+        return self.read_state(seq).tobytes()
 
-    def set_state(self, seq: int, state: bytes, n_past: int) -> None:
+    def read_state(self, seq: int) -> np.ndarray:
+        """The same as an array (n_bytes,) uint8 that the engine wrote into: nothing is copied a second time."""
+        buffer = np.empty(llama.llama_state_seq_get_size(self.context, seq), np.uint8)
+        written = llama.llama_state_seq_get_data(self.context, _bytes_of(buffer), buffer.size, seq)
+        return buffer[:written]
+
+    def set_state(self, seq: int, state: bytes | np.ndarray, n_past: int) -> None:
         """Put a saved state into a sequence. `n_past` is the number of tokens it stands for."""
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if llama.llama_state_seq_set_data(self.context, buffer, len(state), seq) == 0:
+        buffer = np.frombuffer(state, np.uint8)
+        if llama.llama_state_seq_set_data(self.context, _bytes_of(buffer), buffer.size, seq) == 0:
             raise EngineError(f"llama.cpp refused the state for sequence {seq}")
         self.n_past[seq] = n_past
+
+    def held(self, seq: int) -> int:
+        """Tokens that the memory holds of a sequence, by the last position in it; 0 for none."""
+        return int(llama.llama_memory_seq_pos_max(self.memory, seq)) + 1
 
     def remove_tail(self, seq: int, position: int) -> bool:
         """Drop a sequence's tokens from `position` on; False where the architecture cannot (PLaMo 2's state)."""
@@ -236,6 +243,11 @@ class Session:
         ):
             setattr(batch, field, array.ctypes.data_as(pointer))
         return batch
+
+
+def _bytes_of(buffer: np.ndarray) -> Any:
+    """A pointer to an array's bytes, as llama.cpp takes it."""
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:

@@ -15,7 +15,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
     "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
-    "n_processes", "killed",
+    "n_processes", "killed", "link_bps", "n_requests", "per_second",
 )  # fmt: skip
 
 
@@ -223,9 +223,30 @@ class Replicas(OnModel, frozen=True, kw_only=True):
         return max(self.n_threads // self.n_processes, 1)
 
 
+class Shipment(OnModel, frozen=True, kw_only=True):
+    """A prompt evaluated in one process and answered in another, which gets the sequence's state over TCP."""
+
+    timed = True
+    n_prompt: int = 0
+    n_gen: int = 0  # decode steps after it, in both processes
+    link_bps: int = 0  # bits per second that the sender keeps to; 0: as fast as it goes
+
+
+class Service(OnModel, frozen=True, kw_only=True):
+    """Requests that arrive over time, answered by one engine, or by one that reads prompts and one that writes."""
+
+    timed = True
+    n_prompt: int = 0  # tokens of each request
+    n_gen: int = 0  # of each answer
+    n_seq: int = 1  # answered at once
+    n_requests: int = 1
+    per_second: float = 1.0  # arrivals, in the mean
+    mode: Literal["", "shared", "split"] = field(default="", name="label")  # split: threads are shared out
+
+
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
-    | Replicas
+    | Replicas | Shipment | Service
     | Naive | Arrival
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}

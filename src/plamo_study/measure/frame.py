@@ -15,7 +15,7 @@ from plamo_study.measure.rows import Conditions, Fact, Record, Row
 CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("timed", "whole")]
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
-              "checks", "series"]  # fmt: skip
+              "checks", "series", "requests"]  # fmt: skip
 REQUESTS = ["key", "request", "ttft_ns", "n_tokens", "itl_ns", "largest_gap_ns", "failure"]
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 

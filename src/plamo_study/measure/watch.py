@@ -22,11 +22,25 @@ _parts: list[Evidence] = []  # of this process's one job
 
 
 @contextmanager
-def timed() -> Iterator[None]:
-    """Put this around what is timed: what the system counts meanwhile becomes part of the job's evidence."""
-    before = machine.counters()
+def timed(*helpers: int) -> Iterator[None]:
+    """Put this around what is timed: what the system counts meanwhile becomes part of the job's evidence.
+
+    `helpers`: pids of living processes that compute for this job; their CPU time and waiting are its own.
+    """
+    before, theirs = machine.counters(), _of_helpers(helpers)
     yield
-    _parts.append(since(before, machine.counters()))
+    found = since(before, machine.counters())
+    ran, waited = (after - early for after, early in zip(_of_helpers(helpers), theirs, strict=True))
+    told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran}
+    told["others_ns"] = max((found.others_ns or 0) - ran, 0)
+    told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
+    _parts.append(msgspec.structs.replace(found, **told))
+
+
+def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
+    """Nanoseconds that the threads of some processes ran and waited for a CPU; 0 where nobody counts."""
+    threads = [told for pid in pids for told in (machine.threads(pid) or {}).values()]
+    return sum(ran for ran, _ in threads), sum(waited for _, waited in threads)
 
 
 def collected() -> Evidence | None:

@@ -14,6 +14,7 @@ from plamo_study.studies.batch_scaling import show as batch_scaling
 from plamo_study.studies.batching_law import show as batching_law
 from plamo_study.studies.chunked import show as chunked
 from plamo_study.studies.context import show as context
+from plamo_study.studies.disaggregation import show as disaggregation
 from plamo_study.studies.fragility import show as fragility
 from plamo_study.studies.numeric_range import show as numeric_range
 from plamo_study.studies.phase_asymmetry import show as phase_asymmetry
@@ -44,6 +45,7 @@ def findings() -> str:
         [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
         [str(chunked.finding(recorded("06-chunked", "mini")).data)],
         [str(replicas.finding(recorded("07-replicas", "mini")).data)],
+        _disaggregation(),
     ]
     headed = [
         [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)
@@ -69,6 +71,12 @@ def _quantization() -> list[str]:
     said = [quantization.finding(speed, lost), quality.finding(lost), fragility.finding(recorded("04-scan", "mini"))]
     said += [numeric_range.finding(recorded("04-ranges", "mini"))]
     return [*(str(text.data) for text in said), quantization.summary(speed, lost)._repr_markdown_()]
+
+
+def _disaggregation() -> list[str]:
+    moved = recorded("09-disaggregation", "mini")
+    tables = [show(moved) for show in (disaggregation.crossings, disaggregation.identity, disaggregation.services)]
+    return [str(disaggregation.finding(moved).data), *(table._repr_markdown_() for table in tables)]
 
 
 def _law() -> Recording:

@@ -9,6 +9,7 @@ from plamo_study.studies.batch_scaling import plan as batch_scaling
 from plamo_study.studies.batching_law import plan as batching_law
 from plamo_study.studies.chunked import plan as chunked
 from plamo_study.studies.context import plan as context
+from plamo_study.studies.disaggregation import plan as disaggregation
 from plamo_study.studies.fragility import plan as fragility
 from plamo_study.studies.numeric_range import plan as numeric_range
 from plamo_study.studies.phase_asymmetry import plan as phase_asymmetry
@@ -44,6 +45,7 @@ NOTEBOOKS = {
     "05-context-length": "how both phases move with context, by attention kernel and cache type",
     "06-chunked-prefill": "what one long prompt does to everyone else",
     "07-replicas": "N processes against one process with N sequences",
+    "09-disaggregation": "prefill here, decode there: bytes, time, identity",
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),
@@ -67,6 +69,7 @@ STUDIES = {
     "06-chunked": Study(chunked.chunked, weight=3),
     "06-tiles": Study(chunked.tiles, aside=True),
     "07-replicas": Study(replicas.replicas, weight=3),
+    "09-disaggregation": Study(disaggregation.disaggregation, weight=3),
 }
 OF_ALL = ("02-roofline",)  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"

@@ -1,0 +1,1 @@
+"""Notebook 09: a prompt evaluated in one process and answered in another, by bytes, time and identity."""

@@ -1,0 +1,274 @@
+"""What a shipment takes and from which length it pays, and what sharing out the work does to those who wait.
+
+Frames in, estimates out. A process is one number: the median of its repetitions.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis import clustered, stats, timing
+from plamo_study.analysis.timing import NS
+from plamo_study.analysis.usable import usable
+from plamo_study.studies.disaggregation import sizes
+from plamo_study.studies.disaggregation.shipment import PHASES
+
+CELL = ["model", "n_prompt", "type_k", "flash_attn", "link_bps"]
+MOVING = ("save", "check", "send", "load")
+HANDLED = ("save", "check", "load")  # on either side, whatever the link
+LINKS = (10**8, 10**9, 10**10, 10**11)  # bits per second, of the law
+USUAL = {"type_k": "f16", "flash_attn": "on"}
+LOADED = ["model", "per_second"]
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+def processes(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a process: CELL, `block`, `verdict`, seconds of PHASES and `moving` (save to load), `n_bytes`, `rate`.
+
+    `rate`: bits per second of the sending; `identical`: whether all logits are the same in every bit; `error`: how far
+    they are from those of the sender, relative.
+    """
+    found = rows[(rows["workload"] == "shipment") & (rows["status"] == "ok")]
+    entries = []
+    for row in found.itertuples():
+        entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict", "n_bytes")}
+        entry |= {phase: median(sample[n] for sample in row.samples_ns) / NS for n, phase in enumerate(PHASES)}
+        entry |= {"moving": sum(entry[phase] for phase in MOVING), "rate": 8 * row.n_bytes / entry["send"]}
+        entry |= {"identical": bool(row.checks["identical"]), "error": row.checks["second_path_error"]}
+        entries.append(entry)
+    names = [*CELL, "block", "verdict", "n_bytes", *PHASES, "moving", "rate", "identical", "error"]
+    return pd.DataFrame(entries, columns=names)
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a cell: PHASES and `moving` as estimates of seconds, `rate` in bits per second; `n_bytes`.
+
+    `identical`: of all processes; `error`: the largest; `verdict`: valid, or how many were not.
+    """
+    right, entries = processes(usable(rows)), []
+    for key, group in processes(rows).groupby(CELL, sort=False):
+        entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
+        wrong = int((group["verdict"] != "valid").sum())
+        entry["verdict"] = "valid" if not wrong else f"{wrong} of {len(group)} {group['verdict'].iloc[-1]}"
+        entry |= {"identical": bool(group["identical"].all()), "error": group["error"].max()}
+        used = of_cell(right, entry)
+        if len(used):
+            entry |= {name: stats.median(used[name].tolist()) for name in (*PHASES, "moving", "rate")}
+            entries.append(entry | {"n_bytes": int(used["n_bytes"].iloc[0])})
+    return pd.DataFrame(entries)
+
+
+def of_cell(found: pd.DataFrame, cell: Mapping[str, Any], names: list[str] = CELL) -> pd.DataFrame:
+    """The lines of one cell, by `names`."""
+    return found[(found[names] == pd.Series({name: cell[name] for name in names})).all(axis=1)]
+
+
+def by_length(rows: pd.DataFrame) -> pd.DataFrame:
+    """The processes of the usual cache and attention, as fast as it goes: what curves over length are made of."""
+    found = processes(usable(rows))
+    usual = (found["type_k"] == USUAL["type_k"]) & (found["flash_attn"] == USUAL["flash_attn"])
+    return found[usual & (found["link_bps"] == 0)]
+
+
+def weights(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Bytes by formula and as shipped, per model, type and length: `full`, `sliding`, `recurrent`, `n_bytes`."""
+    entries = []
+    for (model, n, type_k), group in processes(rows).groupby(["model", "n_prompt", "type_k"]):
+        size = sizes.size(facts[str(model)]["shape"], int(n), str(type_k), str(type_k))
+        entry = {"model": model, "n_prompt": int(n), "type_k": type_k, "predicted": size.total}
+        entry |= {"full": size.full, "sliding": size.sliding, "recurrent": size.recurrent}
+        entries.append(entry | {"n_bytes": int(group["n_bytes"].max())})
+    return pd.DataFrame(entries, columns=["model", "n_prompt", "type_k", "predicted", "full", "sliding", "recurrent",
+                                          "n_bytes"])  # fmt: skip
+
+
+def shares(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
+    """Time to ship over time to evaluate again, by model, link and length: `ratio`, paired by block.
+
+    By law: what both sides did, measured, and the bytes over the link.
+    """
+    entries = []
+    for (model, n), group in by_length(rows).groupby(["model", "n_prompt"]):
+        known = group.drop_duplicates("block", keep="last").set_index("block")
+        for link in links:
+            shipping = known[list(HANDLED)].sum(axis=1) + 8 * known["n_bytes"] / link
+            ratio = timing.paired_ratio(shipping, known["prefill"])
+            entries.append({"model": model, "link": link, "n_prompt": int(n), "ratio": ratio})
+    return pd.DataFrame(entries, columns=["model", "link", "n_prompt", "ratio"])
+
+
+def crossings(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
+    """From which length on shipping is faster than evaluating again: `model`, `link`, `first` (tokens), `outcome`.
+
+    `outcome`: "from" a length within the measured ones (`first`), "always" or "never" at all of them, "inconclusive"
+    where an interval does not say which.
+    """
+    ratios, entries = shares(rows, links), []
+    for (model, link), group in ratios.groupby(["model", "link"]):
+        common = _by_block(rows, str(model), int(link))
+        first = stats.crossing(np.log2(common.index.astype(float)), common.to_numpy()) if common.size else None
+        entry: dict[str, Any] = {"model": model, "link": int(link), "longest": int(group["n_prompt"].max())}
+        if first is not None and first.value == first.value:
+            bounded = np.isfinite([first.low, first.high]).all()
+            entry |= {"outcome": "from" if bounded else "inconclusive"}
+            entries.append(entry | {"first": clustered.mapped(first, lambda at: float(2.0**at))})
+            continue
+        said = {ratio.below(1.0) for ratio in group["ratio"]}
+        known = {frozenset({"holds"}): "always", frozenset({"does not hold"}): "never"}
+        entries.append(entry | {"outcome": known.get(frozenset(said), "inconclusive"), "first": None})
+    return pd.DataFrame(entries, columns=["model", "link", "longest", "outcome", "first"])
+
+
+def _by_block(rows: pd.DataFrame, model: str, link: int) -> pd.DataFrame:
+    """Shipping over evaluating again: a line a length, a column a block that has all lengths."""
+    found = by_length(rows)
+    found = found[found["model"] == model].drop_duplicates(["n_prompt", "block"], keep="last")
+    shipping = found[list(HANDLED)].sum(axis=1) + 8 * found["n_bytes"] / link
+    wide = found.assign(ratio=shipping / found["prefill"]).pivot(index="n_prompt", columns="block", values="ratio")
+    return wide.dropna(axis=1)
+
+
+def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+    """Every prediction beside what was measured, per cell: `what`, `promised`, `measured`, `ratio` paired by block.
+
+    bytes: by formula. prefill: as many times a prompt measured alone as it is longer. save and load: the bytes read
+    once and written once at the rate at which memory was read. send: the bytes over the link.
+    """
+    used = usable(rows)
+    alone = used[used["workload"] == "prefill"].groupby(["model", "n_prompt", "n_threads"])
+    prompts = {key: _seconds(group) for key, group in alone}
+    reading = _rates(used[used["workload"] == "read"])
+    most = used["n_threads"].max()
+    entries = []
+    for key, group in processes(used).groupby(CELL, sort=False):
+        cell = dict(zip(CELL, key, strict=True))
+        known = group.drop_duplicates("block", keep="last").set_index("block")
+        size = sizes.size(facts[cell["model"]]["shape"], cell["n_prompt"], cell["type_k"], cell["type_k"]).total
+        promises = dict(_promises(cell, known, size, reading))
+        if cell["type_k"] == USUAL["type_k"] and not cell["link_bps"]:
+            for (model, n, threads), seconds in prompts.items():
+                if (model, threads) == (cell["model"], most):
+                    promises["prefill"] = (seconds * cell["n_prompt"] / n, known["prefill"])
+        for what, (promised, measured) in promises.items():
+            entry = {**cell, "what": what, "ratio": timing.paired_ratio(measured, promised)}
+            entries.append(entry | {"promised": float(promised.median()), "measured": float(measured.median())})
+    return pd.DataFrame(entries, columns=[*CELL, "what", "promised", "measured", "ratio"])
+
+
+def _promises(
+    cell: Mapping[str, Any], known: pd.DataFrame, size: float, reading: pd.Series
+) -> Iterator[tuple[str, tuple[pd.Series, pd.Series]]]:
+    yield "bytes", (pd.Series(size, known.index), known["n_bytes"].astype(float))
+    for phase in ("save", "load"):
+        if len(reading) and not cell["link_bps"]:
+            yield phase, (2 * size / reading, known[phase])
+    if cell["link_bps"]:
+        yield "send", (pd.Series(8 * size / cell["link_bps"], known.index), known["send"])
+
+
+def _seconds(group: pd.DataFrame) -> pd.Series:
+    return timing.seconds_by_block(group.drop_duplicates("block", keep="last"), timing.median_sample)
+
+
+def _rates(found: pd.DataFrame) -> pd.Series:
+    """Bytes per second at which memory is read, by block."""
+    if found.empty:
+        return pd.Series(dtype=float)
+    return float(found["n_bytes"].iloc[0]) / _seconds(found)
+
+
+def services(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a process of a load: LOADED, `mode`, `block`, `verdict`, and in seconds `ttft`, `itl` and `largest` gap.
+
+    The first two are medians over requests and gaps. `throughput`: answered tokens per second from the first arrival to
+    the last token.
+    """
+    entries = []
+    for row in rows[(rows["workload"] == "service") & (rows["status"] == "ok")].itertuples():
+        asked = row.requests
+        gaps = [after - before for each in asked for before, after in pairwise(each.token_ns)]
+        last = max(each.token_ns[-1] for each in asked)
+        entry = {name: getattr(row, name) for name in (*LOADED, "block", "verdict")} | {"mode": row.label}
+        entry |= {"ttft": median(each.token_ns[0] - each.arrived_ns for each in asked) / NS}
+        entry |= {"itl": median(gaps) / NS, "largest": max(gaps) / NS}
+        entries.append(entry | {"throughput": sum(len(each.token_ns) for each in asked) / last * NS})
+    names = [*LOADED, "block", "verdict", "mode", "ttft", "itl", "largest", "throughput"]
+    return pd.DataFrame(entries, columns=names)
+
+
+WAITS = ("ttft", "itl", "largest", "throughput")
+
+
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per model and load: WAITS of the shared engine and of the split one, and `NAME_ratio`, split over shared."""
+    entries = []
+    for key, group in services(usable(rows)).groupby(LOADED):
+        entry: dict[str, Any] = dict(zip(LOADED, key, strict=True))
+        for name in WAITS:
+            shared, split = (
+                group[group["mode"] == mode].drop_duplicates("block", keep="last").set_index("block")[name]
+                for mode in ("shared", "split")
+            )
+            if shared.empty or split.empty:
+                break
+            entry |= {name: stats.median(shared.tolist()), f"{name}_split": stats.median(split.tolist())}
+            entry[f"{name}_ratio"] = timing.paired_ratio(split, shared)
+        else:
+            entries.append(entry)
+    names = [name + end for name in WAITS for end in ("", "_split", "_ratio")]
+    return pd.DataFrame(entries, columns=[*LOADED, *names])
+
+
+def capacity(rows: pd.DataFrame) -> pd.DataFrame:
+    """Requests per second that each arrangement can take at most, by law, from parts measured alone in these blocks.
+
+    `shared`: an engine reads a prompt, then its share of the steps of all. `split`: the slower of half the threads
+    reading and half of them writing. `two`: the same with all threads on each side, which takes a second machine.
+    """
+    used, entries = usable(rows), []
+    asked = used[used["workload"] == "service"]
+    for model, group in asked.groupby("model"):
+        cell = group.iloc[0]
+        own = used[used["model"] == model]
+        prompts = own[(own["workload"] == "prefill") & (own["n_prompt"] == cell["n_prompt"])]
+        steps = own[(own["workload"] == "decode") & (own["n_seq"] == cell["n_seq"])]
+        read, write = ({int(n): _seconds(g) for n, g in each.groupby("n_threads")} for each in (prompts, steps))
+        if not read or set(read) != set(write):
+            continue
+        most, half = max(read), min(read)
+        answer = (cell["n_gen"] - 1) / cell["n_seq"]
+        per_request = {
+            "shared": read[most] + answer * write[most],
+            "split": np.maximum(read[half], answer * write[half]),
+            "two": np.maximum(read[most], answer * write[most]),
+        }
+        entry: dict[str, Any] = {"model": model, "half": half, "most": most}
+        for name, seconds in per_request.items():
+            known = seconds.dropna()
+            entry[name] = stats.rate(1.0, known.tolist())
+            entry[f"{name}_ratio"] = timing.paired_ratio(per_request["shared"], known)
+        entries.append(entry)
+    names = ["model", "half", "most", *(n + end for n in ("shared", "split", "two") for end in ("", "_ratio"))]
+    return pd.DataFrame(entries, columns=names)
+
+
+def identity(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per model, attention and cache: shipments, how many are the same in every bit, the largest error, the lengths."""
+    entries = []
+    for (model, flash, type_k), group in processes(rows).groupby(["model", "flash_attn", "type_k"]):
+        entry = {"model": model, "flash_attn": flash, "type_k": type_k, "n": len(group)}
+        entry |= {"identical": int(group["identical"].sum()), "error": float(group["error"].max())}
+        valid = int((group["verdict"] == "valid").sum())
+        differing = group.loc[~group["identical"], "n_prompt"]
+        entry |= {"valid": valid, "from": int(group["n_prompt"].min()), "to": int(group["n_prompt"].max())}
+        entries.append(entry | {"differs_from": int(differing.min()) if len(differing) else 0})
+    return pd.DataFrame(entries)
+
+
+def transfer(layers: int, kv_heads: int, head_dim: int, n_tokens: int, bps: float) -> float:
+    """Seconds that keys and values of F16 take over a link of `bps` bits per second."""
+    return 8 * sizes.dense(layers, kv_heads, head_dim, n_tokens) / bps

@@ -1,0 +1,77 @@
+"""What both processes of a cell know without telling one another: contexts, tokens, arrivals; and how each steps."""
+
+import time
+
+import numpy as np
+
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.measure import sessions
+from plamo_study.measure.cells import Service, Shipment
+from plamo_study.measure.workloads import FIRST_TOKEN
+from plamo_study.studies.disaggregation.wire import clock
+
+WARM_STEPS = 2
+SPLIT = "split"
+
+
+def receiving(cell: Shipment | Service) -> SessionConfig:
+    """The context that answers."""
+    n_seq = cell.n_seq if isinstance(cell, Service) else 1
+    n_threads = cell.n_threads - reading_threads(cell)
+    return _config(cell, n_seq, n_threads)
+
+
+def sending(cell: Shipment | Service) -> SessionConfig:
+    """The context that evaluates prompts, one after the other; it has the same `n_seq_max`, or states would not fit."""
+    n_seq = cell.n_seq if isinstance(cell, Service) else 1
+    return _config(cell, n_seq, reading_threads(cell) or cell.n_threads)
+
+
+def reading_threads(cell: Shipment | Service) -> int:
+    """Threads that read while others write: half of them where the work is split, none where it is not."""
+    split = isinstance(cell, Service) and cell.mode == SPLIT
+    return max(cell.n_threads // 2, 1) if split else 0
+
+
+def _config(cell: Shipment | Service, n_seq: int, n_threads: int) -> SessionConfig:
+    changes = {"n_seq_max": n_seq, "n_threads": max(n_threads, 1), "n_threads_batch": max(n_threads, 1)}
+    return sessions.config(cell, cell.n_prompt + cell.n_gen, swa_full=False, **changes)
+
+
+def tokens(cell: Shipment | Service, n_vocab: int) -> np.ndarray:
+    """Random prompts, (n, n_tokens) int32: one a repetition, or one a request with the answer after it."""
+    rng = np.random.default_rng(cell.seed)
+    n, length = (cell.repetitions, cell.n_prompt) if isinstance(cell, Shipment) else (
+        cell.n_requests, cell.n_prompt + cell.n_gen)  # fmt: skip
+    return rng.integers(FIRST_TOKEN, n_vocab, (n, length), dtype=np.int32)
+
+
+def arrivals(cell: Service) -> list[int]:
+    """When each request arrives, in ns since the first: as people do who know nothing of one another."""
+    gaps = np.random.default_rng([cell.seed, 1]).exponential(1e9 / cell.per_second, cell.n_requests)
+    return (np.cumsum(gaps) - gaps[0]).astype(np.int64).tolist()
+
+
+def wait_until(at_ns: int) -> None:
+    """Sleep until the clock says so."""
+    if (left := at_ns - clock()) > 0:
+        time.sleep(left / 1e9)
+
+
+def warm(session: Session, prompt: np.ndarray) -> None:
+    """Evaluate a micro-batch and some steps, save and load the state: everything that is timed later, once."""
+    session.prefill({0: prompt[: session.config.n_ubatch]})
+    session.set_state(0, session.read_state(0), session.n_past[0])
+    if session.n_past[0] + WARM_STEPS <= session.config.n_ctx_seq:
+        greedy(session, int(prompt[0]), WARM_STEPS)
+    session.clear()
+
+
+def greedy(session: Session, token: int, n_steps: int) -> np.ndarray:
+    """The logits (n_steps, n_vocab) of steps of sequence 0 from a token on, each with the likeliest one of the last."""
+    rows = []
+    for _ in range(n_steps):
+        session.decode({0: token})
+        rows.append(session.logits())
+        token = int(rows[-1].argmax())
+    return np.array(rows)

@@ -1,0 +1,100 @@
+"""The process that evaluates prompts and ships their states: it dies with the worker that started it."""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from plamo_study.engine.session import Session
+from plamo_study.measure import worker
+from plamo_study.measure.cells import Service, Shipment
+from plamo_study.measure.rows import Measured
+from plamo_study.studies.disaggregation import contexts, requests, wire
+from plamo_study.studies.disaggregation.wire import Origin, Reply, State, clock
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sender is started with: the cell, its file, and the port at which the receiver waits."""
+
+    cell: Shipment | Service
+    path: str
+    port: int
+
+
+class Hello(wire.Strict, frozen=True, kw_only=True):
+    """The sender is ready: its process."""
+
+    pid: int
+
+
+class Start(wire.Strict, frozen=True, kw_only=True):
+    """The receiver is ready: the clock at which it all begins."""
+
+    at_ns: int = 0
+
+
+class Proof(wire.Strict, frozen=True, kw_only=True):
+    """Before the logits of the steps that the sender did itself with what it had shipped."""
+
+    n_steps: int
+    n_vocab: int
+
+
+def serve(order: Order) -> Measured:
+    """Ship what the cell asks for; the receiver keeps the times."""
+    cell, path = order.cell, Path(order.path)
+    config = requests.sending(cell)
+    with Session(path, config) as session:
+        own = contexts.origin(path, requests.receiving(cell))
+        prompts = requests.tokens(cell, session.n_vocab)
+        requests.warm(session, prompts[0])
+        with wire.connect(order.port) as peer:
+            wire.send(peer, Hello(pid=os.getpid()))
+            if isinstance(cell, Service):
+                _ship_all(peer, session, cell, own, prompts)
+            else:
+                for prompt in prompts:
+                    wire.receive(peer, Start)
+                    _ship_and_prove(peer, session, cell, own, prompt)
+            wire.receive(peer, Reply)  # the receiver counts this process's time as long as it lives
+    return Measured()
+
+
+def _ship_and_prove(peer: socket.socket, session: Session, cell: Shipment, own: Origin, prompt: np.ndarray) -> None:
+    """Ship a state, then go on with it here as if it had never moved."""
+    token = _ship(peer, session, own, prompt, 0, cell.link_bps)
+    rows = requests.greedy(session, token, cell.n_gen)
+    wire.send(peer, Proof(n_steps=len(rows), n_vocab=session.n_vocab))
+    wire.push(peer, rows)
+
+
+def _ship_all(peer: socket.socket, session: Session, cell: Service, own: Origin, prompts: np.ndarray) -> None:
+    """Evaluate prompts as they arrive, one after the other, and ship each state at once."""
+    began = wire.receive(peer, Start).at_ns
+    for number, (arrives, prompt) in enumerate(zip(requests.arrivals(cell), prompts, strict=True)):
+        requests.wait_until(began + arrives)
+        _ship(peer, session, own, prompt[: cell.n_prompt], number, 0)
+
+
+def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray, number: int, bps: int) -> int:
+    """Evaluate a prompt and ship its state; the first token of the answer. StudyError where the receiver refuses."""
+    session.clear()
+    began = clock()
+    token = int(session.prefill({0: prompt})[0][-1].argmax())
+    read = clock()
+    state = session.read_state(0)
+    saved = clock()
+    sha256 = wire.digest(state)
+    hashed = clock()
+    spent = {"prefill": read - began, "save": saved - read, "check": hashed - saved}
+    told = State(
+        origin=own, request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent_ns=spent
+    )
+    wire.offer(peer, told, state, bps)
+    return token
+
+
+if __name__ == "__main__":
+    worker.serve(Order, serve)

@@ -1,0 +1,197 @@
+"""A cell of kind "service": requests arrive over time and are answered, by one engine or by two that share the work.
+
+Shared: an engine with all threads evaluates each prompt as it comes, while nobody else gets a token, and then decodes
+all sequences together. Split: a process with half of the threads evaluates prompts and ships states here, where the
+other half decodes. Tokens are given beforehand, so that every answer can be held against itself alone.
+"""
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study.engine import library
+from plamo_study.engine.session import Session
+from plamo_study.errors import StudyError
+from plamo_study.measure import proof, watch
+from plamo_study.measure.cells import Service
+from plamo_study.measure.rows import Measured, Request
+from plamo_study.measure.tolerance import tolerance
+from plamo_study.oracle.compare import relative_error
+from plamo_study.studies.disaggregation import contexts, peers, requests, shipment, wire
+from plamo_study.studies.disaggregation.contexts import Receiver
+from plamo_study.studies.disaggregation.sender import Start
+from plamo_study.studies.disaggregation.wire import Reply, State, clock
+
+HEAD_START_NS = 50_000_000  # between the agreed beginning and now, so that both processes are there in time
+
+
+@dataclass
+class Answer:
+    """A request being answered: tokens it holds, when each token of its answer came, and its logits at the end."""
+
+    number: int
+    n_past: int
+    token_ns: list[int] = field(default_factory=list)
+    logits: np.ndarray | None = None
+
+
+Admit = Callable[[int, bool], Answer | None]  # into a sequence; whether to wait for one
+
+
+def run(cell: Service, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Do one cell. `requests`: arrivals and tokens; `samples_ns`: when the last token came.
+
+    A request's first token counts when the process that answers has it: after the prompt, or after the shipment.
+    """
+    log: list[str] = []
+    library.capture_log(log)
+    start = clock()
+    with Session(path, requests.receiving(cell)) as session:
+        receiver = Receiver(session, contexts.origin(path, session.config), log)
+        load_ns, start = clock() - start, clock()
+        tokens = requests.tokens(cell, session.n_vocab)
+        requests.warm(session, tokens[0])
+        warmup = clock() - start
+        stage("serve")
+        with _source(cell, path, receiver, tokens) as (admit, began, pids), watch.timed(*pids):
+            answers = _serve(cell, session, tokens, admit)
+        stage("alone")
+        errors = [_error(session, tokens[answer.number], answer) for answer in answers]
+    due = [cell.n_gen] * cell.n_requests
+    checks: dict[str, float | bool] = {"second_path_error": max(errors), "second_path": max(errors) <= tolerance(cell)}
+    checks["answered"] = [len(answer.token_ns) for answer in answers] == due
+    return Measured(
+        samples_ns=[[max(answer.token_ns[-1] for answer in answers) - began]],
+        warmup_ns=[warmup],
+        load_ns=load_ns,
+        n_evaluated=cell.n_requests * (cell.n_prompt + cell.n_gen - 1),
+        checks=checks,
+        series={"error": errors},
+        requests=_requests(cell, answers, began),
+        valid=all(value for value in checks.values() if isinstance(value, bool)),
+    )
+
+
+def _serve(cell: Service, session: Session, tokens: np.ndarray, admit: Admit) -> list[Answer]:
+    """Admit whoever is there as long as there is room, then decode everybody's next token; the answers in order."""
+    active: list[Answer] = []  # the place in the list is the sequence: those in use are always the first
+    done: list[Answer] = []
+    while len(done) < cell.n_requests:
+        while len(active) < cell.n_seq and len(active) + len(done) < cell.n_requests:
+            if not (answer := admit(len(active), not active)):
+                break
+            active.append(answer)
+        session.decode({seq: int(tokens[answer.number, answer.n_past]) for seq, answer in enumerate(active)})
+        now = clock()
+        for seq, answer in enumerate(active):
+            answer.n_past += 1
+            answer.token_ns.append(now)
+            if len(answer.token_ns) == cell.n_gen:
+                answer.logits = session.logits(seq)
+        for seq in reversed(range(len(active))):
+            if active[seq].logits is not None:
+                done.append(_leave(session, active, seq))
+    return sorted(done, key=lambda answer: answer.number)
+
+
+def _leave(session: Session, active: list[Answer], seq: int) -> Answer:
+    """Take an answer out; the last sequence moves to its place, so that no call of the hybrid begins past the first."""
+    gone, last = active[seq], len(active) - 1
+    session.remove_tail(seq, 0)
+    if seq != last:
+        session.set_state(seq, session.read_state(last), session.n_past[last])
+        session.remove_tail(last, 0)
+        active[seq] = active[last]
+    active.pop()
+    return gone
+
+
+@contextmanager
+def _source(
+    cell: Service, path: Path, receiver: Receiver, tokens: np.ndarray
+) -> Iterator[tuple[Admit, int, tuple[int, ...]]]:
+    """Where requests come from: how one is admitted, when it all begins, and the pids of other processes at work."""
+    if cell.mode == requests.SPLIT:
+        with peers.started(cell, path) as (thread, door):
+            peer, pid = peers.accepted(thread, door)
+            with peer:
+                began = clock() + HEAD_START_NS
+                wire.send(peer, Start(at_ns=began))
+                inbox = _Inbox(receiver, peer, cell.n_requests)
+                yield inbox.admit, began, (pid,)
+                wire.send(peer, Reply())
+    else:
+        began = clock() + HEAD_START_NS
+        yield _prompts(cell, receiver.session, tokens, began), began, ()
+
+
+def _prompts(cell: Service, session: Session, tokens: np.ndarray, began: int) -> Admit:
+    """Requests whose prompts are evaluated here, in order of arrival."""
+    due = [(number, began + arrives) for number, arrives in enumerate(requests.arrivals(cell))]
+
+    def admit(seq: int, wait: bool) -> Answer | None:
+        number, arrives = due[0]
+        if arrives > clock() and not wait:
+            return None
+        requests.wait_until(arrives)
+        due.pop(0)
+        session.prefill({seq: tokens[number, : cell.n_prompt]})
+        return Answer(number, cell.n_prompt, [clock()])
+
+    return admit
+
+
+class _Inbox(threading.Thread):
+    """Takes shipments from the wire while others are decoded; `admit` loads the next into a sequence."""
+
+    def __init__(self, receiver: Receiver, peer: socket.socket, n: int):
+        super().__init__(daemon=True)
+        self.receiver, self.peer, self.n = receiver, peer, n
+        self.came: queue.Queue[tuple[State, np.ndarray] | StudyError] = queue.Queue()
+        self.start()
+
+    def run(self) -> None:
+        """Receive and answer, one shipment after the other; an error is handed over and ends it."""
+        try:
+            for _ in range(self.n):
+                self.came.put(shipment.arrived(self.receiver, self.peer)[:2])
+                wire.send(self.peer, Reply())
+        except StudyError as error:
+            self.came.put(error)
+
+    def admit(self, seq: int, wait: bool) -> Answer | None:
+        """The next shipment, in a sequence; its first token came with it."""
+        try:
+            found = self.came.get(block=wait)
+        except queue.Empty:
+            return None
+        if isinstance(found, StudyError):
+            raise found
+        told, data = found
+        self.receiver.load(seq, told, data)
+        return Answer(told.request, told.n_tokens, [clock()])
+
+
+def _error(session: Session, stream: np.ndarray, answer: Answer) -> float:
+    """How far an answer's last logits are from those of its tokens alone."""
+    assert answer.logits is not None
+    return relative_error(answer.logits, proof.alone(session, 0, stream[: answer.n_past]))
+
+
+def _requests(cell: Service, answers: list[Answer], began: int) -> list[Request]:
+    arrivals = requests.arrivals(cell)
+    return [
+        Request(
+            id=str(answer.number),
+            n_prompt=cell.n_prompt,
+            arrived_ns=arrivals[answer.number],
+            token_ns=[stamp - began for stamp in answer.token_ns],
+        )
+        for answer in answers
+    ]

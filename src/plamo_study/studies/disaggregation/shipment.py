@@ -1,0 +1,136 @@
+"""A cell of kind "shipment": the receiver's side. The sender evaluates a prompt; its state comes here and goes on.
+
+Proof: the sender goes on as well, as if nothing had moved, and its logits come after the state. They must agree as two
+right computations do; whether they agree in every bit is told beside it.
+"""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study.engine import library
+from plamo_study.engine.session import Session
+from plamo_study.errors import StudyError
+from plamo_study.measure import watch
+from plamo_study.measure.cells import Shipment
+from plamo_study.measure.rows import Measured
+from plamo_study.measure.tolerance import tolerance
+from plamo_study.oracle.compare import relative_error
+from plamo_study.studies.disaggregation import contexts, peers, requests, wire
+from plamo_study.studies.disaggregation.contexts import Receiver
+from plamo_study.studies.disaggregation.sender import Proof, Start
+from plamo_study.studies.disaggregation.wire import Reply, State, clock
+
+PHASES = ("prefill", "save", "check", "send", "load", "step")
+
+
+def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Do one cell. `samples_ns`: per repetition the times of PHASES.
+
+    prefill and save on the sender's side, check on both (SHA-256), send from when the state is called for until its
+    last byte is here, load and the first decode step here. `n_bytes`: of the state.
+    """
+    log: list[str] = []
+    library.capture_log(log)
+    with peers.started(cell, path) as (thread, door):
+        start = clock()
+        with Session(path, requests.receiving(cell)) as session:
+            receiver = Receiver(session, contexts.origin(path, session.config), log)
+            load_ns, start = clock() - start, clock()
+            requests.warm(session, requests.tokens(cell, session.n_vocab)[0])
+            warmup = clock() - start
+            stage("sender")
+            peer, pid = peers.accepted(thread, door)
+            stage("ship")
+            with peer:
+                found = [_shipped(receiver, peer, pid, cell) for _ in range(cell.repetitions)]
+                wire.send(peer, Reply())
+    samples, sizes, mine, theirs = zip(*found, strict=True)
+    checks: dict[str, float | bool] = {
+        "second_path_error": (error := max(map(relative_error, np.concatenate(mine), np.concatenate(theirs)))),
+        "second_path": error <= tolerance(cell),
+        "identical": float(np.array(mine).tobytes() == np.array(theirs).tobytes()),
+        "finite": bool(np.isfinite(mine).all()),
+        "evaluated": session.n_evaluated == cell.n_gen,  # of the last repetition: every prompt was evaluated elsewhere
+        "one_size": len(set(sizes)) == 1,
+    }
+    return Measured(
+        samples_ns=list(samples), warmup_ns=[warmup], load_ns=load_ns, n_evaluated=cell.repetitions * cell.n_gen,
+        n_bytes=sizes[0], checks=checks, valid=all(value for value in checks.values() if isinstance(value, bool)),
+    )  # fmt: skip
+
+
+def _shipped(
+    receiver: Receiver, peer: socket.socket, pid: int, cell: Shipment
+) -> tuple[list[int], int, np.ndarray, np.ndarray]:
+    """One shipment: times of PHASES, bytes, the logits of the steps here, and those of the same steps there."""
+    session = receiver.session
+    session.clear()
+    with watch.timed(pid):
+        wire.send(peer, Start())
+        told, taken = received(receiver, peer, 0)
+        start = clock()
+        first = requests.greedy(session, told.token, 1)
+        step = clock() - start
+    rest = requests.greedy(session, int(first[-1].argmax()), cell.n_gen - 1)
+    wire.send(peer, Reply())
+    proof = wire.receive(peer, Proof)
+    if (proof.n_steps, proof.n_vocab) != (cell.n_gen, session.n_vocab):
+        raise StudyError("the sender", f"proves {proof.n_steps} steps of {proof.n_vocab} logits", "update both sides")
+    theirs = wire.take(peer, 4 * proof.n_steps * proof.n_vocab).view(np.float32)
+    mine = np.concatenate([first, rest]) if cell.n_gen > 1 else first
+    spent = told.spent_ns | taken
+    spent["check"] += told.spent_ns["check"]
+    return [(spent | {"step": step})[name] for name in PHASES], told.n_bytes, mine, theirs.reshape(mine.shape)
+
+
+def received(receiver: Receiver, peer: socket.socket, seq: int) -> tuple[State, dict[str, int]]:
+    """Take the next state into a sequence: its header, and nanoseconds of "send", "check" and "load" on this side.
+
+    Raises
+    ------
+    StudyError
+        It must not or cannot be taken. The sender is told why, and the sequence is empty.
+
+    """
+    told, data, taken = arrived(receiver, peer)
+    start = clock()
+    try:
+        receiver.load(seq, told, data)
+    except StudyError as error:
+        refuse(peer, error)
+        raise
+    return told, taken | {"load": clock() - start}
+
+
+def arrived(receiver: Receiver, peer: socket.socket) -> tuple[State, np.ndarray, dict[str, int]]:
+    """The next state that this context may take, whole and as it was sent; nothing of it is in the context yet.
+
+    Raises
+    ------
+    StudyError
+        It must not be taken. The sender is told why.
+
+    """
+    try:
+        told = wire.receive(peer, State)
+        receiver.check(told)
+        start = clock()
+        wire.send(peer, Reply())
+        data = wire.take(peer, told.n_bytes)
+        came = clock()
+        wire.verify(told, data)
+    except StudyError as error:
+        refuse(peer, error)
+        raise
+    return told, data, {"send": came - start, "check": clock() - came}
+
+
+def refuse(peer: socket.socket, error: StudyError) -> None:
+    """Tell the sender why its message is not taken, where it still listens."""
+    try:
+        wire.send(peer, Reply(refused=f"{error.what} {error.why}"))
+    except StudyError:
+        return

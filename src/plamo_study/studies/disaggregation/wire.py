@@ -1,0 +1,194 @@
+"""Messages between two processes over TCP: a JSON header of limited length, and bytes once these are wanted.
+
+A peer is not trusted: no message is unpickled, no length is believed before it was held against a limit, nobody is
+waited for without end, and bytes that are not those announced are refused. It knows neither engine nor model.
+"""
+
+import hashlib
+import socket
+import struct
+import time
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from plamo_study.errors import StudyError
+
+LOOPBACK = "127.0.0.1"
+MAGIC, VERSION = b"PLST", 1
+PREFIX = struct.Struct(">4sHI")  # magic, version, bytes of the header
+MOST_HEADER = 1 << 16
+PIECE = 1 << 16  # bytes that a limited sender sends at once
+PATIENCE_S = 60.0  # without a byte
+AGAIN = "send it again"
+
+clock = time.perf_counter_ns  # one clock for all processes of a machine
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A header: fields of known names and types only."""
+
+
+class Origin(Strict, frozen=True, kw_only=True):
+    """What two contexts must share for one to go on where the other stopped."""
+
+    model: str  # SHA-256 of the file
+    engine: str  # SHA-256 of the libraries
+    type_k: str
+    type_v: str
+    flash_attn: str
+    n_seq_max: int
+    kv_unified: bool
+    swa_full: bool
+
+
+class State(Strict, frozen=True, kw_only=True):
+    """Before a sequence's state: where it comes from and what it stands for."""
+
+    origin: Origin
+    request: int = 0
+    n_tokens: int  # evaluated, and in the state
+    token: int  # the first of the answer: in no state, and a recurrent one cannot go back to find it
+    n_bytes: int
+    sha256: str  # of these bytes
+    spent_ns: dict[str, int] = {}  # by phase, on the sender's side
+
+
+class Reply(Strict, frozen=True, kw_only=True):
+    """What the receiver says of a state, announced or sent: welcome, or why not."""
+
+    refused: str = ""
+
+
+def listen(host: str = LOOPBACK) -> socket.socket:
+    """A socket that waits at a free port of this machine alone, unless another address is named."""
+    return socket.create_server((host, 0), backlog=1)
+
+
+def connect(port: int, host: str = LOOPBACK) -> socket.socket:
+    """A connection to a listening peer; StudyError where nobody answers."""
+    try:
+        return ready(socket.create_connection((host, port), timeout=PATIENCE_S))
+    except OSError as error:
+        raise StudyError(f"{host}:{port}", f"nobody answers ({error})", "start the receiver first") from error
+
+
+def ready(peer: socket.socket, patience_s: float = PATIENCE_S) -> socket.socket:
+    """A connection that waits for no byte longer than `patience_s` seconds and holds no small message back."""
+    peer.settimeout(patience_s)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
+
+
+def send(peer: socket.socket, header: msgspec.Struct) -> None:
+    """A header. Raises StudyError where the peer is gone, or takes nothing any more."""
+    told = msgspec.json.encode(header)
+    _give(peer, PREFIX.pack(MAGIC, VERSION, len(told)) + told)
+
+
+def push(peer: socket.socket, data: np.ndarray, bps: int = 0) -> None:
+    """The bytes that a header announced, at most `bps` bits per second (0: as fast as it goes).
+
+    A piece goes out when a link of this speed would have carried its last bit. Raises StudyError as `send` does.
+    """
+    start, left = clock(), data.data.cast("B")
+    for at in range(0, len(left), PIECE):
+        piece = left[at : at + PIECE]
+        due = start + (at + len(piece)) * 8e9 / bps if bps else start
+        if (wait := due - clock()) > 0:
+            time.sleep(wait / 1e9)
+        _give(peer, piece)
+
+
+def _give(peer: socket.socket, data: bytes | memoryview) -> None:
+    try:
+        peer.sendall(data)
+    except OSError as error:
+        raise StudyError("the peer", f"takes nothing any more ({error})", "start it again") from error
+
+
+def offer(peer: socket.socket, told: State, data: np.ndarray, bps: int = 0) -> None:
+    """Announce a state, send it when the peer wants it, and hear that it took it.
+
+    Raises
+    ------
+    StudyError
+        The peer refuses the state, before or after it came, or is gone.
+
+    """
+    send(peer, told)
+    _accepted(peer)
+    push(peer, data, bps)
+    _accepted(peer)
+
+
+def _accepted(peer: socket.socket) -> None:
+    if why := receive(peer, Reply).refused:
+        raise StudyError("the receiver", f"refused: {why}", "send what it can take")
+
+
+def receive(peer: socket.socket, kind: type[Message]) -> Message:
+    """The next header.
+
+    Raises
+    ------
+    StudyError
+        It is not this protocol's, is longer than a header may be, or says something else than asked for; the peer is
+        gone or silent.
+
+    """
+    magic, version, size = PREFIX.unpack(take(peer, PREFIX.size).tobytes())
+    if (magic, version) != (MAGIC, VERSION):
+        raise StudyError("the message", f"does not begin as version {VERSION} of this protocol", "update both sides")
+    if size > MOST_HEADER:
+        raise StudyError("the message", f"announces a header of {size} bytes, {MOST_HEADER} at most", AGAIN)
+    try:
+        return msgspec.json.decode(take(peer, size).tobytes(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StudyError("the header", f"is no {kind.__name__} ({error})", "update both sides") from error
+
+
+def take(peer: socket.socket, n_bytes: int) -> np.ndarray:
+    """Just so many bytes, (n_bytes,) uint8; StudyError where the peer ends or stays silent before."""
+    data = np.empty(n_bytes, np.uint8)
+    left = data.data
+    while left:
+        try:
+            n = peer.recv_into(left)
+        except OSError as error:
+            n, why = 0, f"is silent ({error})"
+        else:
+            why = "is gone"
+        if not n:
+            raise StudyError("the peer", f"{why} after {n_bytes - len(left):,} of {n_bytes:,} bytes", AGAIN)
+        left = left[n:]
+    return data
+
+
+def digest(data: np.ndarray) -> str:
+    """SHA-256 of some bytes, 64 hex digits."""
+    return hashlib.sha256(data.data).hexdigest()
+
+
+def check(told: State, own: Origin, room: int, most_bytes: int) -> None:
+    """StudyError for a state that this context must not take: of another origin, too long, or of an impossible size.
+
+    Nothing has been allocated or read of it yet.
+    """
+    for name in Origin.__struct_fields__:
+        theirs, ours = getattr(told.origin, name), getattr(own, name)
+        if theirs != ours:
+            why = f"has another {name}: {theirs}, and here {ours}"
+            raise StudyError("the state", why, f"use one {name} on both sides")
+    if not 0 < told.n_tokens <= room:
+        raise StudyError("the state", f"stands for {told.n_tokens} tokens, and here is room for {room}", "make room")
+    if not 0 < told.n_bytes <= most_bytes:
+        raise StudyError("the state", f"announces {told.n_bytes:,} bytes, {most_bytes:,} at most", AGAIN)
+
+
+def verify(told: State, data: np.ndarray) -> None:
+    """StudyError for bytes that are not those that the sender hashed."""
+    if digest(data) != told.sha256:
+        raise StudyError("the state", "is not what was sent: its SHA-256 differs", AGAIN)
