@@ -27,8 +27,9 @@ from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
-BATCHING, PROJECTIONS, PACKING = (
-    f"data/upstream/{name}.md" for name in ("plamo2-batching", "plamo2-projections", "k-quant-packing")
+BATCHING, PROJECTIONS, PACKING, TILES = (
+    f"data/upstream/{name}.md"
+    for name in ("plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles")
 )
 
 
@@ -100,6 +101,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     PACKING: {
         "kernels": _shown(upstream.packing, lambda: recorded("04-quantization")),
         "machine": lambda: upstream.machine(recorded("04-quantization")),
+    },
+    TILES: {
+        "speed": _shown(chunked.by_size, lambda: recorded("06-tiles", "mini")),
+        "machine": lambda: upstream.machine(recorded("06-tiles", "mini")),
     },
 }
 

@@ -175,18 +175,22 @@ def partial_tiles(recording: Recording) -> Table | Markdown:
     if found is None:
         how = f"`plamo-study measure 06-tiles --scale {recording.scale} --beside partial-tiles`"
         return Markdown(f"Nothing is recorded of that build at this scale: {how}.")
-    data = analysis.by_size(found.rows)
+    return by_size(found)
+
+
+def by_size(recording: Recording) -> Table:
+    """A chunk's time by its tokens: the engine as released, without flash attention, and every build beside it."""
+    data = analysis.by_size(recording.rows)
     wide = data.pivot(index=["model", "n_chunk"], columns="how", values=["call", "ratio"])
-    others = [how for how in data["how"].unique() if how != analysis.STOCK]
-    columns: Columns = {"model": ("model", ""), "n_chunk": ("chunk", "")}
-    columns = {**columns, "call": ("stock (ms)", scaled(MS, ".1f"))}
     shown = wide.index.to_frame(index=False)
     shown["call"] = wide["call", analysis.STOCK].to_numpy()
-    for how in others:
-        shown[how] = wide["call", how].to_numpy()
-        shown[f"{how} ratio"] = wide["ratio", how].to_numpy()
-        columns = {**columns, how: (f"{how} (ms)", scaled(MS, ".1f")), f"{how} ratio": (f"{how}, times as fast", ".2f")}
-    return table(shown, columns, f"Recorded on {evidence.chips(found)}.")
+    columns: Columns = {"model": ("model", ""), "n_chunk": ("chunk", ""), "call": ("stock (ms)", scaled(MS, ".1f"))}
+    for how in data["how"].unique():
+        if how != analysis.STOCK:
+            shown[how], shown[f"{how} ratio"] = wide["call", how].to_numpy(), wide["ratio", how].to_numpy()
+            columns = {**columns, how: (f"{how} (ms)", scaled(MS, ".1f"))}
+            columns = {**columns, f"{how} ratio": (f"{how}, times as fast", ".2f")}
+    return table(shown, columns, f"Recorded on {evidence.chips(recording)}.")
 
 
 def neighbours(recording: Recording) -> Table:
