@@ -108,7 +108,7 @@ def test_a_worker_loads_no_pandas():
 
 
 def test_a_room_s_front_door_holds_its_description_and_nothing_else():
-    for path in PACKAGE.rglob("__init__.py"):
+    for path in set(PACKAGE.rglob("__init__.py")) - {PACKAGE / "__init__.py"}:
         body = ast.parse(path.read_text(encoding="utf-8")).body
         assert [type(node) for node in body] == [ast.Expr], f"{path.relative_to(PACKAGE)}: move the code into a module"
 

@@ -205,3 +205,15 @@ def test_a_notebook_is_not_executed_again_from_the_same(tmp_path):
     assert again("") == "ok", "told to"
     (tmp_path / "parameters.ipynb").write_text("{")
     assert again("b", scale="shape") == "ok", "an output that cannot be read is made anew"
+
+
+def test_notebooks_run_side_by_side_and_what_was_executed_stays(tmp_path):
+    names = [str(NOTEBOOKS / f"{name}.ipynb") for name in ("plain", "raises", "parameters")]
+
+    def together():
+        return [result.status for _, result in runs.side_by_side([(name, {}, "a") for name in names], tmp_path, 2)]
+
+    assert together() == ["ok", "failed", "ok"]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.ipynb")}
+    assert together() == ["unchanged", "failed", "unchanged"]
+    assert {path for path in before if path.stat().st_mtime_ns != before[path]} == {tmp_path / "raises.partial.ipynb"}

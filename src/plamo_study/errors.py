@@ -10,3 +10,7 @@ class StudyError(Exception):
     def __init__(self, what: str, why: str, mend: str):
         super().__init__(f"{what}: {why}\n  mend: {mend}")
         self.what, self.why, self.mend = what, why, mend
+
+    def __reduce__(self) -> tuple[type["StudyError"], tuple[str, str, str]]:
+        """It may cross from one process to another."""
+        return StudyError, (self.what, self.why, self.mend)

@@ -15,7 +15,7 @@ from plamo_study.cli import engine as cli_engine, models as cli_models, report, 
 from plamo_study.cli.options import Accept, Engine, Force, Json, Minutes, Scale, accept_findings, use_engine
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
-from plamo_study.measure import plan, recording, runner
+from plamo_study.measure import machine, plan, recording, runner
 from plamo_study.studies import budget, registry as studies
 from plamo_study.studies.batching_law import plan as batching_law_plan
 
@@ -224,9 +224,10 @@ def _run_all(
     json: bool = False,
     published: bool = False,
 ) -> int:
-    """Measure each notebook's studies and execute it, one after the other; returns the exit code.
+    """Measure every notebook's studies, then execute the notebooks side by side; returns the exit code.
 
-    What nothing changed for is neither measured nor executed again. A finished notebook can be read at once.
+    What nothing changed for is neither measured nor executed again. The first is executed at once: it can be read while
+    the rest is measured.
     """
     from plamo_study.publish import inputs, parameters, runs
 
@@ -238,9 +239,9 @@ def _run_all(
     shares = budget.of_notebooks([path.stem for path in found], minutes)
     measured = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) for path in found}
     steps = report.Steps(
-        [seconds for path in found for seconds in (*(budget.lasts(*each) for each in measured[path.stem]), NOTEBOOK_S)]
+        [budget.lasts(*each) for path in found for each in measured[path.stem]] + [NOTEBOOK_S] * len(found)
     )
-    failed, results = False, []
+    failed, results, left = False, [], []
     for notebook in found:
         own = values | ({"minutes": f"{shares[notebook.stem]:.3f}"} if shares[notebook.stem] else {})
         digest = inputs.digest(notebook.stem)
@@ -255,11 +256,17 @@ def _run_all(
                 if json:
                     _print_rows(summary)
             digest = inputs.digest(notebook.stem)
-        steps.begin(f"notebook {notebook.stem}")
-        made_from = "" if force else digest
-        results += runs.run_notebooks([str(notebook)], own, paths.REPORTS, report.notebook_event, made_from)
-        if published and results[-1].status == "ok" and len(results) == 1:
-            publish()  # what is there can be read while the rest is measured
+        one = (str(notebook), own, "" if force else digest)
+        if notebook is found[0]:
+            steps.begin(f"notebook {notebook.stem}")
+            results += runs.run_notebooks([one[0]], own, paths.REPORTS, report.notebook_event, one[2])
+            if published and results[0].status == "ok":
+                publish()
+        else:
+            left.append(one)
+    for name, result in runs.side_by_side(left, paths.REPORTS, machine.performance_cores()):
+        steps.begin(f"notebook {Path(name).stem}")
+        results.append(result)
     changed = any(result.status == "ok" for result in results) or not (paths.REPORTS / "index.html").exists()
     if published and changed and any(result.output for result in results):
         publish()

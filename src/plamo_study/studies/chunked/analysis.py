@@ -14,6 +14,8 @@ from plamo_study.studies.chunked.workload import before, calls
 
 TIMES = ["before", "during", "largest", "ttft", "call"]
 CELL = ["model", "n_seq", "n_prompt", "n_arriving", "way", "n_chunk", "kv_unified", "flash_attn"]
+BUDGET = ["model", "n_seq", "n_arriving", "budget", "n_chunk", "promised", "largest", "kept", "ttft"]
+NEIGHBOURS = ["model", "kv_unified", "n_chunk", "short", "long", "call_short", "call_long", "ratio"]
 STOCK = "stock"
 TILE = 64  # queries from which the engine's flash attention on CPUs works in tiles (GGML_FA_TILE_Q)
 PART = ["model", "n_arriving", "n_chunk", "flash_attn"]  # what tells prompts apart that nobody decodes beside
@@ -210,7 +212,7 @@ def neighbours(rows: pd.DataFrame) -> pd.DataFrame:
             entry = {"model": model, "kv_unified": unified, "n_chunk": n_chunk, "short": short, "long": long}
             entry |= {"call_short": stats.median(first.tolist()), "call_long": stats.median(second.tolist())}
             entries.append(entry | {"ratio": timing.paired_ratio(second, first)})
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=NEIGHBOURS)
 
 
 def within_budget(rows: pd.DataFrame, shares: tuple[float, ...]) -> pd.DataFrame:
@@ -243,7 +245,7 @@ def within_budget(rows: pd.DataFrame, shares: tuple[float, ...]) -> pd.DataFrame
                 entry |= {"promised": promised[n_chunk], "largest": largest, "ttft": ttft}
                 entry["kept"] = "yes" if largest.high <= budget else "no" if largest.low > budget else "inconclusive"
             entries.append(entry)
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=BUDGET)
 
 
 def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
