@@ -68,7 +68,7 @@ def said(found: pd.DataFrame) -> str:
 
 
 def experiment() -> Markdown:
-    """What flips the file's speed where it was tried: pages kept, dropped before, own memory, and no file at all."""
+    """What flips the file's speed where it was tried: pages kept, dropped before, and what else is recorded."""
     tried = read("04-modes", "recorded", TRIED_AT)
     if tried is None:
         return Markdown("The experiment is not recorded here: `plamo-study measure 04-modes --scale shape`.")
@@ -89,8 +89,8 @@ def tried_said(found: pd.DataFrame, readings: pd.Series, chip: str) -> str:
     answer = (
         f"{two} of {len(cells)} arrangements come at two speeds"
         if two
-        else f"none of {len(cells)} arrangements comes at two speeds. Neither mapping the file nor fresh pages flips a "
-        "process from one to the other"
+        else f"none of {len(cells)} arrangements comes at two speeds. Nothing tried flips a process from one to the "
+        "other"
     )
     return f"**Tried on {chip}: {answer}.** {beside}\n\n" + "\n".join(lines)
 
