@@ -1,5 +1,6 @@
 """Notebook 06's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -134,12 +135,29 @@ def cells(recording: Recording) -> Table:
     return table(found, columns)
 
 
-def prediction(recording: Recording) -> Table:
-    """Every kind of call with a chunk in it against what its micro-batches take alone."""
+def agreement(recording: Recording) -> Markdown:
+    """How many calls took what their micro-batches take alone, and which is furthest from it."""
+    found = _predicted(recording)
+    if found.empty:
+        return Markdown("No call has its parts beside it.")
+    close = sum(1 / CLOSE <= ratio.value <= CLOSE for ratio in found["ratio"])
+    worst = max(found.to_dict("records"), key=lambda row: abs(math.log(row["ratio"].value)))
+    return Markdown(
+        f"**{close} of {len(found)} kinds of call take within {CLOSE} times what their micro-batches take alone.** "
+        f"Furthest is {escaped(worst['model'])}, {worst['n_seq']} decoding, {worst['how']} of {worst['n_chunk']}: "
+        f"{worst['ratio']:.2f} times."
+    )
+
+
+def _predicted(recording: Recording) -> pd.DataFrame:
     found = analysis.predicted(recording.rows)
     found = found[found["n_prompt"] == DEPTH]
-    found["how"] = _how(found)
-    close = sum(1 / CLOSE <= ratio.value <= CLOSE for ratio in found["ratio"])
+    return found.assign(how=_how(found))
+
+
+def prediction(recording: Recording) -> Table:
+    """Every kind of call with a chunk in it against what its micro-batches take alone."""
+    found = _predicted(recording)
     columns: Columns = {
         "model": ("model", ""),
         "n_seq": ("decode", ""),
@@ -150,8 +168,7 @@ def prediction(recording: Recording) -> Table:
         "call": ("measured (ms)", scaled(MS, ".0f")),
         "ratio": ("measured / alone", ".2f"),
     }
-    found = found.sort_values(list(columns)[:4])
-    return table(found, columns, f"{close} of {len(found)} calls are within {CLOSE} times of their parts.")
+    return table(found.sort_values(list(columns)[:4]), columns)
 
 
 def tile(recording: Recording) -> Table:
