@@ -27,6 +27,11 @@ def _mean_repetition(samples: list[list[int]]) -> float:
     return sum(chain(*samples)) / len(samples)
 
 
+def median_by_block(group: pd.DataFrame) -> pd.Series:
+    """Median seconds of all samples by block; of a block measured again the last row counts."""
+    return seconds_by_block(group.drop_duplicates("block", keep="last"), median_sample)
+
+
 def seconds_by_block(
     group: pd.DataFrame, statistic: Callable[[list[list[int]]], float] = _mean_repetition
 ) -> pd.Series:

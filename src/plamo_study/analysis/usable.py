@@ -1,5 +1,8 @@
 """Which rows a speed may be taken from: right computations that nothing else on the machine disturbed."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pandas as pd
 
 from plamo_study.analysis.memo import once_a_frame
@@ -54,6 +57,17 @@ def disturbed_cells(rows: pd.DataFrame) -> tuple[int, int]:
     used = usable(rows[rows["block"] >= 0])
     cells = _cells(used)
     return cells[marked(used)].nunique(), cells.nunique()
+
+
+def of_cell(found: pd.DataFrame, cell: Mapping[str, Any], names: list[str]) -> pd.DataFrame:
+    """The lines of one cell, by `names`."""
+    return found[(found[names] == pd.Series({name: cell[name] for name in names})).all(axis=1)]
+
+
+def verdict_of(verdicts: pd.Series) -> str:
+    """The verdict of a cell by those of its processes: valid, or how many were not, and what the last one was."""
+    wrong = int((verdicts != "valid").sum())
+    return f"{wrong} of {len(verdicts)} {verdicts.iloc[-1]}" if wrong else "valid"
 
 
 def processes(rows: pd.DataFrame) -> tuple[int, int]:

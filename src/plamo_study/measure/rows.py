@@ -1,6 +1,7 @@
 """What is written down: rows and facts. Raw values with units; every statistic is derived elsewhere."""
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -130,6 +131,11 @@ Record = Row | Fact
 def content_id(value: Any) -> str:
     """First 16 hex digits of the SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+
+
+def passed(checks: Mapping[str, float | bool]) -> bool:
+    """Whether every check that judges (those that are true or false) holds; numbers only tell."""
+    return all(value for value in checks.values() if isinstance(value, bool))
 
 
 def row_key(study: str, cell: Cell, model: str, engine: str, machine: str, replicate: int, *others: str) -> str:

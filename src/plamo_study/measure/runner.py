@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -131,7 +132,6 @@ class _Sweep:
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
         self.keys: dict[Task, str] = {}
-        self.passed = _passed_elsewhere(journal.path)
         self.cells = plan.cells
         self.timed = False  # whether a time is set
 
@@ -208,7 +208,8 @@ class _Sweep:
         if planned:
             self._plan(todo)
         for task in todo:
-            self._take_over(task)
+            if isinstance(task.cell, Gate) and self._key(task) not in self.done:
+                self._take_over(task)
         left = [task for task in todo if self._key(task) not in self.done]
         for timed, group in groupby(left, key=lambda task: watch.is_timed(task.cell)):
             tasks = list(group)
@@ -221,11 +222,15 @@ class _Sweep:
 
     def _take_over(self, task: Task) -> None:
         """A gate that the same file passed for another study, on this engine and machine, is not run again."""
-        known, key = self.passed.get(self._key_in(ANY, task)), self._key(task)
-        if known and key not in self.done:
-            row = msgspec.structs.replace(known, key=key, study=self.plan.study, order=task.order)
+        if known := self._passed.get(self._key_in(ANY, task)):
+            row = msgspec.structs.replace(known, key=self._key(task), study=self.plan.study, order=task.order)
             self.journal.append(row)
-            self.done[key] = row
+            self.done[row.key] = row
+
+    @cached_property
+    def _passed(self) -> dict[str, Row]:
+        """Read where a gate would have to be run, else not at all."""
+        return _passed_elsewhere(self.journal.path)
 
     def _started(self, task: Task) -> Row:
         self._report(task, None)

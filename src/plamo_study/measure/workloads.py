@@ -16,7 +16,7 @@ from plamo_study.measure import machine, proof, ranges, sessions, watch
 from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Overhead, Prefill, Ranges, Read, Replay
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, passed
 
 WARM_STEPS = 3  # decode steps before the timed ones, of as many sequences
 FIRST_TOKEN = 5  # ids below are special tokens
@@ -153,7 +153,7 @@ def _measured(
     ratio = float(np.median(series[-quarter:]) / np.median(series[:quarter]))
     if len(series) > 1:
         checks = {**checks, "last_to_first_quarter": ratio}
-    valid = all(value for value in checks.values() if isinstance(value, bool))
+    valid = passed(checks)
     return Measured(samples_ns=samples, warmup_ns=warmup, n_evaluated=evaluated, checks=checks, valid=valid)
 
 

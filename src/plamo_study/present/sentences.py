@@ -18,6 +18,13 @@ QUOTIENT = re.compile(
     rf"(?P<ratio>{NUMBER}){INTERVAL} times\b[^|\n();]*\((?P<first>{NUMBER}){INTERVAL} against (?P<second>{NUMBER})"
 )
 
+CLOSE = 1.5  # times off that a prediction may be
+
+
+def is_close(ratio: float) -> bool:
+    """Whether what was measured over what was predicted is within CLOSE times, either way."""
+    return 1 / CLOSE <= ratio <= CLOSE
+
 
 @dataclass(frozen=True)
 class Quotient:

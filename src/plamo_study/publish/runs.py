@@ -163,13 +163,18 @@ def _one(name: str) -> Path:
 def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str) -> bool:
     """Whether a notebook was executed there before, with these parameters and from these inputs."""
     assigned = parameters.assign([notebook], values)[notebook]
-    return _known(out_dir.resolve() / f"{notebook.stem}.ipynb") == _made_from(notebook, assigned, inputs)
+    return _stays(out_dir.resolve() / f"{notebook.stem}.ipynb", _made_from(notebook, assigned, inputs), inputs)
+
+
+def _stays(output: Path, made_from: str, inputs: str) -> bool:
+    """Whether an output was made from the same; without `inputs` nobody can tell."""
+    return bool(inputs) and _known(output) == made_from
 
 
 def _run(notebook: Path, values: dict[str, Any], out_dir: Path, tell: OnEvent, inputs: str) -> RunResult:
     partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
     made_from = _made_from(notebook, values, inputs)
-    if inputs and _known(output) == made_from:
+    if _stays(output, made_from, inputs):
         return RunResult(notebook, "unchanged", 0.0, output)
     progress = _Progress(notebook, len(nbformat.read(notebook, as_version=4).cells), tell)
     tell(RunEvent("started", notebook, 0, progress.cells))

@@ -1,6 +1,6 @@
 """What a prompt's arrival costs those who are being answered, and the prompt itself: frames in, estimates out."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.cells import Arrival
 from plamo_study.studies.chunked.workload import before, calls
 
@@ -90,32 +90,25 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     right = processes(usable(rows))
     for key, group in processes(rows).groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        wrong = int((group["verdict"] != "valid").sum())
-        entry["verdict"] = "valid" if not wrong else f"{wrong} of {len(group)} {group['verdict'].iloc[-1]}"
-        used = of_cell(right, entry)
+        entry["verdict"] = verdict_of(group["verdict"])
+        used = of_cell(right, entry, CELL)
         if len(used):
-            entry |= {
-                name: stats.median(used[name].tolist()) for name in ("before", "during", "largest", "ttft", "call")
-            }
+            entry |= {name: stats.median(used[name].tolist()) for name in TIMES}
             entry["rate"] = stats.rate(float(entry["n_arriving"]), used["ttft"].tolist())
         entries.append(entry)
     return pd.DataFrame(entries)
 
 
-def of_cell(found: pd.DataFrame, cell: Mapping[str, Any]) -> pd.DataFrame:
-    """The lines of one cell, by CELL."""
-    return found[(found[CELL] == pd.Series({name: cell[name] for name in CELL})).all(axis=1)]
-
-
 def formed(rows: pd.DataFrame) -> pd.DataFrame:
-    """The micro-batches the engine formed of the first mixed call: CELL and `sizes`, tokens of each."""
+    """The micro-batches the engine formed of the first mixed call: CELL, `sizes` (tokens of each) and `count`."""
     entries = []
     for row, cell, _ in _arrivals(rows):
         if cell.way == "together":
             of_call, sizes = row.series["of call"], row.series["micro-batch"]
             first = [int(size) for size, call in zip(sizes, of_call, strict=True) if call == row.n_gen]
-            entries.append({name: getattr(row, name) for name in CELL} | {"sizes": " + ".join(map(str, first))})
-    return pd.DataFrame(entries, columns=[*CELL, "sizes"]).drop_duplicates()
+            told = {"sizes": " + ".join(map(str, first)), "count": len(first)}
+            entries.append({name: getattr(row, name) for name in CELL} | told)
+    return pd.DataFrame(entries, columns=[*CELL, "sizes", "count"]).drop_duplicates()
 
 
 def predicted(rows: pd.DataFrame) -> pd.DataFrame:
@@ -126,17 +119,14 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     alone in the same blocks, the prompts in chunks of those sizes. `call`: measured, the median over the prompt;
     `ratio`: measured over promised, paired by block.
     """
-    used, made = usable(rows), formed(rows).set_index(CELL)["sizes"]
+    used, made = usable(rows), formed(rows).set_index(CELL)["count"]
     steps = used[used["workload"] == "decode"].groupby(["model", "n_seq", "flash_attn"])
-    step = {
-        key: timing.seconds_by_block(group.drop_duplicates("block", keep="last"), timing.median_sample)
-        for key, group in steps
-    }
+    step = {key: timing.median_by_block(group) for key, group in steps}
     chunk = {key: _median_call(group) for key, group in alone(rows).groupby(PART)}
     entries = []
     for key, group in processes(used).groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        count = len(made[key].split(" + ")) if entry["way"] == "together" else 1
+        count = made[key] if entry["way"] == "together" else 1
         size = entry["n_chunk"]
         if entry["way"] == "together":
             size += entry["n_seq"] if count == 1 else -1
@@ -188,13 +178,17 @@ def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def without(flash_attn: str) -> str:
+    """What is said behind the name of what ran without flash attention."""
+    return ", no flash attention" if flash_attn == "off" else ""
+
+
 def _chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
     """Seconds of a full chunk by block, by model, how it was computed, and its tokens."""
     found = {}
     for build, of_build in rows[rows["workload"] == "arrival"].groupby("build", sort=False):
         for (model, flash, n), group in alone(of_build).groupby(["model", "flash_attn", "n_chunk"], sort=False):
-            how = f"{build}, no flash attention" if flash == "off" else str(build)
-            found[str(model), how, int(n)] = _median_call(group)
+            found[str(model), f"{build}{without(flash)}", int(n)] = _median_call(group)
     return found
 
 
@@ -255,7 +249,8 @@ def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for key, group in every[every["way"] != "whole"].groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        whole = of_cell(every, entry | {"way": "whole", "n_chunk": 0, "kv_unified": False, "flash_attn": "auto"})
+        at_once = {"way": "whole", "n_chunk": 0, "kv_unified": False, "flash_attn": "auto"}
+        whole = of_cell(every, entry | at_once, CELL)
         if len(whole):
             both, first = group.groupby("block"), whole.groupby("block")
             apart = first["ttft"].median() + both["steps"].median() * first["before"].median()

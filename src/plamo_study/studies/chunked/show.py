@@ -10,18 +10,18 @@ from IPython.display import Markdown
 from plamo_study.analysis import timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import of_cell, usable
+from plamo_study.measure.plan import DEPTH
 from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
+from plamo_study.present.sentences import CLOSE, is_close
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.chunked import analysis
+from plamo_study.studies.chunked.plan import DECODING, PROMPT, USUAL_CHUNK
 from plamo_study.studies.chunked.workload import calls
 
 HOW = {"whole": "all at once", "apart": "chunks between steps", "together": "chunks in steps"}
-USUAL, PROMPT, DEPTH = 4, 512, 128  # sequences decoding, tokens that arrive, tokens those decoding start from
-CHUNK = 64  # of the finding
-CLOSE = 1.5  # times off that a prediction may be
 SHARES = (0.5, 0.25, 0.125)  # of the wait with the prompt at once: budgets
 MS = 1e3
 
@@ -32,16 +32,19 @@ def finding(recording: Recording) -> Markdown:
     found, tile = usual(rows), analysis.across_the_tile(rows)
     lines = []
     for model, group in found.groupby("model"):
-        whole, cut = group[group["way"] == "whole"], group[(group["way"] == "apart") & (group["n_chunk"] == CHUNK)]
+        whole, cut = (
+            group[group["way"] == "whole"],
+            group[(group["way"] == "apart") & (group["n_chunk"] == USUAL_CHUNK)],
+        )
         if whole.empty or cut.empty or "largest" not in group:
             continue
         first, best = whole.to_dict("records")[0], cut.to_dict("records")[0]
         shorter, longer = (_ratio(rows, best, first, name) for name in ("largest", "ttft"))
         ratio, both = sentences.quotient(shorter, best["largest"].scaled(MS), first["largest"].scaled(MS), "ms")
         line = (
-            f"- **{escaped(str(model))}**: a prompt of {PROMPT} tokens at once makes the {USUAL} others wait for it. "
-            f"In chunks of {CHUNK} between their steps the longest wait is {ratio} as long {both}; the prompt's own "
-            f"first token takes {longer:.2f} times as long."
+            f"- **{escaped(str(model))}**: a prompt of {PROMPT} tokens at once makes the {DECODING} others wait for "
+            f"it. In chunks of {USUAL_CHUNK} between their steps the longest wait is {ratio} as long {both}; "
+            f"the prompt's own first token takes {longer:.2f} times as long."
         )
         lines.append(line + _trap(tile[(tile["model"] == model) & (tile["flash_attn"] == "auto")]))
     text = evidence.disturbed(rows) + "\n".join(lines) + f"\n\n({condition(recording)})"
@@ -62,22 +65,24 @@ def _trap(tile: pd.DataFrame) -> str:
 def usual(rows: pd.DataFrame) -> pd.DataFrame:
     """The usual prompt beside the usual sequences, by `how` it is evaluated."""
     found = analysis.table(rows)
-    found = found[(found["n_seq"] == USUAL) & (found["n_arriving"] == PROMPT)]
+    found = found[(found["n_seq"] == DECODING) & (found["n_arriving"] == PROMPT)]
     found = found[(found["n_prompt"] == DEPTH) & (found["flash_attn"] == "auto")]
     return found.assign(how=_how(found))
 
 
 def _how(found: pd.DataFrame) -> list[str]:
     parts = zip(found["way"], found["kv_unified"], found["flash_attn"], strict=True)
-    return [
-        HOW[way] + (", one buffer" if unified else "") + (", no flash attention" if flash == "off" else "")
-        for way, unified, flash in parts
-    ]
+    return [HOW[way] + (", one buffer" if unified else "") + analysis.without(flash) for way, unified, flash in parts]
+
+
+def _asked(found: pd.DataFrame) -> list[str]:
+    return [f"{n} decode, {p:,} arrive" for n, p in zip(found["n_seq"], found["n_arriving"], strict=True)]
 
 
 def _ratio(rows: pd.DataFrame, cell: Mapping[str, Any], first: Mapping[str, Any], name: str) -> Estimate:
     of = analysis.processes(usable(rows))
-    return timing.paired_ratio(*(analysis.of_cell(of, each).set_index("block")[name] for each in (cell, first)))
+    lines = (of_cell(of, each, analysis.CELL) for each in (cell, first))
+    return timing.paired_ratio(*(each.set_index("block")[name] for each in lines))
 
 
 def by_depth(recording: Recording) -> pd.DataFrame:
@@ -86,7 +91,7 @@ def by_depth(recording: Recording) -> pd.DataFrame:
     found = found[found["n_chunk"].isin((analysis.TILE - 1, analysis.TILE))]
     entries = []
     for (model, n_chunk, flash), group in found.groupby(["model", "n_chunk", "flash_attn"], sort=False):
-        how = f"{n_chunk} tokens" + (", no flash attention" if flash == "off" else "")
+        how = f"{n_chunk} tokens{analysis.without(flash)}"
         for number, seconds in enumerate(pd.DataFrame(group["calls"].tolist()).median()):
             entries.append({"model": model, "how": how, "at": number * n_chunk, "ms": seconds * MS})
     return pd.DataFrame(entries)
@@ -96,7 +101,7 @@ def gaps(recording: Recording, n_chunk: int) -> pd.DataFrame:
     """Waits for each token of those decoding, first block: `model`, `how`, `at` (s from the arrival), `gap` (ms)."""
     rows = recording.rows
     found = rows[(rows["workload"] == "arrival") & (rows["status"] == "ok") & (rows["block"] == 0)]
-    found = found[(found["n_seq"] == USUAL) & (found["n_arriving"] == PROMPT) & (found["n_prompt"] == DEPTH)]
+    found = found[(found["n_seq"] == DECODING) & (found["n_arriving"] == PROMPT) & (found["n_prompt"] == DEPTH)]
     found = (
         found[found["flash_attn"] == "auto"]
         .drop_duplicates(analysis.CELL, keep="last")
@@ -120,7 +125,7 @@ def cells(recording: Recording) -> Table:
     """Every cell: waits of those decoding, the prompt's first token, its rate, and the verdict."""
     found = analysis.table(recording.rows).sort_values(["model", "n_seq", "n_arriving", "n_chunk", "way"])
     found["how"] = _how(found)
-    found["asked"] = [f"{n} decode, {p:,} arrive" for n, p in zip(found["n_seq"], found["n_arriving"], strict=True)]
+    found["asked"] = _asked(found)
     found["how"] += [f" of {n}" if n else "" for n in found["n_chunk"]]
     columns: Columns = {
         "model": ("model", ""),
@@ -140,7 +145,7 @@ def agreement(recording: Recording) -> Markdown:
     found = _predicted(recording)
     if found.empty:
         return Markdown("No call has its parts beside it.")
-    close = sum(1 / CLOSE <= ratio.value <= CLOSE for ratio in found["ratio"])
+    close = sum(is_close(ratio.value) for ratio in found["ratio"])
     worst = max(found.to_dict("records"), key=lambda row: abs(math.log(row["ratio"].value)))
     return Markdown(
         f"**{close} of {len(found)} kinds of call take within {CLOSE} times what their micro-batches take alone.** "
@@ -229,7 +234,7 @@ def neighbours(recording: Recording) -> Table:
 def budget(recording: Recording) -> Table:
     """For a longest wait that is asked for, the largest chunk that is predicted to keep it, and what it gave."""
     found = analysis.within_budget(recording.rows, SHARES)
-    found["asked"] = [f"{n} decode, {p:,} arrive" for n, p in zip(found["n_seq"], found["n_arriving"], strict=True)]
+    found["asked"] = _asked(found)
     columns: Columns = {
         "model": ("model", ""),
         "asked": ("who", ""),
@@ -265,7 +270,7 @@ def by_chunk(recording: Recording) -> Table:
 def gain(recording: Recording) -> Table:
     """What cutting gains or costs in all: the same work, the prompt at once and then the steps, over the cut prompt."""
     found = analysis.equal_work(recording.rows)
-    found = found[(found["n_seq"] == USUAL) & (found["n_prompt"] == DEPTH)]
+    found = found[(found["n_seq"] == DECODING) & (found["n_prompt"] == DEPTH)]
     found["how"] = _how(found)
     faster = int(sum(gain.low > 1 for gain in found["gain"]))
     slower = int(sum(gain.high < 1 for gain in found["gain"]))

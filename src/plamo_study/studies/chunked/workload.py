@@ -16,7 +16,7 @@ from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.measure import proof, sessions, watch
 from plamo_study.measure.cells import Arrival, Calls
 from plamo_study.measure.proof import Prompts
-from plamo_study.measure.rows import Measured, Request
+from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.measure.workloads import FIRST_TOKEN
 from plamo_study.oracle.compare import relative_error
@@ -108,7 +108,7 @@ def run(cell: Arrival, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks,
         series={"error": errors, "gap": [_gap(alone[seq]) for seq in tokens]} | _formed(cell, path, tokens),
         requests=_requests(cell, [stamp - stamps[0] for stamp in stamps]),
-        valid=all(value for value in checks.values() if isinstance(value, bool)),
+        valid=passed(checks),
     )
 
 

@@ -13,14 +13,14 @@ import pandas as pd
 
 from plamo_study.analysis import clustered, stats, timing
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.studies.disaggregation import sizes
+from plamo_study.studies.disaggregation.plan import LINKS
 from plamo_study.studies.disaggregation.shipment import PHASES
 
 CELL = ["model", "n_prompt", "type_k", "flash_attn", "link_bps"]
 MOVING = ("save", "check", "send", "load")
 HANDLED = ("save", "check", "load")  # on either side, whatever the link
-LINKS = (10**8, 10**9, 10**10, 10**11)  # bits per second, of the law
 USUAL = {"type_k": "f16", "flash_attn": "on"}
 LOADED = ["model", "per_second"]
 Facts = Mapping[str, Mapping[str, Any]]
@@ -52,19 +52,13 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     right, entries = processes(usable(rows)), []
     for key, group in processes(rows).groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        wrong = int((group["verdict"] != "valid").sum())
-        entry["verdict"] = "valid" if not wrong else f"{wrong} of {len(group)} {group['verdict'].iloc[-1]}"
+        entry["verdict"] = verdict_of(group["verdict"])
         entry |= {"identical": bool(group["identical"].all()), "error": group["error"].max()}
-        used = of_cell(right, entry)
+        used = of_cell(right, entry, CELL)
         if len(used):
             entry |= {name: stats.median(used[name].tolist()) for name in (*PHASES, "moving", "rate")}
             entries.append(entry | {"n_bytes": int(used["n_bytes"].iloc[0])})
     return pd.DataFrame(entries)
-
-
-def of_cell(found: pd.DataFrame, cell: Mapping[str, Any], names: list[str] = CELL) -> pd.DataFrame:
-    """The lines of one cell, by `names`."""
-    return found[(found[names] == pd.Series({name: cell[name] for name in names})).all(axis=1)]
 
 
 def by_length(rows: pd.DataFrame) -> pd.DataFrame:
@@ -95,10 +89,14 @@ def shares(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
     for (model, n), group in by_length(rows).groupby(["model", "n_prompt"]):
         known = group.drop_duplicates("block", keep="last").set_index("block")
         for link in links:
-            shipping = known[list(HANDLED)].sum(axis=1) + 8 * known["n_bytes"] / link
-            ratio = timing.paired_ratio(shipping, known["prefill"])
+            ratio = timing.paired_ratio(_shipping(known, link), known["prefill"])
             entries.append({"model": model, "link": link, "n_prompt": int(n), "ratio": ratio})
     return pd.DataFrame(entries, columns=["model", "link", "n_prompt", "ratio"])
+
+
+def _shipping(found: pd.DataFrame, link: int) -> pd.Series:
+    """Seconds to ship over a link of so many bits per second: what both sides did, measured, and the bytes by law."""
+    return found[list(HANDLED)].sum(axis=1) + 8 * found["n_bytes"] / link
 
 
 def crossings(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
@@ -127,8 +125,8 @@ def _by_block(rows: pd.DataFrame, model: str, link: int) -> pd.DataFrame:
     """Shipping over evaluating again: a line a length, a column a block that has all lengths."""
     found = by_length(rows)
     found = found[found["model"] == model].drop_duplicates(["n_prompt", "block"], keep="last")
-    shipping = found[list(HANDLED)].sum(axis=1) + 8 * found["n_bytes"] / link
-    wide = found.assign(ratio=shipping / found["prefill"]).pivot(index="n_prompt", columns="block", values="ratio")
+    ratio = _shipping(found, link) / found["prefill"]
+    wide = found.assign(ratio=ratio).pivot(index="n_prompt", columns="block", values="ratio")
     return wide.dropna(axis=1)
 
 
@@ -140,7 +138,7 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """
     used = usable(rows)
     alone = used[used["workload"] == "prefill"].groupby(["model", "n_prompt", "n_threads"])
-    prompts = {key: _seconds(group) for key, group in alone}
+    prompts = {key: timing.median_by_block(group) for key, group in alone}
     reading = _rates(used[used["workload"] == "read"])
     most = used["n_threads"].max()
     entries = []
@@ -170,15 +168,11 @@ def _promises(
         yield "send", (pd.Series(8 * size / cell["link_bps"], known.index), known["send"])
 
 
-def _seconds(group: pd.DataFrame) -> pd.Series:
-    return timing.seconds_by_block(group.drop_duplicates("block", keep="last"), timing.median_sample)
-
-
 def _rates(found: pd.DataFrame) -> pd.Series:
     """Bytes per second at which memory is read, by block."""
     if found.empty:
         return pd.Series(dtype=float)
-    return float(found["n_bytes"].iloc[0]) / _seconds(found)
+    return float(found["n_bytes"].iloc[0]) / timing.median_by_block(found)
 
 
 def services(rows: pd.DataFrame) -> pd.DataFrame:
@@ -236,7 +230,9 @@ def capacity(rows: pd.DataFrame) -> pd.DataFrame:
         own = used[used["model"] == model]
         prompts = own[(own["workload"] == "prefill") & (own["n_prompt"] == cell["n_prompt"])]
         steps = own[(own["workload"] == "decode") & (own["n_seq"] == cell["n_seq"])]
-        read, write = ({int(n): _seconds(g) for n, g in each.groupby("n_threads")} for each in (prompts, steps))
+        read, write = (
+            {int(n): timing.median_by_block(g) for n, g in each.groupby("n_threads")} for each in (prompts, steps)
+        )
         if not read or set(read) != set(write):
             continue
         most, half = max(read), min(read)

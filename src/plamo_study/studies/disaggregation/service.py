@@ -20,7 +20,7 @@ from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 from plamo_study.measure import proof, watch
 from plamo_study.measure.cells import Service
-from plamo_study.measure.rows import Measured, Request
+from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.disaggregation import contexts, peers, requests, shipment, wire
@@ -74,7 +74,7 @@ def run(cell: Service, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks,
         series={"error": errors},
         requests=_requests(cell, answers, began),
-        valid=all(value for value in checks.values() if isinstance(value, bool)),
+        valid=passed(checks),
     )
 
 

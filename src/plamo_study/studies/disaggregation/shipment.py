@@ -15,7 +15,7 @@ from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 from plamo_study.measure import watch
 from plamo_study.measure.cells import Shipment
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.disaggregation import contexts, peers, requests, wire
@@ -58,7 +58,7 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
     }
     return Measured(
         samples_ns=list(samples), warmup_ns=[warmup], load_ns=load_ns, n_evaluated=cell.repetitions * cell.n_gen,
-        n_bytes=sizes[0], checks=checks, valid=all(value for value in checks.values() if isinstance(value, bool)),
+        n_bytes=sizes[0], checks=checks, valid=passed(checks),
     )  # fmt: skip
 
 

@@ -11,11 +11,12 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
+from plamo_study.present.sentences import CLOSE, is_close
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.disaggregation import analysis, sizes
-from plamo_study.studies.disaggregation.analysis import LINKS, MOVING
+from plamo_study.studies.disaggregation.analysis import MOVING
+from plamo_study.studies.disaggregation.plan import LINKS
 
-CLOSE = 1.5  # times off that a prediction may be
 MS, MB = 1e3, 1e-6
 SPOKEN_LINK = 10**9
 DRAWN_LINKS = (10**8, 10**9, 10**10)
@@ -172,12 +173,14 @@ def phases(recording: Recording) -> pd.DataFrame:
     )
 
 
+def _how(found: pd.DataFrame) -> list[str]:
+    return [f"{CACHES[row.type_k]}, flash {row.flash_attn}, {link_name(row.link_bps)}" for row in found.itertuples()]
+
+
 def cells(recording: Recording) -> Table:
     """Every shipment: where its time goes, the link's real speed, and the verdict."""
     found = analysis.table(recording.rows).sort_values(["model", "n_prompt", "link_bps", "type_k", "flash_attn"])
-    found["how"] = [
-        f"{CACHES[row.type_k]}, flash {row.flash_attn}, {link_name(row.link_bps)}" for row in found.itertuples()
-    ]
+    found["how"] = _how(found)
     columns: Columns = {
         "model": ("model", ""),
         "n_prompt": ("tokens", ","),
@@ -201,10 +204,10 @@ def prediction(recording: Recording) -> Table:
     found, entries = analysis.predicted(recording.rows, recording.facts), []
     for what, group in found.groupby("what", sort=False):
         ratios = sorted((ratio.value for ratio in group["ratio"]), key=lambda value: abs(np.log(value)))
-        close = sum(1 / CLOSE <= ratio <= CLOSE for ratio in ratios)
+        close = sum(map(is_close, ratios))
         entry = {"what": what, "close": f"{close} of {len(ratios)}", "median": float(np.median(ratios))}
         entries.append(entry | {"furthest": ratios[-1]})
-    close = sum(1 / CLOSE <= ratio.value <= CLOSE for ratio in found["ratio"])
+    close = sum(is_close(ratio.value) for ratio in found["ratio"])
     columns: Columns = {
         "what": ("what", ""),
         "close": (f"within {CLOSE} times", ""),
@@ -218,9 +221,7 @@ def prediction(recording: Recording) -> Table:
 def every_prediction(recording: Recording) -> Table:
     """Each prediction beside what was measured."""
     found = analysis.predicted(recording.rows, recording.facts)
-    found["how"] = [
-        f"{CACHES[row.type_k]}, flash {row.flash_attn}, {link_name(row.link_bps)}" for row in found.itertuples()
-    ]
+    found["how"] = _how(found)
     factors = [1.0 if what == "bytes" else MS for what in found["what"]]
     for name in ("promised", "measured"):
         found[name] = found[name] * factors

@@ -31,7 +31,7 @@ from plamo_study.engine.swapping import Composer
 from plamo_study.limits import DRAWS
 from plamo_study.measure import texts
 from plamo_study.measure.cells import Scan as Asked
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.worker import serve, stage
 from plamo_study.models.tensors import TensorInfo
 from plamo_study.studies.quality import workload as quality
@@ -236,7 +236,7 @@ def _measured(under_way: Scan, checks: dict[str, float | bool], load_ns: int) ->
         n_evaluated=under_way.n_evaluated,
         checks=checks,
         series=finite | sizes,
-        valid=all(value for value in checks.values() if isinstance(value, bool)),
+        valid=passed(checks),
     )
 
 

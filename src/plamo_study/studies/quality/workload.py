@@ -24,7 +24,7 @@ from plamo_study.engine import library
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.measure import sessions, texts
 from plamo_study.measure.cells import Comparison, OnModel, Quality
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, passed
 from plamo_study.studies.quality import continuations
 
 BLOCK = 1 << 18  # logits that one thread works on at a time: they stay in its cache
@@ -63,7 +63,7 @@ def run(cell: Quality, path: Path, stage: Callable[[str], None]) -> Measured:
         n_evaluated=n_evaluated,
         checks=checks | {"statistics_share": 1 - engine_ns / sum(samples)},
         series=series,
-        valid=all(value for value in checks.values() if isinstance(value, bool)),
+        valid=passed(checks),
     )
 
 

@@ -13,7 +13,7 @@ from plamo_study.analysis.files import Facts, Files, files
 from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import usable, verdict_of
 from plamo_study.measure.cells import Replicas
 
 KIND = ["model", "dtype", "use_mmap", "policy", "killed"]
@@ -59,8 +59,7 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     known, entries = _by_cell(usable(rows)), []
     for key, group in processes(rows[rows["killed"] < 0]).groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True)) | {"total": int(group["total"].iloc[0])}
-        wrong = int((group["verdict"] != "valid").sum())
-        entry["verdict"] = f"{wrong} of {len(group)} {group['verdict'].iloc[-1]}" if wrong else "valid"
+        entry["verdict"] = verdict_of(group["verdict"])
         if (own := known.get(key)) is not None:
             entry |= {name: stats.median(own[name].tolist()) for name in (*TIMES, *MEMORY)}
             one = known.get((*key[:-2], 1, entry["total"]))
@@ -109,11 +108,7 @@ def _parts(used: pd.DataFrame) -> dict[Key, pd.Series]:
     """Seconds by block of a prompt, and of a step of so many sequences: by workload, file, threads and sequences."""
     found = used[used["workload"].isin(["prefill", "decode"])]
     groups = found.groupby(["workload", "model", "dtype", "n_threads", "n_seq"])
-    return {key: timing.seconds_by_block(_last(group), timing.median_sample) for key, group in groups}
-
-
-def _last(group: pd.DataFrame) -> pd.DataFrame:
-    return group.drop_duplicates("block", keep="last")
+    return {key: timing.median_by_block(group) for key, group in groups}
 
 
 def _alone(cell: Replicas, key: Key, parts: dict[Key, pd.Series]) -> pd.Series | None:

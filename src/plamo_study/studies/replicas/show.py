@@ -10,10 +10,10 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
+from plamo_study.present.sentences import CLOSE, is_close
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.replicas import analysis
 
-CLOSE = 1.5  # times off that a prediction may be
 MS, MB = 1e3, 1e-6
 UNFAIR = (
     "Beside other programs the comparison is not fair, and no interval mends that: many processes get more of the "
@@ -159,10 +159,11 @@ def prediction(recording: Recording) -> Table:
     """The same beside what was measured, and how many come within CLOSE times."""
     found = _predicted(recording)
     several = found[found["n_processes"] > 1]["ratio"].dropna()
-    near, misses = sum(_close(ratio.value) for ratio in several), found["miss"].dropna()
+    near, misses = sum(is_close(ratio.value) for ratio in several), found["miss"].dropna()
     note = (
         f"{near} of {len(several)} arrangements of several processes are within {CLOSE} times of a replica alone; "
-        f"{sum(map(_close, misses))} of {len(misses)} arrangements are within {CLOSE} times of what the ceilings allow."
+        f"{sum(map(is_close, misses))} of {len(misses)} arrangements are within {CLOSE} times of what the ceilings "
+        "allow."
     )
     more: Columns = {
         "measured": ("measured", significant(3)),
@@ -183,10 +184,6 @@ def _predicted(recording: Recording) -> pd.DataFrame:
 
 def _span(low: float, high: float) -> str:
     return "n/a" if low != low else f"{significant(3)(low)} to {significant(3)(high)}"
-
-
-def _close(ratio: float) -> bool:
-    return 1 / CLOSE <= ratio <= CLOSE
 
 
 def takeaway(recording: Recording) -> Markdown:

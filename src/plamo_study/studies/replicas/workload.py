@@ -20,7 +20,7 @@ import psutil
 from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.machine import Memory
-from plamo_study.measure.rows import Measured, Request
+from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.studies.replicas import replica
 from plamo_study.studies.replicas.replica import Answered, Loaded, Proved, Started, Task, clock
@@ -148,7 +148,7 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
         checks=checks,
         series={"start": started, "load": [said.load_ns / 1e9 for said in loaded], "error": _errors(proved)} | memory,
         requests=requests,
-        valid=all(value for value in checks.values() if isinstance(value, bool)),
+        valid=passed(checks),
         peak_rss_bytes=int(sum(memory["rss"])),
     )
 

@@ -20,7 +20,7 @@ from plamo_study.engine.timeline import EMPTY, Recorder, clock, request
 from plamo_study.measure import sessions, watch
 from plamo_study.measure.cells import Trace
 from plamo_study.measure.proof import tolerance
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, passed
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.timeline import operators
 
@@ -66,7 +66,7 @@ def run(cell: Trace, path: Path, stage: Callable[[str], None]) -> Measured:
         n_evaluated=room * cell.repetitions,
         checks=checks,
         series=_sums(done.timelines) | _durations(done),
-        valid=all(value for value in checks.values() if isinstance(value, bool)),
+        valid=passed(checks),
         facts={"timeline": msgspec.to_builtins(done.timelines[-1])},
     )
 
