@@ -37,42 +37,69 @@ def run(root, *arguments, **environment):
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("run", "99-nothing"), "no such notebook"),
-        (("run", "01", "--scale", "huge"), "scale 'huge'"),
-        (("run", "01", "--source", "elsewhere"), "source 'elsewhere'"),
-        (("run", "01", "--source", "recorded", "-p", "colour", "blue"), "colour"),
-        (("run", "01", "--source", "recorded", "-p", "guess", "many"), "guess"),
-        (("run", "01", "--engine", "/nowhere"), "libllama"),
-        (("measure", "99-nothing"), "study '99-nothing'"),
-        (("measure", "01-phase-asymmetry", "--scale", "huge"), "scale 'huge'"),
-        (("models", "make", "--model", "gpt"), "model 'gpt'"),
-        (("models", "make", "--dtype", "Q99"), "type 'Q99'"),
-        (("models", "fetch", "gpt"), "model 'gpt'"),
-        (("models", "fetch", "plamo-2-1b", "--offline"), "not here"),
-        (("models", "convert", "gpt"), "model 'gpt'"),
-        (("models", "convert", "."), "must be named"),
-        (("models", "check", "nowhere.gguf"), "nowhere.gguf"),
-        (("models", "quantize", "nowhere.gguf"), "names no recipe"),
-        (("models", "quantize", "nowhere.gguf", "--type", "Q4_K_M"), "nowhere.gguf"),
-        (("measure", "01-phase-asymmetry", "--scale", "weights"), "is not here"),
-        (("measure", "03-batching-law", "--scale", "shape"), "held against the engine at mini"),
-        (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
-        (("selfcheck", "--scale", "huge"), "scale 'huge'"),
-        (("publish",), "no executed notebook"),
-        (("frobnicate",), "No such command"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+WRONG = (
+    (("run", "99-nothing"), "no such notebook"),
+    (("run", "01", "--scale", "huge"), "scale 'huge'"),
+    (("run", "01", "--source", "elsewhere"), "source 'elsewhere'"),
+    (("run", "01", "--source", "recorded", "-p", "colour", "blue"), "colour"),
+    (("run", "01", "--source", "recorded", "-p", "guess", "many"), "guess"),
+    (("run", "01", "--engine", "/nowhere"), "libllama"),
+    (("measure", "99-nothing"), "study '99-nothing'"),
+    (("measure", "01-phase-asymmetry", "--scale", "huge"), "scale 'huge'"),
+    (("models", "make", "--model", "gpt"), "model 'gpt'"),
+    (("models", "make", "--dtype", "Q99"), "type 'Q99'"),
+    (("models", "fetch", "gpt"), "model 'gpt'"),
+    (("models", "fetch", "plamo-2-1b", "--offline"), "not here"),
+    (("models", "convert", "gpt"), "model 'gpt'"),
+    (("models", "convert", "."), "must be named"),
+    (("models", "check", "nowhere.gguf"), "nowhere.gguf"),
+    (("models", "quantize", "nowhere.gguf"), "names no recipe"),
+    (("models", "quantize", "nowhere.gguf", "--type", "Q4_K_M"), "nowhere.gguf"),
+    (("measure", "01-phase-asymmetry", "--scale", "weights"), "is not here"),
+    (("measure", "03-batching-law", "--scale", "shape"), "held against the engine at mini"),
+    (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
+    (("selfcheck", "--scale", "huge"), "scale 'huge'"),
+    (("publish",), "no executed notebook"),
+    (("frobnicate",), "No such command"),
 )
-def test_bad_input_is_one_clear_message_and_exit_code_two(root, arguments, message):
+EACH = """
+import contextlib, io, json, sys
+from plamo_study.cli import main
+said = []
+for arguments in json.load(sys.stdin):
+    sys.argv[1:], heard = arguments, io.StringIO()
+    with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
+        try:
+            main.main()
+        except SystemExit as ended:
+            said.append((ended.code, heard.getvalue()))
+json.dump(said, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(root):
+    """Exit code and message for each of WRONG, asked in one process: loading the command line takes a second."""
     before = {path for path in root.rglob("*") if "measured" not in str(path)}
-    done = run(root, *arguments)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    asked = json.dumps([arguments for arguments, _ in WRONG])
+    done = subprocess.run(
+        [sys.executable, "-c", EACH],
+        input=asked,
+        capture_output=True,
+        env=os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"},
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     assert {path for path in root.rglob("*") if path.is_file() and "measured" not in str(path)} <= before
+    return dict(zip((arguments for arguments, _ in WRONG), json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_bad_input_is_one_clear_message_and_exit_code_two(answers, arguments, message):
+    code, said = answers[arguments]
+    assert code == 2, said
+    assert message in said
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):
@@ -163,7 +190,7 @@ def test_a_truncated_model_file_is_named_with_what_mends_it(root, tmp_path):
 
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
-    done = run(root, "law", "--seed", "3", "--n", "8")
+    done = run(root, "law", "--seed", "3", "--n", "8", *SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predicted" in done.stdout
 

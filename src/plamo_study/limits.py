@@ -1,5 +1,6 @@
-"""Limits that measuring and analysis must agree on, below both of them."""
+"""Numbers that measuring and analysis must agree on, below both of them."""
 
+FIRST_TOKEN = 5  # of a vocabulary: ids below are special tokens
 DRIFT_LIMIT = 0.10  # a block further than this from the others is measured again, and used only where none are steadier
 ROUNDINGS = 3  # a replayed sequence is wrong beyond so many times the largest rounding error of its recording
 DRAWS = 8  # of each control of a scan: chunk k belongs to draw k mod DRAWS

@@ -165,6 +165,7 @@ def law(
         list[int] | None, typer.Option(help="of a grid, repeatable; any other number is a fresh grid")
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="configurations of each grid")] = batching_law_plan.LAW_CELLS,
+    minutes: Minutes = 0,
     engine: Engine = None,
 ) -> None:
     """Hold the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
@@ -173,7 +174,7 @@ def law(
     use_engine(engine)
     planned = batching_law_plan.batching_law("mini", seeds=tuple(seed or batching_law_plan.LAW_SEEDS), n=n)
     path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
-    rows, facts = recording.framed(report.sweep(planned, path), path)
+    rows, facts = recording.framed(report.sweep(planned, path, minutes=minutes), path)
     table = law_check.checked(rows, facts)
     report.confusion(law_check.confusion(table))
     report.frame(law_check.by_seed(table))

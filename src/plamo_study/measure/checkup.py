@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import psutil
 
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import range_findings, ranges, worker
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
@@ -26,7 +27,6 @@ from plamo_study.models import casts, header
 from plamo_study.models.finding import AGAIN, Finding, printable
 
 N_PROMPT, N_STEPS = 16, 4  # tokens prefilled, and decoded one by one after them
-FIRST_TOKEN = 5  # ids below are special tokens
 TIME_S, BYTES_PER_S = 30.0, 50e6  # time limit: start and arithmetic, and reading the file from a slow disk
 MEMORY = 1 << 30  # bytes beside the weights, which may be mapped and repacked: twice the file
 LOG_LINES = 10  # of the engine, said before an error

@@ -13,6 +13,7 @@ import numpy as np
 from plamo_study.engine import library
 from plamo_study.engine.parts import PartSums
 from plamo_study.engine.session import Session
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure.cells import Calls, Gate, Isolation, OnModel, Replay
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import part_tolerance, tolerance
@@ -20,7 +21,6 @@ from plamo_study.oracle.compare import agreement, relative_error
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
-PROBE_FIRST = 5  # ids below are special tokens
 PROBE_TOKENS = 32  # evaluated alone in several ways beside a replay, for the size of rounding
 PROBE_CUTS = (PROBE_TOKENS, 5, 1)  # tokens of each call; the first is what the others are held against
 
@@ -147,7 +147,7 @@ def _rounding(session: Session) -> float:
 
     The largest relative error over positions. No batch of sequences is in it, so none of the law's defects either.
     """
-    tokens = np.random.default_rng(0).integers(PROBE_FIRST, session.n_vocab, PROBE_TOKENS, dtype=np.int32)
+    tokens = np.random.default_rng(0).integers(FIRST_TOKEN, session.n_vocab, PROBE_TOKENS, dtype=np.int32)
     ways = []
     for size in PROBE_CUTS:
         session.clear()

@@ -19,13 +19,13 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from plamo_study.errors import StudyError
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import machine, worker
 from plamo_study.measure.cells import Ranges
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Measured
 from plamo_study.models import casts
 
-FIRST_TOKEN = 5  # ids below are special tokens
 TIME_S, BYTES_PER_S, TOKENS_PER_S = 120.0, 50e6, 2.0  # time limit of a file's probe: start, reading it, evaluating
 PLANTED = "planted "
 SHORTEST = 4  # tokens that a text has at least

@@ -12,6 +12,7 @@ import numpy as np
 
 from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import machine, proof, ranges, sessions, watch
 from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Overhead, Prefill, Ranges, Read, Replay
 from plamo_study.measure.machine import peak_rss
@@ -19,7 +20,6 @@ from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Measured, passed
 
 WARM_STEPS = 3  # decode steps before the timed ones, of as many sequences
-FIRST_TOKEN = 5  # ids below are special tokens
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
 BESIDE_CACHES, BESIDE_PASSES = 4, 3  # size in last-level caches, and passes, of the reading beside decode
 READ_WIDTH = 4096  # row length of the matrix a GPU's read ceiling is taken with

@@ -13,12 +13,12 @@ import numpy as np
 from plamo_study.engine import library
 from plamo_study.engine.microbatches import MicroBatches
 from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import proof, sessions, watch
 from plamo_study.measure.cells import Arrival, Calls
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
-from plamo_study.measure.workloads import FIRST_TOKEN
 from plamo_study.oracle.compare import relative_error
 
 WARM_STEPS = 2

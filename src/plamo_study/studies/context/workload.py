@@ -19,12 +19,12 @@ import numpy as np
 
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions, watch
 from plamo_study.measure.cells import Depth, Naive
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import tolerance
-from plamo_study.measure.workloads import FIRST_TOKEN
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.context import drift
 

@@ -3,7 +3,7 @@
 Frames in, estimates out. A process is one number: the median of its repetitions.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -15,7 +15,7 @@ from plamo_study.analysis import clustered, stats, timing
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.studies.disaggregation import sizes
-from plamo_study.studies.disaggregation.plan import LINKS
+from plamo_study.studies.disaggregation.plan import LINKS, REPEATED
 from plamo_study.studies.disaggregation.shipment import PHASES
 
 CELL = ["model", "n_prompt", "type_k", "flash_attn", "link_bps"]
@@ -133,46 +133,44 @@ def _by_block(rows: pd.DataFrame, model: str, link: int) -> pd.DataFrame:
 def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Every prediction beside what was measured, per cell: `what`, `promised`, `measured`, `ratio` paired by block.
 
-    bytes: by formula. prefill: as many times a prompt measured alone as it is longer. save and load: the bytes read
-    once and written once at the rate at which memory was read. send: the bytes over the link.
+    bytes: by formula. send: the bytes over the link. save, load and prefill of the longest prompts: from the two
+    longest of those up to REPEATED tokens.
     """
     used = usable(rows)
-    alone = used[used["workload"] == "prefill"].groupby(["model", "n_prompt", "n_threads"])
-    prompts = {key: timing.median_by_block(group) for key, group in alone}
-    reading = _rates(used[used["workload"] == "read"])
-    most = used["n_threads"].max()
-    entries = []
-    for key, group in processes(used).groupby(CELL, sort=False):
+    found, entries = processes(used), []
+    for key, group in found.groupby(CELL, sort=False):
         cell = dict(zip(CELL, key, strict=True))
         known = group.drop_duplicates("block", keep="last").set_index("block")
         size = sizes.size(facts[cell["model"]]["shape"], cell["n_prompt"], cell["type_k"], cell["type_k"]).total
-        promises = dict(_promises(cell, known, size, reading))
-        if cell["type_k"] == USUAL["type_k"] and not cell["link_bps"]:
-            for (model, n, threads), seconds in prompts.items():
-                if (model, threads) == (cell["model"], most):
-                    promises["prefill"] = (seconds * cell["n_prompt"] / n, known["prefill"])
-        for what, (promised, measured) in promises.items():
+        promises = {"bytes": pd.Series(size, known.index)}
+        if cell["link_bps"]:
+            promises["send"] = 8 * size / known["link_bps"]
+        elif cell["n_prompt"] > (most := REPEATED[str(used["scale"].iloc[0])]):
+            alike = of_cell(found, cell, [name for name in CELL if name != "n_prompt"])
+            promises |= _from_shorter(alike[alike["n_prompt"] <= most], cell["n_prompt"], size)
+        for what, promised in promises.items():
+            measured = known["n_bytes" if what == "bytes" else what].astype(float)
             entry = {**cell, "what": what, "ratio": timing.paired_ratio(measured, promised)}
             entries.append(entry | {"promised": float(promised.median()), "measured": float(measured.median())})
     return pd.DataFrame(entries, columns=[*CELL, "what", "promised", "measured", "ratio"])
 
 
-def _promises(
-    cell: Mapping[str, Any], known: pd.DataFrame, size: float, reading: pd.Series
-) -> Iterator[tuple[str, tuple[pd.Series, pd.Series]]]:
-    yield "bytes", (pd.Series(size, known.index), known["n_bytes"].astype(float))
-    for phase in ("save", "load"):
-        if len(reading) and not cell["link_bps"]:
-            yield phase, (2 * size / reading, known[phase])
-    if cell["link_bps"]:
-        yield "send", (pd.Series(8 * size / cell["link_bps"], known.index), known["send"])
+def _from_shorter(found: pd.DataFrame, n_prompt: int, n_bytes: float) -> dict[str, pd.Series]:
+    """Seconds of save, load and prefill of a longer prompt by block, from the two longest of these.
 
-
-def _rates(found: pd.DataFrame) -> pd.Series:
-    """Bytes per second at which memory is read, by block."""
-    if found.empty:
-        return pd.Series(dtype=float)
-    return float(found["n_bytes"].iloc[0]) / timing.median_by_block(found)
+    Saving and loading grow with the bytes, a token's share of a prompt's time with the prompt's length.
+    """
+    lengths = sorted(found["n_prompt"].unique())[-2:]
+    if len(lengths) < 2:
+        return {}
+    usual = found.drop_duplicates(["n_prompt", "block"], keep="last").set_index("block")
+    near, far = (usual[usual["n_prompt"] == n] for n in lengths)
+    moved = (n_bytes - far["n_bytes"]) / (far["n_bytes"] - near["n_bytes"])
+    promises = {what: far[what] + moved * (far[what] - near[what]).clip(lower=0) for what in ("save", "load")}
+    each_near, each_far = (part["prefill"] / part["n_prompt"] for part in (near, far))
+    longer = (n_prompt - far["n_prompt"]) / (far["n_prompt"] - near["n_prompt"])
+    promises["prefill"] = n_prompt * (each_far + longer * (each_far - each_near).clip(lower=0))
+    return {what: promised.dropna() for what, promised in promises.items()}
 
 
 def services(rows: pd.DataFrame) -> pd.DataFrame:

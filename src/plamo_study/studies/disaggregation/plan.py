@@ -1,7 +1,7 @@
 """Which cells the study of disaggregation measures: shipments by length, cache and link, and requests under load.
 
 Lengths go beyond `context_length`, which is only what a model was trained with: what a state weighs does not depend on
-it. Beside them the parts that laws are made of: prompts and steps with all threads and with half, and reading memory.
+it. Beside them the parts that laws are made of: prompts and steps with all threads and with half.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from plamo_study.measure import machine
 from plamo_study.measure.cells import Cell, Service, Shipment
-from plamo_study.measure.plan import DTYPE, MODELS, Plan, both_ceilings, change, check_scale, thread_counts, with_gates
+from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, thread_counts, with_gates
 
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
 PLAIN = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # without flash attention
@@ -34,9 +34,8 @@ def disaggregation(scale: str, gpu: bool = False) -> Plan:
     base = Shipment(scale=scale, dtype=DTYPE[scale], n_gen=STEPS, flash_attn="on", n_gpu_layers=-1 if gpu else 0)
     base = change(base, n_threads=machine.performance_cores())
     of_models = [list(_of_model(change(base, model=model))) for model in MODELS]
-    read = change(both_ceilings(scale)[0], n_threads=1)
     cells = [cell for cells in zip(*of_models, strict=True) for cell in cells]
-    every = sorted((read, *cells), key=lambda cell: _rank(cell, scale))
+    every = sorted(cells, key=lambda cell: _rank(cell, scale))
     trained = tuple(cell for cell in every if not isinstance(cell, Shipment) or cell.n_prompt <= TRAINED)
     planned = with_gates("09-disaggregation", scale, trained, exact_cache=False)
     planned = replace(planned, cells=tuple(every), blocks=BLOCKS[scale], extra_blocks=1)

@@ -5,9 +5,9 @@ import time
 import numpy as np
 
 from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions
 from plamo_study.measure.cells import Service, Shipment
-from plamo_study.measure.workloads import FIRST_TOKEN
 from plamo_study.studies.disaggregation.wire import clock
 
 WARM_STEPS = 2

@@ -7,7 +7,7 @@ sequences.
 from dataclasses import replace
 
 from plamo_study.measure import machine
-from plamo_study.measure.cells import Cell, Replicas
+from plamo_study.measure.cells import Cell, MatMul, Replicas
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, ceilings, change, check_scale, with_gates
 
 ARRANGEMENTS = ((1, 8), (8, 1), (2, 4), (4, 2))  # processes, sequences of each
@@ -28,13 +28,15 @@ def replicas(scale: str, gpu: bool = False) -> Plan:
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     first = [_arranged(base, *arrangement) for arrangement in ARRANGEMENTS]
     crash = change(_arranged(base, 2, 2), killed=1)
-    needed = [*ceilings(scale, gpu, (base.n_threads,)), *first, crash, *_parts(first)]
+    limits = ceilings(scale, gpu, (base.n_threads,))
+    needed = [*limits, *first, crash, *_parts(first)]
     fewer = [_arranged(base, *arrangement) for arrangement in FEWER]
     second = [change(cell, model=MODELS[1]) for cell in (*first, *fewer)]
     kinds = [(base.dtype, False), (REPACKED, True), (REPACKED, False)]
     kept = [change(cell, dtype=dtype, use_mmap=mapped) for dtype, mapped in kinds for cell in fewer]
     packed = [change(cell, policy="packed") for cell in fewer[:2]]
-    others = [*fewer, *second, *kept, *packed, *_parts(fewer), *_parts(second), *_parts(kept)]
+    kernel = [change(limit, dtype=REPACKED) for limit in limits if isinstance(limit, MatMul)]
+    others = [*fewer, *second, *kept, *packed, *_parts(fewer), *_parts(second), *_parts(kept), *kernel]
     cells = tuple(dict.fromkeys([*needed, *others]))
     planned = with_gates("07-replicas", scale, cells, exact_cache=False)
     blocks = 2 if scale == "mini" else BLOCKS

@@ -16,9 +16,10 @@ import numpy as np
 
 from plamo_study.engine import library
 from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import proof, sessions, watch, worker
 from plamo_study.measure.cells import Replicas
-from plamo_study.measure.proof import PROBE_FIRST, Prompts
+from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Evidence
 from plamo_study.oracle.compare import relative_error
 
@@ -103,7 +104,7 @@ def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
 
 def _draw(cell: Replicas, number: int, n_vocab: int) -> Prompts:
     rng = np.random.default_rng([cell.seed, number])
-    tokens = rng.integers(PROBE_FIRST, n_vocab, (cell.n_seq, cell.n_prompt + cell.n_gen), dtype=np.int32)
+    tokens = rng.integers(FIRST_TOKEN, n_vocab, (cell.n_seq, cell.n_prompt + cell.n_gen), dtype=np.int32)
     return dict(enumerate(tokens))
 
 

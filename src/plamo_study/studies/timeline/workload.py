@@ -17,6 +17,7 @@ from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.engine.spans import ADDS_UP, Timeline
 from plamo_study.engine.timeline import EMPTY, Recorder, clock, request
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions, watch
 from plamo_study.measure.cells import Trace
 from plamo_study.measure.proof import tolerance
@@ -24,7 +25,6 @@ from plamo_study.measure.rows import Measured, passed
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.timeline import operators
 
-FIRST_TOKEN = 5  # ids below are special tokens
 WARM_PROMPT, WARM_STEPS = 16, 2
 COUNTED = {"bytes": "n_bytes", "flops": "n_flops", "nodes": "nodes"}  # of one recording: all count the same
 
