@@ -60,6 +60,8 @@ WRONG = (
     (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
     (("selfcheck", "--scale", "huge"), "scale 'huge'"),
     (("publish",), "no executed notebook"),
+    (("rows", "add", "nowhere.rows.gz"), "nowhere.rows.gz"),
+    (("rows", "pack", "--place", "nowhere"), "no rows to pack"),
     (("frobnicate",), "No such command"),
 )
 EACH = """

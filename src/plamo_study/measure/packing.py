@@ -1,0 +1,290 @@
+"""Rows of another machine: its journals as one file, made there, checked line by line here, and filed.
+
+A pack is gzipped text. Each line is a checksum, a space and JSON: first the header, which names the machine, then for
+every journal its name and its records. It holds no host name, no user name and no folder.
+"""
+
+import getpass
+import gzip
+import hashlib
+import math
+import re
+import socket
+import zlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.measure import journal
+from plamo_study.measure.plan import TIME_LIMIT_S
+from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, row_key
+
+SUFFIX = ".rows.gz"
+CHECKSUM = 16  # hex digits
+MOST_BYTES, MOST_OF_A_LINE, MOST_TEXT = 512 << 20, 8 << 20, 4000  # unpacked; characters of one string
+FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # no row is older
+LONGEST_NS = 10**15  # of a row: twelve days
+MOST_BYTES_S, MOST_FLOPS_S = 1e14, 1e18  # beyond any machine
+FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^/\\\s\"':()]+[/\\])+|~/")
+MEND = "ask for the file again: it is made with `plamo-study rows pack`"
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag="pack", tag_field="kind"):
+    """The first line: whose rows follow."""
+
+    schema: int
+    machine: str
+
+
+class Name(msgspec.Struct, frozen=True, kw_only=True, tag="journal", tag_field="kind"):
+    """Before the records of a journal: which one it is."""
+
+    study: str
+    scale: str
+
+
+_decoder = msgspec.json.Decoder(Header | Name | Row | Fact)
+
+
+@dataclass
+class Pack:
+    """A checked pack: the machine's facts, and the records of every journal by its name, `study.scale`."""
+
+    machine: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    journals: dict[str, list[Record]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many rows it holds."""
+        return sum(isinstance(record, Row) for records in self.journals.values() for record in records)
+
+
+def pack(place: str, machine: str = "") -> tuple[str, bytes]:
+    """The journals of a machine, by default of the one measured last, as the bytes of a pack; and the machine's id.
+
+    Raises
+    ------
+    StudyError
+        There are no such rows, or a fact of theirs names a folder.
+
+    """
+    found = {path.stem: journal.read(path) for path in sorted((paths.MEASURED / place).glob("*.jsonl"))}
+    rows = {name: journal.latest_rows(records) for name, records in found.items()}
+    newest = max(chain(*rows.values()), key=lambda row: row.started, default=None)
+    if newest is None:
+        raise StudyError(str(paths.MEASURED / place), "no rows to pack", "plamo-study study")
+    machine = machine or newest.machine
+    lines: list[msgspec.Struct] = [Header(schema=SCHEMA, machine=machine)]
+    for name, records in found.items():
+        own = [row for row in rows[name] if row.machine == machine]
+        named = {fact for row in own for fact in _facts_of(row)}
+        facts = {record.id: record for record in records if isinstance(record, Fact) and record.id in named}
+        if own:
+            study, _, scale = name.rpartition(".")
+            lines += [Name(study=study, scale=scale), *map(_placeless, facts.values()), *map(_nameless, own)]
+    if len(lines) == 1:
+        raise StudyError(f"machine {machine!r}", f"has no rows in {place}", "plamo-study rows list")
+    text = b"".join(_line(record) for record in lines)
+    return machine, gzip.compress(text, mtime=0)
+
+
+def _line(record: msgspec.Struct) -> bytes:
+    encoded = msgspec.json.encode(record)
+    return _checksum(encoded) + b" " + encoded + b"\n"
+
+
+def _checksum(encoded: bytes) -> bytes:
+    return hashlib.sha256(encoded).hexdigest()[:CHECKSUM].encode()
+
+
+def _facts_of(row: Row) -> list[str]:
+    return [fact for fact in (row.machine, row.model, *row.others, row.engine) if fact]
+
+
+def _placeless(fact: Fact) -> Fact:
+    """The fact itself: its content is its name, so that nothing can be left out of it."""
+    if FOLDERS.search(text := msgspec.json.encode(fact.data).decode()):
+        raise StudyError(f"{fact.what} {fact.id}", f"names a folder: {text[:200]}", "measure again, then pack")
+    return fact
+
+
+def _nameless(row: Row) -> Row:
+    """The row without the folders, the host and the user that an error message may name."""
+    if not row.failure and not any(request.failure for request in row.requests):
+        return row
+    failure = row.failure
+    if failure:
+        message, tail = _anonymous(failure.message), [_anonymous(line) for line in failure.log_tail]
+        failure = msgspec.structs.replace(failure, message=message, log_tail=tail)
+    requests = [msgspec.structs.replace(each, failure=_anonymous(each.failure)) for each in row.requests]
+    return msgspec.structs.replace(row, failure=failure, requests=requests)
+
+
+def _anonymous(text: str) -> str:
+    for name, instead in ((socket.gethostname(), "HOST"), (Path.home().name, "USER"), (getpass.getuser(), "USER")):
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", instead, text) if name else text
+    return FOLDERS.sub("", text)[:MOST_TEXT]
+
+
+def unpack(path: Path, studies: Collection[str]) -> Pack:
+    """A pack whose every line was checked; `studies`: those there are.
+
+    Raises
+    ------
+    StudyError
+        The first line that is not what a pack of rows holds, and why.
+
+    """
+    found, number, name = Pack(), 0, ""
+    keys: set[str] = set()
+    known: dict[str, Fact] = {}
+    try:
+        for number, line in enumerate(_lines(path), 1):
+            record = _decoded(line)
+            if number == 1:
+                _check(isinstance(record, Header), "a pack begins with its header")
+                _check(record.schema <= SCHEMA, f"schema {record.schema} is newer than this program's {SCHEMA}")
+                _check(re.fullmatch("[0-9a-f]{16}", record.machine), "the machine's id is no id")
+                found.machine = record.machine
+            elif isinstance(record, Name):
+                name = f"{record.study}.{record.scale}"
+                _check(re.fullmatch("[0-9a-z-]{1,60}", record.study), f"a journal called {record.study[:40]!r}")
+                _check(record.scale in TIME_LIMIT_S, f"scale {record.scale[:40]!r} is unknown")
+                _check(name not in found.journals, f"journal {name} comes twice")
+                found.journals[name], known = [], {}
+            else:
+                _check(name and not isinstance(record, Header), "a record outside any journal")
+                if isinstance(record, Fact):
+                    _check_fact(record, found.machine)
+                    known[record.id] = record
+                else:
+                    _check(record.study in studies, f"study {record.study[:40]!r} is unknown")
+                    _check_row(record, found.machine, known)
+                    _check(record.key not in keys, "the row comes twice")
+                    keys.add(record.key)
+                found.journals[name].append(record)
+        number += 1
+        _check(found.rows, "the pack ends without a row")
+    except (ValueError, OSError, EOFError, zlib.error, OverflowError) as error:
+        raise StudyError(f"{path}, line {max(number, 1)}", str(error) or type(error).__name__, MEND) from error
+    machines = (fact for fact in chain(*found.journals.values()) if isinstance(fact, Fact) and fact.what == "machine")
+    found.facts = next(machines).data
+    return found
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a pack, no more of them in memory than one, and none longer than MOST_OF_A_LINE."""
+    total = 0
+    with gzip.open(path) as packed:
+        while line := packed.readline(MOST_OF_A_LINE + 1):
+            total += len(line)
+            _check(len(line) <= MOST_OF_A_LINE and total <= MOST_BYTES, "larger than any pack of rows")
+            _check(line.endswith(b"\n"), "the line is cut off")
+            yield line
+
+
+def _decoded(line: bytes) -> Any:
+    checksum, _, encoded = line[:-1].partition(b" ")
+    _check(checksum == _checksum(encoded), "the line is not the one that was packed")
+    try:
+        return _decoder.decode(encoded)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"not a record of this project ({str(error)[:200]})") from error
+
+
+def _check(holds: object, why: str) -> None:
+    if not holds:
+        raise ValueError(why)
+
+
+def _check_fact(fact: Fact, machine: str) -> None:
+    _check(fact.id == content_id(fact.data), f"{fact.what} {fact.id[:16]!r} is not named by its content")
+    _check_texts(fact.data)
+    if fact.what == "machine":
+        _check(fact.id == machine, "facts of another machine")
+        cores, memory = fact.data.get("cores"), fact.data.get("memory_bytes")
+        _check(isinstance(fact.data.get("chip"), str), "the machine's chip has no name")
+        _check(isinstance(cores, int) and 0 < cores < 10_000, f"a machine of {cores!r:.40} cores")
+        _check(isinstance(memory, int) and 2**28 < memory < 2**50, f"a machine of {memory!r:.40} bytes")
+
+
+def _check_row(row: Row, machine: str, known: dict[str, Fact]) -> None:
+    _check(row.schema <= SCHEMA, f"schema {row.schema} is newer than this program's {SCHEMA}")
+    _check(row.machine == machine, "a row of another machine")
+    kinds = {"machine": [row.machine], "model": [row.model, *row.others], "engine": [row.engine]}
+    for what, names in kinds.items():
+        for fact in filter(None, names):
+            _check(fact in known and known[fact].what == what, f"{what} {fact[:16]!r} is not among the facts before it")
+    study = f"{row.study}/anchor" if row.anchor else row.study
+    key = row_key(study, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others)
+    _check(row.key == key, "the row is not named by its content")
+    started = datetime.fromisoformat(row.started)
+    _check(started.tzinfo and FIRST_DAY < started < datetime.now(UTC) + timedelta(days=1), f"begun {row.started[:40]}")
+    _check(row.status != "ok" or row.failure is None, "ended well, with a failure")
+    _check(row.status == "ok" or not row.valid, "did not end well, and valid")
+    _check(0 < row.elapsed_ns < LONGEST_NS, "a row that took no time, or months")
+    _check(min(row.pid, row.replicate, row.order, row.block + 1) >= 0, "a number below nothing")
+    _check_results(row)
+    _check_texts(msgspec.to_builtins(row))
+
+
+def _check_results(row: Row) -> None:
+    """Times are no longer than the worker ran, and nothing is faster than any machine."""
+    times = [*chain(*row.samples_ns), *row.warmup_ns, *row.prefill_ns, row.load_ns]
+    times += [at for request in row.requests for at in (request.arrived_ns, *request.token_ns)]
+    _check(all(0 <= time <= row.elapsed_ns for time in times), "a time that is negative, or longer than the row took")
+    _check(min(row.n_evaluated, row.n_bytes, row.n_flops) >= 0, "a count below nothing")
+    fastest = min(chain(*row.samples_ns), default=0) / 1e9
+    for amount, most in ((row.n_bytes, MOST_BYTES_S), (row.n_flops, MOST_FLOPS_S)):
+        _check(not amount or row.status != "ok" or amount <= most * fastest, "faster than any machine")
+    numbers = chain(row.checks.values(), *row.series.values())
+    _check(all(math.isfinite(number) for number in numbers), "a number that is not finite")
+
+
+def _check_texts(value: Any) -> None:
+    """No text is endless or hides control characters."""
+    if isinstance(value, str):
+        _check(len(value) <= MOST_TEXT, "a text without end")
+        _check(value.replace("\n", " ").replace("\t", " ").isprintable(), "a text with control characters")
+    elif isinstance(value, dict):
+        for each in chain(value, value.values()):
+            _check_texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            _check_texts(each)
+
+
+def add(path: Path, studies: Collection[str]) -> tuple[Pack, int]:
+    """File the rows of a pack that are not here yet, in the machine's own folder; the pack, and how many were new.
+
+    Nothing is written before every line was checked.
+    """
+    found, new = unpack(path, studies), 0
+    for name, records in found.journals.items():
+        with journal.Journal(paths.MEASURED / found.machine / f"{name}.jsonl") as here:
+            keys = {row.key for row in journal.latest_rows(here.records)}
+            for record in records:
+                if isinstance(record, Fact):
+                    here.append_fact(record)
+                elif record.key not in keys:
+                    here.append(record)
+                    new += 1
+    return found, new
+
+
+def machines() -> Iterator[tuple[str, str, dict[str, Any], list[Row]]]:
+    """Every machine that has rows here: the folder they lie in, its id, its facts and its rows."""
+    for folder in sorted(path for path in paths.MEASURED.glob("*") if path.is_dir()):
+        records = [record for path in sorted(folder.glob("*.jsonl")) for record in journal.read(path)]
+        rows = journal.latest_rows(records)
+        facts = {record.id: record.data for record in records if isinstance(record, Fact)}
+        for machine in dict.fromkeys(row.machine for row in rows):
+            yield folder.name, machine, facts[machine], [row for row in rows if row.machine == machine]
