@@ -4,7 +4,7 @@ import pytest
 
 from plamo_study.studies import budget, collect, registry
 
-NAMES = list(registry.NOTEBOOKS)
+NAMES = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]
 
 
 def test_notebooks_share_all_the_time():

@@ -17,6 +17,7 @@ FLOORS = (  # the lowest first
     "studies", "crosscheck", "publish", "cli",
 )  # fmt: skip
 REGISTRY = ("registry", "collect", "recorded")  # of the studies: these know them all
+GUIDES = ("start_here",)  # they tell what the studies found, and measure nothing
 NAMED = {  # a study that needs another one
     ("context", "quality"): "drift is the quality of one cache held against another's",
     ("fragility", "quality"): "a tensor is fragile in the quality of the text it leaves",
@@ -70,7 +71,7 @@ def test_a_module_imports_only_floors_below_it_and_its_own(name):
             assert other not in [f"studies.{each}" for each in REGISTRY], (
                 f"{name} imports {other}, which knows every study: read rows by plamo_study.measure.recording"
             )
-        if study(name) and study(other) and study(name) != study(other):
+        if study(name) not in ("", *GUIDES) and study(other) not in ("", study(name)):
             assert (study(name), study(other)) in NAMED, (
                 f"the study {study(name)} imports {other} of another: move it to analysis/ or measure/, or name the "
                 f"pair in {Path(__file__).name} with a reason"
@@ -79,6 +80,7 @@ def test_a_module_imports_only_floors_below_it_and_its_own(name):
 
 def test_a_pair_that_nobody_needs_any_more_is_not_named():
     needed = {(study(name), study(other)) for name, path in MODULES.items() for other in imports(path) & set(MODULES)}
+    assert not {other for name, other in needed if name not in ("", *GUIDES)} & set(GUIDES), "nothing rests on a guide"
     assert not NAMED.keys() - needed
 
 

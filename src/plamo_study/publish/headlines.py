@@ -35,12 +35,11 @@ def corruption() -> str:
 
 
 def _served(run: serving.Served) -> str:
-    build = "as released" if run.build == "stock" else "with the patch of our report"
+    same = f"gave {run.answers - run.differ} of {run.answers} answers as each user gets them alone"
     end = "lived" if run.exit is None else f"died in round {run.rounds_done + 1}"
-    return (
-        f"Asked by {run.at_once} users at once, a `llama-server` {build} gave {run.answers - run.differ} of "
-        f"{run.answers} answers as each user gets them alone, and {end}."
-    )
+    if run.build == "stock":
+        return f"Asked by {run.at_once} users at once, a `llama-server` as released {same}, and {end}."
+    return f"With the patch of our report it {same}, and {end}."
 
 
 def batches() -> str:

@@ -23,6 +23,7 @@ from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
 from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
+from plamo_study.studies.start_here import show as start_here
 from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
@@ -39,6 +40,7 @@ def findings() -> str:
     tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
     said = [str(text.data) for text in (batching_law.finding(batches), batch_scaling.finding(scaling))]
     parts = [
+        [str(start_here.mystery(asymmetry).data)],
         [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables)],
         _roofline(),
         [*said, batch_scaling.summary(scaling)._repr_markdown_()],

@@ -38,6 +38,7 @@ class Study:
 
 
 NOTEBOOKS = {
+    "00-start-here": "two numbers and one explanation, in five minutes: guess first, then see",
     "01-phase-asymmetry": "how far apart are prefill and decode, and why",
     "02-roofline": "where do both phases stand against this machine's ceilings",
     "03-batch-scaling": "what does batching buy, where does it break, and is the batch right",
