@@ -14,7 +14,7 @@ from plamo_study.present import theme
 from plamo_study.present.tables import Table
 from plamo_study.studies import collect, registry
 
-NOTEBOOKS = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
+NOTEBOOKS = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]  # those that measure
 SHORT = 2  # blocks
 whole = recording.of_rows
 
