@@ -136,7 +136,7 @@ def message(sender, receiver, prompt, **changes):
     token = int(sender.prefill({0: prompt})[0][-1].argmax())
     data = sender.read_state(0)
     told = {"origin": receiver.own, "n_tokens": len(prompt), "token": token, "n_bytes": data.size,
-            "sha256": wire.digest(data)}  # fmt: skip
+            "sha256": wire.digest(data), "spent": wire.Spent(prefill=1, save=1, check=1)}  # fmt: skip
     return State(**told | changes), data
 
 
@@ -176,6 +176,9 @@ ANNOUNCED = {
     "of no tokens": (lambda t: msgspec.structs.replace(t, n_tokens=0), "stands for 0 tokens"),
     "of a terabyte": (lambda t: msgspec.structs.replace(t, n_bytes=1 << 40), "announces 1,099,511,627,776 bytes"),
     "of fewer than no bytes": (lambda t: msgspec.structs.replace(t, n_bytes=-1), "announces -1 bytes"),
+    "of a token that is none": (lambda t: msgspec.structs.replace(t, token=-1), "token -1"),
+    "of a token beyond the vocabulary": (lambda t: msgspec.structs.replace(t, token=10**9), "token 1000000000"),
+    "of a request that nobody made": (lambda t: msgspec.structs.replace(t, request=7), "request 7"),
     "of other bytes than hashed": (lambda t: msgspec.structs.replace(t, sha256="0" * 64), "SHA-256 differs"),
     "of other tokens than announced": (lambda t: msgspec.structs.replace(t, n_tokens=7), "holds 48 tokens"),
 }

@@ -59,7 +59,7 @@ def test_every_recorded_machine_s_rows_come_out_as_they_went_in(tmp_path, monkey
         path.write_bytes(packed)
         before = rows_of(machine, REFERENCE)
         assert packing.add(path, STUDIES)[1] == len(before)
-        assert rows_of(machine, tmp_path / machine) == before
+        assert rows_of(machine, tmp_path / machine) == {key: packing._nameless(row) for key, row in before.items()}
         assert packing.add(path, STUDIES)[1] == 0
     assert {machine: len(rows) for _, machine, _, rows in packing.machines()}.keys() == packs.keys()
 
@@ -70,7 +70,12 @@ def test_a_pack_names_no_host_no_user_and_no_folder(machine, measured):
     row = rows_in(path, machine)[0]
     host, user = socket.gethostname(), getpass.getuser()
     said = f"{Path.home()}/models/a.gguf on {host} by {user}: C:\\Users\\ada\\log, {paths.ROOT}"
-    failure = Failure(stage="load", message=said, log_tail=["/home/ada/secret/x.cpp:3: failed"])
+    tail = [
+        "/home/ada/secret/x.cpp:3: failed",
+        "-I/home/ada/include on " + host.upper(),
+        "'/Users/Ada Lovelace/a b/m.gguf'",
+    ]
+    failure = Failure(stage="load", message=said + "\x1b[0m", log_tail=tail)
     with journal.Journal(measured / "local" / path.name) as here:
         for record in records:
             if not isinstance(record, Row):
@@ -79,9 +84,9 @@ def test_a_pack_names_no_host_no_user_and_no_folder(machine, measured):
     packed = gzip.decompress(packing.pack("local")[1]).decode()
     kept = json.loads(packed.splitlines()[-1].split(" ", 1)[1])["failure"]
     assert "a.gguf" in kept["message"]
-    assert kept["log_tail"] == ["x.cpp:3: failed"]
-    for name in (str(Path.home()), socket.gethostname(), "ada", str(paths.ROOT.parent)):
-        assert not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", packed), name
+    assert (kept["log_tail"][0], kept["log_tail"][2]) == ("x.cpp:3: failed", "'m.gguf'")
+    for name in (str(Path.home()), socket.gethostname(), "ada", "lovelace", str(paths.ROOT.parent)):
+        assert not re.search(rf"(?i)(?<!\w){re.escape(name)}(?!\w)", packed), name
     assert not re.search(rf"by {getpass.getuser()}", packed)
 
 
@@ -149,6 +154,7 @@ ROW = [
     put(status="fine"), put(status="error", valid=True), put(failure={"stage": "run"}), put(n_evaluated=-1),
     put(samples_ns="fast"), put(samples_ns=[[1]], n_bytes=10**15), put(samples_ns=[[1]], n_flops=10**15),
     put(checks={"error": "none"}), put(kind="fact"), put(kind="pack"), put(kind=None), put(cell={"workload": "mine"}),
+    put(valid=True, checks={"second_path": False}), put(model=""), put(engine=""), put(block=10**30), put(schema=0),
     put(pid=-1), put(order=-1), put(series={"pss": ["a"]}), put(requests=[{"id": "0", "n_prompt": 1, "arrived_ns": -1}])
 ]  # fmt: skip
 FACT = [
@@ -192,6 +198,27 @@ def test_a_forged_record_is_refused_with_its_line(text, measured, tmp_path):
         # A fact or a name that is wrong may show only in the first row that rests on it.
         assert changed <= line <= changed + 20, (what, str(refused))
     assert not measured.exists()
+
+
+def test_a_fact_or_a_cell_that_names_a_folder_is_not_packed(machine, measured):
+    path = next(path for path in sorted(REFERENCE.glob("*.jsonl")) if rows_in(path, machine))
+    row = rows_in(path, machine)[0]
+    named = msgspec.structs.replace(row, conditions=msgspec.structs.replace(row.conditions, thermal="/home/ada/hot"))
+    with journal.Journal(measured / "local" / path.name) as here:
+        for record in (*(each for each in journal.read(path) if not isinstance(each, Row)), named):
+            here.append(record)
+    with pytest.raises(StudyError, match="names a folder"):
+        packing.pack("local")
+
+
+def test_a_row_that_went_well_replaces_the_one_that_did_not(text, machine, measured, tmp_path):
+    packing.add(written(tmp_path / "good.rows.gz", text), STUDIES)
+    path = next((measured / machine).glob("*.jsonl"))
+    rows = journal.latest_rows(journal.read(path))
+    with journal.Journal(path) as here:
+        here.append(msgspec.structs.replace(rows[0], status="error", valid=None, failure=Failure(stage="run")))
+    assert packing.add(tmp_path / "good.rows.gz", STUDIES)[1] == 1
+    assert {row.key: row for row in journal.latest_rows(journal.read(path))} == {row.key: row for row in rows}
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ from dataclasses import replace
 from itertools import pairwise
 from uuid import uuid4
 
-import msgspec
 import psutil
 import pytest
-from conftest import ATTENTION, HYBRID
+from conftest import ATTENTION, HYBRID, mini
+from test_watch import made_up
 
 from plamo_study.engine.session import EngineError
 from plamo_study.measure import files, journal, runner, watch
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.plan import Plan, model_file
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Evidence, Row
+from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.worker import Job
 from plamo_study.studies.replicas import plan, replica
 
@@ -103,12 +103,22 @@ def test_replicas_are_no_others_to_one_another():
         Evidence(wall_ns=110, cpu_ns=100, cpus=2, waited_ns=4, others_ns=95, involuntary=2),
     ]
     watch._parts.clear()
-    watch.take_over(parts, crowded=False)
-    watch.take_over(parts, crowded=True)
-    apart, crowded = watch._parts
+    watch.take_over(parts)
+    (apart,) = watch._parts
     watch._parts.clear()
     assert (apart.cpu_ns, apart.others_ns, apart.waited_ns, apart.involuntary) == (190, 5, 7, 3)
-    assert crowded == msgspec.structs.replace(apart, waited_ns=None)
+
+
+def test_an_arrangement_is_judged_by_what_others_took_and_not_by_its_own_waiting():
+    def marked(cell, **fields):
+        found = Evidence(cpus=2, wall_ns=10**9, **{"others_ns": 0, "waited_ns": 0} | fields)
+        row = made_up(cell, Conditions(load_1min=0.0, timed=found, whole=found))
+        return bool(watch.disturbed([row]))
+
+    for arrangement in ((1, 4), (4, 1)):
+        assert not marked(replicas(*arrangement), waited_ns=10**9)
+        assert marked(replicas(*arrangement), others_ns=10**9)
+    assert marked(mini("decode", n_gen=4), waited_ns=10**9)
 
 
 @pytest.mark.parametrize("scale", ["mini", "shape"])

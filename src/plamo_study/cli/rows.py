@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from plamo_study import paths
@@ -32,7 +33,7 @@ def pack(
     except OSError as error:
         raise StudyError(str(out), f"cannot be written ({error.strerror})", "name another file") from error
     found = packing.unpack(out, registry.STUDIES)
-    said = f"{found.rows} rows of {len(found.journals)} journals, {found.facts['chip']}"
+    said = f"{found.rows} rows of {len(found.journals)} journals, {escape(found.facts['chip'])}"
     report.console.print(f"{report.short(out)}: {said}; add it elsewhere with `plamo-study rows add {out.name}`")
 
 
@@ -40,7 +41,7 @@ def pack(
 def add(file: Annotated[Path, typer.Argument(help="made by `rows pack`")]) -> None:
     """Check every line of a pack, then file its rows under the machine's id. Rows that are here already stay."""
     found, new = packing.add(file, registry.STUDIES)
-    said = f"{new} of {found.rows} rows are new, {found.facts['chip']}"
+    said = f"{new} of {found.rows} rows are new, {escape(found.facts['chip'])}"
     report.console.print(f"{said}: {report.short(paths.MEASURED / found.machine)}")
 
 
@@ -57,5 +58,5 @@ def list_machines(json: Json = False) -> None:
         return
     shown = Table("place", "machine", "chip", "cores", "studies", "rows", "of them not right")
     for entry in entries:
-        shown.add_row(*map(str, entry.values()))
+        shown.add_row(*(escape(str(value)) for value in entry.values()))
     Console().print(shown)

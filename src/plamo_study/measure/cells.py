@@ -23,6 +23,7 @@ class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """What every cell says, and what others ask of it; a simulation needs no more."""
 
     timed: ClassVar[bool] = False  # whether its results are times, which what computes beside it would spoil
+    crowds: ClassVar[bool] = False  # whether its own processes wait for one another's threads, whoever else is there
     n_threads: int = 1
     repetitions: int = 1
     seed: int = 0
@@ -209,7 +210,7 @@ class Arrival(OnModel, frozen=True, kw_only=True):
 class Replicas(OnModel, frozen=True, kw_only=True):
     """Processes side by side, each with the model and with sequences of its own; `n_threads` are those of all."""
 
-    timed = True
+    timed = crowds = True
     n_processes: int = 1
     n_seq: int = 1  # of each process
     n_prompt: int = 0  # tokens each sequence begins with
@@ -226,7 +227,7 @@ class Replicas(OnModel, frozen=True, kw_only=True):
 class Shipment(OnModel, frozen=True, kw_only=True):
     """A prompt evaluated in one process and answered in another, which gets the sequence's state over TCP."""
 
-    timed = True
+    timed = crowds = True
     n_prompt: int = 0
     n_gen: int = 0  # decode steps after it, in both processes
     link_bps: int = 0  # bits per second that the sender keeps to; 0: as fast as it goes
@@ -235,7 +236,7 @@ class Shipment(OnModel, frozen=True, kw_only=True):
 class Service(OnModel, frozen=True, kw_only=True):
     """Requests that arrive over time, answered by one engine, or by one that reads prompts and one that writes."""
 
-    timed = True
+    timed = crowds = True
     n_prompt: int = 0  # tokens of each request
     n_gen: int = 0  # of each answer
     n_seq: int = 1  # answered at once

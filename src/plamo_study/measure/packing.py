@@ -12,6 +12,7 @@ import re
 import socket
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -22,17 +23,22 @@ import msgspec
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import journal
+from plamo_study.measure import journal, watch
+from plamo_study.measure.cells import OnModel
 from plamo_study.measure.plan import TIME_LIMIT_S
-from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, row_key
+from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, passed, row_key
 
 SUFFIX = ".rows.gz"
 CHECKSUM = 16  # hex digits
-MOST_BYTES, MOST_OF_A_LINE, MOST_TEXT = 512 << 20, 8 << 20, 4000  # unpacked; characters of one string
+MOST_BYTES, MOST_OF_A_LINE, MOST_TEXT = 64 << 20, 8 << 20, 4000  # unpacked; characters of one string
+TOLD = ("degenerate_loop",)  # checks that tell and do not judge
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # no row is older
 LONGEST_NS = 10**15  # of a row: twelve days
 MOST_BYTES_S, MOST_FLOPS_S = 1e14, 1e18  # beyond any machine
-FOLDERS = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?[/\\](?:[^/\\\s\"':()]+[/\\])+|~/")
+HOME = re.compile(r"(?i)(?:/home|/Users|\\Users)[/\\][^/\\\s'\":,;)]+")
+QUOTED = re.compile(r"(['\"])(?:[A-Za-z]:)?[/\\~][^'\"\n]*[/\\]")  # a folder in quotes may hold spaces
+FOLDER = re.compile(r"(?:[A-Za-z]:)?[^\s'\"=:(),]*[/\\](?=[^/\\\s])")
+ABSOLUTE = re.compile(r"(?:(?<![\w./:-])|(?<=-[IL]))(?:[A-Za-z]:[/\\]|/|~/)\w[^\s'\":]*[/\\]")
 MEND = "ask for the file again: it is made with `plamo-study rows pack`"
 
 
@@ -89,10 +95,10 @@ def pack(place: str, machine: str = "") -> tuple[str, bytes]:
         facts = {record.id: record for record in records if isinstance(record, Fact) and record.id in named}
         if own:
             study, _, scale = name.rpartition(".")
-            lines += [Name(study=study, scale=scale), *map(_placeless, facts.values()), *map(_nameless, own)]
+            lines += [Name(study=study, scale=scale), *facts.values(), *map(_nameless, own)]
     if len(lines) == 1:
         raise StudyError(f"machine {machine!r}", f"has no rows in {place}", "plamo-study rows list")
-    text = b"".join(_line(record) for record in lines)
+    text = b"".join(_line(_checked(record)) for record in lines)
     return machine, gzip.compress(text, mtime=0)
 
 
@@ -109,13 +115,6 @@ def _facts_of(row: Row) -> list[str]:
     return [fact for fact in (row.machine, row.model, *row.others, row.engine) if fact]
 
 
-def _placeless(fact: Fact) -> Fact:
-    """The fact itself: its content is its name, so that nothing can be left out of it."""
-    if FOLDERS.search(text := msgspec.json.encode(fact.data).decode()):
-        raise StudyError(f"{fact.what} {fact.id}", f"names a folder: {text[:200]}", "measure again, then pack")
-    return fact
-
-
 def _nameless(row: Row) -> Row:
     """The row without the folders, the host and the user that an error message may name."""
     if not row.failure and not any(request.failure for request in row.requests):
@@ -129,9 +128,31 @@ def _nameless(row: Row) -> Row:
 
 
 def _anonymous(text: str) -> str:
-    for name, instead in ((socket.gethostname(), "HOST"), (Path.home().name, "USER"), (getpass.getuser(), "USER")):
-        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", instead, text) if name else text
-    return FOLDERS.sub("", text)[:MOST_TEXT]
+    """A message without names and folders, and without what no reader can see."""
+    text = FOLDER.sub("", QUOTED.sub(r"\1", HOME.sub("~", text)))
+    for name in _names():
+        text = name.sub("...", text)
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)[:MOST_TEXT]
+
+
+def _names() -> list[re.Pattern[str]]:
+    """The host's name, whole and up to its first dot, and the user's."""
+    found = {host := socket.gethostname(), host.split(".")[0]}
+    with suppress(OSError, KeyError, RuntimeError):  # nobody has to have a name or a home
+        found |= {getpass.getuser(), Path.home().name}
+    return [re.compile(rf"(?i)(?<![^\W_]){re.escape(name)}(?![^\W_])") for name in sorted(found, reverse=True) if name]
+
+
+def _checked(record: msgspec.Struct) -> msgspec.Struct:
+    """The record itself; StudyError where a text of it still names a folder of this machine.
+
+    What gives a fact or a cell its name cannot be taken out of it.
+    """
+    text = msgspec.json.encode(record).decode()
+    if found := ABSOLUTE.search(text) or HOME.search(text):
+        what = record.what if isinstance(record, Fact) else f"a row of {getattr(record, 'study', '')}"
+        raise StudyError(what, f"names a folder: {found.group(0)[:100]}", "give files by their name, measure again")
+    return record
 
 
 def unpack(path: Path, studies: Collection[str]) -> Pack:
@@ -167,7 +188,7 @@ def unpack(path: Path, studies: Collection[str]) -> Pack:
                     known[record.id] = record
                 else:
                     _check(record.study in studies, f"study {record.study[:40]!r} is unknown")
-                    _check_row(record, found.machine, known)
+                    _check_row(record, name.rpartition(".")[2], found.machine, known)
                     _check(record.key not in keys, "the row comes twice")
                     keys.add(record.key)
                 found.journals[name].append(record)
@@ -212,12 +233,12 @@ def _check_fact(fact: Fact, machine: str) -> None:
         _check(fact.id == machine, "facts of another machine")
         cores, memory = fact.data.get("cores"), fact.data.get("memory_bytes")
         _check(isinstance(fact.data.get("chip"), str), "the machine's chip has no name")
-        _check(isinstance(cores, int) and 0 < cores < 10_000, f"a machine of {cores!r:.40} cores")
-        _check(isinstance(memory, int) and 2**28 < memory < 2**50, f"a machine of {memory!r:.40} bytes")
+        _check(type(cores) is int and 0 < cores < 10_000, f"a machine of {cores!r:.40} cores")
+        _check(type(memory) is int and 2**28 < memory < 2**50, f"a machine of {memory!r:.40} bytes")
 
 
-def _check_row(row: Row, machine: str, known: dict[str, Fact]) -> None:
-    _check(row.schema <= SCHEMA, f"schema {row.schema} is newer than this program's {SCHEMA}")
+def _check_row(row: Row, scale: str, machine: str, known: dict[str, Fact]) -> None:
+    _check(0 < row.schema <= SCHEMA, f"schema {row.schema} is not one of this program's {SCHEMA}")
     _check(row.machine == machine, "a row of another machine")
     kinds = {"machine": [row.machine], "model": [row.model, *row.others], "engine": [row.engine]}
     for what, names in kinds.items():
@@ -231,7 +252,14 @@ def _check_row(row: Row, machine: str, known: dict[str, Fact]) -> None:
     _check(row.status != "ok" or row.failure is None, "ended well, with a failure")
     _check(row.status == "ok" or not row.valid, "did not end well, and valid")
     _check(0 < row.elapsed_ns < LONGEST_NS, "a row that took no time, or months")
-    _check(min(row.pid, row.replicate, row.order, row.block + 1) >= 0, "a number below nothing")
+    counts = (row.pid, row.replicate, row.order, row.block + 1)
+    _check(0 <= min(counts) <= max(counts) < 2**32, "a number below nothing, or beyond any count")
+    _check(not row.cell.files or (row.model and row.engine), "a model that ran on nothing")
+    _check(not isinstance(row.cell, OnModel) or row.cell.scale == scale, f"a cell of another scale than {scale}")
+    judged = {name: value for name, value in row.checks.items() if name not in TOLD}
+    _check(not row.valid or passed(judged), "valid, and a check of it does not hold")
+    timed = row.status == "ok" and watch.is_timed(row.cell)
+    _check(not timed or all(map(len, row.samples_ns or [[]])), "timed, and no time")
     _check_results(row)
     _check_texts(msgspec.to_builtins(row))
 
@@ -265,16 +293,16 @@ def _check_texts(value: Any) -> None:
 def add(path: Path, studies: Collection[str]) -> tuple[Pack, int]:
     """File the rows of a pack that are not here yet, in the machine's own folder; the pack, and how many were new.
 
-    Nothing is written before every line was checked.
+    A row that went well replaces a failed one of the same key. Nothing is written before every line was checked.
     """
     found, new = unpack(path, studies), 0
     for name, records in found.journals.items():
         with journal.Journal(paths.MEASURED / found.machine / f"{name}.jsonl") as here:
-            keys = {row.key for row in journal.latest_rows(here.records)}
+            known = {row.key: row for row in journal.latest_rows(here.records)}
             for record in records:
                 if isinstance(record, Fact):
                     here.append_fact(record)
-                elif record.key not in keys:
+                elif record.key not in known or (known[record.key].status != "ok" and record.status == "ok"):
                     here.append(record)
                     new += 1
     return found, new

@@ -48,18 +48,17 @@ def collected() -> Evidence | None:
     return added(_parts) if _parts else None
 
 
-def take_over(parts: list[Evidence], crowded: bool) -> None:
+def take_over(parts: list[Evidence]) -> None:
     """Make what processes of this job counted, which computed side by side, part of its evidence.
 
-    They are no others to one another. `crowded`: they have more threads than cores, so they wait by themselves, and
-    how long says nothing of others.
+    They are no others to one another.
     """
     longest, cpu_ns = max(parts, key=lambda part: part.wall_ns), sum(part.cpu_ns for part in parts)
     busy_ns, waited = (longest.others_ns or 0) + longest.cpu_ns, [part.waited_ns for part in parts]
     told = {
         "cpu_ns": cpu_ns,
         "others_ns": max(busy_ns - cpu_ns, 0),
-        "waited_ns": None if crowded or None in waited else sum(each or 0 for each in waited),
+        "waited_ns": None if None in waited else sum(each or 0 for each in waited),
         "involuntary": sum(part.involuntary for part in parts),
         "voluntary": sum(part.voluntary for part in parts),
     }
@@ -160,6 +159,8 @@ def is_timed(cell: AnyCell) -> bool:
 def disturbed(rows: Iterable[Row]) -> set[str]:
     """Keys of the rows of one journal beside whose worker something else computed, or kept it from computing.
 
+    Where processes of one cell wait for one another's threads, waiting says nothing of others: all its arrangements are
+    judged by what others took, those that do not crowd too, or ratios between them would be taken from unlike blocks.
     Rows written before there was evidence are judged by the load when they began: no more threads should have been
     ready to run than the journal's cells use.
     """
@@ -178,4 +179,5 @@ def _disturbed(row: Row, threads: int) -> bool:
     conditions = row.conditions
     if conditions.whole is None:
         return conditions.load_1min > threads + LOAD_LIMIT
-    return (waited(conditions) or 0.0) > WAITED_LIMIT or (others(conditions) or 0.0) > OTHERS_LIMIT
+    queued = 0.0 if row.cell.crowds else waited(conditions) or 0.0
+    return queued > WAITED_LIMIT or (others(conditions) or 0.0) > OTHERS_LIMIT

@@ -1,8 +1,11 @@
 """How far two sets of logits lie apart, and whether that is rounding or a different computation."""
 
+import sys
 from dataclasses import dataclass
 
 import numpy as np
+
+NOT_FINITE = sys.float_info.max  # error of what holds a number that is not finite: JSON has no infinity, max() no NaN
 
 
 @dataclass(frozen=True)
@@ -23,14 +26,14 @@ def relative_error(a: np.ndarray, b: np.ndarray) -> float:
     """Largest ‖a − b‖₂ / ‖b‖₂ over positions; a and b are (n_positions, n_vocab) or (n_vocab,), b the reference.
 
     Unrelated logits of equal size give √2. Measured per position, so that one wrong position among many shows; by the
-    Euclidean norm, because a ratio of largest entries hangs on two single logits. NaN when a logit is not finite.
-    Raises ValueError when the shapes differ.
+    Euclidean norm, because a ratio of largest entries hangs on two single logits. NOT_FINITE when a logit is not
+    finite. Raises ValueError when the shapes differ.
     """
     if np.shape(a) != np.shape(b):
         raise ValueError(f"logits of shape {np.shape(a)} and {np.shape(b)} do not match")
     a, b = np.atleast_2d(a).astype(np.float64), np.atleast_2d(b).astype(np.float64)
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return float("nan")
+        return NOT_FINITE
     return float(np.max(np.linalg.norm(a - b, axis=-1) / np.linalg.norm(b, axis=-1)))
 
 

@@ -5,7 +5,6 @@ weights the logits of a right engine end up some per cent off. So every part is 
 what entered the part in the engine, and what the part adds is compared. A part's error is that of one or two products.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,8 +13,6 @@ import numpy as np
 from plamo_study.oracle.compare import relative_error
 from plamo_study.oracle.faults import OF_ATTENTION, OF_MAMBA
 from plamo_study.oracle.forward import Oracle
-
-NOT_FINITE = sys.float_info.max  # error of a part with a number that is not finite: JSON has no infinity
 
 
 @dataclass
@@ -43,20 +40,14 @@ def judge(
     for layer in range(oracle.n_layer):
         for part, adds in (("mixer", oracle.mixed), ("feed-forward", oracle.fed)):
             added, seen = adds(layer, forced), sums[layer, part]
-            found.parts.setdefault(part, []).append(part_error(seen - forced, added))
+            found.parts.setdefault(part, []).append(relative_error(seen - forced, added))
             if part == "mixer" and layer in planted:
                 _plant(oracle, layer, forced, added, found.faults)
             free = free + adds(layer, free)
             forced = seen
-    found.head = part_error(engine_logits, oracle.head(forced))
+    found.head = relative_error(engine_logits, oracle.head(forced))
     found.logits = oracle.head(free)
     return found
-
-
-def part_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """`relative_error`, and the largest number there is where something is not finite."""
-    error = relative_error(found, expected)
-    return error if np.isfinite(error) else NOT_FINITE
 
 
 def _first_and_last(oracle: Oracle) -> set[int]:
@@ -67,4 +58,4 @@ def _first_and_last(oracle: Oracle) -> set[int]:
 def _plant(oracle: Oracle, layer: int, x: np.ndarray, right: np.ndarray, faults: dict[str, list[float]]) -> None:
     for name, faulty in (OF_MAMBA if oracle.is_mamba(layer) else OF_ATTENTION).items():
         with np.errstate(all="ignore"):
-            faults.setdefault(name, []).append(part_error(faulty(oracle).mixed(layer, x), right))
+            faults.setdefault(name, []).append(relative_error(faulty(oracle).mixed(layer, x), right))

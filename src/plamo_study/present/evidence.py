@@ -12,6 +12,7 @@ from plamo_study.analysis import coverage, own_ceilings, usable
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
+from plamo_study.limits import OTHERS_LIMIT
 from plamo_study.measure import disturbances, frame, journal, kept
 from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
@@ -207,7 +208,9 @@ def _what_disturbed(rows: pd.DataFrame) -> str:
     hit = rows[marked(rows) & ~rows["anchor"] & (rows["block"] >= 0)]
     if "disturbed" not in rows or not hit["disturbed"].any():
         return f"the machine changed its speed by up to {hit['drift'].max():.0%}"
-    taken = hit["others"].dropna()
+    taken, waited = hit["others"].dropna(), hit["waited"].dropna()
+    if len(waited) and len(taken) and taken.median() <= OTHERS_LIMIT:
+        return f"the threads waited for {waited.median():.2g} of a CPU"
     return "other programs took " + (f"{taken.median():.0%} of the machine" if len(taken) else "part of the machine")
 
 

@@ -6,7 +6,7 @@ does: it takes the printed figures, divides, and names every ratio that does not
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from plamo_study.analysis.stats import Estimate
@@ -24,6 +24,13 @@ CLOSE = 1.5  # times off that a prediction may be
 def is_close(ratio: float) -> bool:
     """Whether what was measured over what was predicted is within CLOSE times, either way."""
     return 1 / CLOSE <= ratio <= CLOSE
+
+
+def closeness(ratios: Sequence[Estimate]) -> tuple[int, str]:
+    """How many of these are within CLOSE times, and in words how many of them with their whole interval."""
+    near = [ratio for ratio in ratios if is_close(ratio.value)]
+    sure = sum(ratio.within(1 / CLOSE, CLOSE) == "holds" for ratio in near)
+    return len(near), f"{sure} of these with the whole interval"
 
 
 @dataclass(frozen=True)

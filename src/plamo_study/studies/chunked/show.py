@@ -15,7 +15,7 @@ from plamo_study.measure.plan import DEPTH
 from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
-from plamo_study.present.sentences import CLOSE, is_close
+from plamo_study.present.sentences import CLOSE
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.chunked import analysis
 from plamo_study.studies.chunked.plan import DECODING, PROMPT, USUAL_CHUNK
@@ -59,7 +59,10 @@ def _trap(tile: pd.DataFrame) -> str:
     less, full = analysis.TILE - 1, analysis.TILE
     if not (ratio.low > 1 or ratio.high < 1):
         return f" Whether chunks of {less} tokens take longer than chunks of {full} is inconclusive: {ratio:.2f} times."
-    return f" A chunk of {less} tokens takes {ratio:.2f} times as long as one of {full}."
+    return (
+        f" With flash attention and nobody else there, a chunk of {less} tokens takes {ratio:.2f} times as long as one "
+        f"of {full}, in the median over the prompt."
+    )
 
 
 def usual(rows: pd.DataFrame) -> pd.DataFrame:
@@ -145,12 +148,12 @@ def agreement(recording: Recording) -> Markdown:
     found = _predicted(recording)
     if found.empty:
         return Markdown("No call has its parts beside it.")
-    close = sum(is_close(ratio.value) for ratio in found["ratio"])
+    close, sure = sentences.closeness(list(found["ratio"]))
     worst = max(found.to_dict("records"), key=lambda row: abs(math.log(row["ratio"].value)))
     return Markdown(
-        f"**{close} of {len(found)} kinds of call take within {CLOSE} times what their micro-batches take alone.** "
-        f"Furthest is {escaped(worst['model'])}, {worst['n_seq']} decoding, {worst['how']} of {worst['n_chunk']}: "
-        f"{worst['ratio']:.2f} times."
+        f"**{close} of {len(found)} kinds of call take within {CLOSE} times what their micro-batches take alone**, "
+        f"{sure}. Furthest is {escaped(worst['model'])}, {worst['n_seq']} decoding, {worst['how']} of "
+        f"{worst['n_chunk']}: {worst['ratio']:.2f} times."
     )
 
 

@@ -30,6 +30,7 @@ class Receiver:
     session: Session
     own: Origin
     log: list[str]
+    n_requests: int = 1
 
     @cached_property
     def most_bytes(self) -> int:
@@ -39,7 +40,8 @@ class Receiver:
 
     def check(self, told: State) -> None:
         """StudyError for an announced state that this context must not take; nothing is read of it yet."""
-        wire.check(told, self.own, self.session.config.n_ctx_seq, self.most_bytes)
+        session = self.session
+        wire.check(told, self.own, session.config.n_ctx_seq, self.most_bytes, session.n_vocab, self.n_requests)
 
     def load(self, seq: int, told: State, data: np.ndarray) -> None:
         """Put a state that was checked and verified into a sequence.

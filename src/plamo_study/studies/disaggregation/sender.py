@@ -88,9 +88,9 @@ def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray
     saved = clock()
     sha256 = wire.digest(state)
     hashed = clock()
-    spent = {"prefill": read - began, "save": saved - read, "check": hashed - saved}
+    spent = wire.Spent(prefill=read - began, save=saved - read, check=hashed - saved)
     told = State(
-        origin=own, request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent_ns=spent
+        origin=own, request=number, n_tokens=len(prompt), token=token, n_bytes=state.size, sha256=sha256, spent=spent
     )
     wire.offer(peer, told, state, bps)
     return token

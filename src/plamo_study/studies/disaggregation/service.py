@@ -53,7 +53,7 @@ def run(cell: Service, path: Path, stage: Callable[[str], None]) -> Measured:
     library.capture_log(log)
     start = clock()
     with Session(path, requests.receiving(cell)) as session:
-        receiver = Receiver(session, contexts.origin(path, session.config), log)
+        receiver = Receiver(session, contexts.origin(path, session.config), log, cell.n_requests)
         load_ns, start = clock() - start, clock()
         tokens = requests.tokens(cell, session.n_vocab)
         requests.warm(session, tokens[0])

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from plamo_study.engine import library
@@ -52,7 +53,7 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
         "second_path_error": (error := max(map(relative_error, np.concatenate(mine), np.concatenate(theirs)))),
         "second_path": error <= tolerance(cell),
         "identical": float(np.array(mine).tobytes() == np.array(theirs).tobytes()),
-        "finite": bool(np.isfinite(mine).all()),
+        "finite": bool(np.isfinite(mine).all() and np.isfinite(theirs).all()),
         "evaluated": session.n_evaluated == cell.n_gen,  # of the last repetition: every prompt was evaluated elsewhere
         "one_size": len(set(sizes)) == 1,
     }
@@ -81,8 +82,7 @@ def _shipped(
         raise StudyError("the sender", f"proves {proof.n_steps} steps of {proof.n_vocab} logits", "update both sides")
     theirs = wire.take(peer, 4 * proof.n_steps * proof.n_vocab).view(np.float32)
     mine = np.concatenate([first, rest]) if cell.n_gen > 1 else first
-    spent = told.spent_ns | taken
-    spent["check"] += told.spent_ns["check"]
+    spent = msgspec.structs.asdict(told.spent) | taken | {"check": told.spent.check + taken["check"]}
     return [(spent | {"step": step})[name] for name in PHASES], told.n_bytes, mine, theirs.reshape(mine.shape)
 
 

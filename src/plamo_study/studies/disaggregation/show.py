@@ -37,8 +37,8 @@ def finding(recording: Recording) -> Markdown:
 def _identity(rows: pd.DataFrame) -> str:
     found = analysis.identity(rows)
     n, valid, same = (int(found[name].sum()) for name in ("n", "valid", "identical"))
-    text = f"**The answer does not move.** {valid} of {n} shipments "
-    text += f"of {found['from'].min():,} to {found['to'].max():,} tokens went on as if they had stayed; "
+    text = f"**The answer does not move.** In {valid} of {n} processes every shipment "
+    text += f"of {found['from'].min():,} to {found['to'].max():,} tokens went on as if it had stayed; in "
     text += f"{same} in every bit of every logit"
     others = found[found["identical"] < found["n"]]
     if len(others):
@@ -81,11 +81,20 @@ def _services(rows: pd.DataFrame) -> list[str]:
         )
         lines.append(
             f"**{escaped(str(model))}, threads shared out** to a process that reads and one that writes, "
-            f"{row['per_second']:g} requests a second: {ratio} the throughput {both}"
-            f"{_unless(row['throughput_ratio'])}; the longest gap between two tokens is {gap} as long {gaps}"
+            f"requests at {row['per_second']:g} a second{_beyond(rows, row)}: {ratio} the throughput {both}"
+            f"{_unless(row['throughput_ratio'])}; the first token takes {row['ttft_ratio']:.2f} times as long"
+            f"{_unless(row['ttft_ratio'])}; the longest gap between two tokens is {gap} as long {gaps}"
             f"{_unless(row['largest_ratio'])}."
         )
     return lines
+
+
+def _beyond(rows: pd.DataFrame, row: Mapping[str, Any]) -> str:
+    """What is said of a load that neither arrangement can take, by what its parts take alone."""
+    known = analysis.capacity(rows)
+    known = known[known["model"] == row["model"]]
+    least = [float(known[name].iloc[0].value) for name in ("shared", "split")] if len(known) else []
+    return ", more than either can take" if least and row["per_second"] > max(least) else ""
 
 
 def _unless(ratio: Estimate) -> str:
@@ -207,14 +216,15 @@ def prediction(recording: Recording) -> Table:
         close = sum(map(is_close, ratios))
         entry = {"what": what, "close": f"{close} of {len(ratios)}", "median": float(np.median(ratios))}
         entries.append(entry | {"furthest": ratios[-1]})
-    close = sum(is_close(ratio.value) for ratio in found["ratio"])
+    timed = found[found["what"] != "bytes"]
+    close, sure = sentences.closeness(list(timed["ratio"]))
     columns: Columns = {
         "what": ("what", ""),
         "close": (f"within {CLOSE} times", ""),
         "median": ("measured / predicted, median", ".2f"),
         "furthest": ("furthest", ".2f"),
     }
-    note = f"{close} of {len(found)} predictions are within {CLOSE} times of what was measured."
+    note = f"{close} of {len(timed)} predicted times are within {CLOSE} times of what was measured, {sure}."
     return table(pd.DataFrame(entries), columns, note)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import socket
 import struct
 import time
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,6 +44,14 @@ class Origin(Strict, frozen=True, kw_only=True):
     swa_full: bool
 
 
+class Spent(Strict, frozen=True, kw_only=True):
+    """What was done with a state before it was announced, in nanoseconds."""
+
+    prefill: Annotated[int, msgspec.Meta(ge=0)]
+    save: Annotated[int, msgspec.Meta(ge=0)]
+    check: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class State(Strict, frozen=True, kw_only=True):
     """Before a sequence's state: where it comes from and what it stands for."""
 
@@ -53,7 +61,7 @@ class State(Strict, frozen=True, kw_only=True):
     token: int  # the first of the answer: in no state, and a recurrent one cannot go back to find it
     n_bytes: int
     sha256: str  # of these bytes
-    spent_ns: dict[str, int] = {}  # by phase, on the sender's side
+    spent: Spent  # on the sender's side
 
 
 class Reply(Strict, frozen=True, kw_only=True):
@@ -126,7 +134,7 @@ def offer(peer: socket.socket, told: State, data: np.ndarray, bps: int = 0) -> N
 
 def _accepted(peer: socket.socket) -> None:
     if why := receive(peer, Reply).refused:
-        raise StudyError("the receiver", f"refused: {why}", "send what it can take")
+        raise StudyError("the receiver", f"refused: {ascii(why)[1:-1]}", "send what it can take")
 
 
 def receive(peer: socket.socket, kind: type[Message]) -> Message:
@@ -147,7 +155,7 @@ def receive(peer: socket.socket, kind: type[Message]) -> Message:
     try:
         return msgspec.json.decode(take(peer, size).tobytes(), type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise StudyError("the header", f"is no {kind.__name__} ({error})", "update both sides") from error
+        raise StudyError("the header", f"is no {kind.__name__} ({str(error)!a})", "update both sides") from error
 
 
 def take(peer: socket.socket, n_bytes: int) -> np.ndarray:
@@ -172,8 +180,10 @@ def digest(data: np.ndarray) -> str:
     return hashlib.sha256(data.data).hexdigest()
 
 
-def check(told: State, own: Origin, room: int, most_bytes: int) -> None:
+def check(told: State, own: Origin, room: int, most_bytes: int, n_vocab: int, n_requests: int) -> None:
     """StudyError for a state that this context must not take: of another origin, too long, or of an impossible size.
+
+    Nor for a token that is none of its vocabulary, or a request that nobody made.
 
     Nothing has been allocated or read of it yet.
     """
@@ -184,6 +194,8 @@ def check(told: State, own: Origin, room: int, most_bytes: int) -> None:
             raise StudyError("the state", why, f"use one {name} on both sides")
     if not 0 < told.n_tokens <= room:
         raise StudyError("the state", f"stands for {told.n_tokens} tokens, and here is room for {room}", "make room")
+    if not (0 <= told.token < n_vocab and 0 <= told.request < n_requests):
+        raise StudyError("the state", f"is of request {told.request}, token {told.token}", "send what was asked for")
     if not 0 < told.n_bytes <= most_bytes:
         raise StudyError("the state", f"announces {told.n_bytes:,} bytes, {most_bytes:,} at most", AGAIN)
 

@@ -68,7 +68,7 @@ def _wins(group: pd.DataFrame, decided: bool) -> str:
     between = [f"{n} processes {row['against_one']:.2f} times" for n, row in found.items() if n not in (1, total)]
     also = f" Of those between, {' and '.join(between)}." if between else ""
     model = escaped(str(group["model"].iloc[0]))
-    return f"**{model}: {said}**. {total} processes write {times} as many tokens as one {both}.{also}"
+    return f"**{model}: {said}**. {total} processes write {times} as many tokens as one {both}, prompts included.{also}"
 
 
 def _died(rows: pd.DataFrame) -> str:
@@ -159,11 +159,11 @@ def prediction(recording: Recording) -> Table:
     """The same beside what was measured, and how many come within CLOSE times."""
     found = _predicted(recording)
     several = found[found["n_processes"] > 1]["ratio"].dropna()
-    near, misses = sum(is_close(ratio.value) for ratio in several), found["miss"].dropna()
+    (near, sure), misses = sentences.closeness(list(several)), found["miss"].dropna()
     note = (
-        f"{near} of {len(several)} arrangements of several processes are within {CLOSE} times of a replica alone; "
-        f"{sum(map(is_close, misses))} of {len(misses)} arrangements are within {CLOSE} times of what the ceilings "
-        "allow."
+        f"{near} of {len(several)} arrangements of several processes are within {CLOSE} times of a replica alone, "
+        f"{sure}; {sum(map(is_close, misses))} of {len(misses)} arrangements are within {CLOSE} times of what the "
+        "ceilings allow."
     )
     more: Columns = {
         "measured": ("measured", significant(3)),

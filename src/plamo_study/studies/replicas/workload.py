@@ -135,7 +135,7 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
             stage("prove")
             crew.tell()
             proved = crew.hear(Proved)
-    watch.take_over([said.evidence for said in answered], cell.threads_each * cell.n_processes > cell.n_threads)
+    watch.take_over([said.evidence for said in answered])
     requests = list(_requests(cell, stamps, begin))
     checks = _checks(cell, requests, answered, proved)
     checks |= {"mapped_bytes": loaded[0].mapped_bytes, "own_bytes": loaded[0].own_bytes}
