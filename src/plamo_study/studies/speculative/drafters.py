@@ -96,5 +96,7 @@ def check_vocabulary(target: Session, draft: Session) -> None:
         raise StudyError("the draft model's vocabulary", why, "draft with a model of the target's vocabulary")
     if differ := [token for token in range(target.n_vocab) if target.piece(token) != draft.piece(token)]:
         first = differ[0]
-        why = f"differs at {len(differ)} tokens; {first} is {draft.piece(first)!r}, the target's {target.piece(first)!r}"
+        why = (
+            f"differs at {len(differ)} tokens; {first} is {draft.piece(first)!r}, the target's {target.piece(first)!r}"
+        )
         raise StudyError("the draft model's vocabulary", why, "draft with a model of the target's vocabulary")

@@ -20,9 +20,7 @@ def one_hot(tokens: np.ndarray, n_vocab: int) -> np.ndarray:
     return np.eye(n_vocab)[tokens]
 
 
-def verified(
-    draft: np.ndarray, drafted: np.ndarray, target: np.ndarray, rng: np.random.Generator
-) -> tuple[int, int]:
+def verified(draft: np.ndarray, drafted: np.ndarray, target: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
     """How many tokens of a draft (k,) are kept, and the token after them.
 
     `drafted`: the distributions (k, n_vocab) they were drawn from; `target`: the target's, (k + 1, n_vocab), the last

@@ -37,12 +37,12 @@ class Way:
         self.part: Part = "everything" if way == "full" else "fixed"
         self.joins = way == "joined"
         self.saves = k > 0 and not self.removes
-        self._saved: dict[int, tuple[np.ndarray, int]] = {}  # state, and the tokens it stands for
+        self.saved: dict[int, tuple[np.ndarray, int]] = {}  # state, and the tokens it stands for
         self._owed: dict[int, list[int]] = {}  # accepted tokens that the state put back does not hold
 
     def clear(self) -> None:
         """Forget what was saved: the sequences are new."""
-        self._saved.clear()
+        self.saved.clear()
         self._owed.clear()
 
     def before(self, seqs: list[int], times: Times) -> None:
@@ -54,7 +54,7 @@ class Way:
                 self._replay(seq, self._owed.pop(seq), times)
             if seq not in self._owed:
                 with spent(times, "save"):
-                    self._saved[seq] = self.session.read_state(seq, self.part), self.session.n_past[seq]
+                    self.saved[seq] = self.session.read_state(seq, self.part), self.session.n_past[seq]
 
     def owed(self, seq: int) -> list[int]:
         """Tokens to evaluate before the draft, in the same call."""
@@ -70,7 +70,7 @@ class Way:
                     raise EngineError(f"llama.cpp did not take back {len(columns) - n_kept} tokens of sequence {seq}")
         else:
             with spent(times, "restore"):
-                state, n_past = self._saved[seq]
+                state, n_past = self.saved[seq]
                 self.session.set_state(seq, state, n_past, self.part)
             if self.joins:
                 self._owed[seq] = columns[:n_kept]

@@ -83,14 +83,15 @@ class Loop:
         start = clock()
         drafted = {seq: self._draft(seq) for seq in self.references}
         times["draft"] = clock() - start
-        self.way.before(list(drafted), times)
+        self.way.before([seq for seq, draft in drafted.items() if len(draft)], times)
         owed = {seq: self.way.owed(seq) for seq in drafted}
         columns = {
             seq: [*owed[seq], int(self.references[seq].tokens[self.at[seq]]), *draft.tolist()]
             for seq, draft in drafted.items()
         }
+        silent = max(map(len, owed.values()))  # only one sequence alone owes any
         start = clock()
-        logits = self._verify({seq: np.array(each, dtype=np.int32) for seq, each in columns.items()}, owed)
+        logits = self.verify({seq: np.array(each, dtype=np.int32) for seq, each in columns.items()}, silent)
         chosen = {seq: rows.argmax(axis=1) for seq, rows in logits.items()}
         times["verify"] = clock() - start
         for seq, draft in drafted.items():
@@ -103,11 +104,11 @@ class Loop:
             return np.empty(0, np.int32)
         return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.cell.n_draft)
 
-    def _verify(self, columns: dict[int, np.ndarray], owed: dict[int, list[int]]) -> dict[int, np.ndarray]:
+    def verify(self, columns: dict[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
         """Logits at the last certain token and at each of the draft: in one call, or where the engine mixes up the
         tokens of sequences that share one, in a call each."""
         if not self.apart:
-            return self.session.verify(columns, len(next(iter(owed.values()))))
+            return self.session.verify(columns, silent)
         return {seq: self.session.verify({seq: tokens})[seq].copy() for seq, tokens in columns.items()}
 
     def _judge(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
@@ -135,12 +136,16 @@ def check(cell: Speculate) -> None:
     """StudyError for a draft that no call or context can hold."""
     what = f"a draft of {cell.n_draft} tokens"
     if cell.n_draft < 0 or not 0 <= cell.accepts <= 1:
-        raise StudyError(what, f"accepted at a rate of {cell.accepts} means nothing", "0 tokens or more, a rate in 0..1")
+        raise StudyError(
+            what, f"accepted at a rate of {cell.accepts} means nothing", "0 tokens or more, a rate in 0..1"
+        )
     if (cell.n_draft + 1) * cell.n_seq > cell.n_batch:
         why = f"and the token before it make {cell.n_seq} times {cell.n_draft + 1}, a call holds {cell.n_batch}"
         raise StudyError(what, why, "draft fewer tokens, or raise n_batch")
     if cell.n_draft > cell.depth + cell.n_gen:
         raise StudyError(what, f"is longer than the context of {cell.depth + cell.n_gen} tokens", "draft fewer tokens")
+    if cell.n_seq > 1 and (cell.way == "joined" or cell.drafter == "model"):
+        raise StudyError(what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1")
     if (cell.drafter == "model") != bool(cell.draft):
         raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
 
@@ -244,7 +249,7 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
                 session.set_state(seq, each.state, each.n_prompt)
             call = {seq: each.tokens[each.n_prompt : each.n_prompt + n] for seq, each in loop.references.items()}
             start = clock()
-            rows = loop._verify(call, dict.fromkeys(call, []))
+            rows = loop.verify(call)
             for each in rows.values():
                 each.argmax(axis=1)
             if repetition:
@@ -257,7 +262,7 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
         save.append(float(times["save"]))
         start = clock()
         for seq in loop.references:
-            state, n_past = loop.way._saved[seq]
+            state, n_past = loop.way.saved[seq]
             session.set_state(seq, state, n_past, loop.way.part)
         restore.append(float(clock() - start))
     return {"columns": columns, "column ns": ns, "save ns": save[1:], "restore ns": restore[1:]}
