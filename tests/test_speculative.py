@@ -1,20 +1,24 @@
 """Notebook 08: a draft changes nothing but the time, however it is taken back; and what it costs comes out right."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from scipy import stats as scipy_stats
 
-from plamo_study.engine import builds, library
+from plamo_study.engine import builds
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import cells
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.process import work
+from plamo_study.measure.tolerance import TOLERANCE
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
-from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.speculative import analysis, drafters, plan, sampling, workload
 from plamo_study.studies.speculative.ways import TERMS
 
@@ -143,7 +147,7 @@ def test_rejection_sampling_leaves_the_target_s_distribution(temperature):
         second = rng.choice(n_vocab, p=q[first])
         target = p[[0, first, second]]
         n, after = sampling.verified(np.array([first, second]), q[[0, first]], target, rng)
-        given = [first, second][:n] + [after]
+        given = [*[first, second][:n], after]
         if len(given) == 1:
             given.append(rng.choice(n_vocab, p=p[given[0]]))
         counts[given[0], given[1]] += 1
@@ -170,15 +174,15 @@ def test_a_draft_that_cannot_be_held_is_refused_before_anything_is_loaded(fields
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(monkeypatch):
-    with Session(mini_file(HYBRID), SessionConfig(n_ctx_seq=32)) as target:
-        with Session(mini_file(ATTENTION), SessionConfig(n_ctx_seq=32)) as draft:
+    small = SessionConfig(n_ctx_seq=32)
+    with Session(mini_file(HYBRID), small) as target, Session(mini_file(ATTENTION), small) as draft:
+        drafters.check_vocabulary(target, draft)
+        monkeypatch.setattr(draft, "piece", lambda token: b"other" if token == 300 else target.piece(token))
+        with pytest.raises(StudyError, match="differs at 1 tokens; 300 is b'other'"):
             drafters.check_vocabulary(target, draft)
-            monkeypatch.setattr(draft, "piece", lambda token: b"other" if token == 300 else target.piece(token))
-            with pytest.raises(StudyError, match="differs at 1 tokens; 300 is b'other'"):
-                drafters.check_vocabulary(target, draft)
-            draft.n_vocab += 1
-            with pytest.raises(StudyError, match="2049 tokens, the target 2048"):
-                drafters.check_vocabulary(target, draft)
+        draft.n_vocab += 1
+        with pytest.raises(StudyError, match="2049 tokens, the target 2048"):
+            drafters.check_vocabulary(target, draft)
 
 
 def test_the_released_engine_takes_no_token_back_from_a_state():
@@ -198,6 +202,40 @@ def test_that_build_takes_back_what_it_drafted_and_says_so(native):
     assert not sum(measured.series["replay"])
     together = run(speculate(n_seq=4), native)
     assert together.valid, together.checks
+    assert together.checks["removes"]
+
+
+TRIALS = """
+import sys
+import numpy as np
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.oracle.compare import relative_error
+
+rng, worst = np.random.default_rng(0), 0.0
+with Session(sys.argv[1], SessionConfig(n_ctx_seq=64, n_rs_seq=8)) as session:
+    for trial in range(int(sys.argv[2])):
+        prompt, draft = rng.integers(5, session.n_vocab, 16), rng.integers(5, session.n_vocab, rng.integers(2, 10))
+        back = int(rng.integers(1, len(draft)))
+        session.clear()
+        session.prefill({0: prompt})
+        session.verify({0: draft})
+        assert session.remove_tail(0, 16 + len(draft) - back)
+        assert not session.is_recurrent or not session.remove_tail(0, 15)
+        found = session.verify({0: np.array([7])})[0][0].copy()
+        session.clear()
+        session.prefill({0: prompt})
+        session.prefill({0: draft[:-back]})
+        worst = max(worst, relative_error(found, session.verify({0: np.array([7])})[0][0]))
+print(worst)
+"""
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_a_thousand_random_drafts_of_up_to_eight_tokens_leave_no_trace_in_that_build(native, model):
+    asked = [sys.executable, "-c", TRIALS, str(mini_file(model)), "1000"]
+    done = subprocess.run(asked, env=os.environ | {"LLAMA_CPP_LIB_PATH": native}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) < TOLERANCE["F16"]
 
 
 @pytest.mark.parametrize("scale", ["mini", "shape"])
@@ -287,11 +325,9 @@ def test_two_builds_are_compared_at_the_same_acceptance():
 def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
     with Session(mini_file(HYBRID), SessionConfig(n_ctx_seq=128)) as session:
         prompt = np.random.default_rng(3).integers(5, session.n_vocab, 24, dtype=np.int32)
-        reference = workload.Reference(session, 0, prompt, 12)
+        reference = workload.Reference(session, 0, prompt, 12, temperature=0.0, seed=0)
         place = 30
         other = int(np.argsort(reference.expected(place))[-2])
         gap, rounding = workload._explained(speculate(), session, reference, place, other)
         assert gap > workload.BOTH_MOVE * rounding
-        assert relative_error(reference.expected(place), reference.logits[place - 24]) == 0
-        assert rounding < 1e-2
-    assert "rollback" not in library.corrects()
+        assert 0 < rounding < 1e-2

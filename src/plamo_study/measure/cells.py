@@ -16,6 +16,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
     "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
+    "temperature",
 )  # fmt: skip
 
 
@@ -255,9 +256,12 @@ class Speculate(OnText, frozen=True, kw_only=True):
     n_gen: int = 0  # tokens generated
     n_seq: int = 1
     n_draft: int = 0  # tokens of a draft at the most; 0: plain decode
-    way: Literal["tail", "full", "part", "joined"] = "tail"  # how rejected tokens are taken back
-    drafter: Literal["", "even", "lookup", "model"] = field(default="", name="label")  # "": `accepts` is forced
+    way: Literal["tail", "full", "part", "joined", "binding"] = "tail"  # how rejected tokens are taken back
+    drafter: Literal["", "even", "adapts", "lookup", "model"] = field(
+        default="", name="label"
+    )  # "": `accepts` is forced
     accepts: float = 0.0  # how likely a drafted token is right, given that those before it are
+    temperature: float = 0.0  # 0: greedy
     draft: str = ""  # the model that drafts, and its type
     draft_dtype: str = ""
 

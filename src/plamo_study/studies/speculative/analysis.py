@@ -18,7 +18,8 @@ from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable, verdict_of
 
-CELL = ["model", "n_prompt", "n_seq", "n_draft", "how", "label", "accepts", "text", "draft"]
+CELL = ["model", "dtype", "n_prompt", "n_seq", "n_draft", "how", "label", "accepts", "text", "draft", "draft_dtype"]
+CELL += ["temperature"]
 SPEED = ["build", "model", "n_prompt", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 TERMS = ("draft", "save", "verify", "restore", "replay")
@@ -32,7 +33,7 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process, in seconds: CELL, `build`, `block`, `verdict`; `tokens` given out in `seconds`; `rate`, tokens
     per second of all sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as
     recorded. `how`: the way back that the engine really took."""
-    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok")]
+    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["way"] != "binding")]
     entries = []
     for row in found.itertuples():
         rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
@@ -183,7 +184,7 @@ def forced(rows: pd.DataFrame) -> pd.DataFrame:
 def _same(found: pd.DataFrame, entry: dict[str, Any]) -> pd.DataFrame:
     """Plain decode of the same model, build, prompts and sequences."""
     alike = found[found["n_draft"] == 0]
-    for name in ("build", "model", "n_prompt", "n_seq", "text"):
+    for name in ("build", "model", "dtype", "n_prompt", "n_seq", "text", "temperature"):
         alike = alike[alike[name] == entry[name]]
     return alike
 
@@ -219,7 +220,7 @@ def rounds(rows: pd.DataFrame) -> pd.DataFrame:
     """
     right = processes(usable(rows))
     right = right[(right["n_seq"] == 1) & (right["n_draft"] > 0) & (right["text"] == "")]
-    right = right[right["how"] != WORDS["joined"]]
+    right = right[(right["how"] != WORDS["joined"]) & (right["label"] != "adapts")]
     entries = []
     for process in right.itertuples():
         alone = parts(process)
@@ -289,7 +290,7 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
 
 
 def columns(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of 1 to 9 tokens alone, over a call of one: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio`."""
+    """Calls of several tokens alone, over one of one: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio`."""
     right = processes(usable(rows))
     right = right[(right["n_seq"] == 1) & (right["label"] == "even") & (right["how"] != WORDS["full"])]
     entries = []
@@ -336,6 +337,24 @@ def differences(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
     """Gap and rounding of every token that a verification chose otherwise than plain decode."""
     for process in processes(rows).itertuples():
         yield from zip(process.series["gap"], process.series["rounding"], strict=True)
+
+
+def adapted(rows: pd.DataFrame) -> pd.DataFrame:
+    """A draft whose length adapts beside the fixed one that was best in hindsight: `model`, `accepts`, `adapts` and
+    `fixed` (tokens per second), `n_draft`, the best fixed length, and `ratio`, paired by block."""
+    right = processes(usable(rows))
+    right = right[(right["n_seq"] == 1) & right["label"].isin(("", "adapts")) & (right["n_draft"] > 0)]
+    right = right[(right["how"] != WORDS["joined"]) & (right["text"] == "")]
+    entries = []
+    for (model, depth, accepts), group in right.groupby(["model", "n_prompt", "accepts"], sort=False):
+        fixed = {k: of.groupby("block")["rate"].median() for k, of in group[group["label"] == ""].groupby("n_draft")}
+        adapts = group[group["label"] == "adapts"].groupby("block")["rate"].median()
+        if len(fixed) > 1 and len(adapts):
+            k = max(fixed, key=lambda each: float(fixed[each].median()))
+            entry = {"model": model, "n_prompt": depth, "accepts": accepts, "n_draft": int(k)}
+            entry |= {"adapts": stats.median(adapts.tolist()), "fixed": stats.median(fixed[k].tolist())}
+            entries.append(entry | {"ratio": timing.paired_ratio(adapts, fixed[k])})
+    return pd.DataFrame(entries, columns=["model", "n_prompt", "accepts", "n_draft", "adapts", "fixed", "ratio"])
 
 
 def implied(ratios: np.ndarray, speed: float) -> float:

@@ -19,10 +19,12 @@ RATES = (0.5, 0.7, 0.9)  # acceptances measured by themselves
 DEPTH, DEEP = 64, 4096
 BATCHES = (4, 8)
 GENERATED = {"mini": 96, "shape": 64, "weights": 64}
-BLOCKS = {"mini": 5, "shape": 5, "weights": 5}
+BLOCKS = {"mini": 3, "shape": 5, "weights": 5}
 TEXT = "python-heldout"
 PROMPTS = {"mini": 8, "weights": 4}  # of a text, in each process
-ROUGH = "Q4_0"  # a target's own weights in fewer bits, which draft for it
+TEMPERATURES = (0.0, 0.7, 1.0)
+BINDING = 32  # tokens that `Llama.generate` is asked for; the context it makes keeps every logit
+ROUGH, ROUGHER = "Q4_0", "Q2_K"  # a target's own weights in fewer bits, which draft for it
 DRAFTERS = {
     "mini": MODELS,
     "weights": (HYBRID,),
@@ -37,8 +39,10 @@ def speculative(scale: str, gpu: bool = False) -> Plan:
     first += [change(_even(models[0], USUAL), way="full")]
     rest = [_even(base, k) for base in models for k in DRAFTS]
     rest += [change(_even(models[0], k), way="full") for k in DRAFTS]
-    rest += [change(base, accepts=rate) for base in models for rate in RATES]
+    rest += [change(base, accepts=rate, n_draft=k) for base in models for k in DRAFTS for rate in RATES]
+    rest += [change(base, accepts=rate, n_draft=DRAFTS[-1], drafter="adapts") for base in models for rate in RATES]
     rest += [change(models[0], accepts=rate, way="joined") for rate in RATES]
+    rest += [change(base, accepts=RATES[0], way="binding", n_gen=BINDING) for base in models if scale == "mini"]
     rest += [cell for base in models for n in BATCHES for cell in _batched(base, n)]
     rest += _deep(models, scale)
     texts_ = [cell for base in models for cell in _on_text(base, scale)]
@@ -89,11 +93,17 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
         return
     sha256 = texts.sha256(texts.read(TEXT))
     text = change(base, text=TEXT, text_sha256=sha256, repetitions=PROMPTS[scale])
-    yield change(text, n_draft=0)
-    for k in (USUAL, 8):
-        yield change(text, n_draft=k, drafter="lookup")
-    for model in DRAFTERS[scale]:
-        yield change(text, drafter="model", draft=model, draft_dtype=ROUGH)
+    by_model = change(text, drafter="model", draft_dtype=ROUGH)
+    for temperature in TEMPERATURES:
+        yield change(text, n_draft=0, temperature=temperature)
+        yield change(text, drafter="lookup", temperature=temperature)
+        for model in DRAFTERS[scale]:
+            yield change(by_model, draft=model, temperature=temperature)
+    yield change(text, n_draft=8, drafter="lookup")
+    if scale == "mini":
+        for target, draft in ((base.dtype, ROUGHER), (ROUGH, ROUGH), (ROUGH, ROUGHER)):
+            yield change(by_model, draft=base.model, dtype=target, draft_dtype=draft)
+        yield change(text, n_draft=0, dtype=ROUGH)
 
 
 def _planned(study: str, scale: str, first: list[Speculate], rest: list[Speculate]) -> Plan:

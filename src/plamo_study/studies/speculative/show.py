@@ -278,9 +278,11 @@ def on_text(recording: Recording) -> Table | Markdown:
     if found.empty:
         return Markdown("Nothing was drafted from a text at this scale: random weights continue none.")
     found["who"] = [_drafter(row) for row in found.to_dict("records")]
+    found["target"] = found["model"] + " " + found["dtype"]
     columns: Columns = {
-        "model": ("target", ""),
+        "target": ("target", ""),
         "who": ("drafter", ""),
+        "temperature": ("temperature", ""),
         "n_draft": ("at most", ""),
         "drafts": ("rounds with a draft", ".0%"),
         "taken": ("accepted of drafted", ".0%"),
@@ -288,15 +290,43 @@ def on_text(recording: Recording) -> Table | Markdown:
         "speed": ("times plain decode", ".2f"),
         "places": ("right by place, if all before are", _places),
     }
-    return table(found.sort_values(list(columns)[:3]), columns)
+    return table(found.sort_values(list(columns)[:4]), columns)
 
 
 def _drafter(row: dict[str, Any]) -> str:
-    return f"{row['draft']}, fewer bits" if row["draft"] else "n-grams of the text"
+    return f"{row['draft']} {row['draft_dtype']}" if row["draft"] else "n-grams of the text"
 
 
 def _places(shares: list[float]) -> str:
     return " ".join("–" if share != share else f"{share:.0%}" for share in shares)
+
+
+def adapted(recording: Recording) -> Table:
+    """A draft whose length adapts, beside the best fixed length in hindsight."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "accepts": ("acceptance", ""),
+        "adapts": ("adapts (tokens/s)", significant(3)),
+        "n_draft": ("best fixed length", ""),
+        "fixed": ("with it (tokens/s)", significant(3)),
+        "ratio": ("adapts / best fixed", ".2f"),
+    }
+    note = "Adapts: two tokens more after a draft that was right, one less after one that was not."
+    return table(analysis.adapted(recording.rows), columns, note)
+
+
+def binding(recording: Recording) -> Table | Markdown:
+    """What `Llama.generate` of llama-cpp-python does with a draft model, by model."""
+    rows = recording.rows
+    found = rows[(rows["workload"] == "speculate") & (rows["way"] == "binding")].drop_duplicates(["model", "build"])
+    if found.empty:
+        return Markdown("`Llama.generate` was not tried at this scale.")
+    entries = []
+    for row in found.itertuples():
+        said = f"{row.checks['same_tokens']:.0f} of {row.checks['tokens']:.0f} tokens" if row.status == "ok" else "none"
+        entry = {"model": row.model, "tokens as without a draft": said, "verdict": row.verdict}
+        entries.append(entry | {"ended with": row.failure or "all tokens"})
+    return Table(pd.DataFrame(entries))
 
 
 def published(recording: Recording) -> Table:

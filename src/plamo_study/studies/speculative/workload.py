@@ -1,10 +1,13 @@
 """A cell of kind "speculate": draft, verify in one call, accept, take back; every token held against plain decode.
 
-Greedy. Each prompt is first continued by the target alone, a token a call: the reference. The text that is generated
+Greedy, each prompt is first continued by the target alone, a token a call: the reference. The text that is generated
 follows it, so that cost can be measured at any acceptance; what is judged is what the verification would have chosen
 at each token it gave out. Where that is another token than the reference's, the row fails unless rounding explains it:
 the target alone, in calls as long as a verification and with nothing taken back, comes as far from itself there as the
 two tokens lie apart.
+
+At a temperature nothing is known beforehand: the text is drawn by exact rejection sampling (`sampling`), and at its end
+the logits are held against one prefill of it.
 """
 
 import time
@@ -14,16 +17,16 @@ from pathlib import Path
 
 import numpy as np
 
-from plamo_study.engine import library
+from plamo_study.engine import binding, library
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
-from plamo_study.measure import sessions, texts, watch
+from plamo_study.measure import proof, sessions, texts, watch
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.measure.workloads import FIRST_TOKEN
 from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.speculative import drafters
+from plamo_study.studies.speculative import drafters, sampling
 from plamo_study.studies.speculative.drafters import Draft
 from plamo_study.studies.speculative.ways import TERMS, Times, Way
 
@@ -35,21 +38,27 @@ clock = time.perf_counter_ns
 
 
 class Reference:
-    """A prompt continued by the target alone, greedily, a token a call: `tokens` with the prompt, and `logits`.
+    """A prompt and how the target goes on: `tokens` with the prompt, and `logits`.
 
-    `logits` (n_tokens - n_prompt, n_vocab): row i chose token n_prompt + i.
+    Greedily by itself, a token a call, for `n` tokens: row i of `logits` (n, n_vocab) chose token n_prompt + i. At a
+    temperature only the first token is drawn here; the rounds append theirs.
     """
 
-    def __init__(self, session: Session, seq: int, prompt: np.ndarray, n: int):
+    def __init__(self, session: Session, seq: int, prompt: np.ndarray, n: int, temperature: float, seed: int):
         session.clear()
         rows, tokens = [session.prefill({seq: prompt})[seq][-1]], prompt.tolist()
-        self.state = session.read_state(seq)
-        while len(rows) < n:
+        self.state, self.n_prompt = session.read_state(seq), len(prompt)
+        self.rng = np.random.default_rng([seed, seq])
+        if temperature:
+            p = sampling.probabilities(rows[0], temperature)
+            tokens.append(int(self.rng.choice(len(p), p=p)))
+        else:
+            while len(rows) < n:
+                tokens.append(int(rows[-1].argmax()))
+                session.decode({seq: tokens[-1]})
+                rows.append(session.logits())
             tokens.append(int(rows[-1].argmax()))
-            session.decode({seq: tokens[-1]})
-            rows.append(session.logits())
-        self.n_prompt, self.logits = len(prompt), np.stack(rows)
-        self.tokens = np.array([*tokens, int(rows[-1].argmax())], dtype=np.int32)
+        self.logits, self.tokens = np.stack(rows), np.array(tokens, dtype=np.int32)
 
     def expected(self, at: int) -> np.ndarray:
         """The logits that chose token `at`."""
@@ -68,6 +77,8 @@ class Loop:
         self.counts: dict[str, list[int]] = {"drafted": [], "accepted": [], "sequence": []}
         self.others: list[tuple[int, int, int]] = []  # sequence, token's place, what was chosen instead
         self.error = 0.0
+        self.longest = min(1, cell.n_draft) if cell.drafter == "adapts" else cell.n_draft
+        self.last = dict[int, np.ndarray]()  # logits at the end of each drawn text
         session.clear()
         for seq, each in references.items():
             session.set_state(seq, each.state, each.n_prompt)
@@ -96,13 +107,14 @@ class Loop:
         times["verify"] = clock() - start
         for seq, draft in drafted.items():
             n = self._judge(seq, draft, logits[seq], chosen[seq])
+            self._adapt(len(draft), n)
             self.way.after(seq, columns[seq], len(owed[seq]) + 1 + n, times)
         self.rounds.append(times)
 
     def _draft(self, seq: int) -> np.ndarray:
         if not self.cell.n_draft:
             return np.empty(0, np.int32)
-        return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.cell.n_draft)
+        return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.longest)
 
     def verify(self, columns: dict[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
         """Logits at the last certain token and at each of the draft: in one call, or where the engine mixes up the
@@ -112,7 +124,15 @@ class Loop:
         return {seq: self.session.verify({seq: tokens})[seq].copy() for seq, tokens in columns.items()}
 
     def _judge(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
-        """How many tokens of a draft are the reference's; what verification says of these and of the one after them."""
+        """How many tokens of a draft are kept: those of the reference, at a temperature those that the draw keeps."""
+        n = self._drawn(seq, draft, logits) if self.cell.temperature else self._agreed(seq, draft, logits, chosen)
+        self.at[seq] += n + 1
+        for name, value in (("drafted", len(draft)), ("accepted", n), ("sequence", seq)):
+            self.counts[name].append(value)
+        return n
+
+    def _agreed(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
+        """The reference's tokens of a draft; what verification says of these and of the one after them."""
         reference, at = self.references[seq], self.at[seq]
         agree = draft == reference.tokens[at + 1 : at + 1 + len(draft)]
         n = len(draft) if agree.all() else int(agree.argmin())
@@ -120,10 +140,27 @@ class Loop:
             if token != reference.tokens[i]:
                 self.others.append((seq, i, token))
         self.error = max(self.error, relative_error(logits[n], reference.expected(at + 1 + n)))
-        self.at[seq] += n + 1
-        for name, value in (("drafted", len(draft)), ("accepted", n), ("sequence", seq)):
-            self.counts[name].append(value)
         return n
+
+    def _drawn(self, seq: int, draft: np.ndarray, logits: np.ndarray) -> int:
+        reference = self.references[seq]
+        p = sampling.probabilities(logits, self.cell.temperature)
+        n, after = sampling.verified(draft, sampling.one_hot(draft, p.shape[1]), p, reference.rng)
+        reference.tokens = np.append(reference.tokens, np.array([*draft[:n], after], dtype=np.int32))
+        self.last[seq] = logits[n].copy()
+        return n
+
+    def _adapt(self, drafted: int, accepted: int) -> None:
+        """Two tokens more after a draft that was right, one less after one that was not, at least one."""
+        if self.cell.drafter == "adapts":
+            longer = self.longest + 2 if accepted == drafted else self.longest - 1
+            self.longest = min(max(longer, 1), self.cell.n_draft)
+
+    def prove(self) -> None:
+        """Hold the end of each drawn text against one prefill of it."""
+        for seq, logits in self.last.items():
+            alone = proof.alone(self.session, seq, self.references[seq].tokens[:-1])
+            self.error = max(self.error, relative_error(logits, alone))
 
 
 def config(cell: Speculate, n_seq: int, n_rs_seq: int) -> sessions.SessionConfig:
@@ -146,6 +183,8 @@ def check(cell: Speculate) -> None:
         raise StudyError(what, f"is longer than the context of {cell.depth + cell.n_gen} tokens", "draft fewer tokens")
     if cell.n_seq > 1 and (cell.way == "joined" or cell.drafter == "model"):
         raise StudyError(what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1")
+    if cell.temperature and cell.drafter not in ("lookup", "model") and cell.n_draft:
+        raise StudyError(what, "follows the greedy answer, and a temperature leaves it", "temperature 0, or draft")
     if (cell.drafter == "model") != bool(cell.draft):
         raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
 
@@ -158,6 +197,8 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
     Alone, after the rounds: "columns" and "column ns" (calls of so many tokens), "save ns", "restore ns".
     """
     check(cell)
+    if cell.way == "binding":
+        return _by_binding(cell, path, stage)
     log: list[str] = []
     library.capture_log(log)
     start = clock()
@@ -171,10 +212,10 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
         for number, prompts in enumerate(_prompts(cell, session)):
             stage(f"reference {number}")
             start = clock()
-            references = {seq: Reference(session, seq, each, _room(cell)) for seq, each in prompts.items()}
-            Loop(cell, session, references, _drafts(cell, session, references, smaller)).run(WARM_ROUNDS)
+            Loop(cell, session, *_ready(cell, session, prompts, smaller)).run(WARM_ROUNDS)
+            references, drafts = _ready(cell, session, prompts, smaller)
             warmup.append(clock() - start)
-            loop = Loop(cell, session, references, _drafts(cell, session, references, smaller))
+            loop = Loop(cell, session, references, drafts)
             stage(f"rounds {number}")
             before = session.n_evaluated
             with watch.timed():
@@ -182,6 +223,7 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
             counted += session.n_evaluated - before
             stage(f"others {number}")
             shaped += [_explained(cell, session, references[seq], at, token) for seq, at, token in loop.others]
+            loop.prove()
             loops.append(loop)
         stage("alone")
         alone = _alone(cell, session, loop)
@@ -203,6 +245,32 @@ def _prompts(cell: Speculate, session: Session) -> list[dict[int, np.ndarray]]:
     pieces = [session.tokenize(each) for each in texts.excerpts(text, cell.repetitions * cell.n_seq, PROMPT_LINES)]
     cut = [each[: cell.depth] for each in pieces]
     return [dict(enumerate(cut[n : n + cell.n_seq])) for n in range(0, len(cut), cell.n_seq)]
+
+
+def _ready(
+    cell: Speculate, session: Session, prompts: dict[int, np.ndarray], smaller: list[Session]
+) -> tuple[dict[int, Reference], dict[int, Draft]]:
+    """The prompts with what is known of their answers, and who drafts."""
+    references = {
+        seq: Reference(session, seq, each, _room(cell), cell.temperature, cell.seed) for seq, each in prompts.items()
+    }
+    return references, _drafts(cell, session, references, smaller)
+
+
+def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Measured:
+    """What `Llama.generate` of the bindings makes of a draft model; untimed, and held against itself without one."""
+    with Session(path, config(cell, 1, 0)) as session:
+        prompt = _prompts(cell, session)[0][0].tolist()
+        n_vocab = session.n_vocab
+    room = cell.depth + 2 * cell.n_gen + cell.n_draft
+    expected = binding.generate(path, prompt, cell.n_gen + cell.n_draft + 1, room)
+    counts = drafters.accepted(cell.accepts, cell.n_draft, np.random.default_rng(cell.seed))
+    draft = drafters.forced(np.array([*prompt, *expected], dtype=np.int32), counts, n_vocab)
+    stage("binding")
+    found = binding.generate(path, prompt, cell.n_gen, room, lambda tokens: draft(tokens, cell.n_draft))
+    same = sum(a == b for a, b in zip(found, expected, strict=False))
+    checks: dict[str, float | bool] = {"tokens": len(found), "same_tokens": same, "lossless": same == len(found)}
+    return Measured(checks=checks, valid=passed(checks))
 
 
 def _drafts(
