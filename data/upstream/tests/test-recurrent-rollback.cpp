@@ -3,7 +3,7 @@
 // For recurrent and hybrid models, with a context that keeps the states of the last n_rs_seq tokens; random weights will
 // do. Five tests, each against the same tokens in a context of their own that never drafted (NMSE of the last logits):
 //
-//   exact      a draft of 8 tokens, 1 to 8 of them removed, then one more token
+//   exact      a token and a draft of 8 in one batch, 1 to 8 of them removed, then one more token
 //   rounds     twenty rounds of drafting and removing, of random lengths
 //   once       a second removal before the next decode is refused
 //   neighbours four sequences draft in one batch, each removes another number of tokens, all go on in one batch
@@ -155,7 +155,7 @@ static bool test_model(const std::string & path) {
     for (int n = 1; n <= n_draft; ++n) {
         runner run(model.get());
         run.decode({{ 0, run.random(n_prompt) }});
-        run.decode({{ 0, run.random(n_draft) }});
+        run.decode({{ 0, run.random(n_draft + 1) }});
         removed = removed && run.remove(0, n);
         const logits_t after = run.decode({{ 0, run.random(1) }}).at(0);
         worst = std::max(worst, nmse(alone(model.get(), 0, run.held[0]), after));
@@ -174,7 +174,7 @@ static bool test_model(const std::string & path) {
         const logits_t after = run.decode({{ 0, run.random(1) }}).at(0);
         ok &= report("rounds", removed, nmse(alone(model.get(), 0, run.held[0]), after));
 
-        run.decode({{ 0, run.random(n_draft) }});
+        run.decode({{ 0, run.random(n_draft + 1) }});
         const bool first = run.remove(0, 2);
         ok &= report("once", first && !run.remove(0, 2), first ? "a second removal is refused" : "the first is refused");
     }
@@ -184,7 +184,7 @@ static bool test_model(const std::string & path) {
         call_t drafts, next;
         for (llama_seq_id seq = 0; seq < n_seqs; ++seq) {
             run.decode({{ seq, run.random(n_prompt) }});
-            drafts[seq] = run.random(n_draft);
+            drafts[seq] = run.random(n_draft + 1);
             next[seq]   = run.random(1);
         }
         run.decode(drafts);
@@ -205,7 +205,7 @@ static bool test_model(const std::string & path) {
         for (llama_seq_id seq = 0; seq < n_seqs; ++seq) {
             run.decode({{ seq, run.random(n_prompt) }});
         }
-        run.decode({{ 1, run.random(n_draft) }, { 2, run.random(n_draft) }});
+        run.decode({{ 1, run.random(n_draft + 1) }, { 2, run.random(n_draft + 1) }});
         removed = run.remove(1, 3) && run.remove(2, 7);
         auto after = run.decode({{ 1, run.random(1) }, { 2, run.random(1) }});
         for (const auto & [seq, logits] : run.decode({{ 0, run.random(1) }, { 3, run.random(1) }})) {

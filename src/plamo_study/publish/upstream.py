@@ -126,8 +126,8 @@ def rolled_back(recording: Recording) -> str:
         rounds += sum(n < process.n_draft for n in process.series["accepted"])
         error = max(error, process.checks["second_path_error"])
     return (
-        f"In the rows below {rounds:,} drafts were taken back in {len(found)} processes, of 1, 4 and 8 sequences. After "
-        f"each the logits were held against the same tokens decoded one by one: the largest relative error is "
+        f"In the rows below {rounds:,} drafts were taken back in {len(found)} processes, of 1, 4 and 8 sequences. "
+        f"After each the logits were held against the same tokens decoded one by one: the largest relative error is "
         f"{error:.1e}, which is rounding."
     )
 
