@@ -15,17 +15,17 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, w
 HYBRID, ATTENTION = MODELS
 DRAFTS = (1, 2, 4, 8)  # tokens of a draft
 USUAL = 4
+FORCED = (2, 4, 8)  # drafts measured at one acceptance
 RATES = (0.5, 0.7, 0.9)  # acceptances measured by themselves
 DEPTH, DEEP = 64, 4096
 BATCHES = (4, 8)
-GENERATED = {"mini": 96, "shape": 64, "weights": 64}
+GENERATED = {"mini": 64, "shape": 64, "weights": 64}
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}
 TEXT = "python-heldout"
-PROMPTS = {"mini": 8, "weights": 4}  # of a text, in each process
+PROMPTS = {"mini": 4, "weights": 4}  # of a text, in each process
 TEMPERATURES = (0.0, 0.7, 1.0)
 BINDING = 32  # tokens that `Llama.generate` is asked for; the context it makes keeps every logit
 ROUGH, ROUGHER = "Q4_0", "Q2_K"  # a target's own weights in fewer bits, which draft for it
-DRAFTERS = {
     "mini": MODELS,
     "weights": (HYBRID,),
 }  # models that draft; at weights the 1b model, for itself and larger ones
@@ -39,14 +39,14 @@ def speculative(scale: str, gpu: bool = False) -> Plan:
     first += [change(_even(models[0], USUAL), way="full")]
     rest = [_even(base, k) for base in models for k in DRAFTS]
     rest += [change(_even(models[0], k), way="full") for k in DRAFTS]
-    rest += [change(base, accepts=rate, n_draft=k) for base in models for k in DRAFTS for rate in RATES]
+    rest += [change(base, accepts=rate, n_draft=k) for base in models for k in FORCED for rate in RATES]
     rest += [change(base, accepts=rate, n_draft=DRAFTS[-1], drafter="adapts") for base in models for rate in RATES]
     rest += [change(models[0], accepts=rate, way="joined") for rate in RATES]
     rest += [change(base, accepts=RATES[0], way="binding", n_gen=BINDING) for base in models if scale == "mini"]
     rest += [cell for base in models for n in BATCHES for cell in _batched(base, n)]
     rest += _deep(models, scale)
-    texts_ = [cell for base in models for cell in _on_text(base, scale)]
-    return _planned("08-speculative", scale, first, [*texts_, *rest])
+    rest += [cell for base in models for cell in _on_text(base, scale)]
+    return _planned("08-speculative", scale, first, rest)
 
 
 def rollback(scale: str, gpu: bool = False) -> Plan:
@@ -76,7 +76,7 @@ def _even(base: Speculate, k: int) -> Speculate:
 
 def _batched(base: Speculate, n_seq: int) -> list[Speculate]:
     several = change(base, n_seq=n_seq, n_gen=base.n_gen // 2)
-    return [_plain(several), _even(several, 2), _even(several, USUAL)]
+    return [_plain(several), _even(several, USUAL)]
 
 
 def _deep(models: list[Speculate], scale: str) -> list[Speculate]:
@@ -97,13 +97,19 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
     for temperature in TEMPERATURES:
         yield change(text, n_draft=0, temperature=temperature)
         yield change(text, drafter="lookup", temperature=temperature)
-        for model in DRAFTERS[scale]:
-            yield change(by_model, draft=model, temperature=temperature)
-    yield change(text, n_draft=8, drafter="lookup")
+        yield change(by_model, draft=_own(base.model, scale), temperature=temperature)
+    yield change(text, n_draft=DRAFTS[-1], drafter="lookup")
     if scale == "mini":
+        yield from (change(by_model, draft=other) for other in MODELS if other != base.model)
+    if scale == "mini" and base.model == HYBRID:
         for target, draft in ((base.dtype, ROUGHER), (ROUGH, ROUGH), (ROUGH, ROUGHER)):
             yield change(by_model, draft=base.model, dtype=target, draft_dtype=draft)
         yield change(text, n_draft=0, dtype=ROUGH)
+
+
+def _own(model: str, scale: str) -> str:
+    """Who drafts for a model: at mini its own weights in fewer bits, else the smallest released one."""
+    return model if scale == "mini" else HYBRID
 
 
 def _planned(study: str, scale: str, first: list[Speculate], rest: list[Speculate]) -> Plan:

@@ -318,8 +318,8 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
             call = {seq: each.tokens[each.n_prompt : each.n_prompt + n] for seq, each in loop.references.items()}
             start = clock()
             rows = loop.verify(call)
-            for each in rows.values():
-                each.argmax(axis=1)
+            for logits in rows.values():
+                logits.argmax(axis=1)
             if repetition:
                 columns.append(float(n))
                 ns.append(float(clock() - start))
