@@ -26,9 +26,6 @@ PROMPTS = {"mini": 4, "weights": 4}  # of a text, in each process
 TEMPERATURES = (0.0, 0.7, 1.0)
 BINDING = 32  # tokens that `Llama.generate` is asked for; the context it makes keeps every logit
 ROUGH, ROUGHER = "Q4_0", "Q2_K"  # a target's own weights in fewer bits, which draft for it
-    "mini": MODELS,
-    "weights": (HYBRID,),
-}  # models that draft; at weights the 1b model, for itself and larger ones
 
 
 def speculative(scale: str, gpu: bool = False) -> Plan:
