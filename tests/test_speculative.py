@@ -16,10 +16,12 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import cells
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.process import work
+from plamo_study.measure.recording import Recording
 from plamo_study.measure.tolerance import TOLERANCE
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
-from plamo_study.studies.speculative import analysis, drafters, plan, sampling, workload
+from plamo_study.present import theme
+from plamo_study.studies.speculative import analysis, drafters, figures, plan, sampling, show, workload
 from plamo_study.studies.speculative.ways import TERMS
 
 K = 4
@@ -331,3 +333,42 @@ def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
         gap, rounding = workload._explained(speculate(), session, reference, place, other)
         assert gap > workload.BOTH_MOVE * rounding
         assert 0 < rounding < 1e-2
+
+
+def recording(rows):
+    fact = {"shape": {"layers": 4}, "dtype": "F16", "synthetic": False, "scale": "mini"}
+    facts = {HYBRID: fact, "e": {"corrects": []}, "m": {"chip": "a processor"}}
+    return Recording(rows, facts, "08-speculative", "mini", "live")
+
+
+def shown(monkeypatch, rows, other):
+    """Everything that notebook 08 says and draws of some rows, and of those of the other build."""
+    monkeypatch.setattr(show, "read", lambda study, source, scale: other)
+    of = recording(rows)
+    said = [str(each(of).data) for each in (show.finding, show.act, show.agreement)]
+    tables = (show.break_even, show.forced, show.beside, show.on_text, show.adapted, show.binding, show.published)
+    said += [each(of)._repr_markdown_() for each in (*tables, show.heads, show.cells, show.law)]
+    said += [show.tax(of, 0.7)._repr_markdown_()]
+    charts = (figures.speeds(show.curves(of, K), "a"), figures.columns(show.columns(of), "b"))
+    said += [theme.mimebundle(chart.to_dict())[0]["text/plain"] for chart in (*charts, _split(of))]
+    return "\n".join(said)
+
+
+def _split(of):
+    return figures.split(show.split(of, 0.7), "c")
+
+
+def test_what_is_said_follows_the_rows(monkeypatch):
+    forced = speculate(drafter="", accepts=0.7)
+    rows = [*made_up(speculate(n_draft=0, drafter="")), *made_up(speculate(), False), *made_up(forced, False)]
+    for row in rows:
+        row |= {"n_threads": 2, "disturbed": False, "others": 0.0, "failure": ""}
+    after = [row | {"build": "rollback"} for row in made_up(speculate(n_draft=0, drafter="")) + made_up(speculate())]
+    fast = [row | {"build": "rollback"} for row in made_up(forced, back=0.0)]
+    other = [row | {"n_threads": 2, "disturbed": False, "others": 0.0, "failure": ""} for row in after + fast]
+    text = shown(monkeypatch, pd.DataFrame(rows), recording(pd.DataFrame(rows + other)))
+    assert "part put back" in text
+    assert "1.40 [1.40, 1.40] times as many tokens a second" in text  # 42 s against 30
+    assert "Of 294 tokens that were given out, 0 were not" in text
+    alone = shown(monkeypatch, pd.DataFrame(rows), None)
+    assert "Nothing is recorded of that build" in alone

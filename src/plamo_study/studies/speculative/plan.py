@@ -13,6 +13,7 @@ from plamo_study.measure.cells import Cell, Speculate
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
 
 HYBRID, ATTENTION = MODELS
+LARGER = "plamo-2-8b"  # of the same vocabulary as the first model
 DRAFTS = (1, 2, 4, 8)  # tokens of a draft
 USUAL = 4
 FORCED = (2, 4, 8)  # drafts measured at one acceptance
@@ -94,7 +95,8 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
     for temperature in TEMPERATURES:
         yield change(text, n_draft=0, temperature=temperature)
         yield change(text, drafter="lookup", temperature=temperature)
-        yield change(by_model, draft=_own(base.model, scale), temperature=temperature)
+        if scale == "mini":
+            yield change(by_model, draft=base.model, temperature=temperature)
     yield change(text, n_draft=DRAFTS[-1], drafter="lookup")
     if scale == "mini":
         yield from (change(by_model, draft=other) for other in MODELS if other != base.model)
@@ -102,11 +104,9 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
         for target, draft in ((base.dtype, ROUGHER), (ROUGH, ROUGH), (ROUGH, ROUGHER)):
             yield change(by_model, draft=base.model, dtype=target, draft_dtype=draft)
         yield change(text, n_draft=0, dtype=ROUGH)
-
-
-def _own(model: str, scale: str) -> str:
-    """Who drafts for a model: at mini its own weights in fewer bits, else the smallest released one."""
-    return model if scale == "mini" else HYBRID
+    if scale == "weights" and base.model == HYBRID:
+        yield change(text, model=LARGER, n_draft=0)
+        yield change(by_model, model=LARGER, draft=HYBRID, draft_dtype=base.dtype)
 
 
 def _planned(study: str, scale: str, first: list[Speculate], rest: list[Speculate]) -> Plan:
