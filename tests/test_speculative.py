@@ -259,7 +259,9 @@ def made_up(cell, removes=True, blocks=3, verify=2.0, back=1.0):
     series["verify"] = [(verify if cell.n_draft else 1.0) * 1e9] * len(accepted)
     series["restore"] = [back * 1e9 if n < cell.n_draft else 0.0 for n in accepted]
     series |= {"accepted": accepted, "drafted": [cell.n_draft] * len(accepted), "sequence": [0] * len(accepted)}
-    series |= {"columns": [1.0, 5.0], "column ns": [1e9, verify * 1e9], "save ns": [], "restore ns": [back * 1e9]}
+    calls = [1e9] * cell.n_draft + [verify * 1e9]  # a call of up to k tokens takes a second
+    series |= {"columns": [float(n + 1) for n in range(len(calls))], "column ns": calls, "fresh ns": calls}
+    series |= {"save ns": [], "restore ns": [back * 1e9]}
     series |= {"gap": [], "rounding": []}
     spent = [sum(series[term][i] for term in TERMS) for i in range(len(accepted))]
     row = cells.columns(cell) | {"status": "ok", "verdict": "valid", "anchor": False, "drift": 0.0}
@@ -307,6 +309,16 @@ def test_rounds_are_held_against_the_sum_of_their_terms():
     assert not analysis.rounds(slower)["close"].any()
 
 
+def test_a_call_after_one_of_another_length_is_promised_its_new_graph():
+    rows = frame(removes=False)
+    found = analysis.rounds(rows)
+    assert found["drawn"].tolist() == 3 * ([2, 2, 2, 2, 1] * 3)
+    assert found[found["accepted"] == 0]["promised"].iloc[0] == pytest.approx(2 + 1 + 1)
+    rows["series"] = [series | {"fresh ns": [ns + 1e9 for ns in series["column ns"]]} for series in rows["series"]]
+    assert analysis.rounds(rows)["promised"].sub(found["promised"]).tolist() == pytest.approx(found["drawn"].tolist())
+    assert analysis.rounds(frame(removes=True))["drawn"].sum() == 3
+
+
 def test_several_sequences_cost_what_each_of_them_takes_back():
     rng, n_seq, rounds = np.random.default_rng(0), 3, 40
     accepted = rng.integers(0, K + 1, (rounds, n_seq))
@@ -346,7 +358,16 @@ def shown(monkeypatch, rows, other):
     monkeypatch.setattr(show, "read", lambda study, source, scale: other)
     of = recording(rows)
     said = [str(each(of).data) for each in (show.finding, show.act, show.agreement)]
-    tables = (show.break_even, show.forced, show.beside, show.on_text, show.adapted, show.binding, show.published)
+    tables = (
+        show.break_even,
+        show.forced,
+        show.beside,
+        show.on_text,
+        show.adapted,
+        show.binding,
+        show.published,
+        show.redrawn,
+    )
     said += [each(of)._repr_markdown_() for each in (*tables, show.heads, show.cells, show.law)]
     said += [show.tax(of, 0.7)._repr_markdown_()]
     charts = (figures.speeds(show.curves(of, K), "a"), figures.columns(show.columns(of), "b"))

@@ -214,34 +214,59 @@ def beside(rows: pd.DataFrame) -> pd.DataFrame:
 
 def rounds(rows: pd.DataFrame) -> pd.DataFrame:
     """Every round of one sequence against its terms, each timed alone in the same process: SPEED, `block`, `accepted`,
-    `promised` and `measured` (seconds), `close` (within LAW of it).
+    `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls whose graph is not the last call's).
 
-    promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more).
+    promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more). The
+    engine keeps its graph for a call as long as the one before; else a call costs what it does in turn with others.
     """
     right = processes(usable(rows))
     right = right[(right["n_seq"] == 1) & (right["n_draft"] > 0) & (right["text"] == "")]
     right = right[(right["how"] != WORDS["joined"]) & (right["label"] != "adapts")]
     entries = []
     for process in right.itertuples():
-        alone = parts(process)
+        alone, last, k = parts(process), 0, int(process.n_draft)
         given = {name: getattr(process, name) for name in (*SPEED, "block")}
-        series = process.series
-        terms = zip(series["draft"], series["accepted"], process.rounds, strict=True)
-        for draft, n, measured in terms:
-            promised = draft / NS + alone["save"] + alone["columns"][process.n_draft + 1]
-            if n < process.n_draft:
-                promised += alone["restore"] + (alone["columns"][int(n) + 1] if process.how != NATIVE else 0)
-            entries.append(given | {"accepted": int(n), "promised": promised, "measured": measured})
-    found = pd.DataFrame(entries, columns=[*SPEED, "block", "accepted", "promised", "measured"])
+        terms = zip(process.series["draft"], process.series["accepted"], process.rounds, strict=True)
+        for draft, accepted, measured in terms:
+            n, calls = int(accepted), [k + 1]
+            calls += [n + 1] if n < k and process.how != NATIVE else []
+            drawn = [before != length for before, length in zip([last, *calls], calls, strict=False)]
+            promised = draft / NS + alone["save"] + (alone["restore"] if n < k else 0)
+            promised += sum(alone["fresh" if new else "kept"][length] for new, length in zip(drawn, calls, strict=True))
+            last = calls[-1]
+            found = {"accepted": n, "promised": promised, "measured": measured, "drawn": sum(drawn)}
+            entries.append(given | found)
+    found = pd.DataFrame(entries, columns=[*SPEED, "block", "accepted", "promised", "measured", "drawn"])
     return found.assign(close=(found["measured"] / found["promised"] - 1).abs() <= LAW)
 
 
 def parts(process: Any) -> dict[str, Any]:
-    """Seconds of what a round is made of, timed alone: `columns` by number of tokens, `save`, `restore`."""
+    """Seconds of what a round is made of, timed alone: calls by number of tokens, `kept` after one as long and `fresh`
+    after another, `save`, `restore`."""
     series = process.series
-    columns = pd.Series(series["column ns"]).groupby(series["columns"]).median() / NS
+    names = {"kept": "column ns", "fresh": "fresh ns"}
+    calls = {
+        name: (pd.Series(series[ns]).groupby(series["columns"]).median() / NS).to_dict() for name, ns in names.items()
+    }
     found = {name: median(series[f"{name} ns"]) / NS if series[f"{name} ns"] else 0.0 for name in ("save", "restore")}
-    return {"columns": columns.to_dict(), **found}
+    return {**calls, **found}
+
+
+def redrawn(rows: pd.DataFrame) -> pd.DataFrame:
+    """What a call costs after one of another length over one after a call as long: `model`, `n_tokens`, `kept` and
+    `fresh` (seconds), `ratio`, paired by block."""
+    right = processes(usable(rows))
+    right = right[(right["n_seq"] == 1) & (right["n_draft"] > 0) & (right["text"] == "") & (right["build"] == "stock")]
+    right = right[right["n_prompt"] == right["n_prompt"].min()]
+    entries = []
+    for model, group in right.groupby("model", sort=False):
+        every = [(process.block, parts(process)) for process in group.itertuples()]
+        for n in (1, int(group["n_draft"].mode()[0]) + 1):
+            lines = [(block, each["kept"][n], each["fresh"][n]) for block, each in every if n in each["kept"]]
+            both = pd.DataFrame(lines, columns=["block", "kept", "fresh"]).groupby("block").median()
+            entry = {"model": model, "n_tokens": n, "ratio": timing.paired_ratio(both["fresh"], both["kept"])}
+            entries.append(entry | {name: stats.median(both[name].tolist()) for name in ("kept", "fresh")})
+    return pd.DataFrame(entries, columns=["model", "n_tokens", "kept", "fresh", "ratio"])
 
 
 def law(rows: pd.DataFrame) -> pd.DataFrame:
@@ -296,7 +321,7 @@ def columns(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for (build, model, depth), group in right.groupby(["build", "model", "n_prompt"], sort=False):
         longest = group[group["n_draft"] == group["n_draft"].max()]
-        times = pd.DataFrame([parts(process)["columns"] for process in longest.itertuples()], longest["block"])
+        times = pd.DataFrame([parts(process)["kept"] for process in longest.itertuples()], longest["block"])
         for n in times:
             entry = {"build": build, "model": model, "n_prompt": depth, "n_tokens": int(n)}
             entry["seconds"] = stats.median(times[n].tolist())

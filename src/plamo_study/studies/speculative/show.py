@@ -193,6 +193,18 @@ def agreement(recording: Recording) -> Markdown:
     )
 
 
+def redrawn(recording: Recording) -> Table:
+    """What a call costs after one of another length, for which the engine builds its graph anew."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_tokens": ("tokens", ""),
+        "kept": ("after a call as long (ms)", scaled(MS, ".2f")),
+        "fresh": ("after another (ms)", scaled(MS, ".2f")),
+        "ratio": ("another / as long", ".2f"),
+    }
+    return table(analysis.redrawn(recording.rows), columns)
+
+
 def law(recording: Recording) -> Table:
     """Rounds against the sum of their terms, by kind."""
     columns: Columns = {

@@ -194,7 +194,8 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
 
     `series`, a number a round: the terms of `ways.TERMS` in ns, and by round and sequence "drafted", "accepted" and
     "sequence". A number each: "gap" and "rounding" of tokens other than the reference's, relative to the largest logit.
-    Alone, after the rounds: "columns" and "column ns" (calls of so many tokens), "save ns", "restore ns".
+    Alone, after the rounds: "columns" and "column ns" (calls of so many tokens, of one length after one another),
+    "fresh ns" (the same in turn with other lengths), "save ns", "restore ns".
     """
     check(cell)
     if cell.way == "binding":
@@ -308,21 +309,17 @@ def _explained(cell: Speculate, session: Session, reference: Reference, at: int,
 
 
 def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[float]]:
-    """What a round is made of, timed alone: calls of 1 to k + 1 tokens in every sequence, a save and a restore."""
-    columns, ns, save, restore = [], [], [], []
-    for n in range(1, cell.n_draft + 2):
-        for repetition in range(ALONE + 1):
-            session.clear()
-            for seq, each in loop.references.items():
-                session.set_state(seq, each.state, each.n_prompt)
-            call = {seq: each.tokens[each.n_prompt : each.n_prompt + n] for seq, each in loop.references.items()}
-            start = clock()
-            rows = loop.verify(call)
-            for logits in rows.values():
-                logits.argmax(axis=1)
-            if repetition:
-                columns.append(float(n))
-                ns.append(float(clock() - start))
+    """What a round is made of, timed alone: calls of 1 to k + 1 tokens in every sequence, a save and a restore.
+
+    Calls of one length one after the other, for which the engine keeps its graph, and in turn with other lengths.
+    """
+    lengths = range(1, cell.n_draft + 2)
+    kept = [(n, _call(session, loop, n)) for n in lengths for _ in range(ALONE + 1)]
+    fresh = [(n, _call(session, loop, n)) for _ in range(ALONE + 1) for n in lengths]
+    found = {"columns": [float(n) for n in lengths for _ in range(ALONE)]}
+    found["column ns"] = [ns for i, (_, ns) in enumerate(kept) if i % (ALONE + 1)]
+    found["fresh ns"] = [ns for n in lengths for each, ns in fresh[len(lengths) :] if each == n]
+    save, restore = [], []
     for _ in range(ALONE + 1) if loop.way.saves else ():
         times: Times = dict.fromkeys(TERMS, 0)
         loop.way.clear()
@@ -333,7 +330,19 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
             state, n_past = loop.way.saved[seq]
             session.set_state(seq, state, n_past, loop.way.part)
         restore.append(float(clock() - start))
-    return {"columns": columns, "column ns": ns, "save ns": save[1:], "restore ns": restore[1:]}
+    return {**found, "save ns": save[1:], "restore ns": restore[1:]}
+
+
+def _call(session: Session, loop: Loop, n: int) -> float:
+    """Nanoseconds of one verification of `n` tokens after each prompt."""
+    session.clear()
+    for seq, each in loop.references.items():
+        session.set_state(seq, each.state, each.n_prompt)
+    call = {seq: each.tokens[each.n_prompt : each.n_prompt + n] for seq, each in loop.references.items()}
+    start = clock()
+    for logits in loop.verify(call).values():
+        logits.argmax(axis=1)
+    return float(clock() - start)
 
 
 def _measured(
