@@ -312,7 +312,7 @@ def test_rounds_are_held_against_the_sum_of_their_terms():
 def test_a_call_after_one_of_another_length_is_promised_its_new_graph():
     rows = frame(removes=False)
     found = analysis.rounds(rows)
-    assert found["drawn"].tolist() == 3 * ([2, 2, 2, 2, 1] * 3)
+    assert found["drawn"].tolist() == 3 * [2, 2, 2, 2, 1, 1, 2, 2, 2, 1, 1, 2, 2, 2, 1]  # blocks, rounds
     assert found[found["accepted"] == 0]["promised"].iloc[0] == pytest.approx(2 + 1 + 1)
     rows["series"] = [series | {"fresh ns": [ns + 1e9 for ns in series["column ns"]]} for series in rows["series"]]
     assert analysis.rounds(rows)["promised"].sub(found["promised"]).tolist() == pytest.approx(found["drawn"].tolist())
