@@ -17,6 +17,10 @@ from plamo_study.studies.speculative.plan import RATES, USUAL
 from plamo_study.studies.speculative.workload import BOTH_MOVE
 
 MS = 1e3
+NO_HEADS = (
+    "No such head is published for any PLaMo: so says the source of the M4 Pro's figures, and a search of 2026-11-22 "
+    "found none either."
+)
 SHOWN = tuple(np.round(np.linspace(0, 1, 21), 2).tolist())  # acceptances of a curve
 MEASURED_AT = 0.7  # the acceptance that sentences speak of
 BUILD = "rollback"
@@ -381,7 +385,7 @@ def heads(recording: Recording) -> Table:
             entry |= {"a drafted token costs, of a step": f"{cost:.0%}"}
             wanted = "no acceptance" if never else "any" if need != need else f"{need:.2f}"
             entries.append(entry | {"acceptance it needs": wanted})
-    return Table(pd.DataFrame(entries), "No such head is published for any PLaMo (looked for on 2026-11-22).")
+    return Table(pd.DataFrame(entries), NO_HEADS)
 
 
 def _layers(recording: Recording, model: str) -> int:
