@@ -16,10 +16,10 @@ HYBRID, ATTENTION = MODELS
 LARGER = "plamo-2-8b"  # of the same vocabulary as the first model
 DRAFTS = (1, 2, 4, 8)  # tokens of a draft
 USUAL = 4
-FORCED = (2, 4, 8)  # drafts measured at one acceptance
+FORCED = (2, 8)  # further drafts measured at one acceptance
 RATES = (0.5, 0.7, 0.9)  # acceptances measured by themselves
 DEPTH, DEEP = 64, 4096
-BATCHES = (4, 8)
+BATCHES = {"mini": (4,), "shape": (4, 8), "weights": (4, 8)}
 GENERATED = {"mini": 64, "shape": 64, "weights": 64}
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}
 TEXT = "python-heldout"
@@ -36,12 +36,13 @@ def speculative(scale: str, gpu: bool = False) -> Plan:
     first = [cell for base in models for cell in (_plain(base), _even(base, USUAL), change(base, accepts=0.7))]
     first += [change(_even(models[0], USUAL), way="full")]
     rest = [_even(base, k) for base in models for k in DRAFTS]
-    rest += [change(_even(models[0], k), way="full") for k in DRAFTS]
-    rest += [change(base, accepts=rate, n_draft=k) for base in models for k in FORCED for rate in RATES]
-    rest += [change(base, accepts=rate, n_draft=DRAFTS[-1], drafter="adapts") for base in models for rate in RATES]
+    rest += [change(base, accepts=rate) for base in models for rate in RATES]
+    rest += [change(base, accepts=rate, n_draft=k) for base in models for k in FORCED for rate in (RATES[0], RATES[-1])]
+    adapts = [change(base, drafter="adapts", n_draft=DRAFTS[-1]) for base in models]
+    rest += [change(each, accepts=rate) for each in adapts for rate in (RATES[0], RATES[-1])]
     rest += [change(models[0], accepts=rate, way="joined") for rate in RATES]
     rest += [change(base, accepts=RATES[0], way="binding", n_gen=BINDING) for base in models if scale == "mini"]
-    rest += [cell for base in models for n in BATCHES for cell in _batched(base, n)]
+    rest += [cell for base in models for n in BATCHES[scale] for cell in _batched(base, n)]
     rest += _deep(models, scale)
     rest += [cell for base in models for cell in _on_text(base, scale)]
     return _planned("08-speculative", scale, first, rest)
@@ -53,7 +54,7 @@ def rollback(scale: str, gpu: bool = False) -> Plan:
     base = _base(scale, gpu, HYBRID)
     cells = [_plain(base), *(_even(base, k) for k in DRAFTS)]
     cells += [change(base, accepts=rate, n_draft=k) for k in (2, USUAL) for rate in RATES]
-    cells += [cell for n in BATCHES for cell in _batched(base, n)]
+    cells += [cell for n in BATCHES["shape"] for cell in _batched(base, n)]
     cells += _deep([base], scale)
     planned = _planned("08-rollback", scale, cells, [])
     return replace(planned, compared=planned.cells)
@@ -92,7 +93,7 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
     sha256 = texts.sha256(texts.read(TEXT))
     text = change(base, text=TEXT, text_sha256=sha256, repetitions=PROMPTS[scale])
     by_model = change(text, drafter="model", draft_dtype=ROUGH)
-    for temperature in TEMPERATURES:
+    for temperature in TEMPERATURES if base.model == HYBRID else TEMPERATURES[:1]:
         yield change(text, n_draft=0, temperature=temperature)
         yield change(text, drafter="lookup", temperature=temperature)
         if scale == "mini":

@@ -60,6 +60,10 @@ class Reference:
             tokens.append(int(rows[-1].argmax()))
         self.logits, self.tokens = np.stack(rows), np.array(tokens, dtype=np.int32)
 
+    def forget(self) -> None:
+        """Take back what rounds have appended."""
+        self.tokens = self.tokens[: self.n_prompt + len(self.logits)]
+
     def expected(self, at: int) -> np.ndarray:
         """The logits that chose token `at`."""
         return np.asarray(self.logits[at - self.n_prompt])
@@ -82,6 +86,7 @@ class Loop:
         session.clear()
         for seq, each in references.items():
             session.set_state(seq, each.state, each.n_prompt)
+            each.forget()
 
     def run(self, n_gen: int) -> None:
         """Rounds until the first sequence has so many new tokens."""
@@ -213,8 +218,12 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
         for number, prompts in enumerate(_prompts(cell, session)):
             stage(f"reference {number}")
             start = clock()
-            Loop(cell, session, *_ready(cell, session, prompts, smaller)).run(WARM_ROUNDS)
-            references, drafts = _ready(cell, session, prompts, smaller)
+            references = {
+                seq: Reference(session, seq, each, _room(cell), cell.temperature, cell.seed)
+                for seq, each in prompts.items()
+            }
+            Loop(cell, session, references, _drafts(cell, session, references, smaller)).run(WARM_ROUNDS)
+            drafts = _drafts(cell, session, references, smaller)
             warmup.append(clock() - start)
             loop = Loop(cell, session, references, drafts)
             stage(f"rounds {number}")
@@ -246,16 +255,6 @@ def _prompts(cell: Speculate, session: Session) -> list[dict[int, np.ndarray]]:
     pieces = [session.tokenize(each) for each in texts.excerpts(text, cell.repetitions * cell.n_seq, PROMPT_LINES)]
     cut = [each[: cell.depth] for each in pieces]
     return [dict(enumerate(cut[n : n + cell.n_seq])) for n in range(0, len(cut), cell.n_seq)]
-
-
-def _ready(
-    cell: Speculate, session: Session, prompts: dict[int, np.ndarray], smaller: list[Session]
-) -> tuple[dict[int, Reference], dict[int, Draft]]:
-    """The prompts with what is known of their answers, and who drafts."""
-    references = {
-        seq: Reference(session, seq, each, _room(cell), cell.temperature, cell.seed) for seq, each in prompts.items()
-    }
-    return references, _drafts(cell, session, references, smaller)
 
 
 def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Measured:
