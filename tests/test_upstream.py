@@ -11,7 +11,7 @@ from plamo_study.publish import readme, upstream
 from plamo_study.studies.collect import collect
 
 UPSTREAM = paths.DATA / "upstream"
-REPORTS = ("plamo2-batching", "plamo2-projections", "k-quant-packing", "amx")
+REPORTS = ("plamo2-batching", "plamo2-projections", "plamo2-rollback", "k-quant-packing", "amx")
 
 
 @pytest.mark.parametrize("name", REPORTS)

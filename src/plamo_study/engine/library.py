@@ -86,6 +86,11 @@ def window() -> int:
     return int(_own_words().get("window", 0))
 
 
+def corrects() -> tuple[str, ...]:
+    """What this build lacks or adds, by the codes of its `engine.toml`; nothing for the released engine."""
+    return tuple(_own_words().get("corrects", ()))
+
+
 @contextmanager
 def native_time() -> Iterator[list[int]]:
     """Time spent inside llama_decode and llama_synchronize, in nanoseconds, as the one element of a list."""

@@ -14,6 +14,8 @@ from plamo_study.engine.bindings import llama
 Policy = Literal["per_sequence", "packed"]
 KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml.h, enum ggml_type
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_attn_type
+Part = Literal["everything", "fixed"]
+STATE_PARTS = {"everything": 0, "fixed": llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY}
 DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
 NO_DEVICES = (ctypes.c_void_p * 1)()  # a list of GPUs that ends at once
 
@@ -28,6 +30,7 @@ class SessionConfig:
 
     `n_ctx_seq` is the room of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
     `n_gpu_layers` < 0 means all. `swa_full`: sliding layers keep every token (llama.cpp's tools: their window only).
+    `n_rs_seq`: tokens whose recurrent states are kept, to go back to; engines that cannot take it for 0.
     """
 
     n_ctx_seq: int
@@ -43,6 +46,7 @@ class SessionConfig:
     swa_full: bool = True
     use_mmap: bool = True
     kv_unified: bool = False
+    n_rs_seq: int = 0
 
 
 class Session:
@@ -107,6 +111,10 @@ class Session:
         lengths = [-llama.llama_token_to_piece(self.vocab, token, None, 0, 0, True) for token in known.tolist()]
         return np.array(lengths, dtype=np.int64)[where]
 
+    def piece(self, token: int) -> bytes:
+        """A token's own text, as the vocabulary writes it."""
+        return bytes(llama.llama_vocab_get_text(self.vocab, token))
+
     def is_end(self, token: int) -> bool:
         """Whether a token ends a text or a turn."""
         return bool(llama.llama_vocab_is_eog(self.vocab, token))
@@ -146,6 +154,25 @@ class Session:
         self._run(n)
         return np.stack([self.logits(row) for row in rows])
 
+    def verify(self, drafts: Mapping[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
+        """One `llama_decode` of the next tokens (n,) of several sequences; logits (n - silent, n_vocab) at the last.
+
+        `silent`: first tokens of each whose logits nobody asks for. Views of the engine's buffer, which the next call
+        overwrites.
+        """
+        n, rows, asked = 0, {}, 0
+        for seq, tokens in drafts.items():
+            part = slice(n, n + len(tokens))
+            self._token[part], self._seq[part], self._output[part] = tokens, seq, 1
+            self._output[n : n + silent] = 0
+            self._pos[part] = self.n_past[seq] + np.arange(len(tokens))
+            self.n_past[seq] += len(tokens)
+            rows[seq] = slice(asked, asked + len(tokens) - silent)
+            n, asked = part.stop, rows[seq].stop
+        self._run(n)
+        logits = self.outputs(asked)
+        return {seq: logits[part] for seq, part in rows.items()}
+
     def decode(self, tokens: Mapping[int, int]) -> None:
         """One step: one token for each of the given sequences, all in one `llama_decode`. Returns when it is done."""
         for i, (seq, token) in enumerate(tokens.items()):
@@ -182,18 +209,38 @@ class Session:
         """Everything llama.cpp keeps for one sequence: its KV cells and recurrent state."""
         return self.read_state(seq).tobytes()
 
-    def read_state(self, seq: int) -> np.ndarray:
-        """The same as an array (n_bytes,) uint8 that the engine wrote into: nothing is copied a second time."""
-        buffer = np.empty(llama.llama_state_seq_get_size(self.context, seq), np.uint8)
-        written = llama.llama_state_seq_get_data(self.context, _bytes_of(buffer), buffer.size, seq)
+    def read_state(self, seq: int, part: Part = "everything") -> np.ndarray:
+        """The same as an array (n_bytes,) uint8 that the engine wrote into: nothing is copied a second time.
+
+        `part`: "fixed" leaves out the keys and values that can be removed token by token.
+        """
+        flags = STATE_PARTS[part]
+        buffer = np.empty(llama.llama_state_seq_get_size_ext(self.context, seq, flags), np.uint8)
+        written = llama.llama_state_seq_get_data_ext(self.context, _bytes_of(buffer), buffer.size, seq, flags)
         return buffer[:written]
 
-    def set_state(self, seq: int, state: bytes | np.ndarray, n_past: int) -> None:
-        """Put a saved state into a sequence. `n_past` is the number of tokens it stands for."""
+    def set_state(self, seq: int, state: bytes | np.ndarray, n_past: int, part: Part = "everything") -> None:
+        """Put a saved state into a sequence. `n_past` is the number of tokens it stands for.
+
+        A "fixed" part leaves keys and values where they are: those from `n_past` on are removed.
+        """
         buffer = np.frombuffer(state, np.uint8)
-        if llama.llama_state_seq_set_data(self.context, _bytes_of(buffer), buffer.size, seq) == 0:
+        size = buffer.size
+        if llama.llama_state_seq_set_data_ext(self.context, _bytes_of(buffer), size, seq, STATE_PARTS[part]) == 0:
             raise EngineError(f"llama.cpp refused the state for sequence {seq}")
         self.n_past[seq] = n_past
+        if part == "fixed" and not self.remove_tail(seq, n_past):
+            raise EngineError(f"llama.cpp kept the tokens from {n_past} on of sequence {seq}")
+
+    @property
+    def n_kept(self) -> int:
+        """Tokens of a sequence that the engine can take back from a recurrent state, as it said; 0 for none."""
+        return int(llama.llama_n_rs_seq(self.context))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether the model keeps a state that it cannot read back token by token, alone or beside keys and values."""
+        return bool(llama.llama_model_is_recurrent(self.model) or llama.llama_model_is_hybrid(self.model))
 
     def held(self, seq: int) -> int:
         """Tokens that the memory holds of a sequence, by the last position in it; 0 for none."""
@@ -283,4 +330,5 @@ def context_params(config: SessionConfig) -> llama.llama_context_params:
     params.type_k, params.type_v = KV_TYPES[config.type_k], KV_TYPES[config.type_v]
     params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
     params.swa_full, params.kv_unified = config.swa_full, config.kv_unified
+    params.n_rs_seq = config.n_rs_seq
     return params

@@ -50,6 +50,7 @@ BUILDS = {
     (): "stock",
     ("D2", "D3"): "corrected",
     ("D2", "D3", "D4"): "corrected-projections",
+    ("D2", "D3", "rollback"): "rollback",
 }  # short enough for a chart; the names of `plamo-study engine build`
 
 

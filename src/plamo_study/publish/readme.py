@@ -23,14 +23,15 @@ from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
 from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
+from plamo_study.studies.speculative import plan as speculation, show as speculative
 from plamo_study.studies.start_here import show as start_here
 from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
-BATCHING, PROJECTIONS, PACKING, TILES = (
+BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK = (
     f"data/upstream/{name}.md"
-    for name in ("plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles")
+    for name in ("plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback")
 )
 
 
@@ -48,6 +49,7 @@ def findings() -> str:
         [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
         [str(chunked.finding(recorded("06-chunked", "mini")).data)],
         [str(replicas.finding(recorded("07-replicas", "mini")).data)],
+        _speculation(),
         _disaggregation(),
     ]
     headed = [
@@ -82,6 +84,13 @@ def _disaggregation() -> list[str]:
     return [str(disaggregation.finding(moved).data), *(table._repr_markdown_() for table in tables)]
 
 
+def _speculation() -> list[str]:
+    drafted = recorded("08-speculative", "mini")
+    tables = [show(drafted) for show in (speculative.break_even, speculative.beside, speculative.on_text)]
+    said = [str(speculative.finding(drafted).data), str(speculative.act(drafted).data)]
+    return [*said, *(table._repr_markdown_() for table in tables)]
+
+
 def _law() -> Recording:
     return recorded("03-batching-law", "mini")
 
@@ -107,6 +116,11 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     TILES: {
         "speed": _shown(chunked.by_size, lambda: recorded("06-tiles", "mini")),
         "machine": lambda: upstream.machine(recorded("06-tiles", "mini")),
+    },
+    ROLLBACK: {
+        "exact": lambda: upstream.rolled_back(recorded("08-rollback", "mini")),
+        "speed": _shown(speculative.before_and_after, lambda: recorded("08-rollback", "mini")),
+        "memory": lambda: upstream.kept_states(speculation.HYBRID, (4, 8)),
     },
 }
 

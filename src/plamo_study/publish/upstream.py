@@ -3,12 +3,14 @@
 import pandas as pd
 
 from plamo_study.analysis import kernel_paths, stats
+from plamo_study.measure import planned
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
 from plamo_study.present.tables import Table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, claims as batch_claims
 from plamo_study.studies.batching_law import analysis as law_check, show as batching_law
 from plamo_study.studies.batching_law.grid import TESTS
+from plamo_study.studies.speculative import analysis as speculation
 
 BUILDS = {"stock": "as released", batch_claims.CORRECT: "corrected"}
 COLUMNS = {0: "512 columns (a prompt)", 1: "1 column (a decode step)"}
@@ -113,6 +115,31 @@ def packing(recording: Recording) -> Table:
             ratio = stats.ratio(seconds["plain"].tolist(), seconds["packed"].tolist())
             entries.append(entry | {"packed, times as fast": f"{ratio:.2f}"})
     return Table(pd.DataFrame(entries))
+
+
+def rolled_back(recording: Recording) -> str:
+    """How many drafts the build that keeps states took back, and what each left in the logits, in a sentence."""
+    found = speculation.processes(recording.rows)
+    found = found[(found["how"] == speculation.NATIVE) & (found["verdict"] == "valid")]
+    rounds, error = 0, 0.0
+    for process in found.itertuples():
+        rounds += sum(n < process.n_draft for n in process.series["accepted"])
+        error = max(error, process.checks["second_path_error"])
+    return (
+        f"In the rows below {rounds:,} drafts were taken back in {len(found)} processes, of 1, 4 and 8 sequences. "
+        f"After each the logits were held against the same tokens decoded one by one: the largest relative error is "
+        f"{error:.1e}, which is rounding."
+    )
+
+
+def kept_states(model: str, drafts: tuple[int, ...]) -> str:
+    """Bytes of recurrent state of a sequence, as released and with so many tokens to go back."""
+    shape = planned.fact(model, "shape", "Q8_0")["shape"]
+    inner = shape["mamba_heads"] * shape["mamba_head_dim"]
+    layers = len(range(0, shape["layers"], 2))  # every second one
+    one = 4 * layers * inner * (shape["d_state"] + shape["d_conv"] - 1) / 2**20
+    said = ", ".join(f"{one * (k + 1):.1f} MiB with `n_rs_seq` = {k}" for k in drafts)
+    return f"A sequence of {model} keeps {one:.1f} MiB of recurrent state; {said}. Nothing else grows."
 
 
 def machine(recording: Recording) -> str:

@@ -17,6 +17,7 @@ from plamo_study.studies.quality import plan as quality
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import plan as replicas
 from plamo_study.studies.roofline import plan as roofline
+from plamo_study.studies.speculative import plan as speculative
 from plamo_study.studies.timeline import plan as timeline
 
 
@@ -46,6 +47,7 @@ NOTEBOOKS = {
     "05-context-length": "how both phases move with context, by attention kernel and cache type",
     "06-chunked-prefill": "what one long prompt does to everyone else",
     "07-replicas": "N processes against one process with N sequences",
+    "08-speculative": "when drafting pays, and the hybrid's rollback tax",
     "09-disaggregation": "prefill here, decode there: bytes, time, identity",
 }
 STUDIES = {
@@ -70,6 +72,8 @@ STUDIES = {
     "06-chunked": Study(chunked.chunked, weight=3),
     "06-tiles": Study(chunked.tiles, aside=True),
     "07-replicas": Study(replicas.replicas, weight=3),
+    "08-speculative": Study(speculative.speculative, weight=3),
+    "08-rollback": Study(speculative.rollback, aside=True),
     "09-disaggregation": Study(disaggregation.disaggregation, weight=3),
 }
 OF_ALL = ("02-roofline",)  # notebooks that show the rows of every study, and so come last

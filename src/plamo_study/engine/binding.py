@@ -1,0 +1,31 @@
+"""The bindings' own text loop, `Llama.generate`, with and without somebody who drafts for it."""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Draft = Callable[[np.ndarray], np.ndarray]  # tokens so far (n,) to what is expected next
+
+
+def generate(path: Path, prompt: Sequence[int], n: int, n_ctx: int, draft: Draft | None = None) -> list[int]:
+    """The `n` tokens that follow a prompt greedily, by `Llama.generate`; `draft`: who drafts for it.
+
+    Raises RuntimeError where llama.cpp refuses a batch.
+    """
+    from llama_cpp import Llama  # half of what a worker imports
+    from llama_cpp.llama_speculative import LlamaDraftModel
+
+    class Drafts(LlamaDraftModel):  # type: ignore[misc] # the package is not typed
+        def __call__(self, input_ids: np.ndarray, /, **others: Any) -> np.ndarray:
+            assert draft is not None
+            return draft(input_ids).astype(np.intc)
+
+    model = Llama(str(path), n_ctx=n_ctx, logits_all=True, verbose=False, draft_model=Drafts() if draft else None)
+    try:
+        tokens = model.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0)
+        return [int(token) for token in islice(tokens, n)]
+    finally:
+        model.close()

@@ -1,0 +1,390 @@
+"""What a round of speculation costs by how many tokens of its draft are right, and what follows: frames in, estimates
+out.
+
+A round gives out the accepted tokens and one more. With k drafted, each right with probability a given that those
+before it are, n are accepted with probability a^n (1 - a), all k with a^k; so a process that measured rounds with every
+n gives the speed at any a.
+"""
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis import stats, timing
+from plamo_study.analysis.memo import once_a_frame
+from plamo_study.analysis.timing import NS
+from plamo_study.analysis.usable import usable, verdict_of
+
+CELL = ["model", "dtype", "n_prompt", "n_seq", "n_draft", "how", "label", "accepts", "text", "draft", "draft_dtype"]
+CELL += ["temperature"]
+SPEED = ["build", "model", "n_prompt", "n_seq", "n_draft", "how"]
+RATES = np.linspace(0, 1, 101)
+TERMS = ("draft", "save", "verify", "restore", "replay")
+LAW = 0.10  # of the predicted sum that a round may be off
+NATIVE, PART = "tokens removed", "part put back"
+WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined", "": "plain decode"}
+
+
+@once_a_frame
+def processes(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a process, in seconds: CELL, `build`, `block`, `verdict`; `tokens` given out in `seconds`; `rate`, tokens
+    per second of all sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as
+    recorded. `how`: the way back that the engine really took."""
+    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["way"] != "binding")]
+    entries = []
+    for row in found.itertuples():
+        rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
+        tokens, drafted = float(row.checks["tokens"]), sum(row.series["drafted"])
+        entry = {name: getattr(row, name) for name in (*CELL, "build", "block", "verdict") if name != "how"}
+        entry |= {"how": _how(row), "tokens": tokens, "seconds": sum(rounds), "rate": tokens / sum(rounds)}
+        entry |= {"taken": sum(row.series["accepted"]) / drafted if drafted else np.nan, "rounds": rounds}
+        entries.append(entry | {"series": row.series, "checks": row.checks})
+    columns = [*CELL, "build", "block", "verdict", "tokens", "seconds", "rate", "taken", "rounds", "series", "checks"]
+    return pd.DataFrame(entries, columns=columns)
+
+
+def _how(row: Any) -> str:
+    if not row.n_draft:
+        return WORDS[""]
+    if row.way == "tail":
+        return NATIVE if row.checks["removes"] else PART
+    return WORDS[row.way]
+
+
+def probabilities(a: np.ndarray, k: int) -> np.ndarray:
+    """How likely 0 to k tokens of a draft are accepted, (k + 1, len(a))."""
+    n = np.arange(k + 1)[:, None]
+    return np.where(n < k, a**n * (1 - a), a**k)
+
+
+def tokens(a: np.ndarray, k: int) -> np.ndarray:
+    """Tokens that a round gives out on average, (len(a),): accepted ones and one more."""
+    return np.asarray(((np.arange(k + 1) + 1)[:, None] * probabilities(a, k)).sum(axis=0))
+
+
+def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
+    """Seconds of a round at acceptances `a`, from a process whose drafts had every number of right tokens.
+
+    Of one sequence: the median round by number of accepted tokens. Of several, whose numbers differ in every round:
+    least squares on the sequences that were taken back and on the tokens these evaluated again.
+    """
+    k, n_seq = int(process.n_draft), int(process.n_seq)
+    accepted = np.array(process.series["accepted"]).reshape(-1, n_seq)
+    seconds = np.array(process.rounds)
+    likely = probabilities(a, k)
+    if n_seq == 1:
+        by_number = [np.median(seconds[accepted[:, 0] == n]) for n in range(k + 1)]
+        return np.asarray(np.array(by_number) @ likely)
+    back = accepted < k
+    facts = np.column_stack([np.ones(len(seconds)), back.sum(axis=1), ((accepted + 1) * back).sum(axis=1)])
+    base, each, again = np.linalg.lstsq(facts, seconds, rcond=None)[0]
+    n = np.arange(k)[:, None]
+    return np.asarray(base + n_seq * ((each + again * (n + 1)) * likely[:k]).sum(axis=0))
+
+
+def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
+    """Speed over plain decode at RATES, by block: SPEED and `ratios`, (len(RATES), blocks)."""
+    right = processes(usable(rows))
+    right = right[right["text"] == ""]
+    plain = _plain(right)
+    entries = []
+    for key, group in right[right["label"] == "even"].groupby(SPEED, sort=False):
+        entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
+        steps = plain.get(tuple(key[:4]))
+        columns = []
+        for process in group.drop_duplicates("block", keep="last").itertuples():
+            if steps is not None and process.block in steps.index:
+                spent = round_seconds(process, RATES)
+                columns.append(tokens(RATES, entry["n_draft"]) * steps[process.block] / spent)
+        if len(columns) > 1:
+            entries.append(entry | {"ratios": np.array(columns).T})
+    return pd.DataFrame(entries, columns=[*SPEED, "ratios"])
+
+
+def _plain(right: pd.DataFrame) -> dict[tuple[Any, ...], pd.Series]:
+    """Seconds of a plain step of all sequences by block; by build, model, depth and sequences."""
+    found = right[right["n_draft"] == 0]
+    steps = found.assign(step=found["rounds"].map(median))
+    return {
+        tuple(key): group.groupby("block")["step"].median()
+        for key, group in steps.groupby(["build", "model", "n_prompt", "n_seq"], sort=False)
+    }
+
+
+def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
+    """A line a cell and acceptance: SPEED, `accepts` and `speed`, times plain decode."""
+    entries = []
+    for row in speed_ups(rows).to_dict("records"):
+        for rate in rates:
+            column = row["ratios"][int(np.abs(RATES - rate).argmin())]
+            entries.append({name: row[name] for name in SPEED} | {"accepts": rate, "speed": _of_blocks(column)})
+    return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
+
+
+def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
+    """An estimate of paired ratios, one a block."""
+    return stats.ratio(ratios.tolist(), [1.0] * len(ratios))
+
+
+def break_even(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a cell: SPEED, `from`, the acceptance from which drafting is faster than plain decode; and `pays`.
+
+    `pays`: "from" that acceptance on, "always", "never", or "inconclusive" where the interval leaves it open.
+    """
+    entries = []
+    for row in speed_ups(rows).to_dict("records"):
+        ratios = row["ratios"]
+        lowest, highest = _of_blocks(ratios[0]), _of_blocks(ratios[-1])
+        crossed = stats.crossing(RATES.tolist(), ratios)
+        pays = "from" if not np.isnan(crossed.value) else "inconclusive"
+        pays = "never" if highest.below(1.0) == "holds" else "always" if lowest.above(1.0) == "holds" else pays
+        entries.append({name: row[name] for name in SPEED} | {"from": crossed, "pays": pays})
+    return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])
+
+
+def best(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
+    """The fastest draft at each acceptance: SPEED, `accepts`, `speed`; 0 tokens and no speed where none pays."""
+    found = curves(rows, rates)
+    entries = []
+    for _, group in found.groupby(["build", "model", "n_prompt", "n_seq", "how", "accepts"], sort=False):
+        first = max(group.to_dict("records"), key=lambda row: float(row["speed"].value))
+        entries.append(first if first["speed"].value > 1 else first | {"n_draft": 0, "speed": None})
+    return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
+
+
+def forced(rows: pd.DataFrame) -> pd.DataFrame:
+    """Cells of one acceptance: CELL, `build`, `verdict`, `taken`, `rate`, `plain` and `speed`, paired by block.
+
+    `computed`: what rounds with every number of accepted tokens gave for it, and `ratio`, measured over that.
+    """
+    every, right = processes(rows), processes(usable(rows))
+    known = {tuple(row[name] for name in SPEED): row["ratios"] for row in speed_ups(rows).to_dict("records")}
+    entries = []
+    asked = right[(right["label"] == "") & (right["n_draft"] > 0)]
+    for key, group in asked.groupby(["build", *CELL], sort=False):
+        entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
+        plain = _same(right, entry)
+        if plain.empty:
+            continue
+        rate, steps = (each.groupby("block")["rate"].median() for each in (group, plain))
+        entry |= {"taken": stats.median(group["taken"].tolist()), "rate": stats.median(rate.tolist())}
+        entry |= {"plain": stats.median(steps.tolist()), "speed": timing.paired_ratio(rate, steps)}
+        entry["verdict"] = verdict_of(_cell(every, entry)["verdict"])
+        ratios = known.get(tuple(entry[name] for name in SPEED))
+        if ratios is not None:
+            entry["computed"] = _of_blocks(ratios[int(np.abs(RATES - entry["accepts"]).argmin())])
+        entries.append(entry)
+    columns = ["build", *CELL, "taken", "rate", "plain", "speed", "verdict", "computed"]
+    return pd.DataFrame(entries, columns=columns)
+
+
+def _same(found: pd.DataFrame, entry: dict[str, Any]) -> pd.DataFrame:
+    """Plain decode of the same model, build, prompts and sequences."""
+    alike = found[found["n_draft"] == 0]
+    for name in ("build", "model", "dtype", "n_prompt", "n_seq", "text", "temperature"):
+        alike = alike[alike[name] == entry[name]]
+    return alike
+
+
+def _cell(found: pd.DataFrame, entry: dict[str, Any]) -> pd.DataFrame:
+    for name in ("build", *CELL):
+        found = found[found[name] == entry[name]]
+    return found
+
+
+def beside(rows: pd.DataFrame) -> pd.DataFrame:
+    """Forced acceptances on two builds: `model`, `n_prompt`, `n_seq`, `n_draft`, `accepts`, `rate` and `stock` (tokens
+    per second), `ratio`, paired by block."""
+    right = processes(usable(rows))
+    right = right[(right["label"] == "") & (right["n_draft"] > 0)]
+    entries = []
+    names = ["model", "n_prompt", "n_seq", "n_draft", "accepts"]
+    for key, group in right.groupby(names, sort=False):
+        rates = {build: of.groupby("block")["rate"].median() for build, of in group.groupby("build")}
+        stock = rates.pop("stock", None)
+        for build, rate in rates.items() if stock is not None else ():
+            entry: dict[str, Any] = {"build": build} | dict(zip(names, key, strict=True))
+            entry |= {"rate": stats.median(rate.tolist()), "stock": stats.median(stock.tolist())}
+            entries.append(entry | {"ratio": timing.paired_ratio(rate, stock)})
+    return pd.DataFrame(entries, columns=["build", *names, "rate", "stock", "ratio"])
+
+
+def rounds(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every round of one sequence against its terms, each timed alone in the same process: SPEED, `block`, `accepted`,
+    `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls whose graph is not the last call's).
+
+    promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more). The
+    engine keeps its graph for a call as long as the one before; else a call costs what it does in turn with others.
+    """
+    right = processes(usable(rows))
+    right = right[(right["n_seq"] == 1) & (right["n_draft"] > 0) & (right["text"] == "")]
+    right = right[(right["how"] != WORDS["joined"]) & (right["label"] != "adapts")]
+    entries = []
+    for process in right.itertuples():
+        alone, last, k = parts(process), 0, int(process.n_draft)
+        given = {name: getattr(process, name) for name in (*SPEED, "block")}
+        terms = zip(process.series["draft"], process.series["accepted"], process.rounds, strict=True)
+        for draft, accepted, measured in terms:
+            n, calls = int(accepted), [k + 1]
+            calls += [n + 1] if n < k and process.how != NATIVE else []
+            drawn = [before != length for before, length in zip([last, *calls], calls, strict=False)]
+            promised = draft / NS + alone["save"] + (alone["restore"] if n < k else 0)
+            promised += sum(alone["fresh" if new else "kept"][length] for new, length in zip(drawn, calls, strict=True))
+            last = calls[-1]
+            found = {"accepted": n, "promised": promised, "measured": measured, "drawn": sum(drawn)}
+            entries.append(given | found)
+    found = pd.DataFrame(entries, columns=[*SPEED, "block", "accepted", "promised", "measured", "drawn"])
+    return found.assign(close=(found["measured"] / found["promised"] - 1).abs() <= LAW)
+
+
+def parts(process: Any) -> dict[str, Any]:
+    """Seconds of what a round is made of, timed alone: calls by number of tokens, `kept` after one as long and `fresh`
+    after another, `save`, `restore`."""
+    series = process.series
+    names = {"kept": "column ns", "fresh": "fresh ns"}
+    calls = {
+        name: (pd.Series(series[ns]).groupby(series["columns"]).median() / NS).to_dict() for name, ns in names.items()
+    }
+    found = {name: median(series[f"{name} ns"]) / NS if series[f"{name} ns"] else 0.0 for name in ("save", "restore")}
+    return {**calls, **found}
+
+
+def redrawn(rows: pd.DataFrame) -> pd.DataFrame:
+    """What a call costs after one of another length over one after a call as long: `model`, `n_tokens`, `kept` and
+    `fresh` (seconds), `ratio`, paired by block."""
+    right = processes(usable(rows))
+    right = right[(right["n_seq"] == 1) & (right["n_draft"] > 0) & (right["text"] == "") & (right["build"] == "stock")]
+    right = right[right["n_prompt"] == right["n_prompt"].min()]
+    entries = []
+    for model, group in right.groupby("model", sort=False):
+        every = [(process.block, parts(process)) for process in group.itertuples()]
+        for n in (1, int(group["n_draft"].mode()[0]) + 1):
+            lines = [(block, each["kept"][n], each["fresh"][n]) for block, each in every if n in each["kept"]]
+            both = pd.DataFrame(lines, columns=["block", "kept", "fresh"]).groupby("block").median()
+            entry = {"model": model, "n_tokens": n, "ratio": timing.paired_ratio(both["fresh"], both["kept"])}
+            entries.append(entry | {name: stats.median(both[name].tolist()) for name in ("kept", "fresh")})
+    return pd.DataFrame(entries, columns=["model", "n_tokens", "kept", "fresh", "ratio"])
+
+
+def law(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a cell: SPEED, `share` of rounds within LAW of the predicted sum, and `ratio`, measured over predicted,
+    the median round of each process, paired by block."""
+    entries = []
+    for key, group in rounds(rows).groupby(SPEED, sort=False):
+        by_block = group.groupby("block")[["measured", "promised"]].median()
+        entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
+        entry |= {"rounds": len(group), "share": float(group["close"].mean())}
+        entries.append(entry | {"ratio": timing.paired_ratio(by_block["measured"], by_block["promised"])})
+    return pd.DataFrame(entries, columns=[*SPEED, "rounds", "share", "ratio"])
+
+
+def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
+    """Where a round's time goes at an acceptance: SPEED, and by TERMS seconds as estimates over processes; `tax`, the
+    share that taking back costs (save, restore and replay)."""
+    right = processes(usable(rows))
+    right = right[(right["label"] == "even") & (right["n_seq"] == 1)]
+    entries = []
+    for key, group in right.groupby(SPEED, sort=False):
+        entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
+        lines = pd.DataFrame([_terms(process, accepts) for process in group.itertuples()])
+        entry |= {name: _middle(lines[name].tolist()) for name in TERMS}
+        spent = lines[list(TERMS)].sum(axis=1)
+        tax = lines[["save", "restore", "replay"]].sum(axis=1)
+        entries.append(entry | {"round": stats.median(spent.tolist()), "tax": _middle((tax / spent).tolist())})
+    return pd.DataFrame(entries, columns=[*SPEED, *TERMS, "round", "tax"])
+
+
+def _middle(values: list[float]) -> stats.Estimate | None:
+    """Their median, none where all are nothing."""
+    return stats.median(values) if any(values) else None
+
+
+def _terms(process: Any, accepts: float) -> dict[str, float]:
+    """Seconds of each term in a round, weighed by how likely each number of accepted tokens is."""
+    likely = probabilities(np.array([accepts]), int(process.n_draft))[:, 0]
+    accepted = np.array(process.series["accepted"])
+    found = {}
+    for term in TERMS:
+        ns = np.array(process.series[term])
+        by_number = np.array([np.median(ns[accepted == n]) for n in range(len(likely))])
+        found[term] = float(likely @ by_number) / NS
+    return found
+
+
+def columns(rows: pd.DataFrame) -> pd.DataFrame:
+    """Calls of several tokens alone, over one of one: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio`."""
+    right = processes(usable(rows))
+    right = right[(right["n_seq"] == 1) & (right["label"] == "even") & (right["how"] != WORDS["full"])]
+    entries = []
+    for (build, model, depth), group in right.groupby(["build", "model", "n_prompt"], sort=False):
+        longest = group[group["n_draft"] == group["n_draft"].max()]
+        times = pd.DataFrame([parts(process)["kept"] for process in longest.itertuples()], longest["block"])
+        for n in times:
+            entry = {"build": build, "model": model, "n_prompt": depth, "n_tokens": int(n)}
+            entry["seconds"] = stats.median(times[n].tolist())
+            entries.append(entry | {"ratio": timing.paired_ratio(times[n], times[1.0])})
+    return pd.DataFrame(entries, columns=["build", "model", "n_prompt", "n_tokens", "seconds", "ratio"])
+
+
+def on_text(rows: pd.DataFrame) -> pd.DataFrame:
+    """Real drafters on real text: `model`, `who`, `n_draft`, `taken`, `given` (tokens a round), `drafts` (share of
+    rounds in which something was drafted), `rate`, `plain`, `speed`, paired by block."""
+    right = processes(usable(rows))
+    right = right[(right["text"] != "") & (right["n_draft"] > 0)]
+    entries = []
+    for key, group in right.groupby(["build", *CELL], sort=False):
+        entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
+        plain = _same(processes(usable(rows)), entry)
+        rate, steps = (each.groupby("block")["rate"].median() for each in (group, plain))
+        entry |= {"taken": group["taken"].median(), "given": (group["tokens"] / group["rounds"].map(len)).median()}
+        entry["drafts"] = group["series"].map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))).median()
+        entry |= {"rate": stats.median(rate.tolist()), "plain": stats.median(steps.tolist())}
+        entries.append(entry | {"speed": timing.paired_ratio(rate, steps), "places": by_place(group)})
+    columns = ["build", *CELL, "taken", "given", "drafts", "rate", "plain", "speed", "places"]
+    return pd.DataFrame(entries, columns=columns)
+
+
+def by_place(group: pd.DataFrame) -> list[float]:
+    """How often a drafted token is right, given that those before it are, by its place in the draft."""
+    drafted = np.concatenate([np.array(series["drafted"]) for series in group["series"]])
+    accepted = np.concatenate([np.array(series["accepted"]) for series in group["series"]])
+    found = []
+    for place in range(int(drafted.max())):
+        reached = (drafted > place) & (accepted >= place)
+        found.append(float((accepted[reached] > place).mean()) if reached.any() else float("nan"))
+    return found
+
+
+def differences(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
+    """Gap and rounding of every token that a verification chose otherwise than plain decode."""
+    for process in processes(rows).itertuples():
+        yield from zip(process.series["gap"], process.series["rounding"], strict=True)
+
+
+def adapted(rows: pd.DataFrame) -> pd.DataFrame:
+    """A draft whose length adapts beside the fixed one that was best in hindsight: `model`, `accepts`, `adapts` and
+    `fixed` (tokens per second), `n_draft`, the best fixed length, and `ratio`, paired by block."""
+    right = processes(usable(rows))
+    right = right[(right["n_seq"] == 1) & right["label"].isin(("", "adapts")) & (right["n_draft"] > 0)]
+    right = right[(right["how"] != WORDS["joined"]) & (right["text"] == "")]
+    entries = []
+    for (model, depth, accepts), group in right.groupby(["model", "n_prompt", "accepts"], sort=False):
+        fixed = {k: of.groupby("block")["rate"].median() for k, of in group[group["label"] == ""].groupby("n_draft")}
+        adapts = group[group["label"] == "adapts"].groupby("block")["rate"].median()
+        if len(fixed) > 1 and len(adapts):
+            k = max(fixed, key=lambda each: float(fixed[each].median()))
+            entry = {"model": model, "n_prompt": depth, "accepts": accepts, "n_draft": int(k)}
+            entry |= {"adapts": stats.median(adapts.tolist()), "fixed": stats.median(fixed[k].tolist())}
+            entries.append(entry | {"ratio": timing.paired_ratio(adapts, fixed[k])})
+    return pd.DataFrame(entries, columns=["model", "n_prompt", "accepts", "n_draft", "adapts", "fixed", "ratio"])
+
+
+def implied(ratios: np.ndarray, speed: float) -> float:
+    """The acceptance at which the median curve of `ratios`, (len(RATES), blocks), has this speed; NaN where nowhere."""
+    middle = np.median(ratios, axis=1)
+    if not middle.min() <= speed <= middle.max():
+        return float("nan")
+    return float(RATES[int(np.abs(middle - speed).argmin())])

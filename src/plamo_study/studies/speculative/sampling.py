@@ -1,0 +1,34 @@
+"""Exact rejection sampling: what a draft leaves of the target's distribution is the target's distribution.
+
+Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", algorithm 1: a token drawn from the
+draft's distribution q is kept with probability min(1, p / q); else one is drawn of max(p - q, 0), rescaled.
+"""
+
+import numpy as np
+
+
+def probabilities(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """Softmax of logits (..., n_vocab) at a temperature above 0, float64."""
+    scaled = logits.astype(np.float64) / temperature
+    scaled -= scaled.max(axis=-1, keepdims=True)
+    weights = np.exp(scaled)
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def one_hot(tokens: np.ndarray, n_vocab: int) -> np.ndarray:
+    """The distributions (k, n_vocab) of a drafter that is sure of its tokens (k,): n-grams, or a greedy model."""
+    return np.eye(n_vocab)[tokens]
+
+
+def verified(draft: np.ndarray, drafted: np.ndarray, target: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+    """How many tokens of a draft (k,) are kept, and the token after them.
+
+    `drafted`: the distributions (k, n_vocab) they were drawn from; `target`: the target's, (k + 1, n_vocab), the last
+    one after the whole draft.
+    """
+    for i, token in enumerate(draft.tolist()):
+        p, q = target[i], drafted[i]
+        if rng.random() * q[token] >= p[token]:
+            left = np.maximum(p - q, 0)
+            return i, int(rng.choice(len(p), p=left / left.sum()))
+    return len(draft), int(rng.choice(target.shape[1], p=target[-1]))

@@ -1,0 +1,413 @@
+"""Notebook 08's sentences and tables: the words around numbers that come from rows, never the other way round."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from IPython.display import Markdown
+
+from plamo_study.analysis import stats
+from plamo_study.analysis.usable import verdict_of
+from plamo_study.measure.recording import Recording, read
+from plamo_study.present import evidence, sentences
+from plamo_study.present.evidence import condition, escaped
+from plamo_study.present.tables import Columns, Table, scaled, significant, table
+from plamo_study.studies.speculative import analysis
+from plamo_study.studies.speculative.plan import RATES, USUAL
+from plamo_study.studies.speculative.workload import BOTH_MOVE
+
+MS = 1e3
+NO_HEADS = (
+    "No such head is published for any PLaMo: so says the source of the M4 Pro's figures, and a search of 2026-11-22 "
+    "found none either."
+)
+SHOWN = tuple(np.round(np.linspace(0, 1, 21), 2).tolist())  # acceptances of a curve
+MEASURED_AT = 0.7  # the acceptance that sentences speak of
+BUILD = "rollback"
+HOW_TO = "plamo-study engine build rollback, then plamo-study measure 08-rollback --scale {} --beside rollback"
+PUBLISHED = (  # of the 8b model: whose draft, times plain decode, what a drafted token costs of a target's step
+    ("plamo-2-1b drafts", 0.29, 1.18, 1.291 / 9.118),
+    ("n-grams draft", 0.81, 1.21, 0.0),
+)
+
+
+def rollback(recording: Recording) -> Recording | None:
+    """The same drafts on a build that takes tokens back from the recurrent state, as recorded."""
+    return read("08-rollback", "recorded", recording.scale)
+
+
+def finding(recording: Recording) -> Markdown:
+    """From which acceptance drafting pays, by model, as released and on the build that keeps states."""
+    rows, other = recording.rows, rollback(recording)
+    lines = [_released(row) for row in _usual(analysis.break_even(rows)).to_dict("records")]
+    if other is not None:
+        lines += [_corrected(row, other) for row in _usual(analysis.break_even(other.rows), BUILD).to_dict("records")]
+        lines += [_gain(row) for row in _of(analysis.beside(other.rows), accepts=MEASURED_AT).to_dict("records")]
+    said = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines)
+    return Markdown(f"{said}\n\n{_different(recording)}\n\n({condition(recording)})")
+
+
+def _usual(found: pd.DataFrame, build: str = "stock") -> pd.DataFrame:
+    """One sequence, the usual draft, the cheapest way that a build has."""
+    cheap = found[(found["build"] == build) & (found["n_seq"] == 1) & (found["n_draft"] == USUAL)]
+    cheap = cheap[cheap["how"].isin((analysis.NATIVE, analysis.PART))]
+    return cheap[cheap["n_prompt"] == cheap["n_prompt"].min()]
+
+
+def _of(found: pd.DataFrame, **fields: Any) -> pd.DataFrame:
+    usual = {"n_seq": 1, "n_draft": USUAL} | fields
+    for name, value in usual.items():
+        found = found[found[name] == value]
+    return found[found["n_prompt"] == found["n_prompt"].min()]
+
+
+def _released(row: dict[str, Any]) -> str:
+    return f"**{escaped(row['model'])}**, as released ({row['how']}): {_pays(row)}"
+
+
+def _corrected(row: dict[str, Any], other: Recording) -> str:
+    return f"**{escaped(row['model'])}**, on a build that keeps the states of its last tokens: {_pays(row)}"
+
+
+def _pays(row: dict[str, Any]) -> str:
+    """From which acceptance a draft that costs nothing itself is faster than plain decode."""
+    what, crossed = f"a draft of {row['n_draft']} tokens", row["from"]
+    if row["pays"] == "never":
+        return f"{what} never pays, even where every token of it is right."
+    if row["pays"] == "always":
+        return f"{what} pays even where none of it is right."
+    if row["pays"] == "inconclusive":
+        return f"whether {what} pays is inconclusive."
+    return f"{what} pays from an acceptance of {crossed:.2f}."
+
+
+def _gain(row: dict[str, Any]) -> str:
+    ratio, both = sentences.quotient(row["ratio"], row["rate"], row["stock"], "tokens/s")
+    return (
+        f"At an acceptance of {row['accepts']:g} that build gives {escaped(row['model'])} {ratio} as many tokens a "
+        f"second as the released one {both}."
+    )
+
+
+def _different(recording: Recording) -> str:
+    """Whether every token was the target's own."""
+    found = list(analysis.differences(recording.rows))
+    tokens = int(analysis.processes(recording.rows)["tokens"].sum())
+    said = f"Of {tokens:,} tokens that were given out, {len(found)} were not what plain decode chose"
+    if not found:
+        return f"{said}: every answer is the target's own, token by token."
+    ties = sum(gap <= BOTH_MOVE * rounding for gap, rounding in found)
+    return f"{said}; {ties} of these are near-ties, which calls of another size decide differently by themselves."
+
+
+def act(recording: Recording) -> Markdown:
+    """For which acceptance, draft and model drafting pays on this machine, in one sentence."""
+    other = rollback(recording)
+    parts = [_best(recording, "stock")] + ([_best(other, BUILD)] if other is not None else [])
+    return Markdown("**What to do:** " + " ".join(parts))
+
+
+def _best(recording: Recording, build: str) -> str:
+    found = analysis.best(recording.rows, RATES)
+    found = found[(found["build"] == build) & (found["n_seq"] == 1)]
+    found = found[found["how"].isin((analysis.NATIVE, analysis.PART))]
+    found = found[found["n_prompt"] == found["n_prompt"].min()]
+    said = []
+    for model, group in found.groupby("model", sort=False):
+        shown = [f"{_draft(row)} at {row['accepts']:g}" for row in group.sort_values("accepts").to_dict("records")]
+        said.append(f"{escaped(str(model))}: {', '.join(shown)}")
+    where = "As released" if build == "stock" else f"On the build `{build}`"
+    return f"{where}, by the acceptance your drafter reaches, {'; '.join(said)}."
+
+
+def _draft(row: dict[str, Any]) -> str:
+    if not row["n_draft"]:
+        return "do not draft"
+    sure = row["speed"].above(1.0) == "holds"
+    return f"draft {row['n_draft']}{'' if sure else ' (not shown to pay)'}"
+
+
+def curves(recording: Recording, n_draft: int) -> pd.DataFrame:
+    """Speed over plain decode against acceptance, by way back: `model`, `who`, `accepts`, `speed`."""
+    found, other = analysis.curves(recording.rows, SHOWN), rollback(recording)
+    found = found[found["build"] == "stock"]
+    if other is not None:
+        also = analysis.curves(other.rows, SHOWN)
+        found = pd.concat([found, also[also["build"] == BUILD]])
+    found = _of(found, n_draft=n_draft)
+    found["who"] = [how + ("" if build == "stock" else f", build {build}") for how, build in _pairs(found)]
+    return found[["model", "who", "accepts", "speed"]]
+
+
+def _pairs(found: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(found["how"], found["build"], strict=True))
+
+
+def columns(recording: Recording) -> pd.DataFrame:
+    """What a call of several tokens costs over a call of one: `model`, `n_tokens`, `ratio`."""
+    found = analysis.columns(recording.rows)
+    found = found[(found["build"] == "stock") & (found["n_prompt"] == found["n_prompt"].min())]
+    return found[["model", "n_tokens", "ratio"]]
+
+
+def split(recording: Recording, accepts: float) -> pd.DataFrame:
+    """What a round of the usual draft is made of at an acceptance: `model`, `who`, `term`, `ms`, `order`."""
+    found, other = analysis.terms(recording.rows, accepts), rollback(recording)
+    if other is not None:
+        also = analysis.terms(other.rows, accepts)
+        found = pd.concat([found, also[also["build"] == BUILD]])
+    found = _of(found)
+    entries = []
+    for row in found.to_dict("records"):
+        who = row["how"] + ("" if row["build"] == "stock" else f", build {row['build']}")
+        for order, term in enumerate(analysis.TERMS):
+            if row[term] is not None:
+                entry = {"model": row["model"], "who": who, "term": term, "ms": row[term].value * MS, "order": order}
+                entries.append(entry)
+    return pd.DataFrame(entries, columns=["model", "who", "term", "ms", "order"])
+
+
+def tax(recording: Recording, accepts: float) -> Table:
+    """The terms of a round at an acceptance, and the share of it that taking back costs."""
+    found = analysis.terms(recording.rows, accepts)
+    columns: Columns = {
+        "model": ("model", ""),
+        "how": ("way back", ""),
+        "n_draft": ("drafted", ""),
+        "save": ("save (ms)", scaled(MS, ".2f")),
+        "verify": ("verify (ms)", scaled(MS, ".2f")),
+        "restore": ("restore (ms)", scaled(MS, ".2f")),
+        "replay": ("replay (ms)", scaled(MS, ".2f")),
+        "tax": ("save, restore, replay / round", ".0%"),
+    }
+    return table(found.sort_values(["model", "how", "n_draft"]), columns, f"At an acceptance of {accepts:g}.")
+
+
+def agreement(recording: Recording) -> Markdown:
+    """How many rounds took what their terms take alone, and which kind is furthest from it."""
+    found = analysis.rounds(recording.rows)
+    if found.empty:
+        return Markdown("No round has its terms beside it.")
+    share = found["close"].mean()
+    worst = max(analysis.law(recording.rows).to_dict("records"), key=lambda row: abs(np.log(row["ratio"].value)))
+    return Markdown(
+        f"**{share:.0%} of {len(found):,} rounds lie within {analysis.LAW:.0%} of the sum of their terms.** Furthest "
+        f"is {escaped(worst['model'])}, {worst['n_draft']} drafted, {worst['how']}: a round takes "
+        f"{worst['ratio']:.2f} times the sum."
+    )
+
+
+def redrawn(recording: Recording) -> Table:
+    """What a call costs after one of another length, for which the engine builds its graph anew."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_tokens": ("tokens", ""),
+        "kept": ("after a call as long (ms)", scaled(MS, ".2f")),
+        "fresh": ("after another (ms)", scaled(MS, ".2f")),
+        "ratio": ("another / as long", ".2f"),
+    }
+    return table(analysis.redrawn(recording.rows), columns)
+
+
+def law(recording: Recording) -> Table:
+    """Rounds against the sum of their terms, by kind."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "how": ("way back", ""),
+        "n_draft": ("drafted", ""),
+        "n_prompt": ("depth", ""),
+        "rounds": ("rounds", ""),
+        "share": (f"within {analysis.LAW:.0%}", ".0%"),
+        "ratio": ("round / sum", ".2f"),
+    }
+    return table(analysis.law(recording.rows).sort_values(list(columns)[:4]), columns)
+
+
+def break_even(recording: Recording) -> Table:
+    """From which acceptance drafting pays, by model, build, way back, draft, depth and sequences."""
+    found, other = analysis.break_even(recording.rows), rollback(recording)
+    if other is not None:
+        also = analysis.break_even(other.rows)
+        found = pd.concat([found, also[also["build"] == BUILD]])
+    found["from"] = [
+        row["from"] if row["pays"] == "from" else row["pays"] for row in found[["from", "pays"]].to_dict("records")
+    ]
+    columns: Columns = {
+        "model": ("model", ""),
+        "build": ("build", ""),
+        "how": ("way back", ""),
+        "n_seq": ("sequences", ""),
+        "n_prompt": ("depth", ""),
+        "n_draft": ("drafted", ""),
+        "from": ("pays from an acceptance of", lambda value: value if isinstance(value, str) else f"{value:.2f}"),
+    }
+    return table(found.sort_values(list(columns)[:6]), columns)
+
+
+def forced(recording: Recording) -> Table:
+    """Speeds measured at one acceptance, beside what rounds with every number of accepted tokens gave for it."""
+    found = analysis.forced(recording.rows).sort_values(["model", "n_seq", "n_draft", "how", "accepts"])
+    found["ratio"] = [
+        None if computed is None or computed != computed else speed.value / computed.value
+        for speed, computed in zip(found["speed"], found["computed"], strict=True)
+    ]
+    columns: Columns = {
+        "model": ("model", ""),
+        "how": ("way back", ""),
+        "n_draft": ("drafted", ""),
+        "accepts": ("acceptance", ""),
+        "rate": ("tokens/s", significant(3)),
+        "speed": ("times plain decode", ".2f"),
+        "computed": ("computed", ".2f"),
+        "verdict": ("verdict", ""),
+    }
+    return table(found, columns)
+
+
+def beside(recording: Recording) -> Table | Markdown:
+    """The released engine and the build that keeps states, at the same acceptances, paired by block; as recorded."""
+    other = rollback(recording)
+    if other is None:
+        return Markdown(f"Nothing is recorded of that build at this scale: `{HOW_TO.format(recording.scale)}`.")
+    return before_and_after(other)
+
+
+def before_and_after(recording: Recording) -> Table:
+    """Tokens per second before and after, by draft, acceptance and sequences."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_prompt": ("depth", ""),
+        "n_draft": ("drafted", ""),
+        "accepts": ("acceptance", ""),
+        "stock": ("as released (tokens/s)", significant(3)),
+        "rate": ("keeping states (tokens/s)", significant(3)),
+        "ratio": ("times as many", ".2f"),
+    }
+    note = f"Recorded on {evidence.chips(recording)}."
+    found = analysis.beside(recording.rows)
+    return table(found.sort_values(["model", "n_prompt", "n_draft", "accepts"]), columns, note)
+
+
+def on_text(recording: Recording) -> Table | Markdown:
+    """Real drafters on real text: what they get right, and what it gives."""
+    found = analysis.on_text(recording.rows)
+    if found.empty:
+        return Markdown("Nothing was drafted from a text at this scale: random weights continue none.")
+    found["who"] = [_drafter(row) for row in found.to_dict("records")]
+    found["target"] = found["model"] + " " + found["dtype"]
+    columns: Columns = {
+        "target": ("target", ""),
+        "who": ("drafter", ""),
+        "temperature": ("temperature", ""),
+        "n_draft": ("at most", ""),
+        "drafts": ("rounds with a draft", ".0%"),
+        "taken": ("accepted of drafted", ".0%"),
+        "given": ("tokens a round", ".2f"),
+        "speed": ("times plain decode", ".2f"),
+        "places": ("right by place, if all before are", _places),
+    }
+    return table(found.sort_values(list(columns)[:4]), columns)
+
+
+def _drafter(row: dict[str, Any]) -> str:
+    return f"{row['draft']} {row['draft_dtype']}" if row["draft"] else "n-grams of the text"
+
+
+def _places(shares: list[float]) -> str:
+    return " ".join("–" if share != share else f"{share:.0%}" for share in shares)
+
+
+def adapted(recording: Recording) -> Table:
+    """A draft whose length adapts, beside the best fixed length in hindsight."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "accepts": ("acceptance", ""),
+        "adapts": ("adapts (tokens/s)", significant(3)),
+        "n_draft": ("best fixed length", ""),
+        "fixed": ("with it (tokens/s)", significant(3)),
+        "ratio": ("adapts / best fixed", ".2f"),
+    }
+    note = "Adapts: two tokens more after a draft that was right, one less after one that was not."
+    return table(analysis.adapted(recording.rows), columns, note)
+
+
+def binding(recording: Recording) -> Table | Markdown:
+    """What `Llama.generate` of llama-cpp-python does with a draft model, by model."""
+    rows = recording.rows
+    found = rows[(rows["workload"] == "speculate") & (rows["way"] == "binding")].drop_duplicates(["model", "build"])
+    if found.empty:
+        return Markdown("`Llama.generate` was not tried at this scale.")
+    entries = []
+    for row in found.itertuples():
+        said = f"{row.checks['same_tokens']:.0f} of {row.checks['tokens']:.0f} tokens" if row.status == "ok" else "none"
+        entry = {"model": row.model, "tokens as without a draft": said, "verdict": row.verdict}
+        entries.append(entry | {"ended with": row.failure or "all tokens"})
+    return Table(pd.DataFrame(entries))
+
+
+def published(recording: Recording) -> Table:
+    """Published speed-ups of a larger model on our curve: the acceptance they imply where its rounds cost what ours do.
+
+    A drafter's own cost is added: k steps of a model that has so much of the target's weights.
+    """
+    found = _usual(analysis.speed_ups(recording.rows))
+    found = found[found["how"] == analysis.PART]
+    entries = []
+    for who, low, high, cost in PUBLISHED:
+        for row in found.to_dict("records"):
+            given = analysis.tokens(analysis.RATES, row["n_draft"])[:, None]
+            ratios = 1 / (1 / row["ratios"] + row["n_draft"] * cost / given)
+            fastest = float(np.median(ratios, axis=1).max())
+            entry = {"published for plamo-2-8b": who, "times plain decode": f"{low} to {high}"}
+            entry |= {"on the curve of": f"{row['model']}, {row['n_draft']} drafted"}
+            said = [analysis.implied(ratios, speed) for speed in (low, high)]
+            entry["implied acceptance"] = " to ".join(_implied(each) for each in said)
+            entries.append(entry | {"the curve ends at": f"{fastest:.2f}"})
+    return Table(pd.DataFrame(entries))
+
+
+def _implied(acceptance: float) -> str:
+    return "off the curve" if acceptance != acceptance else f"{acceptance:.2f}"
+
+
+def heads(recording: Recording) -> Table:
+    """What a head that drafts (MTP, EAGLE) would have to reach, were there one for PLaMo."""
+    found = _usual(analysis.speed_ups(recording.rows))
+    entries = []
+    for row in found.to_dict("records"):
+        for layers in (1, 2):
+            cost = layers / _layers(recording, row["model"])
+            given = analysis.tokens(analysis.RATES, row["n_draft"])[:, None]
+            ratios = 1 / (1 / row["ratios"] + row["n_draft"] * cost / given)
+            need = analysis.implied(ratios, 1.0)
+            never = float(np.median(ratios, axis=1).max()) < 1
+            entry = {"target": row["model"], "head": f"{layers} layer{'s' if layers > 1 else ''}"}
+            entry |= {"a drafted token costs, of a step": f"{cost:.0%}"}
+            wanted = "no acceptance" if never else "any" if need != need else f"{need:.2f}"
+            entries.append(entry | {"acceptance it needs": wanted})
+    return Table(pd.DataFrame(entries), NO_HEADS)
+
+
+def _layers(recording: Recording, model: str) -> int:
+    return int(recording.facts[model]["shape"]["layers"])
+
+
+def cells(recording: Recording) -> Table:
+    """Every cell: what was drafted, how it was taken back, how fast, and the verdict."""
+    found = analysis.processes(recording.rows)
+    entries = []
+    for key, group in found.groupby(["build", *analysis.CELL], sort=False):
+        entry: dict[str, Any] = dict(zip(["build", *analysis.CELL], key, strict=True))
+        entry |= {"verdict": verdict_of(group["verdict"]), "rate": stats.median(group["rate"].tolist())}
+        entry["who"] = entry["label"] or (f"{entry['accepts']:g} right" if entry["n_draft"] else "")
+        entries.append(entry)
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_seq": ("sequences", ""),
+        "n_draft": ("drafted", ""),
+        "who": ("drafter", ""),
+        "how": ("way back", ""),
+        "rate": ("tokens/s", significant(3)),
+        "verdict": ("verdict", ""),
+    }
+    return table(pd.DataFrame(entries).sort_values(list(columns)[:5]), columns)

@@ -1,0 +1,82 @@
+"""How a sequence gets rid of the rejected end of a draft: four ways, one interface.
+
+`tail` removes it, where the engine does that: keys and values always, a recurrent state only in builds that keep the
+states of the last positions. Elsewhere it stands for `part`, the cheapest that an engine as released offers.
+`full` saves the whole sequence before each draft, puts it back, and evaluates the accepted tokens once more. `part`
+does the same with what cannot be removed token by token. `joined` puts the part back too, but the accepted tokens ride
+along in the next verification: no call of their own, and no new save.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from plamo_study.engine.session import EngineError, Part, Session
+
+TERMS = ("draft", "save", "verify", "restore", "replay")
+clock = time.perf_counter_ns
+Times = dict[str, int]  # nanoseconds by term
+
+
+@contextmanager
+def spent(times: Times, term: str) -> Iterator[None]:
+    """Add what is spent inside to a term."""
+    start = clock()
+    yield
+    times[term] += clock() - start
+
+
+class Way:
+    """One way back for all sequences of a session."""
+
+    def __init__(self, session: Session, way: str, k: int):
+        self.session, self.k = session, k
+        self.removes = way == "tail" and k > 0 and (not session.is_recurrent or session.n_kept >= k)
+        self.part: Part = "everything" if way == "full" else "fixed"
+        self.joins = way == "joined"
+        self.saves = k > 0 and not self.removes
+        self.saved: dict[int, tuple[np.ndarray, int]] = {}  # state, and the tokens it stands for
+        self._owed: dict[int, list[int]] = {}  # accepted tokens that the state put back does not hold
+
+    def clear(self) -> None:
+        """Forget what was saved: the sequences are new."""
+        self.saved.clear()
+        self._owed.clear()
+
+    def before(self, seqs: list[int], times: Times) -> None:
+        """Save what a draft might have to be taken back to."""
+        if not self.saves:
+            return
+        for seq in seqs:
+            if len(self._owed.get(seq, ())) > self.k:
+                self._replay(seq, self._owed.pop(seq), times)
+            if seq not in self._owed:
+                with spent(times, "save"):
+                    self.saved[seq] = self.session.read_state(seq, self.part), self.session.n_past[seq]
+
+    def owed(self, seq: int) -> list[int]:
+        """Tokens to evaluate before the draft, in the same call."""
+        return self._owed.get(seq, [])
+
+    def after(self, seq: int, columns: list[int], n_kept: int, times: Times) -> None:
+        """Keep the first `n_kept` of the columns just evaluated; `columns` begins with what was owed."""
+        if n_kept == len(columns):
+            self._owed.pop(seq, None)
+        elif self.removes:
+            with spent(times, "restore"):
+                if not self.session.remove_tail(seq, self.session.n_past[seq] - len(columns) + n_kept):
+                    raise EngineError(f"llama.cpp did not take back {len(columns) - n_kept} tokens of sequence {seq}")
+        else:
+            with spent(times, "restore"):
+                state, n_past = self.saved[seq]
+                self.session.set_state(seq, state, n_past, self.part)
+            if self.joins:
+                self._owed[seq] = columns[:n_kept]
+            else:
+                self._replay(seq, columns[:n_kept], times)
+
+    def _replay(self, seq: int, tokens: list[int], times: Times) -> None:
+        with spent(times, "replay"):
+            self.session.evaluate([(seq, np.array(tokens, dtype=np.int32))])

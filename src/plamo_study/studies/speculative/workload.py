@@ -1,0 +1,369 @@
+"""A cell of kind "speculate": draft, verify in one call, accept, take back; every token held against plain decode.
+
+Greedy, each prompt is first continued by the target alone, a token a call: the reference. The text that is generated
+follows it, so that cost can be measured at any acceptance; what is judged is what the verification would have chosen
+at each token it gave out. Where that is another token than the reference's, the row fails unless rounding explains it:
+the target alone, in calls as long as a verification and with nothing taken back, comes as far from itself there as the
+two tokens lie apart.
+
+At a temperature nothing is known beforehand: the text is drawn by exact rejection sampling (`sampling`), and at its end
+the logits are held against one prefill of it.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study.engine import binding, library
+from plamo_study.engine.session import Session
+from plamo_study.errors import StudyError
+from plamo_study.measure import proof, sessions, texts, watch
+from plamo_study.measure.cells import Speculate
+from plamo_study.measure.rows import Measured, passed
+from plamo_study.measure.tolerance import tolerance
+from plamo_study.measure.workloads import FIRST_TOKEN
+from plamo_study.oracle.compare import relative_error
+from plamo_study.studies.speculative import drafters, sampling
+from plamo_study.studies.speculative.drafters import Draft
+from plamo_study.studies.speculative.ways import TERMS, Times, Way
+
+PROMPT_LINES = 12  # of a text, from which each prompt takes its first tokens
+ALONE = 3  # calls of every length, saves and restores timed alone, after one that is not
+WARM_ROUNDS = 2
+BOTH_MOVE = 2  # times the rounding of a logit: two of them may come together by that
+clock = time.perf_counter_ns
+
+
+class Reference:
+    """A prompt and how the target goes on: `tokens` with the prompt, and `logits`.
+
+    Greedily by itself, a token a call, for `n` tokens: row i of `logits` (n, n_vocab) chose token n_prompt + i. At a
+    temperature only the first token is drawn here; the rounds append theirs.
+    """
+
+    def __init__(self, session: Session, seq: int, prompt: np.ndarray, n: int, temperature: float, seed: int):
+        session.clear()
+        rows, tokens = [session.prefill({seq: prompt})[seq][-1]], prompt.tolist()
+        self.state, self.n_prompt = session.read_state(seq), len(prompt)
+        self.rng = np.random.default_rng([seed, seq])
+        if temperature:
+            p = sampling.probabilities(rows[0], temperature)
+            tokens.append(int(self.rng.choice(len(p), p=p)))
+        else:
+            while len(rows) < n:
+                tokens.append(int(rows[-1].argmax()))
+                session.decode({seq: tokens[-1]})
+                rows.append(session.logits())
+            tokens.append(int(rows[-1].argmax()))
+        self.logits, self.tokens = np.stack(rows), np.array(tokens, dtype=np.int32)
+
+    def forget(self) -> None:
+        """Take back what rounds have appended."""
+        self.tokens = self.tokens[: self.n_prompt + len(self.logits)]
+
+    def expected(self, at: int) -> np.ndarray:
+        """The logits that chose token `at`."""
+        return np.asarray(self.logits[at - self.n_prompt])
+
+
+class Loop:
+    """Rounds of speculation on sequences of one session, and what was seen of them."""
+
+    def __init__(self, cell: Speculate, session: Session, references: dict[int, Reference], drafts: dict[int, Draft]):
+        self.cell, self.session, self.references, self.drafts = cell, session, references, drafts
+        self.way = Way(session, cell.way, cell.n_draft)
+        self.apart = len(references) > 1 and session.is_recurrent and "D2" not in library.corrects()
+        self.at = {seq: each.n_prompt for seq, each in references.items()}  # tokens that are certain but one
+        self.rounds: list[Times] = []
+        self.counts: dict[str, list[int]] = {"drafted": [], "accepted": [], "sequence": []}
+        self.others: list[tuple[int, int, int]] = []  # sequence, token's place, what was chosen instead
+        self.error = 0.0
+        self.longest = min(1, cell.n_draft) if cell.drafter == "adapts" else cell.n_draft
+        self.last = dict[int, np.ndarray]()  # logits at the end of each drawn text
+        session.clear()
+        for seq, each in references.items():
+            session.set_state(seq, each.state, each.n_prompt)
+            each.forget()
+
+    def run(self, n_gen: int) -> None:
+        """Rounds until the first sequence has so many new tokens."""
+        while max(self.at[seq] - each.n_prompt for seq, each in self.references.items()) < n_gen:
+            self.round()
+
+    def round(self) -> None:
+        """Draft, save, verify, accept and take back, once for every sequence."""
+        times: Times = dict.fromkeys(TERMS, 0)
+        start = clock()
+        drafted = {seq: self._draft(seq) for seq in self.references}
+        times["draft"] = clock() - start
+        self.way.before([seq for seq, draft in drafted.items() if len(draft)], times)
+        owed = {seq: self.way.owed(seq) for seq in drafted}
+        columns = {
+            seq: [*owed[seq], int(self.references[seq].tokens[self.at[seq]]), *draft.tolist()]
+            for seq, draft in drafted.items()
+        }
+        silent = max(map(len, owed.values()))  # only one sequence alone owes any
+        start = clock()
+        logits = self.verify({seq: np.array(each, dtype=np.int32) for seq, each in columns.items()}, silent)
+        chosen = {seq: rows.argmax(axis=1) for seq, rows in logits.items()}
+        times["verify"] = clock() - start
+        for seq, draft in drafted.items():
+            n = self._judge(seq, draft, logits[seq], chosen[seq])
+            self._adapt(len(draft), n)
+            self.way.after(seq, columns[seq], len(owed[seq]) + 1 + n, times)
+        self.rounds.append(times)
+
+    def _draft(self, seq: int) -> np.ndarray:
+        if not self.cell.n_draft:
+            return np.empty(0, np.int32)
+        return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.longest)
+
+    def verify(self, columns: dict[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
+        """Logits at the last certain token and at each of the draft: in one call, or where the engine mixes up the
+        tokens of sequences that share one, in a call each."""
+        if not self.apart:
+            return self.session.verify(columns, silent)
+        return {seq: self.session.verify({seq: tokens})[seq].copy() for seq, tokens in columns.items()}
+
+    def _judge(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
+        """How many tokens of a draft are kept: those of the reference, at a temperature those that the draw keeps."""
+        n = self._drawn(seq, draft, logits) if self.cell.temperature else self._agreed(seq, draft, logits, chosen)
+        self.at[seq] += n + 1
+        for name, value in (("drafted", len(draft)), ("accepted", n), ("sequence", seq)):
+            self.counts[name].append(value)
+        return n
+
+    def _agreed(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
+        """The reference's tokens of a draft; what verification says of these and of the one after them."""
+        reference, at = self.references[seq], self.at[seq]
+        agree = draft == reference.tokens[at + 1 : at + 1 + len(draft)]
+        n = len(draft) if agree.all() else int(agree.argmin())
+        for i, token in enumerate(chosen[: n + 1].tolist(), at + 1):
+            if token != reference.tokens[i]:
+                self.others.append((seq, i, token))
+        self.error = max(self.error, relative_error(logits[n], reference.expected(at + 1 + n)))
+        return n
+
+    def _drawn(self, seq: int, draft: np.ndarray, logits: np.ndarray) -> int:
+        reference = self.references[seq]
+        p = sampling.probabilities(logits, self.cell.temperature)
+        n, after = sampling.verified(draft, sampling.one_hot(draft, p.shape[1]), p, reference.rng)
+        reference.tokens = np.append(reference.tokens, np.array([*draft[:n], after], dtype=np.int32))
+        self.last[seq] = logits[n].copy()
+        return n
+
+    def _adapt(self, drafted: int, accepted: int) -> None:
+        """Two tokens more after a draft that was right, one less after one that was not, at least one."""
+        if self.cell.drafter == "adapts":
+            longer = self.longest + 2 if accepted == drafted else self.longest - 1
+            self.longest = min(max(longer, 1), self.cell.n_draft)
+
+    def prove(self) -> None:
+        """Hold the end of each drawn text against one prefill of it."""
+        for seq, logits in self.last.items():
+            alone = proof.alone(self.session, seq, self.references[seq].tokens[:-1])
+            self.error = max(self.error, relative_error(logits, alone))
+
+
+def config(cell: Speculate, n_seq: int, n_rs_seq: int) -> sessions.SessionConfig:
+    """Room for prompt, answer and the draft behind its end."""
+    room = cell.depth + cell.n_gen + 3 * (cell.n_draft + 1)
+    return sessions.config(cell, room, n_seq_max=n_seq, n_rs_seq=n_rs_seq, swa_full=True)
+
+
+def check(cell: Speculate) -> None:
+    """StudyError for a draft that no call or context can hold."""
+    what = f"a draft of {cell.n_draft} tokens"
+    if cell.n_draft < 0 or not 0 <= cell.accepts <= 1:
+        raise StudyError(
+            what, f"accepted at a rate of {cell.accepts} means nothing", "0 tokens or more, a rate in 0..1"
+        )
+    if (cell.n_draft + 1) * cell.n_seq > cell.n_batch:
+        why = f"and the token before it make {cell.n_seq} times {cell.n_draft + 1}, a call holds {cell.n_batch}"
+        raise StudyError(what, why, "draft fewer tokens, or raise n_batch")
+    if cell.n_draft > cell.depth + cell.n_gen:
+        raise StudyError(what, f"is longer than the context of {cell.depth + cell.n_gen} tokens", "draft fewer tokens")
+    if cell.n_seq > 1 and (cell.way == "joined" or cell.drafter == "model"):
+        raise StudyError(what, "replays in the verification, and models that draft, are for one sequence", "n_seq 1")
+    if cell.temperature and cell.drafter not in ("lookup", "model") and cell.n_draft:
+        raise StudyError(what, "follows the greedy answer, and a temperature leaves it", "temperature 0, or draft")
+    if (cell.drafter == "model") != bool(cell.draft):
+        raise StudyError(what, "names a drafter and no model, or a model and no drafter", "give both")
+
+
+def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
+    """Do one cell. `samples_ns`: one number a round, all its terms, a list a prompt.
+
+    `series`, a number a round: the terms of `ways.TERMS` in ns, and by round and sequence "drafted", "accepted" and
+    "sequence". A number each: "gap" and "rounding" of tokens other than the reference's, relative to the largest logit.
+    Alone, after the rounds: "columns" and "column ns" (calls of so many tokens, of one length after one another),
+    "fresh ns" (the same in turn with other lengths), "save ns", "restore ns".
+    """
+    check(cell)
+    if cell.way == "binding":
+        return _by_binding(cell, path, stage)
+    log: list[str] = []
+    library.capture_log(log)
+    start = clock()
+    with ExitStack() as stack:
+        kept = cell.n_draft if cell.way == "tail" else 0
+        session = stack.enter_context(Session(path, config(cell, cell.n_seq, kept)))
+        smaller = [stack.enter_context(Session(other, config(cell, 1, 0))) for other in others]
+        for each in smaller:
+            drafters.check_vocabulary(session, each)
+        load_ns, loops, warmup, shaped, counted = clock() - start, [], [], [], 0
+        for number, prompts in enumerate(_prompts(cell, session)):
+            stage(f"reference {number}")
+            start = clock()
+            references = {
+                seq: Reference(session, seq, each, _room(cell), cell.temperature, cell.seed)
+                for seq, each in prompts.items()
+            }
+            Loop(cell, session, references, _drafts(cell, session, references, smaller)).run(WARM_ROUNDS)
+            drafts = _drafts(cell, session, references, smaller)
+            warmup.append(clock() - start)
+            loop = Loop(cell, session, references, drafts)
+            stage(f"rounds {number}")
+            before = session.n_evaluated
+            with watch.timed():
+                loop.run(cell.n_gen)
+            counted += session.n_evaluated - before
+            stage(f"others {number}")
+            shaped += [_explained(cell, session, references[seq], at, token) for seq, at, token in loop.others]
+            loop.prove()
+            loops.append(loop)
+        stage("alone")
+        alone = _alone(cell, session, loop)
+    return _measured(cell, loops, shaped, alone, warmup, load_ns, counted)
+
+
+def _room(cell: Speculate) -> int:
+    """Tokens that a reference needs: the answer, and what may be drafted behind it."""
+    return cell.n_gen + 2 * (cell.n_draft + 1)
+
+
+def _prompts(cell: Speculate, session: Session) -> list[dict[int, np.ndarray]]:
+    """The sequences' prompts by repetition: (depth,) tokens each, drawn or from places of the text."""
+    if not cell.text:
+        rng = np.random.default_rng(cell.seed)
+        drawn = rng.integers(FIRST_TOKEN, session.n_vocab, (cell.repetitions, cell.n_seq, cell.depth), dtype=np.int32)
+        return [dict(enumerate(each)) for each in drawn]
+    text = texts.planned(cell.text, cell.text_sha256)
+    pieces = [session.tokenize(each) for each in texts.excerpts(text, cell.repetitions * cell.n_seq, PROMPT_LINES)]
+    cut = [each[: cell.depth] for each in pieces]
+    return [dict(enumerate(cut[n : n + cell.n_seq])) for n in range(0, len(cut), cell.n_seq)]
+
+
+def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Measured:
+    """What `Llama.generate` of the bindings makes of a draft model; untimed, and held against itself without one."""
+    with Session(path, config(cell, 1, 0)) as session:
+        prompt = _prompts(cell, session)[0][0].tolist()
+        n_vocab = session.n_vocab
+    room = cell.depth + 2 * cell.n_gen + cell.n_draft
+    expected = binding.generate(path, prompt, cell.n_gen + cell.n_draft + 1, room)
+    counts = drafters.accepted(cell.accepts, cell.n_draft, np.random.default_rng(cell.seed))
+    draft = drafters.forced(np.array([*prompt, *expected], dtype=np.int32), counts, n_vocab)
+    stage("binding")
+    found = binding.generate(path, prompt, cell.n_gen, room, lambda tokens: draft(tokens, cell.n_draft))
+    same = sum(a == b for a, b in zip(found, expected, strict=False))
+    checks: dict[str, float | bool] = {"tokens": len(found), "same_tokens": same, "lossless": same == len(found)}
+    return Measured(checks=checks, valid=passed(checks))
+
+
+def _drafts(
+    cell: Speculate, session: Session, references: dict[int, Reference], smaller: list[Session]
+) -> dict[int, Draft]:
+    """Who drafts for each sequence; one model drafts for one sequence."""
+    if cell.drafter == "lookup":
+        return dict.fromkeys(references, drafters.lookup)
+    if cell.drafter == "model":
+        model = drafters.Model(smaller[0])
+        model.clear()
+        return dict.fromkeys(references, model)
+    found: dict[int, Draft] = {}
+    for seq, each in references.items():
+        rng = np.random.default_rng([cell.seed, seq])
+        even = cell.drafter == "even"
+        counts = drafters.evenly(cell.n_draft, rng) if even else drafters.accepted(cell.accepts, cell.n_draft, rng)
+        found[seq] = drafters.forced(each.tokens, counts, session.n_vocab)
+    return found
+
+
+def _explained(cell: Speculate, session: Session, reference: Reference, at: int, token: int) -> tuple[float, float]:
+    """How far the reference's token and another lie apart at a place, and how far rounding moves a logit there.
+
+    Rounding: the same tokens in calls of k + 1, nothing taken back. Both relative to the largest logit.
+    """
+    expected, width = reference.expected(at), cell.n_draft + 1
+    session.clear()
+    session.set_state(0, reference.state, reference.n_prompt)
+    for start in range(reference.n_prompt, at, width):
+        rows = session.verify({0: reference.tokens[start : start + width]})[0]
+    moved = np.abs(rows[(at - 1 - reference.n_prompt) % width] - expected).max()
+    largest = np.abs(expected).max()
+    return float((expected[reference.tokens[at]] - expected[token]) / largest), float(moved / largest)
+
+
+def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[float]]:
+    """What a round is made of, timed alone: calls of 1 to k + 1 tokens in every sequence, a save and a restore.
+
+    Calls of one length one after the other, for which the engine keeps its graph, and in turn with other lengths.
+    """
+    lengths = range(1, cell.n_draft + 2)
+    kept = [(n, _call(session, loop, n)) for n in lengths for _ in range(ALONE + 1)]
+    fresh = [(n, _call(session, loop, n)) for _ in range(ALONE + 1) for n in lengths]
+    found = {"columns": [float(n) for n in lengths for _ in range(ALONE)]}
+    found["column ns"] = [ns for i, (_, ns) in enumerate(kept) if i % (ALONE + 1)]
+    found["fresh ns"] = [ns for n in lengths for each, ns in fresh[len(lengths) :] if each == n]
+    save, restore = [], []
+    for _ in range(ALONE + 1) if loop.way.saves else ():
+        times: Times = dict.fromkeys(TERMS, 0)
+        loop.way.clear()
+        loop.way.before(list(loop.references), times)
+        save.append(float(times["save"]))
+        start = clock()
+        for seq in loop.references:
+            state, n_past = loop.way.saved[seq]
+            session.set_state(seq, state, n_past, loop.way.part)
+        restore.append(float(clock() - start))
+    return {**found, "save ns": save[1:], "restore ns": restore[1:]}
+
+
+def _call(session: Session, loop: Loop, n: int) -> float:
+    """Nanoseconds of one verification of `n` tokens after each prompt."""
+    session.clear()
+    for seq, each in loop.references.items():
+        session.set_state(seq, each.state, each.n_prompt)
+    call = {seq: each.tokens[each.n_prompt : each.n_prompt + n] for seq, each in loop.references.items()}
+    start = clock()
+    for logits in loop.verify(call).values():
+        logits.argmax(axis=1)
+    return float(clock() - start)
+
+
+def _measured(
+    cell: Speculate, loops: list[Loop], shaped: list[tuple[float, float]], alone: dict[str, list[float]],
+    warmup: list[int], load_ns: int, counted: int,
+) -> Measured:  # fmt: skip
+    error = max(loop.error for loop in loops)
+    rounds = [times for loop in loops for times in loop.rounds]
+    series = {term: [float(times[term]) for times in rounds] for term in TERMS}
+    series |= {name: [float(n) for loop in loops for n in loop.counts[name]] for name in loops[0].counts}
+    series |= {"gap": [gap for gap, _ in shaped], "rounding": [rounding for _, rounding in shaped]} | alone
+    tokens = sum(series["accepted"]) + len(series["accepted"])
+    checks: dict[str, float | bool] = {"second_path_error": error, "second_path": error <= tolerance(cell)}
+    checks |= {"finite": bool(np.isfinite(error)), "removes": float(loops[0].way.removes), "tokens": tokens}
+    checks |= {"other_tokens": len(shaped), "evaluated": counted >= tokens}
+    checks["lossless"] = all(gap <= BOTH_MOVE * rounding for gap, rounding in shaped)
+    return Measured(
+        samples_ns=[[sum(times.values()) for times in loop.rounds] for loop in loops],
+        warmup_ns=warmup,
+        load_ns=load_ns,
+        n_evaluated=counted,
+        checks=checks,
+        series=series,
+        valid=passed(checks),
+    )

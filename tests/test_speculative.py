@@ -1,0 +1,395 @@
+"""Notebook 08: a draft changes nothing but the time, however it is taken back; and what it costs comes out right."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ATTENTION, HYBRID, mini_file
+from scipy import stats as scipy_stats
+
+from plamo_study.engine import builds
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.errors import StudyError
+from plamo_study.measure import cells
+from plamo_study.measure.cells import Speculate
+from plamo_study.measure.process import work
+from plamo_study.measure.recording import Recording
+from plamo_study.measure.tolerance import TOLERANCE
+from plamo_study.measure.worker import Job
+from plamo_study.models import synthetic
+from plamo_study.present import theme
+from plamo_study.studies.speculative import analysis, drafters, figures, plan, sampling, show, workload
+from plamo_study.studies.speculative.ways import TERMS
+
+K = 4
+WORKER = "plamo_study.studies.speculative.worker"
+
+
+def speculate(model=HYBRID, **fields):
+    usual = {"depth": 24, "n_gen": 24, "n_draft": K, "drafter": "even"}
+    return Speculate(model=model, scale="mini", dtype="F16", **usual | fields)
+
+
+def run(cell, engine=""):
+    others = [str(synthetic.make(*file)) for file in cell.files[1:]]
+    job = Job(cell=cell, path=str(mini_file(cell.model)), others=others)
+    outcome = work(job, 100.0, engine, worker=WORKER)
+    assert outcome.status == "ok", outcome.failure
+    return outcome.measured
+
+
+@pytest.fixture(scope="module")
+def native():
+    """The build that takes tokens back from a recurrent state, where it has been made."""
+    folder = builds.folder("rollback")
+    if not (folder / builds.NOTE).exists():
+        pytest.skip("plamo-study engine build rollback")
+    return str(folder)
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+@pytest.mark.parametrize("way", ["tail", "full", "part", "joined"])
+def test_however_a_draft_is_taken_back_the_answer_is_the_target_s_own(model, way):
+    measured = run(speculate(model, way=way))
+    assert measured.valid, measured.checks
+    assert measured.checks["removes"] == (way == "tail" and model == ATTENTION)
+    taken_back = sum(n < K for n in measured.series["accepted"])
+    assert taken_back
+    replays = sum(ns > 0 for ns in measured.series["replay"])
+    assert replays == 0 if measured.checks["removes"] else replays <= taken_back
+    assert len(measured.samples_ns[0]) == len(measured.series["accepted"])
+    assert measured.samples_ns[0] == [sum(terms) for terms in zip(*(measured.series[t] for t in TERMS), strict=True)]
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_sequences_that_draft_side_by_side_each_get_their_own_answer(model):
+    measured = run(speculate(model, n_seq=3, n_gen=12))
+    assert measured.valid, measured.checks
+    assert set(measured.series["sequence"]) == {0.0, 1.0, 2.0}
+
+
+def test_plain_decode_is_a_token_a_call():
+    measured = run(speculate(n_draft=0, drafter=""))
+    assert measured.valid, measured.checks
+    assert measured.n_evaluated == measured.checks["tokens"] == len(measured.samples_ns[0]) == 24
+
+
+def test_a_state_that_comes_back_wrong_fails_the_row(monkeypatch):
+    put_back = Session.set_state
+    monkeypatch.setattr(
+        Session, "set_state", lambda self, seq, state, n, part="everything": put_back(
+            self, seq, _damaged(state) if part == "fixed" else state, n, part
+        )
+    )  # fmt: skip
+    measured = workload.run(speculate(way="part"), mini_file(HYBRID), lambda stage: None)
+    assert not measured.valid
+    assert not measured.checks["second_path"]
+
+
+def _damaged(state):
+    """The last layer's state as it would be a few tokens later or earlier: other numbers of the usual size."""
+    found = np.frombuffer(state, np.uint8).copy()
+    tail = found[-(1 << 15) :].view(np.float32)
+    tail[:] = tail[::-1]
+    return found
+
+
+def test_the_text_drafts_what_it_said_before_and_nothing_where_it_never_did():
+    text = np.array([7, 8, 9, 10, 11, 5, 7, 8, 9], dtype=np.int32)
+    assert drafters.lookup(text, 2).tolist() == [10, 11]
+    assert drafters.lookup(text, 8).tolist() == [10, 11, 5, 7, 8, 9]
+    assert drafters.lookup(np.arange(5, 20, dtype=np.int32), 4).tolist() == []
+
+
+def test_a_forced_acceptance_is_reached_and_every_number_comes_equally_often():
+    rng = np.random.default_rng(0)
+    counts = drafters.accepted(0.7, K, rng)
+    drawn = np.array([next(counts) for _ in range(20_000)])
+    expected = 20_000 * analysis.probabilities(np.array([0.7]), K)[:, 0]
+    assert scipy_stats.chisquare(np.bincount(drawn, minlength=K + 1), expected).pvalue > 1e-3
+    even = drafters.evenly(K, rng)
+    assert np.bincount([next(even) for _ in range(50)]).tolist() == [10] * (K + 1)
+
+
+@pytest.mark.parametrize("drafter", [{"drafter": "lookup"}, {"drafter": "model", "draft": ATTENTION}])
+def test_real_drafters_leave_the_answer_as_it_is(drafter):
+    dtype = {"draft_dtype": "F16"} if "draft" in drafter else {}
+    measured = run(speculate(text="python-heldout", repetitions=2, depth=48, **drafter, **dtype))
+    assert measured.valid, measured.checks
+    assert len(measured.samples_ns) == 2
+    if "draft" in drafter:
+        assert sum(measured.series["accepted"]) > 0
+
+
+def test_a_model_that_drafts_gives_the_same_draft_however_often_it_is_asked():
+    with Session(mini_file(HYBRID), SessionConfig(n_ctx_seq=128)) as session:
+        model = drafters.Model(session)
+        text = np.random.default_rng(0).integers(5, session.n_vocab, 40, dtype=np.int32)
+        expected = {}
+        for n in (20, 21, 24, 40):
+            model.clear()
+            expected[n] = model(text[:n], K).tolist()
+        model.clear()
+        assert {n: model(text[:n], K).tolist() for n in expected} == expected
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_rejection_sampling_leaves_the_target_s_distribution(temperature):
+    """10,000 draws of three tokens from two drafters: by chi-square against what the target alone gives."""
+    rng, n_vocab, draws = np.random.default_rng(1), 6, 10_000
+    logits, other = rng.normal(0, 1.5, (n_vocab, n_vocab)), rng.normal(0, 1.5, (n_vocab, n_vocab))
+    p, q = (sampling.probabilities(each, temperature) for each in (logits, other))  # of the next token, by the last one
+    counts = np.zeros((n_vocab, n_vocab))
+    sure = np.zeros(n_vocab)
+    for _ in range(draws):
+        first = rng.choice(n_vocab, p=q[0])
+        second = rng.choice(n_vocab, p=q[first])
+        target = p[[0, first, second]]
+        n, after = sampling.verified(np.array([first, second]), q[[0, first]], target, rng)
+        given = [*[first, second][:n], after]
+        if len(given) == 1:
+            given.append(rng.choice(n_vocab, p=p[given[0]]))
+        counts[given[0], given[1]] += 1
+        n, after = sampling.verified(np.array([2]), sampling.one_hot(np.array([2]), n_vocab), p[[0, 2]], rng)
+        sure[2 if n else after] += 1
+    expected = draws * p[0][:, None] * p
+    assert scipy_stats.chisquare(counts.ravel(), expected.ravel()).pvalue > 1e-3
+    assert scipy_stats.chisquare(sure, draws * p[0]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"n_draft": 64, "n_batch": 32}, "a call holds 32"),
+        ({"n_draft": 64}, "longer than the context"),
+        ({"accepts": 1.5}, "means nothing"),
+        ({"drafter": "model"}, "no model"),
+        ({"way": "joined", "n_seq": 2}, "one sequence"),
+    ],
+)
+def test_a_draft_that_cannot_be_held_is_refused_before_anything_is_loaded(fields, said):
+    with pytest.raises(StudyError, match=said):
+        workload.run(speculate(**fields), mini_file(HYBRID), lambda stage: None)
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(monkeypatch):
+    small = SessionConfig(n_ctx_seq=32)
+    with Session(mini_file(HYBRID), small) as target, Session(mini_file(ATTENTION), small) as draft:
+        drafters.check_vocabulary(target, draft)
+        monkeypatch.setattr(draft, "piece", lambda token: b"other" if token == 300 else target.piece(token))
+        with pytest.raises(StudyError, match="differs at 1 tokens; 300 is b'other'"):
+            drafters.check_vocabulary(target, draft)
+        draft.n_vocab += 1
+        with pytest.raises(StudyError, match="2049 tokens, the target 2048"):
+            drafters.check_vocabulary(target, draft)
+
+
+def test_the_released_engine_takes_no_token_back_from_a_state():
+    with Session(mini_file(HYBRID), SessionConfig(n_ctx_seq=64, n_rs_seq=K)) as session:
+        session.prefill({0: np.arange(5, 25)})
+        assert session.n_kept == 0
+        assert not session.remove_tail(0, 19)
+
+
+# The build that keeps the states of its last positions.
+
+
+def test_that_build_takes_back_what_it_drafted_and_says_so(native):
+    measured = run(speculate(n_draft=8, n_gen=48), native)
+    assert measured.valid, measured.checks
+    assert measured.checks["removes"]
+    assert not sum(measured.series["replay"])
+    together = run(speculate(n_seq=4), native)
+    assert together.valid, together.checks
+    assert together.checks["removes"]
+
+
+TRIALS = """
+import sys
+import numpy as np
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.oracle.compare import relative_error
+
+rng, worst = np.random.default_rng(0), 0.0
+with Session(sys.argv[1], SessionConfig(n_ctx_seq=64, n_rs_seq=8)) as session:
+    for trial in range(int(sys.argv[2])):
+        prompt, draft = rng.integers(5, session.n_vocab, 16), rng.integers(5, session.n_vocab, rng.integers(2, 10))
+        back = int(rng.integers(1, len(draft)))
+        session.clear()
+        session.prefill({0: prompt})
+        session.verify({0: draft})
+        assert session.remove_tail(0, 16 + len(draft) - back)
+        assert not session.is_recurrent or not session.remove_tail(0, 15)
+        found = session.verify({0: np.array([7])})[0][0].copy()
+        session.clear()
+        session.prefill({0: prompt})
+        session.prefill({0: draft[:-back]})
+        worst = max(worst, relative_error(found, session.verify({0: np.array([7])})[0][0]))
+print(worst)
+"""
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_random_drafts_of_up_to_eight_tokens_leave_no_trace_in_that_build(native, model):
+    asked = [sys.executable, "-c", TRIALS, str(mini_file(model)), "100"]
+    done = subprocess.run(asked, env=os.environ | {"LLAMA_CPP_LIB_PATH": native}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout) < TOLERANCE["F16"]
+
+
+@pytest.mark.parametrize("scale", ["mini", "shape"])
+def test_every_draft_of_the_plan_has_plain_decode_beside_it(scale):
+    for planned in (plan.speculative(scale), plan.rollback(scale)):
+        plain = {(c.model, c.depth, c.n_seq, c.text) for c in planned.cells if not c.n_draft}
+        assert {(c.model, c.depth, c.n_seq, c.text) for c in planned.cells} == plain
+        for cell in planned.cells:
+            workload.check(cell)
+    assert {c.model for c in plan.rollback(scale).compared} == {HYBRID}
+
+
+# Made-up rows: plain decode takes a second a token, a verification two, a save a quarter, a way back one.
+
+
+def made_up(cell, removes=True, blocks=3, verify=2.0, back=1.0):
+    accepted = [0] * 8 if not cell.n_draft else [*range(cell.n_draft + 1)] * 3
+    series = {name: [0.0] * len(accepted) for name in TERMS}
+    series["verify"] = [(verify if cell.n_draft else 1.0) * 1e9] * len(accepted)
+    series["restore"] = [back * 1e9 if n < cell.n_draft else 0.0 for n in accepted]
+    series |= {"accepted": accepted, "drafted": [cell.n_draft] * len(accepted), "sequence": [0] * len(accepted)}
+    calls = [1e9] * cell.n_draft + [verify * 1e9]  # a call of up to k tokens takes a second
+    series |= {"columns": [float(n + 1) for n in range(len(calls))], "column ns": calls, "fresh ns": calls}
+    series |= {"save ns": [], "restore ns": [back * 1e9]}
+    series |= {"gap": [], "rounding": []}
+    spent = [sum(series[term][i] for term in TERMS) for i in range(len(accepted))]
+    row = cells.columns(cell) | {"status": "ok", "verdict": "valid", "anchor": False, "drift": 0.0}
+    row |= {"machine": "m", "build": "stock", "engine": "e", "series": series, "samples_ns": [spent]}
+    row["checks"] = {"tokens": sum(accepted) + len(accepted), "removes": float(removes)}
+    return [row | {"block": block} for block in range(blocks)]
+
+
+def frame(**costs):
+    return pd.DataFrame(made_up(speculate(n_draft=0, drafter="")) + made_up(speculate(), **costs))
+
+
+def test_a_round_gives_the_accepted_tokens_and_one_more():
+    a = np.array([0.0, 0.5, 1.0])
+    assert analysis.probabilities(a, 2).sum(axis=0).tolist() == [1, 1, 1]
+    assert analysis.tokens(a, 2).tolist() == pytest.approx([1, 1.75, 3])
+    assert analysis.tokens(a, K)[1] == pytest.approx((1 - 0.5**5) / 0.5)
+
+
+def test_drafting_pays_from_where_a_round_gives_as_many_tokens_as_plain_steps_would():
+    """With no cost of going back a round takes two seconds: it pays where it gives more than two tokens."""
+    (found,) = analysis.break_even(frame(back=0.0)).to_dict("records")
+    assert found["pays"] == "from"
+    a = found["from"].value
+    assert analysis.tokens(np.array([a]), K)[0] == pytest.approx(2.0, abs=0.02)
+    (later,) = analysis.break_even(frame(back=1.0)).to_dict("records")
+    assert later["from"].value > a
+    assert analysis.break_even(frame(verify=9.0))["pays"].tolist() == ["never"]
+    assert analysis.break_even(frame(verify=0.5, back=0.0))["pays"].tolist() == ["always"]
+
+
+def test_the_best_draft_is_the_longest_one_only_where_it_is_accepted():
+    rows = [row for k in (1, K) for row in made_up(speculate(n_draft=k), back=0.0, verify=1.0 + k / 4)]
+    found = analysis.best(pd.DataFrame(made_up(speculate(n_draft=0, drafter="")) + rows), (0.0, 0.4, 0.9))
+    assert found.set_index("accepts")["n_draft"].to_dict() == {0.0: 0, 0.4: 1, 0.9: K}
+
+
+def test_rounds_are_held_against_the_sum_of_their_terms():
+    found = analysis.rounds(frame(removes=True))
+    assert found["close"].all()
+    assert found[found["accepted"] == K]["promised"].iloc[0] == pytest.approx(2.0)
+    assert found[found["accepted"] == 0]["promised"].iloc[0] == pytest.approx(3.0)
+    slower = frame()
+    slower["samples_ns"] = [[[ns * 1.2 for ns in samples[0]]] for samples in slower["samples_ns"]]
+    assert not analysis.rounds(slower)["close"].any()
+
+
+def test_a_call_after_one_of_another_length_is_promised_its_new_graph():
+    rows = frame(removes=False)
+    found = analysis.rounds(rows)
+    assert found["drawn"].tolist() == 3 * [2, 2, 2, 2, 1, 1, 2, 2, 2, 1, 1, 2, 2, 2, 1]  # blocks, rounds
+    assert found[found["accepted"] == 0]["promised"].iloc[0] == pytest.approx(2 + 1 + 1)
+    rows["series"] = [series | {"fresh ns": [ns + 1e9 for ns in series["column ns"]]} for series in rows["series"]]
+    assert analysis.rounds(rows)["promised"].sub(found["promised"]).tolist() == pytest.approx(found["drawn"].tolist())
+    assert analysis.rounds(frame(removes=True))["drawn"].sum() == 3
+
+
+def test_several_sequences_cost_what_each_of_them_takes_back():
+    rng, n_seq, rounds = np.random.default_rng(0), 3, 40
+    accepted = rng.integers(0, K + 1, (rounds, n_seq))
+    seconds = 2 + ((0.5 + 0.25 * (accepted + 1)) * (accepted < K)).sum(axis=1)
+    process = pd.Series({"n_draft": K, "n_seq": n_seq, "rounds": seconds, "series": {"accepted": accepted.ravel()}})
+    found = analysis.round_seconds(process, np.array([0.0, 1.0]))
+    assert found.tolist() == pytest.approx([2 + n_seq * 0.75, 2])
+
+
+def test_two_builds_are_compared_at_the_same_acceptance():
+    cell = speculate(drafter="", accepts=0.7)
+    rows = made_up(cell, back=2.0) + [row | {"build": "rollback"} for row in made_up(cell, back=0.0)]
+    (found,) = analysis.beside(pd.DataFrame(rows)).to_dict("records")
+    assert found["build"] == "rollback"
+    assert found["ratio"].value == pytest.approx((15 * 2 + 12 * 2) / (15 * 2))
+
+
+def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
+    with Session(mini_file(HYBRID), SessionConfig(n_ctx_seq=128)) as session:
+        prompt = np.random.default_rng(3).integers(5, session.n_vocab, 24, dtype=np.int32)
+        reference = workload.Reference(session, 0, prompt, 12, temperature=0.0, seed=0)
+        place = 30
+        other = int(np.argsort(reference.expected(place))[-2])
+        gap, rounding = workload._explained(speculate(), session, reference, place, other)
+        assert gap > workload.BOTH_MOVE * rounding
+        assert 0 < rounding < 1e-2
+
+
+def recording(rows):
+    fact = {"shape": {"layers": 4}, "dtype": "F16", "synthetic": False, "scale": "mini"}
+    facts = {HYBRID: fact, "e": {"corrects": []}, "m": {"chip": "a processor"}}
+    return Recording(rows, facts, "08-speculative", "mini", "live")
+
+
+def shown(monkeypatch, rows, other):
+    """Everything that notebook 08 says and draws of some rows, and of those of the other build."""
+    monkeypatch.setattr(show, "read", lambda study, source, scale: other)
+    of = recording(rows)
+    said = [str(each(of).data) for each in (show.finding, show.act, show.agreement)]
+    tables = (
+        show.break_even,
+        show.forced,
+        show.beside,
+        show.on_text,
+        show.adapted,
+        show.binding,
+        show.published,
+        show.redrawn,
+    )
+    said += [each(of)._repr_markdown_() for each in (*tables, show.heads, show.cells, show.law)]
+    said += [show.tax(of, 0.7)._repr_markdown_()]
+    charts = (figures.speeds(show.curves(of, K), "a"), figures.columns(show.columns(of), "b"))
+    said += [theme.mimebundle(chart.to_dict())[0]["text/plain"] for chart in (*charts, _split(of))]
+    return "\n".join(said)
+
+
+def _split(of):
+    return figures.split(show.split(of, 0.7), "c")
+
+
+def test_what_is_said_follows_the_rows(monkeypatch):
+    forced = speculate(drafter="", accepts=0.7)
+    rows = [*made_up(speculate(n_draft=0, drafter="")), *made_up(speculate(), False), *made_up(forced, False)]
+    for row in rows:
+        row |= {"n_threads": 2, "disturbed": False, "others": 0.0, "failure": ""}
+    after = [row | {"build": "rollback"} for row in made_up(speculate(n_draft=0, drafter="")) + made_up(speculate())]
+    fast = [row | {"build": "rollback"} for row in made_up(forced, back=0.0)]
+    other = [row | {"n_threads": 2, "disturbed": False, "others": 0.0, "failure": ""} for row in after + fast]
+    text = shown(monkeypatch, pd.DataFrame(rows), recording(pd.DataFrame(rows + other)))
+    assert "part put back" in text
+    assert "1.40 [1.40, 1.40] times as many tokens a second" in text  # 42 s against 30
+    assert "Of 294 tokens that were given out, 0 were not" in text
+    alone = shown(monkeypatch, pd.DataFrame(rows), None)
+    assert "Nothing is recorded of that build" in alone
