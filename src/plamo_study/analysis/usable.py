@@ -12,7 +12,8 @@ LEAST_BLOCKS = 2
 CELL = ["machine", "build", "engine", "model", "scale", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy",
         "n_threads", "use_mmap", "cold", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers",
         "label", "size", "repetitions", "n_arriving", "n_chunk", "way", "kv_unified",
-        "n_processes", "killed", "link_bps", "n_requests", "per_second"]  # fmt: skip
+        "n_processes", "killed", "link_bps", "n_requests", "per_second",
+        "server", "n_clients", "arrivals"]  # fmt: skip
 TIMED = (
     "prefill",
     "decode",
@@ -22,6 +23,7 @@ TIMED = (
     "replicas",
     "shipment",
     "service",
+    "serving",
     "read",
     "matmul",
 )  # workloads whose samples are published as speeds

@@ -11,7 +11,13 @@ import typer
 from rich.console import Console
 
 from plamo_study import paths, progress
-from plamo_study.cli import engine as cli_engine, models as cli_models, report, trace as cli_trace
+from plamo_study.cli import (
+    engine as cli_engine,
+    models as cli_models,
+    report,
+    server as cli_server,
+    trace as cli_trace,
+)
 from plamo_study.cli.options import Accept, Engine, Force, Json, Minutes, Scale, accept_findings, use_engine
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
@@ -22,7 +28,9 @@ from plamo_study.studies.batching_law import plan as batching_law_plan
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
+app.add_typer(cli_server.app, name="server")
 app.command("trace")(cli_trace.trace)
+app.command("probe")(cli_server.probe)
 
 NOTEBOOK_S = 15.0  # to execute one, about
 MINUTES = 3.0  # for measuring all studies at mini
