@@ -47,6 +47,7 @@ class Setup:
     flash_attn: str = "auto"
     n_gpu_layers: int = 0
     libraries: Path | None = None
+    binary: Path | None = None  # the llama-server; by default the one that `find` finds
     options: tuple[str, ...] = ()
 
 
@@ -108,18 +109,24 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
     Raises StudyError where it cannot be started, ends before it listens, or does not listen in time.
     """
     port = free_port()
-    environment = os.environ | {"GGML_NO_BACKTRACE": "1"}
-    if setup.libraries:
-        places = {"LD_LIBRARY_PATH": str(setup.libraries), "DYLD_LIBRARY_PATH": str(setup.libraries)}
-        environment |= places if setup.kind == "llama-server" else {"LLAMA_CPP_LIB_PATH": str(setup.libraries)}
     with tempfile.TemporaryFile() as log:
-        process = _spawn(_command(setup, port), environment, log)
+        process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries), log)
         server = Server(f"http://127.0.0.1:{port}", process, log)
         try:
             _await(server, READY[setup.kind], time.monotonic() + start_s)
             yield server
         finally:
             _end(process)
+
+
+def environment(kind: Kind, libraries: Path | None) -> dict[str, str]:
+    """The environment in which a server loads the libraries of a folder, by default its own."""
+    found = os.environ | {"GGML_NO_BACKTRACE": "1"}
+    if libraries and kind == "llama-server":
+        found |= {"LD_LIBRARY_PATH": str(libraries), "DYLD_LIBRARY_PATH": str(libraries)}
+    elif libraries:
+        found |= {"LLAMA_CPP_LIB_PATH": str(libraries)}
+    return found
 
 
 def free_port() -> int:
@@ -141,7 +148,7 @@ def _command(setup: Setup, port: int) -> list[str]:
         # Answers are asked for whole: by default a request that arrives cuts off the one that is being answered.
         command += ["--interrupt_requests", "False", "--logits_all", "False", "--verbose", "False"]
         return [*command, "--flash_attn", str(setup.flash_attn == "on"), *setup.options]
-    binary = find()
+    binary = setup.binary or find()
     if not binary:
         raise StudyError("llama-server", "not found", f"plamo-study server build, or set {NAMED} to one")
     command = [str(binary), "-m", str(setup.model), *at, "-np", str(setup.n_slots), "-t", threads, "-tb", threads]
@@ -149,11 +156,9 @@ def _command(setup: Setup, port: int) -> list[str]:
     return [*command, "-ngl", str(setup.n_gpu_layers), "--metrics", "--cache-ram", "0", *setup.options]
 
 
-def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        )
+        return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
     except OSError as error:
         raise StudyError(command[0], f"cannot be run ({error})", "name a llama-server binary") from None
 

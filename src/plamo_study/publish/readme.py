@@ -23,6 +23,7 @@ from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
 from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
+from plamo_study.studies.serving import show as served
 from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
@@ -47,6 +48,7 @@ def findings() -> str:
         [str(chunked.finding(recorded("06-chunked", "mini")).data)],
         [str(replicas.finding(recorded("07-replicas", "mini")).data)],
         _disaggregation(),
+        _served(),
     ]
     headed = [
         [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)
@@ -78,6 +80,12 @@ def _disaggregation() -> list[str]:
     moved = recorded("09-disaggregation", "mini")
     tables = [show(moved) for show in (disaggregation.crossings, disaggregation.identity, disaggregation.services)]
     return [str(disaggregation.finding(moved).data), *(table._repr_markdown_() for table in tables)]
+
+
+def _served() -> list[str]:
+    loads = recorded("11-serving", "mini")
+    tables = [show(loads) for show in (served.answers, served.prediction, served.knees)]
+    return [str(served.finding(loads).data), *(table._repr_markdown_() for table in tables)]
 
 
 def _law() -> Recording:
