@@ -1,5 +1,6 @@
 """Notebook 11: loads, their times and their faults, against a server that misbehaves and against real ones."""
 
+import asyncio
 import json
 import os
 import signal
@@ -112,7 +113,7 @@ def test_reasoning_is_counted_apart(misbehaves):
     ],
 )
 def test_a_fault_is_told_in_the_answer_and_the_load_goes_on(misbehaves, monkeypatch, way, why):
-    monkeypatch.setattr(client, "MOST_BYTES", 4 << 20)
+    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
     target = misbehaves(way)
     found = loaded(target, [Prompt(str(n), "Say", 8) for n in range(3)], n_clients=2)
     assert [answer.prompt.id for answer in found.answers] == ["0", "1", "2"]
@@ -169,22 +170,21 @@ def test_a_late_request_counts_from_when_it_was_due(misbehaves):
 
 
 def test_a_client_that_is_kept_from_its_loop_is_said_to_bind(misbehaves):
-    async def run(busy):
+    async def hog():
+        await asyncio.sleep(2 * load.IDLE_TICKS * load.TICK_S)
+        while True:
+            time.sleep(0.02)
+            await asyncio.sleep(0.001)
+
+    async def run():
         async with client.client(target) as web:
-            import asyncio
-
-            async def hog():
-                for _ in range(40):
-                    time.sleep(busy)
-                    await asyncio.sleep(0)
-
             hogging = asyncio.create_task(hog())
             found = await load.closed(web, target, [Prompt(str(n), "Say", 8) for n in range(4)], 1)
             hogging.cancel()
             return found
 
     target = misbehaves()
-    assert client.run(run(0.02)).client_binds()
+    assert client.run(run()).client_binds()
 
 
 @pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("gamma", load.GAMMA_CV)])
@@ -336,7 +336,7 @@ def test_a_server_named_that_is_none_is_refused(monkeypatch):
 
 
 def cell(model=HYBRID, **fields):
-    usual = {"scale": "mini", "dtype": "F16", "n_prompt": 64, "n_gen": 8, "n_requests": 4, "n_clients": 2}
+    usual = {"scale": "mini", "dtype": "F16", "n_prompt": 64, "n_gen": 8, "n_seq": 4, "n_requests": 4, "n_clients": 2}
     return Serving(model=model, **usual | fields)
 
 

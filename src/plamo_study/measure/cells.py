@@ -15,7 +15,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
     "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
-    "n_processes", "killed", "link_bps", "n_requests", "per_second", "server", "n_clients", "arrivals",
+    "n_processes", "killed", "link_bps", "n_requests", "per_second", "server", "n_clients", "pattern",
 )  # fmt: skip
 
 
@@ -251,11 +251,11 @@ class Serving(OnModel, frozen=True, kw_only=True):
     server: Literal["llama-server", "llama_cpp.server"] = "llama-server"
     n_prompt: int = 0  # tokens of each request
     n_gen: int = 0  # of each answer
-    n_seq: int = 4  # slots of the server
+    n_seq: int = 1  # slots of the server
     n_requests: int = 1
     n_clients: int = 1  # requests at a time; 0: they come as they arrive
-    per_second: float = 0.0  # arrivals, in the mean
-    arrivals: Literal["", "poisson", "gamma", "knee"] = ""  # knee: the rate is sought
+    per_second: float = 1.0  # arrivals, in the mean, where they come as they arrive
+    pattern: Literal["", "poisson", "gamma", "knee"] = ""  # of these arrivals; knee: the rate is sought
 
 
 Cell = (

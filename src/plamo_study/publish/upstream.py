@@ -9,6 +9,7 @@ from plamo_study.present.tables import Table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, claims as batch_claims
 from plamo_study.studies.batching_law import analysis as law_check, show as batching_law
 from plamo_study.studies.batching_law.grid import TESTS
+from plamo_study.studies.serving import analysis as serving
 
 BUILDS = {"stock": "as released", batch_claims.CORRECT: "corrected"}
 COLUMNS = {0: "512 columns (a prompt)", 1: "1 column (a decode step)"}
@@ -74,6 +75,21 @@ def server(runs: list[Served]) -> Table:
         entry |= {"requests at once": run.at_once, "answers that differ": f"{run.differ} of {run.answers}"}
         ties = f"{run.near_ties}" if run.differ else "n/a"
         entries.append(entry | {"of these near-ties": ties, "server": end})
+    return Table(pd.DataFrame(entries))
+
+
+def under_load(recording: Recording) -> Table:
+    """Answers of llama-server under load, as released and corrected: how many are those given alone, how it ended."""
+    found = serving.answers(recording.rows)
+    found = found[(found["server"] == "llama-server") & (found["n_clients"] > 1)]
+    entries = []
+    for row in found.sort_values(
+        ["model", "build", "n_seq", "n_clients"], ascending=[True, False, True, True]
+    ).itertuples():
+        entry = {"build": BUILDS.get(row.build, row.build), "model": row.model, "slots": row.n_seq}
+        entry |= {"requests at once": row.n_clients, "answers that differ": f"{row.differ} of {row.answers}"}
+        entry |= {"of these near-ties": f"{row.near_ties}" if row.differ else "n/a"}
+        entries.append(entry | {"servers that died": f"{row.died} of {row.runs}", "how": row.how or "n/a"})
     return Table(pd.DataFrame(entries))
 
 

@@ -13,7 +13,7 @@ from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.rows import Request
 from plamo_study.studies.serving import knee, metrics
 
-CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "arrivals", "per_second"]
+CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "pattern", "per_second"]
 TIMES = ["ttft", "tpot", "itl", "largest", "whole", "throughput"]
 PARTS = ["engine", "in the server", "HTTP and client"]
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
@@ -141,7 +141,7 @@ def knees(rows: pd.DataFrame) -> pd.DataFrame:
     """
     entries = []
     found = usable(rows)
-    found = found[(found["workload"] == "serving") & (found["arrivals"] == "knee")]
+    found = found[(found["workload"] == "serving") & (found["pattern"] == "knee")]
     for (model, build, n_prompt, n_gen), group in found.groupby(["model", "build", "n_prompt", "n_gen"]):
         brackets = [knee.bracket(series["rates"], series["met"]) for series in group["series"]]
         good = [low for low, _ in brackets if low == low]

@@ -18,7 +18,7 @@ import httpx2
 from plamo_study.errors import StudyError
 
 Api = Literal["completions", "chat/completions"]
-MOST_BYTES = 64 << 20  # of a body; no answer that is asked for here is nearly as long
+MOST_BYTES = 16 << 20  # of a body; no answer that is asked for here is nearly as long
 MOST_LINE = 1 << 20  # bytes of one event
 QUIET_S = 60.0  # without a byte: hung
 PATIENCE_S = 600.0  # for a whole answer

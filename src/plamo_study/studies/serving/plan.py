@@ -35,6 +35,7 @@ def serving(scale: str, gpu: bool = False) -> Plan:
     check_scale(scale)
     base = Serving(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, model=MODELS[0])
     base = change(base, n_threads=machine.performance_cores(), n_prompt=SHORT[scale][0], n_gen=SHORT[scale][1])
+    base = change(base, n_seq=SLOTS)
     both = [change(base, model=model) for model in MODELS]
     has_llama, has_python = server.find() is not None, server.has_python_server()
     if not (has_llama or has_python):
@@ -47,7 +48,7 @@ def serving(scale: str, gpu: bool = False) -> Plan:
         others += [_closed(each, SLOTS, 2, LOADED[scale])]
         others += [_of(each, *lengths) for lengths in product(PROMPTS, ANSWERS)]
         others += [_closed(each, AT_ONCE[-1], n, LOADED[scale]) for n in AT_ONCE]
-        others += [change(each, server=LLAMA, n_clients=0, arrivals="knee", n_requests=SOUGHT[scale])]
+        others += [change(each, server=LLAMA, n_clients=0, pattern="knee", n_requests=SOUGHT[scale])]
     for each in both if has_python else ():
         ours = change(each, server=PYTHON, n_seq=1)
         needed += [_of(ours, *lengths) for lengths in ASIDE[scale]]

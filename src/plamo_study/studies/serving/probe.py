@@ -376,7 +376,7 @@ def _bound(rounds: list[dict[str, Seen]], loads: list[Loaded]) -> Binding:
         for name, how in (("alone", "alone"), ("usual", "under load"))
         for attribute, part in (("ttft", "first token"), ("whole", "whole answer"))
     }
-    late = float(np.median([loaded.late_ns for loaded in loads])) / 1e9
+    late = float(np.median([loaded.late_ns for loaded in loads] or [0.0])) / 1e9
     verdict, why = _verdict(logs, rounds, loads)
     return Binding(
         verdict=verdict, why=why, lever=LEVERS[verdict], elasticities=elasticities, shares=shares, seconds=seconds,

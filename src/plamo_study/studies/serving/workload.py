@@ -80,12 +80,12 @@ async def _loaded(
         requests = [Prompt(f"{n}", asked[n % len(asked)].text, cell.n_gen) for n in range(cell.n_requests)]
         steps: list[tuple[float, float, float]] = []
         with watch.timed(running.process.pid):
-            if cell.arrivals == "knee":
+            if cell.pattern == "knee":
                 loaded, steps = await knee.sought(web, target, requests, cell, median(map(_seconds, alone)))
             elif cell.n_clients:
                 loaded = await load.closed(web, target, requests, cell.n_clients)
             else:
-                due = load.arrivals(cell.arrivals, cell.n_requests, cell.per_second, cell.seed)
+                due = load.arrivals(cell.pattern, cell.n_requests, cell.per_second, cell.seed)
                 loaded = await load.opened(web, target, requests, due)
         ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
         if cell.server == "llama_cpp.server":
