@@ -1,7 +1,6 @@
 """Notebook 11: loads, their times and their faults, against a server that misbehaves and against real ones."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import misbehaving
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -20,7 +20,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
-from plamo_study.measure.cells import Serving, canonical
+from plamo_study.measure.cells import Serving
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Request
 from plamo_study.measure.server import Setup
@@ -336,7 +336,16 @@ def test_a_server_named_that_is_none_is_refused(monkeypatch):
 
 
 def cell(model=HYBRID, **fields):
-    usual = {"scale": "mini", "dtype": "F16", "n_prompt": 64, "n_gen": 8, "n_seq": 4, "n_requests": 4, "n_clients": 2}
+    usual = {
+        "scale": "mini",
+        "dtype": "F16",
+        "n_threads": 1,
+        "n_prompt": 64,
+        "n_gen": 8,
+        "n_seq": 4,
+        "n_requests": 4,
+        "n_clients": 2,
+    }
     return Serving(model=model, **usual | fields)
 
 
@@ -365,9 +374,7 @@ def test_a_killed_worker_leaves_no_server_behind(tmp_path, monkeypatch):
         command, stdin=subprocess.PIPE, pass_fds=[lifeline], start_new_session=True, **quiet
     )  # fmt: skip
     os.close(lifeline)
-    child.stdin.write(
-        json.dumps({"cell": json.loads(canonical(cell())), "path": str(mini_file(HYBRID))}).encode() + b"\n"
-    )
+    child.stdin.write(msgspec.json.encode(Job(cell=cell(), path=str(mini_file(HYBRID)))) + b"\n")
     child.stdin.flush()
     end, servers = time.monotonic() + 20, []
     while not servers and time.monotonic() < end:

@@ -19,7 +19,8 @@ ASIDE = {"mini": ((128, 16), (512, 16)), "shape": ((128, 16),), "weights": ((128
 AT_ONCE = (1, 2, 4, 8, 16)  # requests at a time, of as many slots
 SLOTS = 4  # llama-server's own default
 ALONE = 3  # requests of a cell that asks one at a time
-LOADED = {"mini": 24, "shape": 8, "weights": 8}  # of one that asks several
+LOADED = {"mini": 24, "shape": 8, "weights": 8}  # of one that asks several, and looks at answers
+FEWEST = 8  # of one that looks at times: and at least two for each that asks
 SOUGHT = {"mini": 24, "shape": 8, "weights": 8}  # of each rate that is tried for the knee
 STEPS = 16  # decode steps timed by themselves
 BLOCKS = {"mini": 3, "shape": 3, "weights": 3}
@@ -34,8 +35,8 @@ def serving(scale: str, gpu: bool = False) -> Plan:
     """
     check_scale(scale)
     base = Serving(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, model=MODELS[0])
-    base = change(base, n_threads=machine.performance_cores(), n_prompt=SHORT[scale][0], n_gen=SHORT[scale][1])
-    base = change(base, n_seq=SLOTS)
+    cores = max(machine.performance_cores() - 1, 1)  # one is the client's: threads that share a core with it crawl
+    base = change(base, n_threads=cores, n_seq=SLOTS, n_prompt=SHORT[scale][0], n_gen=SHORT[scale][1])
     both = [change(base, model=model) for model in MODELS]
     has_llama, has_python = server.find() is not None, server.has_python_server()
     if not (has_llama or has_python):
@@ -47,7 +48,7 @@ def serving(scale: str, gpu: bool = False) -> Plan:
         needed += [_closed(each, SLOTS, 4, LOADED[scale]), _closed(each, SLOTS, 1, ALONE)]
         others += [_closed(each, SLOTS, 2, LOADED[scale])]
         others += [_of(each, *lengths) for lengths in product(PROMPTS, ANSWERS)]
-        others += [_closed(each, AT_ONCE[-1], n, LOADED[scale]) for n in AT_ONCE]
+        others += [_closed(each, AT_ONCE[-1], n, max(FEWEST, 2 * n)) for n in AT_ONCE]
         others += [change(each, server=LLAMA, n_clients=0, pattern="knee", n_requests=SOUGHT[scale])]
     for each in both if has_python else ():
         ours = change(each, server=PYTHON, n_seq=1)
