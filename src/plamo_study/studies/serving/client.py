@@ -8,7 +8,7 @@ import asyncio
 import json
 import selectors
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -235,7 +235,7 @@ def _gap(logs: list[float]) -> float:
     return ordered[0] - ordered[1] if len(ordered) > 1 else float("nan")
 
 
-async def _events(reply: httpx2.Response, answer: Answer) -> AsyncIterator[tuple[int, bytes]]:
+async def _events(reply: httpx2.Response, answer: Answer) -> AsyncGenerator[tuple[int, bytes], None]:
     """The data of each event, with the time at which its last byte came."""
     rest = b""
     async for part in _bounded(reply):

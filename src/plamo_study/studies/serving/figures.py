@@ -74,7 +74,7 @@ def _ends(data: pd.DataFrame, name: str) -> str:
     return f"{name}: {', '.join(dict.fromkeys(said))}"
 
 
-def _panel(data: pd.DataFrame, column: str, axis: str, names: list[str], factor: float = 1.0) -> alt.LayerChart:
+def _panel(data: pd.DataFrame, column: str, axis: str, names: list[str], factor: float = 1.0) -> Chart:
     tidy = spread(data[["who", "n_clients", column]], column, factor)
     colour, shape = marks("who", names)
     x = alt.X("n_clients:Q", title="Requests at a time", scale=alt.Scale(type="log", base=2, nice=False, padding=10),

@@ -16,8 +16,8 @@ from plamo_study.studies.serving.client import Answer, Prompt, Target
 from plamo_study.studies.serving.load import Loaded
 
 ENOUGH = 0.9  # of the requests
-STEPS = 6  # bisections: the bracket is a 64th root of the first one
-LOWEST, HIGHEST = 0.125, 2.0  # times what one request at a time, or all slots without slowing one another, would give
+STEPS = 5  # bisections: the bracket is a 32nd root of the first one
+LOWEST, HIGHEST = 0.5, 2.0  # times what one request at a time, or all slots without slowing one another, would give
 
 
 @dataclass(frozen=True)

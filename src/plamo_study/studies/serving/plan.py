@@ -15,15 +15,15 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, w
 
 PROMPTS, ANSWERS = (128, 512, 2048), (16, 64, 256)  # tokens, of the exercise that this notebook answers
 SHORT = {"mini": (128, 64), "shape": (128, 16), "weights": (128, 16)}  # of the loads
-ASIDE = {"mini": ((128, 16), (512, 16)), "shape": ((128, 16),), "weights": ((128, 16),)}  # of the server in Python
-AT_ONCE = (1, 2, 4, 8, 16)  # requests at a time, of as many slots
+ASIDE = (128, 16)  # of the server in Python
+AT_ONCE = (1, 2, 4, 8, 16)  # requests at a time, of 16 slots
 SLOTS = 4  # llama-server's own default
-ALONE = 3  # requests of a cell that asks one at a time
+ALONE = 2  # requests of a cell that asks one at a time
 LOADED = {"mini": 24, "shape": 8, "weights": 8}  # of one that asks several, and looks at answers
 FEWEST = 8  # of one that looks at times: and at least two for each that asks
-SOUGHT = {"mini": 24, "shape": 8, "weights": 8}  # of each rate that is tried for the knee
+SOUGHT = {"mini": 16, "shape": 8, "weights": 8}  # of each rate that is tried for the knee
 STEPS = 16  # decode steps timed by themselves
-BLOCKS = {"mini": 3, "shape": 3, "weights": 3}
+BLOCKS = {"mini": 2, "shape": 3, "weights": 3}
 PATIENCE = 2  # times the usual limit
 LLAMA, PYTHON = "llama-server", "llama_cpp.server"
 
@@ -52,8 +52,7 @@ def serving(scale: str, gpu: bool = False) -> Plan:
         others += [change(each, server=LLAMA, n_clients=0, pattern="knee", n_requests=SOUGHT[scale])]
     for each in both if has_python else ():
         ours = change(each, server=PYTHON, n_seq=1)
-        needed += [_of(ours, *lengths) for lengths in ASIDE[scale]]
-        needed += [change(_of(ours, *ASIDE[scale][0]), n_clients=4, n_requests=8)]
+        needed += [_of(ours, *ASIDE), change(_of(ours, *ASIDE), n_clients=4, n_requests=FEWEST)]
     needed += [part for each in both for part in _parts(each, (1,))]
     others += [part for each in both for part in _parts(each, AT_ONCE if has_llama else (1,))]
     cells = tuple(dict.fromkeys([*needed, *others]))

@@ -325,7 +325,7 @@ async def _phase(web: httpx2.AsyncClient, ask: Ask, until: float, counted: list[
     for turn in range(PHASE_ROUNDS):
         if time.monotonic() > until:
             break
-        seen = {}
+        seen: dict[str, Seen] = {}
         for name, setting in ask.settings().items():
             seed = 10 + PHASE_ROUNDS * len(seen) + turn
             characters = int(per_token * setting.prompt_tokens)
