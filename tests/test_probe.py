@@ -12,12 +12,13 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from typer.testing import CliRunner
 
+from plamo_study import paths
 from plamo_study.cli import main, server as cli_server
 from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import page, probe
+from plamo_study.studies.serving import page, probe, trial
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.probe import Ask, Seen
 
@@ -97,6 +98,19 @@ def test_the_probe_finds_the_corrected_server_right():
     setup = Setup("llama-server", mini_file(HYBRID), 4, 1536, libraries=server_build.libraries("corrected"))
     with server.started(setup) as running:
         assert probed(running.url, seconds=12.0).right.verdict == "answers do not depend on neighbours"
+
+
+@needs_llama
+def test_a_trial_counts_verdicts_and_deaths_and_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    said = []
+    found = trial.run(HYBRID, mini_file(HYBRID), "stock", 1, said.append)
+    assert found.verdicts == {"they do": 1}
+    assert found.other or found.died
+    assert said == [f"{HYBRID}, stock, 1 of 1: they do"]
+    trial.keep("local", [found])
+    assert trial.recorded("local") == [found]
+    assert trial.recorded("reference") == []
 
 
 # ------------------------------------------------------------------ which phase

@@ -59,6 +59,30 @@ def start(
         raise typer.Exit(1)
 
 
+@app.command()
+def trial(
+    builds: Annotated[
+        list[str] | None, typer.Argument(help="stock and builds of `engine list`; stock and corrected by default")
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="servers probed of each model and build")] = 20,
+    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
+) -> None:
+    """Probe servers that are known to be wrong and to be right, each many times: is the probe right about them?"""
+    from plamo_study.measure import plan, recording
+    from plamo_study.models import embedded, registry
+    from plamo_study.studies.serving import trial as trials
+
+    found = []
+    for name in plan.MODELS:
+        path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
+        for build_name in builds or [server_build.STOCK, "corrected"]:
+            found.append(
+                trials.run(name, path, build_name, runs, lambda line: report.console.print(line, markup=False))
+            )
+    path = trials.keep(recording.REFERENCE if reference else recording.LOCAL, found)
+    report.console.print(f"kept: {report.short(path)}")
+
+
 def probe(
     url: Annotated[str, typer.Argument(help="of any OpenAI-compatible server, e.g. http://127.0.0.1:8080")],
     model: Annotated[str, typer.Option(help="its name there; by default the first that the server lists")] = "",

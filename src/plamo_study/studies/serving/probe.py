@@ -190,6 +190,17 @@ def probe(ask: Ask, say: Say = lambda line: None) -> Report:
     return client.run(_probe(ask, say))
 
 
+def rightness(ask: Ask) -> Rightness:
+    """The first half of a probe: are answers right under load? StudyError where the server answers nothing at all."""
+
+    async def asked() -> Rightness:
+        async with client.client(ask.target) as web:
+            target, _ = await _met(web, ask.target)
+            return await _right(web, replace(ask, target=target), time.monotonic() + ask.seconds, [0])
+
+    return client.run(asked())
+
+
 async def _probe(ask: Ask, say: Say) -> Report:
     begin = time.monotonic()
     until = begin + ask.seconds

@@ -9,11 +9,11 @@ from IPython.display import Markdown
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.defects import build_name
-from plamo_study.measure.recording import Recording
+from plamo_study.measure.recording import LOCAL, REFERENCE, Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import NOT_AVAILABLE, Columns, Table, scaled, significant, table
-from plamo_study.studies.serving import analysis, knee
+from plamo_study.studies.serving import analysis, knee, trial
 from plamo_study.studies.serving.plan import LLAMA, PYTHON, SLOTS
 
 MS = 1e3
@@ -254,6 +254,24 @@ def tools(recording: Recording) -> Table:
 
 def _or_none(seconds: float) -> str:
     return f"{seconds * MS:.2f}" if seconds == seconds else NOT_AVAILABLE
+
+
+def trials(recording: Recording) -> Table:
+    """The recorded trial of the probe: its verdicts on servers that are known to be wrong, and to be right."""
+    found = trial.recorded(LOCAL if recording.source == "live" else REFERENCE) or trial.recorded(REFERENCE)
+    entries = [
+        {
+            "model": each.model,
+            "llama-server": _build(each.build).replace("`llama-server` ", ""),
+            "probes": each.runs,
+            "said": "; ".join(f"{verdict}: {n}" for verdict, n in each.verdicts.items()),
+            "answers that differ": f"{each.other} of {each.compared}",
+            "near-ties": each.near_ties,
+            "servers that died": each.died,
+        }
+        for each in found
+    ]
+    return Table(pd.DataFrame(entries or [{"not tried here": ["plamo-study server trial"]}]))
 
 
 def client(recording: Recording) -> str:
