@@ -71,6 +71,18 @@ def test_a_server_that_refuses_everything_is_no_answer(stands_in):
         probed(stands_in("refuses"))
 
 
+def test_a_server_that_hangs_is_left_when_the_time_is_over(stands_in, monkeypatch):
+    monkeypatch.setattr(probe, "GRACE_S", 0.2)
+    monkeypatch.setattr(probe, "_met", met)
+    found = probed(stands_in("hangs"), seconds=1.0)
+    assert (found.right.verdict, found.phase.verdict) == ("cannot tell", "cannot tell")
+    assert found.seconds < 5
+
+
+async def met(web, target):
+    return target, "unknown"
+
+
 def test_an_address_where_nobody_listens_is_named():
     with pytest.raises(StudyError, match="does not answer"):
         probed(f"http://127.0.0.1:{server.free_port()}")

@@ -5,12 +5,13 @@ at a time, in rounds, and the elasticity of a request's time to each is told wit
 was not announced: `Ask.budget` says beforehand how many requests and tokens there will be at most, and how long.
 """
 
+import asyncio
 import ipaddress
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -45,7 +46,11 @@ LEVERS: Mapping[Phase, str] = {
     "client": "probe from a machine that has time for it",
     "cannot tell": "probe again when the server is quiet, or for longer lengths",
 }
+LATE = "it had not ended when its time was over"
+GRACE_S = 10.0  # for requests that are on their way when the time is over
+MET = 2  # requests that say how a server is asked
 Say = Callable[[str], None]
+Found = TypeVar("Found")
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -74,7 +79,7 @@ class Ask:
         phase = WARM + PHASE_ROUNDS * sum(setting.n for setting in self.settings().values())
         each = [(s.n, s.prompt_tokens + s.output_tokens) for s in self.settings().values()]
         tokens = PHASE_ROUNDS * sum(n * both for n, both in each) + self.prompt_tokens + self.output_tokens
-        return Budget(right + phase, right_tokens + tokens, self.seconds)
+        return Budget(MET + right + phase, right_tokens + tokens, self.seconds)
 
     def settings(self) -> dict[str, "Setting"]:
         """The loads that are compared, by what is changed."""
@@ -207,16 +212,27 @@ async def _probe(ask: Ask, say: Say) -> Report:
     async with client.client(ask.target) as web:
         target, server = await _met(web, ask.target)
         ask = replace(ask, target=target)
-        counted = [0]
+        counted = [MET]
         say("the same prompts alone and together")
-        right = await _right(web, ask, min(until, begin + ask.seconds / 2), counted)
+        half = begin + ask.seconds / 2
+        right = await _in_time(_right(web, ask, half, counted), half, Rightness(verdict="cannot tell", why=LATE))
         say("prompt, answer and load changed one at a time")
-        phase = await _phase(web, ask, until, counted)
+        bound = Binding(verdict="cannot tell", why=LATE, lever=LEVERS["cannot tell"])
+        phase = await _in_time(_phase(web, ask, until, counted), until, bound)
     spent = time.monotonic() - begin
     return Report(
         url=target.url, server=server, model=target.model, budget=ask.budget(), requests=counted[0],
         seconds=spent, right=right, phase=phase,
     )  # fmt: skip
+
+
+async def _in_time(work: Coroutine[Any, Any, Found], until: float, otherwise: Found) -> Found:
+    """What comes of some work, or something else where it does not end soon after its time."""
+    try:
+        async with asyncio.timeout(max(until - time.monotonic(), 0.0) + GRACE_S):
+            return await work
+    except TimeoutError:
+        return otherwise
 
 
 async def _met(web: httpx2.AsyncClient, target: Target) -> tuple[Target, str]:
