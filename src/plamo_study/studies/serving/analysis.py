@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import stats, timing
-from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.rows import Request
 from plamo_study.studies.serving import knee, metrics
@@ -137,19 +136,21 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
 def knees(rows: pd.DataFrame) -> pd.DataFrame:
     """The highest rate that met the objectives, per model and build: `rate` (estimate, requests a second).
 
-    `failing`: the lowest rate that did not meet them, median over servers; `n`: servers.
+    `failing`: the lowest rate that did not meet them, median over servers; `n`: servers. `goodput`: requests a second
+    that kept to the objectives of the scale, at the knee.
     """
     entries = []
     found = usable(rows)
     found = found[(found["workload"] == "serving") & (found["pattern"] == "knee")]
-    for (model, build, n_prompt, n_gen), group in found.groupby(["model", "build", "n_prompt", "n_gen"]):
+    for (model, build, scale), group in found.groupby(["model", "build", "scale"]):
         brackets = [knee.bracket(series["rates"], series["met"]) for series in group["series"]]
         good = [low for low, _ in brackets if low == low]
         bad = [high for _, high in brackets if high == high]
         if good:
-            entry = {"model": model, "build": build, "n_prompt": n_prompt, "n_gen": n_gen, "n": len(good)}
+            kept = [metrics.goodput(requests, knee.OBJECTIVES[scale]) for requests in group["requests"]]
+            entry = {"model": model, "build": build, "n": len(good), "goodput": stats.median(kept)}
             entries.append(entry | {"rate": stats.median(good), "failing": median(bad) if bad else float("nan")})
-    return pd.DataFrame(entries, columns=["model", "build", "n_prompt", "n_gen", "n", "rate", "failing"])
+    return pd.DataFrame(entries, columns=["model", "build", "n", "goodput", "rate", "failing"])
 
 
 def tools(rows: pd.DataFrame) -> pd.DataFrame:
@@ -163,15 +164,3 @@ def tools(rows: pd.DataFrame) -> pd.DataFrame:
             entry[name] = median(values) if values else float("nan")
         entries.append(entry)
     return pd.DataFrame(entries, columns=["tool", "ttft", "itl", "tpot"])
-
-
-def per_request(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a request: CELL, `block`, `id`, `due` and `ttft` in seconds, `gap` largest, `failure`."""
-    entries = []
-    for row in rows[(rows["workload"] == "serving") & (rows["status"] == "ok")].itertuples():
-        for request in row.requests:
-            entry = {name: getattr(row, name) for name in (*CELL, "block")}
-            first = (request.token_ns[0] - request.arrived_ns) / NS if request.token_ns else float("nan")
-            entries.append(entry | {"id": request.id, "due": request.arrived_ns / NS, "ttft": first,
-                                    "failure": request.failure})  # fmt: skip
-    return pd.DataFrame(entries, columns=[*CELL, "block", "id", "due", "ttft", "failure"])

@@ -34,6 +34,7 @@ def _contamination(rows: pd.DataFrame) -> list[str]:
     found = analysis.answers(rows)
     found = found[(found["server"] == LLAMA) & (found["n_clients"] > 1) & (found["n_seq"] == SLOTS)]
     said = []
+    found = found.sort_values(["model", "build"], ascending=[True, False])  # as released, then corrected
     for (model, build), group in found.groupby(["model", "build"], sort=False):
         counts = {name: int(group[name].sum()) for name in ("answers", "differ", "near_ties", "runs", "died")}
         at = " and ".join(f"{n}" for n in sorted(group["n_clients"]))
@@ -124,7 +125,8 @@ def contaminated(recording: Recording) -> pd.DataFrame:
     found = found[(found["n_clients"] > 0)]
     found = found[(found["server"] == PYTHON) | (found["n_seq"] == SLOTS)]
     entries = []
-    for row in found.sort_values(["model", "server", "build", "n_clients"]).itertuples():
+    in_order = {"by": ["model", "server", "build", "n_clients"], "ascending": [True, True, False, True]}
+    for row in found.sort_values(**in_order).itertuples():
         share = 100 * (row.differ - row.near_ties) / max(row.answers, 1)
         said = f"{share:.0f} %" + (f", {row.died} of {row.runs} died" if row.died else "")
         entries.append({"who": _who(row), "n_clients": row.n_clients, "share": share, "said": said})
@@ -233,6 +235,7 @@ def knees(recording: Recording) -> Table:
         "build": ("build", ""),
         "rate": ("met at (requests/s)", ".3g"),
         "failing": ("failed at (requests/s)", ".3g"),
+        "goodput": ("goodput there (requests/s)", ".3g"),
         "n": ("servers", ""),
     }
     return table(analysis.knees(recording.rows), columns)
