@@ -18,7 +18,7 @@ from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import page, probe, trial
+from plamo_study.studies.serving import page, probe, traffic, trial
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.probe import Ask, Seen
 
@@ -168,6 +168,42 @@ def test_too_few_rounds_and_answers_that_end_by_themselves_are_no_verdict():
     found = probe._bound(short, [])
     assert found.verdict == "cannot tell"
     assert "ends by itself" in found.why
+
+
+BEFORE = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+llamacpp:prompt_tokens_total 100
+llamacpp:prompt_seconds_total 1.5
+llamacpp:tokens_predicted_total 10
+llamacpp:tokens_predicted_seconds_total 0.5
+"""
+VLLM = """vllm:prompt_tokens_total{model_name="a b"} 10.0
+vllm:generation_tokens_total{model_name="a b"} 5.0
+vllm:request_queue_time_seconds_sum{model_name="a b"} 0.5
+vllm:request_prefill_time_seconds_sum{model_name="a b"} 0.25
+vllm:request_decode_time_seconds_sum{model_name="a b"} 0.25
+"""
+
+
+def test_a_servers_own_traffic_is_read_from_two_looks_at_its_metrics():
+    after = BEFORE.replace(" 100", " 400").replace("1.5", "4.5").replace("total 10", "total 70").replace("0.5", "1.5")
+    found = traffic.between(traffic.parsed(BEFORE), traffic.parsed(after), 10.0)
+    assert (found.prompt_tokens, found.output_tokens) == (300, 60)
+    assert found.shares == {"prefill": 0.75, "decode": 0.25}
+    nothing = {name: 0.0 for name in traffic.parsed(VLLM)}
+    assert traffic.between(nothing, traffic.parsed(VLLM), 1.0).shares["queue"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (BEFORE, BEFORE, "nothing was answered"),
+        (BEFORE, BEFORE.replace("1.5", "0"), "anew"),
+        ("", "", "counts nothing"),
+    ],
+)
+def test_looks_that_say_nothing_are_refused(before, after, why):
+    with pytest.raises(StudyError, match=why):
+        traffic.between(traffic.parsed(before), traffic.parsed(after), 1.0)
 
 
 # ------------------------------------------------------------------ command

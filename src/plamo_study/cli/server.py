@@ -91,12 +91,13 @@ def probe(
     concurrency: Annotated[int, typer.Option(min=1, help="requests at a time")] = 2,
     rate: Annotated[float, typer.Option(min=0, help="requests per second instead; 0: as many at a time")] = 0.0,
     seconds: Annotated[float, typer.Option(min=1, help="at most, about")] = 120.0,
+    watch: Annotated[float, typer.Option(min=0, help="first look at /metrics so many seconds: your own traffic")] = 0.0,
     yes: Annotated[bool, typer.Option("--yes", help="the server is not on this machine, and may be asked")] = False,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
 ) -> None:
     """Are a server's answers right under load, and which phase binds its traffic? A key: PROBE_API_KEY."""
-    from plamo_study.studies.serving import page, probe as probing
+    from plamo_study.studies.serving import page, probe as probing, traffic
     from plamo_study.studies.serving.client import Target
 
     address = probing.check_url(url)
@@ -107,13 +108,18 @@ def probe(
     report.console.print(f"{address}: {cost}", markup=False)
     if not (yes or probing.is_loopback(address)):
         raise StudyError(address, f"is not this machine, and it would get {cost}", "the same with --yes, if you may")
-    found = probing.probe(ask, lambda line: report.console.print(line, markup=False))
+    own = traffic.watched(target, watch) if watch else None
+    found = msgspec.structs.replace(probing.probe(ask, _say), traffic=own)
     if html:
         html.write_text(page.html(found), encoding="utf-8")
     if json:
         typer.echo(jsonlib.dumps(msgspec.to_builtins(found)))
     else:
         Console(highlight=False, soft_wrap=True).print(page.text(found), markup=False)
+
+
+def _say(line: str) -> None:
+    report.console.print(line, markup=False)
 
 
 @contextmanager

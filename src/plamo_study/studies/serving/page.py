@@ -4,7 +4,8 @@ from math import isnan
 
 from jinja2 import Environment
 
-from plamo_study.studies.serving.probe import Binding, Interval, Report, Rightness
+from plamo_study.studies.serving.probe import LEVERS, Binding, Interval, Report, Rightness
+from plamo_study.studies.serving.traffic import Traffic
 
 CHANGED = {"prompt": "a longer prompt", "output": "a longer answer", "load": "more load"}
 PAGE = """<!DOCTYPE html>
@@ -37,11 +38,19 @@ def _parts(report: Report) -> list[tuple[str, Lines]]:
     spent = f"{report.requests} requests in {report.seconds:.0f} s"
     server: Lines = [("address", report.url), ("kind", report.server), ("model", report.model), ("asked", spent)]
     right, phase = report.right, report.phase
-    return [
+    parts = [
         ("The server", server),
         (f"Is it right under load? {right.verdict}.", _right(right)),
         (f"Which phase binds? {phase.verdict}.", _phase(phase)),
     ]
+    return [*parts, ("Your own traffic", _traffic(report.traffic))] if report.traffic else parts
+
+
+def _traffic(own: Traffic) -> Lines:
+    asked = f"{own.prompt_tokens:,.0f} tokens of prompts, {own.output_tokens:,.0f} of answers"
+    shares = [(f"share of the server's time, {phase}", f"{share:.0%}") for phase, share in own.shares.items()]
+    most = max(own.shares, key=lambda phase: own.shares[phase])
+    return [(f"in {own.seconds:g} s", asked), *shares, ("what helps", LEVERS[most])]  # type: ignore[index] # a phase
 
 
 def _right(right: Rightness) -> Lines:

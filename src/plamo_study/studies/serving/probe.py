@@ -24,6 +24,7 @@ from plamo_study.errors import StudyError
 from plamo_study.studies.serving import client, judge, load, questions
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.traffic import Traffic
 
 PROMPTS, TOGETHER, RIGHT_ROUNDS = 8, (4, 2), 6  # asked alone; at once; rounds of each
 RIGHT_TOKENS, RIGHT_CHARACTERS = 24, (600, 50)  # of an answer; of the first prompt, and more with each
@@ -155,7 +156,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe found out."""
+    """What a probe found out; `traffic`: what the server's own was made of, where that was looked at."""
 
     url: str
     server: str
@@ -165,6 +166,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     right: Rightness
     phase: Binding
+    traffic: Traffic | None = None
 
 
 def is_loopback(url: str) -> bool:
