@@ -76,9 +76,7 @@ def trial(
     for name in plan.MODELS:
         path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
         for build_name in builds or [server_build.STOCK, "corrected"]:
-            found.append(
-                trials.run(name, path, build_name, runs, lambda line: report.console.print(line, markup=False))
-            )
+            found.append(trials.run(name, path, build_name, runs, _say))
     path = trials.keep(recording.REFERENCE if reference else recording.LOCAL, found)
     report.console.print(f"kept: {report.short(path)}")
 
