@@ -61,10 +61,7 @@ def start(
 
 @app.command()
 def trial(
-    builds: Annotated[
-        list[str] | None, typer.Argument(help="stock and builds of `engine list`; stock and corrected by default")
-    ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="servers probed of each model and build")] = 20,
+    runs: Annotated[int, typer.Option(min=1, help="servers probed of each kind")] = 20,
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
     """Probe servers that are known to be wrong and to be right, each many times: is the probe right about them?"""
@@ -72,13 +69,13 @@ def trial(
     from plamo_study.models import embedded, registry
     from plamo_study.studies.serving import trial as trials
 
-    found = []
-    for name in plan.MODELS:
+    hybrid, attention = plan.MODELS
+    place, found = recording.REFERENCE if reference else recording.LOCAL, []
+    for name, engine in ((hybrid, server_build.STOCK), (hybrid, "corrected"), (attention, server_build.STOCK)):
         path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
-        for build_name in builds or [server_build.STOCK, "corrected"]:
-            found.append(trials.run(name, path, build_name, runs, _say))
-    path = trials.keep(recording.REFERENCE if reference else recording.LOCAL, found)
-    report.console.print(f"kept: {report.short(path)}")
+        found.append(trials.run(name, path, engine, runs, _say))
+        kept = trials.keep(place, found)
+    report.console.print(f"kept: {report.short(kept)}")
 
 
 def probe(
