@@ -14,7 +14,6 @@ from plamo_study.studies.serving import knee, metrics
 
 CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "pattern", "per_second"]
 TIMES = ["ttft", "tpot", "itl", "largest", "whole", "throughput"]
-PARTS = ["engine", "in the server", "HTTP and client"]
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
 
@@ -95,8 +94,8 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     """Each server's first token and further tokens beside what the engine alone takes, one request at a time or more.
 
     `what`: "first token" or "each further token"; `engine`, `measured` and `added` seconds (estimates), `ratio` of
-    measured over engine, paired by block. Of the difference `server` (what llama-server takes by its own count beyond
-    the engine: sampling, scheduling, detokenizing) and `web` (the rest: HTTP, the queue and the client), medians.
+    measured over engine, paired by block. Of the difference `inside` (what llama-server takes by its own count beyond
+    the engine: sampling, scheduling, detokenizing) and `outside` (the rest: HTTP, the queue and the client), medians.
     """
     used = usable(rows)
     most = used["n_threads"].max()
@@ -127,9 +126,9 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
             entry = {**cell, "what": what, "ratio": timing.paired_ratio(both[name], both["engine"])}
             entry |= {"engine": stats.median(both["engine"].tolist()), "measured": stats.median(both[name].tolist())}
             entry |= {"added": stats.median((both[name] - both["engine"]).tolist())}
-            entry |= {"server": float((both["own"] - both["engine"]).median())}
-            entries.append(entry | {"web": float((both[name] - both["own"]).median())})
-    names = [*CELL, "what", "engine", "measured", "added", "ratio", "server", "web"]
+            entry |= {"inside": float((both["own"] - both["engine"]).median())}
+            entries.append(entry | {"outside": float((both[name] - both["own"]).median())})
+    names = [*CELL, "what", "engine", "measured", "added", "ratio", "inside", "outside"]
     return pd.DataFrame(entries, columns=names)
 
 

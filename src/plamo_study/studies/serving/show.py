@@ -309,6 +309,6 @@ _PREDICTED: Mapping[str, tuple[str, Any]] = {
     "engine": ("engine alone (ms)", significant(3, MS)),
     "measured": ("server (ms)", significant(3, MS)),
     "ratio": ("server / engine", ".2f"),
-    "server": ("in the server (ms)", scaled(MS, ".2f")),
-    "web": ("outside (ms)", scaled(MS, ".2f")),
+    "inside": ("in the server (ms)", scaled(MS, ".2f")),
+    "outside": ("outside (ms)", scaled(MS, ".2f")),
 }
