@@ -248,7 +248,8 @@ class Serving(OnModel, frozen=True, kw_only=True):
     """Requests to a server over HTTP: so many at a time, or as they arrive."""
 
     timed = True
-    server: Literal["llama-server", "llama_cpp.server"] = "llama-server"
+    # The default is another object than the type's word: what a journal names stays named, as `canonical` says.
+    server: Literal["llama-server", "llama_cpp.server"] = "-".join(("llama", "server"))  # type: ignore[assignment]
     n_prompt: int = 0  # tokens of each request
     n_gen: int = 0  # of each answer
     n_seq: int = 1  # slots of the server
