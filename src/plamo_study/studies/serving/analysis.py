@@ -98,8 +98,7 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     the engine: sampling, scheduling, detokenizing) and `outside` (the rest: HTTP, the queue and the client), medians.
     """
     used = usable(rows)
-    most = used["n_threads"].max()
-    parts = used[used["n_threads"] == most]
+    parts = used[used["n_threads"].isin(used.loc[used["workload"] == "serving", "n_threads"])]
     prompts = {
         key: timing.median_by_block(group)
         for key, group in parts[parts["workload"] == "prefill"].groupby(["model", "n_prompt"])
