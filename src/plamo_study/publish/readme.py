@@ -101,7 +101,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     FINDINGS: {"findings": findings},
     BATCHING: {
         "server": lambda: upstream.server_finding(serving.recorded()),
-        "load": _shown(upstream.under_load, lambda: recorded("11-serving", "mini")),
+        "load": lambda: upstream.under_load(recorded("11-serving", "mini")),
         "tests": _shown(upstream.three_tests, _law),
         "law": lambda: upstream.law(_law()),
         "aborts": lambda: upstream.first_aborts(_law()),

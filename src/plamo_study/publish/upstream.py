@@ -78,19 +78,22 @@ def server(runs: list[Served]) -> Table:
     return Table(pd.DataFrame(entries))
 
 
-def under_load(recording: Recording) -> Table:
-    """Answers of llama-server under load, as released and corrected: how many are those given alone, how it ended."""
+def under_load(recording: Recording) -> str:
+    """What became of streamed requests to llama-server, as released and corrected, in a sentence."""
     found = serving.answers(recording.rows)
     found = found[(found["server"] == "llama-server") & (found["n_clients"] > 1)]
-    entries = []
-    for row in found.sort_values(
-        ["model", "build", "n_seq", "n_clients"], ascending=[True, False, True, True]
-    ).itertuples():
-        entry = {"build": BUILDS.get(row.build, row.build), "model": row.model, "slots": row.n_seq}
-        entry |= {"requests at once": row.n_clients, "answers that differ": f"{row.differ} of {row.answers}"}
-        entry |= {"of these near-ties": f"{row.near_ties}" if row.differ else "n/a"}
-        entries.append(entry | {"servers that died": f"{row.died} of {row.runs}", "how": row.how or "n/a"})
-    return Table(pd.DataFrame(entries))
+    found = found.sort_values(["model", "build"], ascending=[True, False])
+    said = []
+    for (model, build), group in found.groupby(["model", "build"], sort=False):
+        told = {name: int(group[name].sum()) for name in ("answers", "differ", "near_ties", "runs", "died")}
+        how = f" ({', '.join(sorted(set(group['how']) - {''}))})" if told["died"] else ""
+        said.append(
+            f"{model}, {BUILDS.get(build, build)}: {told['differ']} of {told['answers']} answers differ "
+            f"({told['near_ties']} at near-ties), {told['died']} of {told['runs']} servers died{how}"
+        )
+    at = f"{found['n_clients'].min()} to {found['n_clients'].max()}"
+    slots = " or ".join(str(n) for n in sorted(set(found["n_seq"])))
+    return f"Streamed, {at} requests at once, {slots} slots (`plamo-study run 11`): {'; '.join(said)}."
 
 
 def projections(recording: Recording) -> Table:
