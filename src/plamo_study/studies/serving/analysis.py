@@ -1,7 +1,7 @@
 """What a server adds to the engine, what load does to requests and to their answers: frames in, estimates out."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -10,10 +10,12 @@ import pandas as pd
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.rows import Request
+from plamo_study.measure.serving import NEAR_TIE
 from plamo_study.studies.serving import knee, metrics
 
 CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "pattern", "per_second"]
 TIMES = ["ttft", "tpot", "itl", "largest", "whole", "throughput"]
+ALIKE, OTHER, UNANSWERED = "as alone", "another answer", "no answer"
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
 
@@ -58,8 +60,8 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model, build, server and number at a time: `runs`, `answers`, how many `differ` from the same prompt alone.
 
     `near_ties` among these; `failed` requests; `died`: servers that ended, with the signals (`how`) and assertions
-    (`said`); `first`: the fewest answers that a server gave before it ended. Answers that broke off count as far as
-    they go.
+    (`said`). Answers that broke off count as far as they go. Of all `requests`, `other` got another answer where no
+    near-tie explains it, and of the rest `unanswered` got none, or not all of it.
     """
     found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
     entries = []
@@ -71,11 +73,22 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
         entry |= {"runs": len(group), "answers": sum(len(_begun(requests)) for requests in group["requests"])}
         entry |= {name: int(sum(check[name] for check in checks)) for name in ("differ", "near_ties")}
         entry |= {"failed": sum(bool(r.failure) for requests in group["requests"] for r in requests)}
+        became = [each for row in group.itertuples() for each in _became(row)]
+        entry |= {"requests": len(became), "other": became.count(OTHER), "unanswered": became.count(UNANSWERED)}
         entry |= {"died": len(dead), "how": ", ".join(dict.fromkeys(end[0] for end in dead))}
         entry |= {"said": next((end[1] for end in dead if end[1]), "")}
         entries.append(entry)
     names = ["model", "build", "server", "n_seq", "n_clients", "runs", "answers", "differ", "near_ties", "failed"]
-    return pd.DataFrame(entries, columns=[*names, "died", "how", "said"])
+    return pd.DataFrame(entries, columns=[*names, "requests", "other", "unanswered", "died", "how", "said"])
+
+
+def _became(row: Any) -> Iterator[str]:
+    """What became of each request of a load."""
+    for request, token, gap in zip(row.requests, row.series["differs"], row.series["gap"], strict=True):
+        if token >= 0 and not 0 <= gap < NEAR_TIE:
+            yield OTHER
+        else:
+            yield UNANSWERED if request.failure else ALIKE
 
 
 def _begun(requests: Sequence[Request]) -> list[Request]:

@@ -6,24 +6,25 @@ import pandas as pd
 from plamo_study.present.figures import Chart, marks, spread
 
 SIDE = 240
+BECAME = ["#a6cbe3", "#d55e00", "#4d4d4d"]  # as alone, another answer, none
 
 
-def contaminated(data: pd.DataFrame, title: str) -> Chart:
-    """Share of answers that are another's than alone, a panel a server, a bar for each number of requests at a time."""
-    axis = "Answers unlike those given alone (%)"
-    x = alt.X("n_clients:O", title="Requests at a time")
-    y = alt.Y("share:Q", title=axis, scale=alt.Scale(domain=[0, 100]))
-    order = list(dict.fromkeys(data["who"]))
-    base = alt.Chart().encode(x=x)
-    bars = base.mark_bar(size=26, color="#d55e00").encode(y=y)
-    words = base.mark_text(dy=-8, fontSize=12).encode(y=y, text="said:N")
-    chart = alt.layer(bars, words, data=data).properties(width=150, height=SIDE)
+def contaminated(data: pd.DataFrame, title: str) -> alt.Chart:
+    """What became of requests, a bar for each server and number of requests at a time."""
+    axis = "Requests (%)"
+    names = list(dict.fromkeys(data["became"]))
+    colours = alt.Scale(domain=names, range=BECAME[: len(names)])
+    y = alt.Y("who:N", title=None, sort=list(dict.fromkeys(data["who"])), axis=alt.Axis(labelLimit=400))
+    x = alt.X("share:Q", title=axis, scale=alt.Scale(domain=[0, 100]))
+    order = alt.Order("place:Q")
+    placed = data.assign(place=[names.index(name) for name in data["became"]])
+    bars = alt.Chart(placed).mark_bar(size=14).encode(x=x, y=y, order=order)
     told = "; ".join(
-        f"{who}: " + ", ".join(f"{row.said} of {row.n_clients} at a time" for row in group.itertuples())
+        f"{who}: " + ", ".join(f"{row.share:.0f} % {row.became}" for row in group.itertuples() if row.share)
         for who, group in data.groupby("who", sort=False)
     )
-    return chart.facet(column=alt.Column("who:N", title=None, sort=order)).properties(
-        title=title, description=f"{title}. {axis}, and servers that died: {told}."
+    return bars.encode(color=alt.Color("became:N", title=None, scale=colours)).properties(
+        title=title, description=f"{title}. {axis}: {told}.", height=alt.Step(22)
     )
 
 

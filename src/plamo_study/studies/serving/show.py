@@ -120,17 +120,17 @@ def _knees(recording: Recording) -> list[str]:
 
 
 def contaminated(recording: Recording) -> pd.DataFrame:
-    """What the first figure draws: `who`, `n_clients`, `share` (%), and in words `said`."""
+    """What the first figure draws: `who` was asked how, what its requests `became`, and their `share` (%)."""
     found = analysis.answers(recording.rows)
-    found = found[(found["n_clients"] > 0)]
-    found = found[(found["server"] == PYTHON) | (found["n_seq"] == SLOTS)]
+    found = found[(found["n_clients"] > 0) & ((found["server"] == PYTHON) | (found["n_seq"] == SLOTS))]
     entries = []
     in_order = {"by": ["model", "server", "build", "n_clients"], "ascending": [True, True, False, True]}
     for row in found.sort_values(**in_order).itertuples():
-        share = 100 * (row.differ - row.near_ties) / max(row.answers, 1)
-        said = f"{share:.0f} %" + (f", {row.died} of {row.runs} died" if row.died else "")
-        entries.append({"who": _who(row), "n_clients": row.n_clients, "share": share, "said": said})
-    return pd.DataFrame(entries, columns=["who", "n_clients", "share", "said"])
+        alike = row.requests - row.other - row.unanswered
+        became = {analysis.ALIKE: alike, analysis.OTHER: row.other, analysis.UNANSWERED: row.unanswered}
+        who = f"{_who(row)}, {row.n_clients} at a time"
+        entries += [{"who": who, "became": name, "share": 100 * n / row.requests} for name, n in became.items()]
+    return pd.DataFrame(entries, columns=["who", "became", "share"])
 
 
 def _who(row: Any) -> str:
