@@ -104,7 +104,7 @@ def deaths(requests: Sequence[Request]) -> tuple[str, str] | None:
 
 
 def predicted(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each server's first token and further tokens beside what the engine alone takes, one request at a time or more.
+    """Each server's first token and further tokens beside what the engine alone takes after a prompt of that length.
 
     `what`: "first token" or "each further token"; `engine`, `measured` and `added` seconds (estimates), `ratio` of
     measured over engine, paired by block. Of the difference `inside` (what llama-server takes by its own count beyond
@@ -118,14 +118,16 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     }
     steps = {
         key: timing.median_by_block(group)
-        for key, group in parts[parts["workload"] == "decode"].groupby(["model", "n_seq"])
+        for key, group in parts[parts["workload"] == "decode"].groupby(["model", "n_prompt", "n_seq"])
     }
     entries = []
     found = processes(used)
     for key, group in found[found["n_clients"] > 0].groupby(CELL, sort=False):
         cell = dict(zip(CELL, key, strict=True))
         known = group.drop_duplicates("block", keep="last").set_index("block")
-        asked = [("each further token", "tpot", "answer", steps.get((cell["model"], cell["n_clients"])))]
+        asked = [
+            ("each further token", "tpot", "answer", steps.get((cell["model"], cell["n_prompt"], cell["n_clients"])))
+        ]
         if cell["n_clients"] == 1:
             asked.insert(0, ("first token", "ttft", "prompt", prompts.get((cell["model"], cell["n_prompt"]))))
         for what, name, own, engine in asked:

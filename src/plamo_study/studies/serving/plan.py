@@ -79,7 +79,8 @@ def _compared(cell: Serving) -> bool:
 
 
 def _parts(base: Serving, at_once: tuple[int, ...]) -> list[Cell]:
-    """What the engine alone takes for the prompts, and for steps of so many sequences after the short ones."""
+    """What the engine alone takes for the prompts, for a step after each, and for steps of so many sequences."""
     prompts = [change(base, workload="prefill", n_prompt=n, n_seq=1, repetitions=3) for n in PROMPTS]
-    step = change(base, workload="decode", depth=base.n_prompt, n_gen=STEPS, policy="shared")
-    return [*prompts, *(change(step, n_seq=n) for n in at_once)]
+    step = change(base, workload="decode", depth=base.n_prompt, n_gen=STEPS, n_seq=1, policy="shared")
+    steps = [*(change(step, n_seq=n) for n in at_once), *(change(step, depth=n) for n in PROMPTS)]
+    return [*prompts, *steps]

@@ -57,7 +57,8 @@ def _added(rows: pd.DataFrame) -> list[str]:
     for server, group in found.groupby("server", sort=False):
         parts = []
         for what, lines_of in group.groupby("what", sort=False):
-            of = lines_of[lines_of["n_gen"] == lines_of["n_gen"].max()].drop_duplicates(["model"], keep="first")
+            spoken = lines_of[lines_of["n_gen"] == SPOKEN[1]]
+            of = (spoken if len(spoken) else lines_of).sort_values(["model", "n_seq"]).drop_duplicates("model")
             for row in of.to_dict("records"):
                 ratio, both = sentences.quotient(
                     row["ratio"], row["measured"].scaled(MS), row["engine"].scaled(MS), "ms"
