@@ -52,9 +52,10 @@ def serving(scale: str, gpu: bool = False) -> Plan:
         others += [change(each, server=LLAMA, n_clients=0, pattern="knee", n_requests=SOUGHT[scale])]
     for each in both if has_python else ():
         ours = change(each, server=PYTHON, n_seq=1)
-        needed += [_of(ours, *ASIDE), change(_of(ours, *ASIDE), n_clients=4, n_requests=FEWEST)]
-    needed += [part for each in both for part in _parts(each, (1,))]
-    others += [part for each in both for part in _parts(each, AT_ONCE if has_llama else (1,))]
+        aside = [_of(ours, *ASIDE), change(_of(ours, *ASIDE), n_clients=4, n_requests=FEWEST)]
+        (others if has_llama else needed).extend(aside)
+    needed += [part for each in both for part in _parts(each, (), PROMPTS[:1])]
+    others += [part for each in both for part in _parts(each, AT_ONCE if has_llama else (), PROMPTS)]
     cells = tuple(dict.fromkeys([*needed, *others]))
     fitting = tuple(cell for cell in cells if not isinstance(cell, Serving)) or cells
     planned = with_gates("11-serving", scale, fitting, exact_cache=False)
@@ -78,9 +79,8 @@ def _compared(cell: Serving) -> bool:
     return cell.server == LLAMA and cell.model == MODELS[0] and cell.n_clients != 1
 
 
-def _parts(base: Serving, at_once: tuple[int, ...]) -> list[Cell]:
-    """What the engine alone takes for the prompts, for a step after each, and for steps of so many sequences."""
-    prompts = [change(base, workload="prefill", n_prompt=n, n_seq=1, repetitions=3) for n in PROMPTS]
+def _parts(base: Serving, at_once: tuple[int, ...], lengths: tuple[int, ...]) -> list[Cell]:
+    """What the engine alone takes for prompts, for a step after each, and for steps of so many after the shortest."""
     step = change(base, workload="decode", depth=base.n_prompt, n_gen=STEPS, n_seq=1, policy="shared")
-    steps = [*(change(step, n_seq=n) for n in at_once), *(change(step, depth=n) for n in PROMPTS)]
-    return [*prompts, *steps]
+    alone = [change(base, workload="prefill", n_prompt=n, n_seq=1, repetitions=3) for n in lengths]
+    return [*alone, *(change(step, depth=n) for n in lengths), *(change(step, n_seq=n) for n in at_once)]
