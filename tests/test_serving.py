@@ -436,7 +436,7 @@ def test_the_server_in_python_answers_one_request_at_a_time_and_counts_where_it_
 # ------------------------------------------------------------------ plan and build
 
 
-def test_the_plan_asks_the_servers_that_are_here_and_says_when_there_is_none(monkeypatch):
+def test_the_plan_asks_the_servers_that_are_here_and_the_one_in_python_where_there_is_none(monkeypatch):
     monkeypatch.setattr(server, "find", lambda: Path("/x"))
     monkeypatch.setattr(server, "has_python_server", lambda: True)
     whole = plan.serving("mini")
@@ -448,8 +448,10 @@ def test_the_plan_asks_the_servers_that_are_here_and_says_when_there_is_none(mon
     monkeypatch.setattr(server, "find", lambda: None)
     assert {each.server for each in plan.serving("mini").cells if isinstance(each, Serving)} == {plan.PYTHON}
     monkeypatch.setattr(server, "has_python_server", lambda: False)
-    with pytest.raises(StudyError, match="no server"):
-        plan.serving("mini")
+    assert {each.server for each in plan.serving("mini").cells if isinstance(each, Serving)} == {plan.PYTHON}
+    setup = Setup("llama_cpp.server", mini_file(HYBRID))
+    with pytest.raises(StudyError, match=r"framework is not installed"), server.started(setup):
+        pass
 
 
 def test_where_compiling_took_its_time_is_read_from_ninjas_log():
