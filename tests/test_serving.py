@@ -1,103 +1,465 @@
-"""Concurrent requests against a stand-in for llama-server: same answers, a neighbour's answers, a death."""
+"""Notebook 11: loads, their times and their faults, against a server that misbehaves and against real ones."""
 
+import asyncio
 import os
+import signal
+import subprocess
 import sys
-import textwrap
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
 
+import misbehaving
+import msgspec
+import numpy as np
+import psutil
 import pytest
-from conftest import HYBRID, mini_file
+from conftest import ATTENTION, HYBRID, mini_file
 
+from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
-from plamo_study.measure import serving
+from plamo_study.measure import server
+from plamo_study.measure.cells import Serving
+from plamo_study.measure.process import work
+from plamo_study.measure.rows import Request
+from plamo_study.measure.server import Setup
+from plamo_study.measure.worker import Job
+from plamo_study.studies.serving import client, judge, knee, load, metrics, plan
+from plamo_study.studies.serving.client import Answer, Prompt, Target
 
-STAND_IN = """\
-    #!{python}
-    # Answers with the length of the prompt; MIXES: together with those asked at the same time; DIES: 14 times
-    import json, os, sys, threading, time
-    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-    if "--version" in sys.argv:
-        sys.exit(print("version: 1 (stand-in)"))
-    busy, served, lock = [0], [0], threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.reply({{}})
-
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with lock:
-                busy[0] += 1
-                served[0] += 1
-                dies = os.environ.get("DIES") and served[0] > 14
-            while dies and busy[0] > 1:
-                time.sleep(0.01)  # the others have their answers first
-            if dies:
-                print("x.cpp:1: GGML_ASSERT(fits) failed", flush=True)
-                os._exit(134)
-            time.sleep(0.05)
-            others = busy[0] - 1 if os.environ.get("MIXES") else 0
-            tokens = [len(body["prompt"]), others]
-            top = [{{"logprob": -0.1}}, {{"logprob": -2.0}}]
-            self.reply({{"tokens": tokens, "completion_probabilities": [{{"top_logprobs": top}}] * 2}})
-            with lock:
-                busy[0] -= 1
-
-        def reply(self, what):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(what).encode())
-
-        def log_message(self, *arguments):
-            pass
-
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
-"""
+MS = 1_000_000
+WORKER = "plamo_study.studies.serving.worker"
+needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
+needs_python = pytest.mark.skipif(not server.has_python_server(), reason="the extra [server] is not installed")
 
 
 @pytest.fixture
-def stand_in(tmp_path):
+def misbehaves(monkeypatch):
+    """A server that misbehaves in a way, within this process."""
+    running = []
+
+    def start(way=""):
+        monkeypatch.setattr(misbehaving.Handler, "way", way)
+        monkeypatch.setattr(misbehaving.Handler, "keys", [])
+        httpd = misbehaving.Server(("127.0.0.1", 0), misbehaving.Handler)
+        threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
+        running.append(httpd)
+        return Target(f"http://127.0.0.1:{httpd.server_port}")
+
+    yield start
+    for httpd in running:
+        httpd.shutdown()
+        httpd.server_close()
+
+
+def asked(target, **given):
+    async def ask():
+        async with client.client(target) as web:
+            return await client.ask(web, target, Prompt("0", "Say", 8), **given)
+
+    return client.run(ask())
+
+
+def loaded(target, prompts, n_clients=0, arrivals=()):
+    async def run():
+        async with client.client(target) as web:
+            if n_clients:
+                return await load.closed(web, target, prompts, n_clients)
+            return await load.opened(web, target, prompts, arrivals)
+
+    return client.run(run())
+
+
+# ------------------------------------------------------------------ one request
+
+
+def test_an_answer_has_its_text_its_counts_and_its_times_in_order(misbehaves):
+    answer = asked(misbehaves())
+    assert answer.text == "one two three four Say"
+    assert (answer.n_prompt, answer.n_gen, answer.failure, answer.divided) == (3, 5, "", False)
+    stamps = [answer.due_ns, answer.sent_ns, answer.byte_ns, *answer.token_ns, answer.ended_ns]
+    assert stamps == sorted(stamps)
+    assert len(answer.token_ns) == 5
+
+
+def test_chunks_of_two_tokens_are_divided_and_marked_and_an_empty_one_is_no_token(misbehaves):
+    answer = asked(misbehaves("in_pairs"))
+    assert answer.divided
+    assert len(answer.chunk_ns) == 2
+    first, second, third, fourth = answer.token_ns
+    assert first == second == answer.chunk_ns[0]
+    assert first < third < fourth == answer.chunk_ns[1]
+    assert answer.chunk_ns[0] - answer.byte_ns > 10 * MS  # the empty chunk came before
+
+
+def test_reasoning_is_counted_apart(misbehaves):
+    answer = asked(misbehaves("thinks"))
+    assert (answer.text, answer.thought, len(answer.chunk_ns)) == ("yes", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("refuses", "HTTP 503: all slots are busy"),
+        ("truncated", "ended before its end"),
+        ("cut", "RemoteProtocolError|ReadError"),
+        ("malformed", "malformed answer"),
+        ("wrong_kind", "malformed answer"),
+        ("says_error", "the server says: out of memory"),
+        ("redirects", "a redirect elsewhere, refused"),
+        ("one_line", "an event of more than"),
+        ("gigabyte", "a body of more than"),
+    ],
+)
+def test_a_fault_is_told_in_the_answer_and_the_load_goes_on(misbehaves, monkeypatch, way, why):
+    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
+    target = misbehaves(way)
+    found = loaded(target, [Prompt(str(n), "Say", 8) for n in range(3)], n_clients=2)
+    assert [answer.prompt.id for answer in found.answers] == ["0", "1", "2"]
+    for answer in found.answers:
+        assert any(part in answer.failure for part in why.split("|")), answer.failure
+        assert answer.ended_ns >= answer.sent_ns
+
+
+def test_ten_thousand_chunks_of_one_byte_are_one_answer(misbehaves):
+    answer = asked(misbehaves("by_bytes"))
+    assert (answer.failure, len(answer.text), len(answer.chunk_ns)) == ("", 9_900, 1)
+
+
+def test_a_server_that_hangs_is_given_up_on(misbehaves):
+    answer = asked(misbehaves("hangs"), quiet_s=0.2)
+    assert answer.failure == "nothing came for 0.2 s"
+    assert answer.text == "one "
+
+
+def test_a_clock_that_goes_backwards_moves_no_time(misbehaves, monkeypatch):
+    backwards = iter(range(10**6, 0, -1))
+    monkeypatch.setattr(time, "time", lambda: float(next(backwards)))
+    answer = asked(misbehaves())
+    assert answer.due_ns <= answer.byte_ns <= answer.ended_ns
+
+
+def test_a_key_is_sent_and_shown_nowhere(misbehaves):
+    target = misbehaves()
+    with_key = Target(target.url, key="very-secret")
+    asked(with_key)
+    assert misbehaving.Handler.keys == ["Bearer very-secret"]
+    assert "very-secret" not in repr(with_key)
+
+
+# ------------------------------------------------------------------ loads
+
+
+def test_every_request_of_a_closed_load_is_answered_once_and_no_more_at_a_time_than_asked(misbehaves):
+    prompts = [Prompt(str(n), f"{n} asks", 8) for n in range(9)]
+    found = loaded(misbehaves(), prompts, n_clients=3)
+    assert [answer.prompt for answer in found.answers] == prompts
+    assert all(answer.text.endswith(answer.prompt.text[:8]) for answer in found.answers)
+    events = sorted([(a.sent_ns, 1) for a in found.answers] + [(a.ended_ns, -1) for a in found.answers])
+    assert max(np.cumsum([change for _, change in events])) == 3
+    assert found.lag_ns
+
+
+def test_a_late_request_counts_from_when_it_was_due(misbehaves):
+    prompts = [Prompt(str(n), "Say", 8) for n in range(3)]
+    found = loaded(misbehaves(), prompts, arrivals=[0.0, 0.05, 0.05])
+    first, *others = found.answers
+    assert all(answer.due_ns - first.due_ns == 50 * MS for answer in others)
+    assert all(answer.sent_ns >= answer.due_ns for answer in found.answers)
+
+
+def test_a_client_that_is_kept_from_its_loop_is_said_to_bind(misbehaves):
+    async def hog():
+        await asyncio.sleep(2 * load.IDLE_TICKS * load.TICK_S)
+        while True:
+            time.sleep(0.02)
+            await asyncio.sleep(0.001)
+
+    async def run():
+        async with client.client(target) as web:
+            hogging = asyncio.create_task(hog())
+            found = await load.closed(web, target, [Prompt(str(n), "Say", 8) for n in range(4)], 1)
+            hogging.cancel()
+            return found
+
+    target = misbehaves()
+    assert client.run(run()).client_binds()
+
+
+@pytest.mark.parametrize(("kind", "cv"), [("poisson", 1.0), ("gamma", load.GAMMA_CV)])
+def test_arrivals_have_the_rate_and_the_spread_they_are_drawn_with(kind, cv):
+    gaps = np.diff(load.arrivals(kind, 20_000, 5.0, seed=1))
+    assert 1 / gaps.mean() == pytest.approx(5.0, rel=0.1)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1)
+    assert load.arrivals(kind, 9, 5.0, seed=1) == load.arrivals(kind, 9, 5.0, seed=1)
+
+
+def test_recorded_arrivals_are_read_and_bad_ones_named(tmp_path):
+    path = tmp_path / "times"
+    path.write_text("10.0\n10.5\n12\n")
+    assert load.arrivals(str(path), 3, 0, 0) == [0.0, 0.5, 2.0]
+    with pytest.raises(StudyError, match="3 times for 4"):
+        load.arrivals(str(path), 4, 0, 0)
+    path.write_text("10.0\nsoon\n")
+    with pytest.raises(StudyError, match="soon"):
+        load.arrivals(str(path), 1, 0, 0)
+
+
+def test_lengths_follow_the_published_tables():
+    drawn = np.array(load.lengths("conversation", 20_000, 1.0, seed=0))
+    assert np.median(drawn, axis=0) == pytest.approx([1020, 129], rel=0.05)
+    assert np.quantile(drawn, 0.9, axis=0) == pytest.approx([2734, 424], rel=0.05)
+    assert np.median(load.lengths("code", 20_000, 0.1, seed=0), axis=0)[0] == pytest.approx(147, rel=0.06)
+    with pytest.raises(StudyError, match="unknown"):
+        load.lengths("poems", 1, 1.0, 0)
+
+
+# ------------------------------------------------------------------ metrics
+
+
+def request(first_ms, gap_ms, n=5, due_ms=0.0, sent_ms=None, failure=""):
+    stamps = [int((due_ms + first_ms + gap_ms * i) * MS) for i in range(n)]
+    sent = due_ms if sent_ms is None else sent_ms
+    return Request(
+        id="0", n_prompt=3, arrived_ns=int(due_ms * MS), token_ns=[] if failure else stamps, failure=failure,
+        sent_ns=int(sent * MS), ended_ns=0 if failure else stamps[-1],
+    )  # fmt: skip
+
+
+def test_metrics_are_what_they_are_defined_as():
+    told = metrics.of_load([request(100, 10), request(200, 20, due_ms=50), request(0, 0, failure="HTTP 503: busy")])
+    assert told["ttft"] == pytest.approx(0.150)
+    assert told["tpot"] == pytest.approx(0.015)
+    assert told["largest"] == pytest.approx(0.020)
+    assert (told["answered"], told["failed"], told["n_tokens"]) == (2, 1, 10)
+    assert told["throughput"] == pytest.approx(10 / 0.330)
+    assert told["ttft_p90"] != told["ttft_p90"]  # two requests are too few for a percentile
+
+
+def test_other_tools_leave_out_what_a_request_waited_before_it_was_sent():
+    told = metrics.by_tool([request(100, 10, sent_ms=40)])
+    assert told["ours"]["ttft"] == told["MLPerf"]["ttft"] == pytest.approx(0.100)
+    assert told["vLLM"]["ttft"] == told["AIPerf"]["ttft"] == pytest.approx(0.060)
+    assert told["AIPerf"]["itl"] == told["ours"]["tpot"] == pytest.approx(0.010)
+
+
+def test_goodput_counts_requests_that_keep_to_both_objectives():
+    wanted = knee.Objectives(0.15, 0.015)
+    requests = [request(100, 10), request(200, 10), request(100, 20)]
+    assert metrics.goodput(requests, wanted) == pytest.approx(1 / metrics.span(requests))
+
+
+def test_the_knee_lies_between_the_last_rate_that_met_and_the_first_that_did_not():
+    assert knee.bracket([4, 8, 6, 7], [1.0, 0.2, 0.95, 0.5]) == (6, 7)
+    assert knee.bracket([4.0], [0.0])[0] != knee.bracket([4.0], [0.0])[0]
+
+
+# ------------------------------------------------------------------ judging
+
+
+def answer(*texts, gaps=(), failure=""):
+    return Answer(Prompt("0", "", 8), 0, texts=list(texts), tokens=list(texts), gaps=list(gaps), failure=failure)
+
+
+def test_answers_part_at_a_token_and_a_near_tie_is_told_by_the_gap_there():
+    alone = answer("a ", "b ", "c ", gaps=(2.0, 0.05, 3.0))
+    assert judge.difference(alone, answer("a ", "b ", "c ")) is None
+    tie = judge.difference(alone, answer("a ", "x ", "y "))
+    assert (tie.token, tie.gap, tie.is_near_tie) == (1, 0.05, True)
+    assert not judge.difference(alone, answer("z ", "b ", "c ")).is_near_tie
+    assert judge.difference(alone, answer("a ", "b ")).token == 2
+
+
+def test_an_answer_that_broke_off_is_judged_as_far_as_it_came():
+    alone = answer("a ", "b ", "c ")
+    assert judge.difference(alone, answer("a ", failure="cut")) is None
+    assert judge.difference(alone, answer(failure="refused")) is None
+    assert judge.difference(alone, answer("x ", failure="cut")).token == 0
+
+
+# ------------------------------------------------------------------ servers
+
+
+def stand_in(tmp_path, monkeypatch, way="", before=""):
     path = tmp_path / "llama-server"
-    path.write_text(textwrap.dedent(STAND_IN).format(python=sys.executable))
+    script = Path(misbehaving.__file__)
+    path.write_text(
+        f"#!/bin/sh\n{before}\nwhile [ $1 != --port ]; do shift; done\nexec {sys.executable} {script} $2 {way}\n"
+    )
     path.chmod(0o755)
-    return path
+    monkeypatch.setenv(server.NAMED, str(path))
+    return Setup("llama-server", mini_file(HYBRID))
 
 
-def served(binary, **given):
-    return serving.serve(binary, mini_file(HYBRID), "stock", None, slots=4, at_once=3, rounds=2, **given)
+def test_a_server_is_gone_when_it_is_left_also_by_an_error(tmp_path, monkeypatch):
+    setup = stand_in(tmp_path, monkeypatch)
+    seen = []
+
+    def fails():
+        with server.started(setup) as running:
+            seen.append((running.process, running.ended()))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    process, ended = seen[0]
+    assert ended == ""
+    assert process.poll() is not None
 
 
-def test_a_server_that_keeps_requests_apart_lives_and_answers_alike(stand_in):
-    run = served(stand_in)
-    assert (run.differ, run.answers, run.rounds_done, run.exit, run.said) == (0, 6, 2, None, "")
-    assert run.version == "version: 1 (stand-in)"
+def test_a_server_that_ends_before_it_listens_says_its_last_words(tmp_path, monkeypatch):
+    setup = stand_in(tmp_path, monkeypatch, before="echo no memory is left; exit 3")
+    with pytest.raises(StudyError, match=r"exit code 3.*no memory is left"), server.started(setup):
+        pass
 
 
-def test_answers_that_depend_on_neighbours_are_counted_with_their_gaps(stand_in, monkeypatch):
-    monkeypatch.setenv("MIXES", "1")
-    run = served(stand_in)
-    assert run.differ == len(run.gaps) > 0
-    assert run.gaps[0] == pytest.approx(1.9)
-    assert run.near_ties == 0
+def test_a_server_that_is_slow_to_start_is_waited_for_and_not_for_ever(tmp_path, monkeypatch):
+    setup = stand_in(tmp_path, monkeypatch, before="sleep 0.5")
+    with server.started(setup) as running:
+        assert running.ended() == ""
+    with pytest.raises(StudyError, match="does not listen"), server.started(setup, start_s=0.1):
+        pass
 
 
-def test_a_death_is_recorded_with_its_assertion_and_the_round(stand_in, monkeypatch):
-    monkeypatch.setenv("DIES", "1")
-    run = served(stand_in)
-    assert (run.exit, run.rounds_done, run.said) == (134, 0, "GGML_ASSERT(fits) failed")
-    assert run.answers == 2
+def test_a_death_in_mid_stream_is_noticed_with_its_signal(tmp_path, monkeypatch):
+    with server.started(stand_in(tmp_path, monkeypatch, "killed")) as running:
+        found = asked(Target(running.url))
+        assert found.failure
+        assert running.ended(5.0) == "the server ended: SIGKILL"
 
 
-def test_what_is_no_server_is_refused(tmp_path):
-    with pytest.raises(StudyError, match="cannot be run"):
-        served(tmp_path / "nothing")
+def test_a_server_named_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv(server.NAMED, "/nowhere/llama-server")
+    with pytest.raises(StudyError, match="is no program"):
+        server.find()
 
 
-def test_runs_are_kept_one_per_condition(stand_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "RECORD", tmp_path / "runs.json")
-    assert serving.recorded() == []
-    run = served(stand_in)
-    serving.record([run])
-    serving.record([run])
-    assert serving.recorded() == [run]
-    assert os.stat(tmp_path / "runs.json").st_size > 0
+def cell(model=HYBRID, **fields):
+    usual = {
+        "scale": "mini",
+        "dtype": "F16",
+        "n_threads": 1,
+        "n_prompt": 64,
+        "n_gen": 8,
+        "n_seq": 4,
+        "n_requests": 4,
+        "n_clients": 2,
+    }
+    return Serving(model=model, **usual | fields)
+
+
+def run(which, **given):
+    outcome = work(Job(cell=which, path=str(mini_file(which.model))), 60.0, worker=WORKER, **given)
+    assert outcome.status == "ok", outcome.failure
+    return outcome.measured
+
+
+def test_a_server_that_dies_under_load_is_a_row_with_signal_assertion_and_what_was_in_flight(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, "dies_together")
+    measured = run(cell(n_requests=3))
+    assert measured.valid is False
+    assert measured.checks["alive"] is False
+    assert [bool(each.failure) for each in measured.requests] == [True, True, True]
+    for each in measured.requests:
+        assert "the server ended: SIGABRT, GGML_ASSERT(fits) failed" in each.failure
+
+
+def test_a_killed_worker_leaves_no_server_behind(tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, "hangs")
+    lifeline, ours = os.pipe()
+    command = [sys.executable, "-m", WORKER, str(lifeline)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, pass_fds=[lifeline], start_new_session=True, **quiet
+    )  # fmt: skip
+    os.close(lifeline)
+    child.stdin.write(msgspec.json.encode(Job(cell=cell(), path=str(mini_file(HYBRID)))) + b"\n")
+    child.stdin.flush()
+    end, servers = time.monotonic() + 20, []
+    while not servers and time.monotonic() < end:
+        servers = [
+            p for p in psutil.Process(child.pid).children(recursive=True) if "misbehaving.py" in str(p.cmdline())
+        ]
+        time.sleep(0.02)
+    assert servers
+    os.close(ours)  # as when the runner is killed
+    assert not psutil.wait_procs(servers, timeout=10)[1]
+    child.wait(10)
+
+
+def test_an_interrupted_client_leaves_no_server_behind(tmp_path, monkeypatch):
+    setup = stand_in(tmp_path, monkeypatch)
+    told = (
+        "import sys; from pathlib import Path; from plamo_study.measure import server\n"
+        f"with server.started(server.Setup('llama-server', Path({str(setup.model)!r}))) as s:\n"
+        "    print(s.process.pid, flush=True); s.process.wait()\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", told], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    pid = int(child.stdout.readline())
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=15)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@needs_llama
+def test_the_real_server_answers_prompts_of_the_length_asked_for():
+    measured = run(cell(n_clients=1, n_requests=2, n_gen=6))
+    assert measured.valid, measured.checks
+    assert measured.series["n_gen"] == [6.0, 6.0]
+    assert all(n == pytest.approx(64, abs=2) for n in measured.series["n_prompt"])
+    for each in measured.requests:
+        stamps = [each.arrived_ns, each.sent_ns, each.byte_ns, *each.token_ns, each.ended_ns]
+        assert stamps == sorted(stamps)
+        assert len(each.token_ns) == 6
+
+
+@needs_llama
+def test_concurrent_requests_are_mixed_up_by_the_server_as_released_and_not_with_attention_only():
+    wrong = run(cell(n_prompt=256, n_gen=16, n_requests=8, n_clients=4))
+    assert wrong.valid is False
+    assert wrong.checks["differ"] or not wrong.checks["alive"]
+    right = run(cell(ATTENTION, n_prompt=256, n_gen=16, n_requests=8, n_clients=4))
+    assert right.checks["differ"] == right.checks["near_ties"]
+    assert right.checks["alive"]
+
+
+@needs_python
+def test_the_server_in_python_answers_one_request_at_a_time_and_counts_where_it_does_not_stream():
+    measured = run(cell(server="llama_cpp.server", n_seq=1, n_requests=3, n_clients=3))
+    assert measured.valid, measured.checks
+    assert all(n > 0 for n in measured.series["n_gen"])
+    spans = sorted((each.token_ns[0], each.token_ns[-1]) for each in measured.requests)
+    assert all(last < first for (_, last), (first, _) in pairwise(spans))
+
+
+# ------------------------------------------------------------------ plan and build
+
+
+def test_the_plan_asks_the_servers_that_are_here_and_the_one_in_python_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(server, "find", lambda: Path("/x"))
+    monkeypatch.setattr(server, "has_python_server", lambda: True)
+    whole = plan.serving("mini")
+    asked = [each for each in whole.cells if isinstance(each, Serving)]
+    shapes = {(each.n_prompt, each.n_gen) for each in asked if each.n_clients == 1 and each.server == plan.LLAMA}
+    assert shapes >= {(p, g) for p in plan.PROMPTS for g in plan.ANSWERS}
+    assert {each.n_clients for each in asked if each.n_seq == 16} == set(plan.AT_ONCE)
+    assert all(each.server == plan.LLAMA and each.model == HYBRID for each in whole.compared)
+    monkeypatch.setattr(server, "find", lambda: None)
+    assert {each.server for each in plan.serving("mini").cells if isinstance(each, Serving)} == {plan.PYTHON}
+    monkeypatch.setattr(server, "has_python_server", lambda: False)
+    assert {each.server for each in plan.serving("mini").cells if isinstance(each, Serving)} == {plan.PYTHON}
+    setup = Setup("llama_cpp.server", mini_file(HYBRID))
+    with pytest.raises(StudyError, match=r"framework is not installed"), server.started(setup):
+        pass
+
+
+def test_where_compiling_took_its_time_is_read_from_ninjas_log():
+    log = "# ninja log v5\n0\t2000\t1\tsrc/llama.o\tx\n0\t500\t1\ttools/server/a.o\tx\n0\t100\t1\tbin/llama-server\tx\n"
+    assert server_build.spent_by_part(log) == {"libllama": 2.0, "server and tools": 0.5, "linking": 0.1}
+
+
+def test_a_server_of_a_build_that_is_not_here_is_refused():
+    with pytest.raises(StudyError):
+        server_build.libraries("no-such-build")
+    assert server_build.libraries() == builds.installed_libraries()

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from plamo_study.cli import report
+from plamo_study.cli.server import building
 from plamo_study.engine import builds as engines
 from plamo_study.measure import defects, plan, serving
 from plamo_study.models import embedded, registry
@@ -20,14 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp: the corrected
 @app.command()
 def build(name: Annotated[str, typer.Argument(help="as `engine list` names it, e.g. corrected")]) -> None:
     """Patch the locked sources of llama.cpp and compile libllama; the other libraries are the installed ones."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=report.console) as bar:
-        task = bar.add_task(f"{name}: starting", total=None)
-
-        def on_step(what: str, done: int, steps: int) -> None:
-            said = f"{what}, {done} of {steps}" if steps else what
-            bar.update(task, description=f"{name}: {said}", completed=done, total=steps or None)
-
+    with building(name) as on_step:
         path, made = engines.build(name, on_step)
     said = "built" if made else "is here already"
     report.console.print(f"{name} {said}: {report.short(path)}; use it with --engine {name} or --beside {name}")

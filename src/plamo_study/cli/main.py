@@ -11,7 +11,14 @@ import typer
 from rich.console import Console
 
 from plamo_study import paths, progress
-from plamo_study.cli import engine as cli_engine, models as cli_models, report, rows as cli_rows, trace as cli_trace
+from plamo_study.cli import (
+    engine as cli_engine,
+    models as cli_models,
+    report,
+    rows as cli_rows,
+    server as cli_server,
+    trace as cli_trace,
+)
 from plamo_study.cli.options import Accept, Engine, Force, Json, Minutes, Scale, accept_findings, use_engine
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
@@ -23,7 +30,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.add_typer(cli_models.app, name="models")
 app.add_typer(cli_engine.app, name="engine")
 app.add_typer(cli_rows.app, name="rows")
+app.add_typer(cli_server.app, name="server")
 app.command("trace")(cli_trace.trace)
+app.command("probe")(cli_server.probe)
 
 NOTEBOOK_S = 15.0  # to execute one, about
 MINUTES = 3.0  # for measuring all studies at mini

@@ -43,7 +43,10 @@ foreach(name ggml-base ggml)
 endforeach()
 target_link_libraries(ggml::ggml INTERFACE ggml::ggml-base)
 """
-OPTIONS = ("BUILD_COMMON", "BUILD_TESTS", "BUILD_TOOLS", "BUILD_EXAMPLES", "BUILD_SERVER", "BUILD_APP")
+OPTIONS = (
+    "BUILD_COMMON", "BUILD_TESTS", "BUILD_TOOLS", "BUILD_EXAMPLES", "BUILD_SERVER", "BUILD_APP", "BUILD_UI",
+    "USE_PREBUILT_UI", "OPENSSL",
+)  # fmt: skip
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
 MISSING = "plamo-study engine list"
 
@@ -125,9 +128,9 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
     asked = definition(name)
     if _is_current(name):
         return folder(name), False
-    tools = _tools()
+    tools = tools_found()
     partial = folder(name).with_name(f"{name}.partial")
-    with _room(partial):
+    with room(partial):
         on_step("fetching the sources", 0, 0)
         source = unpack(fetch(), partial / "source")
         on_step("patching", 0, 0)
@@ -162,7 +165,7 @@ def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
     if not asked.get("tests"):
         raise StudyError(f"engine {name}", "its definition names no test", MISSING)
     partial = folder("tests.partial")
-    with _room(partial):
+    with room(partial):
         source = unpack(fetch(), partial)
         for each in asked["tests"]:
             for build, libraries in (("stock", installed_libraries()), (name, after)):
@@ -192,10 +195,10 @@ def fetch() -> Path:
             f"{PACKAGE} {installed}", f"requirements.lock has {release}, whose headers would not fit", "make study"
         )
     path = folder("sdist") / f"llama_cpp_python-{release}.tar.gz"
-    if not (path.exists() and _sha256(path) == sha256):
+    if not (path.exists() and sha256_of(path) == sha256):
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(f"{PACKAGE}=={release} --hash=sha256:{sha256}\n", path.parent)
-    if not path.exists() or _sha256(path) != sha256:
+    if not path.exists() or sha256_of(path) != sha256:
         raise StudyError(str(path), f"has not the hash of requirements.lock, {sha256[:12]}…", f"rm {path}")
     return path
 
@@ -209,13 +212,13 @@ def locked() -> tuple[str, str]:
     return found[1], found[2]
 
 
-def unpack(sdist: Path, into: Path) -> Path:
-    """llama.cpp's folder of the sdist, without what libllama does not need; returns it."""
+def unpack(sdist: Path, into: Path, parts: Sequence[str] = PARTS) -> Path:
+    """These parts of llama.cpp's folder in the sdist, by default what libllama needs; returns the folder."""
     with tarfile.open(sdist) as archive:
         root = archive.next()
         assert root is not None
         base = f"{root.name.split('/')[0]}/vendor/llama.cpp"
-        wanted = tuple(f"{base}/{part}" for part in PARTS)
+        wanted = tuple(f"{base}/{part}" for part in parts)
         members = [m for m in archive.getmembers() if any(m.name == w or m.name.startswith(w + "/") for w in wanted)]
         archive.extractall(into, members, filter="data")
     return into / base
@@ -237,35 +240,39 @@ def apply(patch: Path, source: Path) -> None:
         )  # fmt: skip
 
 
-def compile_target(target: str, source: Path, into: Path, tools: dict[str, str], on_step: OnStep) -> None:
-    """Compile one library: libllama against the ggml of the installed package, or ggml's CPU backend.
+def compile_target(
+    target: str, source: Path, into: Path, tools: dict[str, str], on_step: OnStep, turned_on: Sequence[str] = ()
+) -> None:
+    """Compile a target against the ggml of the installed package, or ggml's CPU backend; `into` / bin holds the result.
 
-    The sdist's headers are used; `into` / bin holds the result.
+    The sdist's headers are used. `turned_on`: those of OPTIONS that the target needs.
     """
     config = into / "ggml-config"
-    config.mkdir(parents=True)
+    config.mkdir(parents=True, exist_ok=True)
     (config / "ggml-config.cmake").write_text(GGML_CONFIG, encoding="utf-8")
     values = {
         "CMAKE_MAKE_PROGRAM": tools["ninja"],
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
         "CMAKE_INSTALL_RPATH": RPATH,
-        **{f"LLAMA_{option}": "OFF" for option in OPTIONS},
+        **{f"LLAMA_{option}": "ON" if option in turned_on else "OFF" for option in OPTIONS},
     }
-    if target == "llama":
+    if target == "ggml-cpu":  # as the Makefile builds the installed one, and says why
+        values |= {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
+    else:
         values |= {
             "LLAMA_USE_SYSTEM_GGML": "ON",
             "ggml_DIR": str(config),
             "GGML_LIBRARIES": str(installed_libraries()),
             "GGML_HEADERS": str(source / "ggml" / "include"),
         }
-    else:  # as the Makefile builds the installed one, and says why
-        values |= {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
     command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
     on_step("configuring", 0, 0)
     own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as it reached the installed engine's build
     _run([*command, *(f"-D{key}={value}" for key, value in values.items()), *own], "CMake", lambda line: None)
-    _run([tools["ninja"], "-C", str(into), target], "the compiler", lambda line: _steps(line, on_step))
+    jobs = str(os.cpu_count() or 1)
+    compiling = [tools["ninja"], "-j", jobs, "-C", str(into), target]
+    _run(compiling, "the compiler", lambda line: _steps(line, on_step))
 
 
 def assemble(target: str, built: Path, into: Path) -> Path:
@@ -293,7 +300,7 @@ def _is_current(name: str) -> bool:
 
 def _note_text(asked: dict[str, Any]) -> str:
     release, sha256 = locked()
-    patches = "".join(f'{patch} = "{_sha256(PATCHES / f"{patch}.patch")}"\n' for patch in asked["patches"])
+    patches = "".join(f'{patch} = "{sha256_of(PATCHES / f"{patch}.patch")}"\n' for patch in asked["patches"])
     ggml = hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted(installed_libraries().glob(f"libggml*{SUFFIX}")))
     )
@@ -303,12 +310,13 @@ def _note_text(asked: dict[str, Any]) -> str:
     return f"{lines}\n[patches]\n{patches}"
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _tools() -> dict[str, str]:
+def tools_found() -> dict[str, str]:
     """CMake and Ninja, of this environment or of the system, and a C++ compiler; StudyError for what is missing."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = {name: shutil.which(name, path=places) for name in ("cmake", "ninja")}
@@ -380,7 +388,7 @@ def _last_words(text: str) -> str:
 
 
 @contextmanager
-def _room(partial: Path) -> Iterator[None]:
+def room(partial: Path) -> Iterator[None]:
     """A fresh folder to work in, gone afterwards; what the disk refuses is a StudyError."""
     shutil.rmtree(partial, ignore_errors=True)
     try:

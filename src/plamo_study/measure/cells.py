@@ -16,7 +16,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
     "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
-    "temperature",
+    "temperature", "server", "n_clients", "pattern",
 )  # fmt: skip
 
 
@@ -272,9 +272,24 @@ class Speculate(OnText, frozen=True, kw_only=True):
         return (*super().files, *([(self.draft, self.scale, self.draft_dtype)] if self.draft else []))
 
 
+class Serving(OnModel, frozen=True, kw_only=True):
+    """Requests to a server over HTTP: so many at a time, or as they arrive."""
+
+    timed = True
+    # The default is another object than the type's word: what a journal names stays named, as `canonical` says.
+    server: Literal["llama-server", "llama_cpp.server"] = "-".join(("llama", "server"))  # type: ignore[assignment]
+    n_prompt: int = 0  # tokens of each request
+    n_gen: int = 0  # of each answer
+    n_seq: int = 1  # slots of the server
+    n_requests: int = 1
+    n_clients: int = 1  # requests at a time; 0: they come as they arrive
+    per_second: float = 1.0  # arrivals, in the mean, where they come as they arrive
+    pattern: Literal["", "poisson", "gamma", "knee"] = ""  # of these arrivals; knee: the rate is sought
+
+
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
-    | Replicas | Shipment | Service | Speculate
+    | Replicas | Shipment | Service | Speculate | Serving
     | Naive | Arrival
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}

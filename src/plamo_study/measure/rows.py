@@ -67,6 +67,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrived_ns: int
     token_ns: list[int] = []
     failure: str = ""  # why it was not answered in full
+    # Of a request over HTTP, which arrives when it is due; when things happened there
+    sent_ns: int = 0
+    byte_ns: int = 0  # the first byte of the answer's body
+    ended_ns: int = 0
+    divided: bool = False  # chunks held several tokens, and their times were shared out
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,7 +18,18 @@ import psutil
 from plamo_study.errors import StudyError
 from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
-from plamo_study.measure.cells import Cell, Decode, File, Gate, OnEngine, Prefill, Replay, Replicas, Speculate
+from plamo_study.measure.cells import (
+    Cell,
+    Decode,
+    File,
+    Gate,
+    OnEngine,
+    Prefill,
+    Replay,
+    Replicas,
+    Serving,
+    Speculate,
+)
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows, read
@@ -411,6 +422,8 @@ def asks_whether(cell: Cell) -> bool:
     """Whether a cell asks if a batch is right: then a wrong result or an abort is its answer and no failure."""
     if isinstance(cell, Speculate):
         return cell.way == "binding"
+    if isinstance(cell, Serving):
+        return cell.n_clients != 1  # requests that share a server's batches
     return isinstance(cell, Replay) or (isinstance(cell, Prefill | Decode | Replicas) and cell.policy == "packed")
 
 

@@ -5,27 +5,24 @@ server has ended. The server listens on loopback only. Nothing is timed.
 """
 
 import json
-import os
-import socket
 import subprocess
-import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure.process import ASSERT
+from plamo_study.measure import server
+from plamo_study.measure.server import Setup
 
 ANSWER = 24  # tokens of an answer
 PROMPTS = 12  # prompts that are asked alone, and drawn from again in every round
-START_S, REQUEST_S, RUN_S = 120, 120, 900  # limits: until the server listens, one answer, all rounds
+REQUEST_S, RUN_S = 120, 900  # limits: one answer, all rounds
 NEAR_TIE = 0.1  # nats between the two likeliest tokens where two answers part: there rounding may decide
 UNLIKE = 1e3  # nats: stands where one answer merely ends before the other
 RECORD = paths.MEASURED / "reference" / "llama-server.json"
@@ -65,9 +62,11 @@ def serve(
     Raises StudyError when the binary cannot be started or does not begin to listen.
     """
     prompts = _prompts()
-    environment = os.environ | {"GGML_NO_BACKTRACE": "1"} | (_loading(libraries) if libraries else {})
-    version = _version(binary, environment)
-    with tempfile.TemporaryFile() as log, _server(binary, model, slots, environment, log) as (process, url):
+    version = _version(binary, server.environment("llama-server", libraries))
+    # No repacking: the graph is asked about, not the kernels of one processor.
+    setup = Setup("llama-server", model, slots, 1024, 2, libraries=libraries, binary=binary, options=("--no-repack",))
+    with server.started(setup) as running:
+        url = running.url
         alone = [_answer(url, prompt) for prompt in prompts]
         if any(answer is None for answer in alone):
             raise StudyError(str(binary), "ended while prompts were asked one at a time", "look at its own log")
@@ -82,11 +81,11 @@ def serve(
                         gap = _gap(alone[which] or {}, answer)
                         differing += gap is not None
                         parted += [gap] if gap is not None else []
-                if _ended(process) is not None or time.monotonic() - started > RUN_S:
+                if running.ended(1.0) or time.monotonic() - started > RUN_S:
                     break
                 done += 1
-        ended = _ended(process)
-        said = _assertion(log)
+        ended = running.process.poll()
+        said = running.assertion()
     return Served(
         build=build, model=model.name, version=version, slots=slots, at_once=at_once, rounds=rounds, rounds_done=done,
         answers=answers, differ=differing, gaps=parted, exit=ended, said=said,
@@ -111,55 +110,14 @@ def _prompts() -> list[str]:
     return [text[4000 * i : 4000 * i + 600 + 50 * i] for i in range(PROMPTS)]
 
 
-def _loading(libraries: Path) -> dict[str, str]:
-    return {"LD_LIBRARY_PATH": str(libraries), "DYLD_LIBRARY_PATH": str(libraries)}
-
-
 def _version(binary: Path, environment: dict[str, str]) -> str:
     try:
-        done = subprocess.run([binary, "--version"], env=environment, capture_output=True, text=True, timeout=START_S)
+        done = subprocess.run(
+            [binary, "--version"], env=environment, capture_output=True, text=True, timeout=server.START_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StudyError(str(binary), f"cannot be run ({error})", "name a llama-server binary") from None
     return next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "unknown")
-
-
-@contextmanager
-def _server(
-    binary: Path, model: Path, slots: int, environment: dict[str, str], log: IO[bytes]
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    port = _free_port()
-    # No repacking: the graph is asked about, not the kernels of one processor.
-    options = ["-np", str(slots), "-c", str(1024 * slots), "--no-repack", "-t", "2"]
-    command = [str(binary), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), *options]
-    process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_it_listens(process, url, binary)
-        yield process, url
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_it_listens(process: subprocess.Popen[bytes], url: str, binary: Path) -> None:
-    limit = time.monotonic() + START_S
-    while time.monotonic() < limit and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise StudyError(str(binary), f"does not listen after {START_S} s, or ended", "look at its own log")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answer(url: str, prompt: str) -> dict[str, Any] | None:
@@ -190,17 +148,3 @@ def _gap(alone: dict[str, Any], answer: dict[str, Any]) -> float | None:
         return None if len(first) == len(second) else UNLIKE
     top = alone["completion_probabilities"][at]["top_logprobs"]
     return float(top[0]["logprob"] - top[1]["logprob"])
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a server that has ended by itself, seen up to a second later."""
-    try:
-        return process.wait(1)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _assertion(log: IO[bytes]) -> str:
-    log.seek(0)
-    found = ASSERT.search(log.read().decode(errors="replace"))
-    return found.group(0) if found else ""

@@ -23,6 +23,7 @@ from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
 from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
+from plamo_study.studies.serving import show as served
 from plamo_study.studies.speculative import plan as speculation, show as speculative
 from plamo_study.studies.start_here import show as start_here
 from plamo_study.studies.timeline import show as operators
@@ -51,6 +52,7 @@ def findings() -> str:
         [str(replicas.finding(recorded("07-replicas", "mini")).data)],
         _speculation(),
         _disaggregation(),
+        _served(),
     ]
     headed = [
         [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)
@@ -91,6 +93,12 @@ def _speculation() -> list[str]:
     return [*said, *(table._repr_markdown_() for table in tables)]
 
 
+def _served() -> list[str]:
+    loads = recorded("11-serving", "mini")
+    tables = [show(loads) for show in (served.answers, served.prediction, served.knees)]
+    return [str(served.finding(loads).data), *(table._repr_markdown_() for table in tables)]
+
+
 def _law() -> Recording:
     return recorded("03-batching-law", "mini")
 
@@ -104,6 +112,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     FINDINGS: {"findings": findings},
     BATCHING: {
         "server": lambda: upstream.server_finding(serving.recorded()),
+        "load": lambda: upstream.under_load(recorded("11-serving", "mini")),
         "tests": _shown(upstream.three_tests, _law),
         "law": lambda: upstream.law(_law()),
         "aborts": lambda: upstream.first_aborts(_law()),

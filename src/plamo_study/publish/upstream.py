@@ -10,6 +10,7 @@ from plamo_study.present.tables import Table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, claims as batch_claims
 from plamo_study.studies.batching_law import analysis as law_check, show as batching_law
 from plamo_study.studies.batching_law.grid import TESTS
+from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculation
 
 BUILDS = {"stock": "as released", batch_claims.CORRECT: "corrected"}
@@ -77,6 +78,24 @@ def server(runs: list[Served]) -> Table:
         ties = f"{run.near_ties}" if run.differ else "n/a"
         entries.append(entry | {"of these near-ties": ties, "server": end})
     return Table(pd.DataFrame(entries))
+
+
+def under_load(recording: Recording) -> str:
+    """What became of streamed requests to llama-server, as released and corrected, in a sentence."""
+    found = serving.answers(recording.rows)
+    found = found[(found["server"] == "llama-server") & (found["n_clients"] > 1)]
+    found = found.sort_values(["model", "build"], ascending=[True, False])
+    said = []
+    for (model, build), group in found.groupby(["model", "build"], sort=False):
+        told = {name: int(group[name].sum()) for name in ("answers", "differ", "near_ties", "runs", "died")}
+        how = f" ({', '.join(sorted(set(group['how']) - {''}))})" if told["died"] else ""
+        said.append(
+            f"{model}, {BUILDS.get(build, build)}: {told['differ']} of {told['answers']} answers differ "
+            f"({told['near_ties']} at near-ties), {told['died']} of {told['runs']} servers died{how}"
+        )
+    at = f"{found['n_clients'].min()} to {found['n_clients'].max()}"
+    slots = " or ".join(str(n) for n in sorted(set(found["n_seq"])))
+    return f"Streamed, {at} requests at once, {slots} slots (`plamo-study run 11`): {'; '.join(said)}."
 
 
 def projections(recording: Recording) -> Table:

@@ -1,0 +1,131 @@
+"""The commands on servers: build llama-server, start one, probe anybody's."""
+
+import json as jsonlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from plamo_study.cli import report
+from plamo_study.engine import builds as engines, server_build
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine, server as servers
+
+app = typer.Typer(no_args_is_help=True, help="Servers: build llama-server, start one.")
+KEY = "PROBE_API_KEY"  # environment: sent to the server that is probed, and shown nowhere
+
+
+@app.command()
+def build(
+    engine: Annotated[str, typer.Argument(help="stock, or a build of `engine list`")] = server_build.STOCK,
+) -> None:
+    """Compile llama-server from the locked sources, once for all engines; the engine too where it is not here."""
+    with building("llama-server") as on_step:
+        begin = time.monotonic()
+        binary, spent = server_build.build(engine, on_step)
+        wall = time.monotonic() - begin
+    for part, seconds in sorted(spent.items(), key=lambda pair: -pair[1]):
+        report.console.print(f"  {part}: {seconds:.0f} s of compilers")
+    said = f"built in {wall:.0f} s" if spent else "is here already"
+    report.console.print(f"llama-server {said}: {report.short(binary)}, on {engine}")
+
+
+@app.command()
+def start(
+    model: Annotated[Path, typer.Argument(help="a GGUF")],
+    engine: Annotated[str, typer.Option(help="stock, or a build of `engine list`")] = server_build.STOCK,
+    python: Annotated[bool, typer.Option("--python", help="llama_cpp.server, one request at a time")] = False,
+    slots: Annotated[int, typer.Option(min=1)] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="of each slot")] = 2048,
+) -> None:
+    """Start a server on a free port of loopback, print its address, and end it with Ctrl-C."""
+    kind: servers.Kind = "llama_cpp.server" if python else "llama-server"
+    threads, libraries = machine.performance_cores(), server_build.libraries(engine)
+    setup = servers.Setup(kind, model, slots, tokens, threads, libraries=libraries)
+    with servers.started(setup) as running:
+        typer.echo(running.url)
+        try:
+            running.process.wait()
+        except KeyboardInterrupt:
+            return
+        report.console.print(running.ended(1.0), markup=False)
+        raise typer.Exit(1)
+
+
+@app.command()
+def trial(
+    runs: Annotated[int, typer.Option(min=1, help="servers probed of each kind")] = 20,
+    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
+) -> None:
+    """Probe servers that are known to be wrong and to be right, each many times: is the probe right about them?"""
+    from plamo_study.measure import plan, recording
+    from plamo_study.models import embedded, registry
+    from plamo_study.studies.serving import trial as trials
+
+    hybrid, attention = plan.MODELS
+    place, found = recording.REFERENCE if reference else recording.LOCAL, []
+    for name, engine in ((hybrid, server_build.STOCK), (hybrid, "corrected"), (attention, server_build.STOCK)):
+        path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
+        found.append(trials.run(name, path, engine, runs, _say))
+        kept = trials.keep(place, found)
+    report.console.print(f"kept: {report.short(kept)}")
+
+
+def probe(
+    url: Annotated[str, typer.Argument(help="of any OpenAI-compatible server, e.g. http://127.0.0.1:8080")],
+    model: Annotated[str, typer.Option(help="its name there; by default the first that the server lists")] = "",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="of your usual request")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=2, help="of its answer")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, help="requests at a time")] = 2,
+    rate: Annotated[float, typer.Option(min=0, help="requests per second instead; 0: as many at a time")] = 0.0,
+    seconds: Annotated[float, typer.Option(min=1, help="at most, about")] = 120.0,
+    watch: Annotated[float, typer.Option(min=0, help="first look at /metrics so many seconds: your own traffic")] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", help="the server is not on this machine, and may be asked")] = False,
+    json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
+    html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
+) -> None:
+    """Are a server's answers right under load, and which phase binds its traffic? A key: PROBE_API_KEY."""
+    from plamo_study.studies.serving import page, probe as probing, traffic
+    from plamo_study.studies.serving.client import Target
+
+    address = probing.check_url(url)
+    target = Target(address, model, key=os.environ.get(KEY, ""))
+    ask = probing.Ask(target, prompt_tokens, output_tokens, concurrency, rate, seconds)
+    budget = ask.budget()
+    cost = f"at most {budget.requests} requests, {budget.tokens:,} tokens, about {budget.seconds:.0f} s"
+    report.console.print(f"{address}: {cost}", markup=False)
+    if not (yes or probing.is_loopback(address)):
+        raise StudyError(address, f"is not this machine, and it would get {cost}", "the same with --yes, if you may")
+    own = traffic.watched(target, watch) if watch else None
+    found = msgspec.structs.replace(probing.probe(ask, _say), traffic=own)
+    if html:
+        html.write_text(page.html(found), encoding="utf-8")
+    if json:
+        typer.echo(jsonlib.dumps(msgspec.to_builtins(found)))
+    else:
+        Console(highlight=False, soft_wrap=True).print(page.text(found), markup=False)
+
+
+def _say(line: str) -> None:
+    report.console.print(line, markup=False)
+
+
+@contextmanager
+def building(name: str) -> Iterator[engines.OnStep]:
+    """A bar that says what a build is doing."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=report.console) as bar:
+        task = bar.add_task(f"{name}: starting", total=None)
+
+        def on_step(what: str, done: int, steps: int) -> None:
+            said = f"{what}, {done} of {steps}" if steps else what
+            bar.update(task, description=f"{name}: {said}", completed=done, total=steps or None)
+
+        yield on_step

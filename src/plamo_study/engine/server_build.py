@@ -1,0 +1,82 @@
+"""llama-server from the locked sdist: one binary for every build of the engine, which it loads as libraries.
+
+Its own sources are touched by no patch, so it is compiled once, against the installed ggml; libllama is compiled along
+the way and not kept. Which libllama and ggml a server runs on is said when it is started, by the folder it finds its
+libraries in: the installed engine's, or that of a build of `engine.builds`.
+"""
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+from plamo_study.engine import builds
+from plamo_study.engine.builds import NOTE, PARTS, SUFFIX, OnStep, fetch, folder, locked, note, unpack
+
+BINARY = "llama-server"
+STOCK = "stock"
+TURNED_ON = ("BUILD_COMMON", "BUILD_TOOLS", "BUILD_SERVER")
+OWN = ("llama-common", "llama-server-impl", "mtmd")  # libraries beside it; libllama and ggml are an engine's
+PLACES = {"src": "libllama", "common": "common", "vendor": "others' libraries", "tools": "server and tools"}
+
+
+def home() -> Path:
+    """Where the binary lies once it is made."""
+    return folder("server")
+
+
+def built() -> Path | None:
+    """The binary that `build` made of the sources that are locked now, if it is here."""
+    return home() / BINARY if note(home()) == tomllib.loads(_note_text()) else None
+
+
+def libraries(engine: str = STOCK) -> Path:
+    """The folder whose libllama and ggml a server of this engine loads; StudyError for a build that is not here."""
+    return builds.installed_libraries() if engine == STOCK else builds.resolve(engine)
+
+
+def build(engine: str = STOCK, on_step: OnStep = lambda *step: None) -> tuple[Path, dict[str, float]]:
+    """Make the binary and, if it is not here, the engine; returns the binary and where the time of compiling went.
+
+    Seconds of compiler processes by part of the sources, empty where nothing had to be compiled. Raises StudyError as
+    `engine.builds.build` does.
+    """
+    if engine != STOCK:
+        builds.build(engine, on_step)
+    if known := built():
+        return known, {}
+    tools = builds.tools_found()
+    partial = home().with_name("server.partial")
+    with builds.room(partial):
+        on_step("fetching the sources", 0, 0)
+        source = unpack(fetch(), partial / "source", (*PARTS, "common", "tools", "scripts"))
+        tree = partial / "build"
+        builds.compile_target(BINARY, source, tree, tools, on_step, TURNED_ON)
+        made = partial / "made"
+        made.mkdir()
+        shutil.copy2(tree / "bin" / BINARY, made / BINARY)
+        for name in OWN:
+            for file in (tree / "bin").glob(f"lib{name}*{SUFFIX}*"):
+                shutil.copy2(file, made / file.name, follow_symlinks=False)
+        (made / NOTE).write_text(_note_text(), encoding="utf-8")
+        spent = spent_by_part((tree / ".ninja_log").read_text(encoding="utf-8"))
+        shutil.rmtree(home(), ignore_errors=True)
+        made.rename(home())
+    return home() / BINARY, spent
+
+
+def spent_by_part(log: str) -> dict[str, float]:
+    """Seconds of compiling by part of the sources, from Ninja's log: start and end in ms, mtime, output, hash."""
+    spent: dict[str, float] = {}
+    for line in log.splitlines():
+        fields = line.split("\t")
+        if len(fields) == 5:
+            place = PLACES.get(fields[3].split("/")[0], "linking")
+            spent[place] = spent.get(place, 0.0) + (int(fields[1]) - int(fields[0])) / 1e3
+    return spent
+
+
+def _note_text() -> str:
+    release, sha256 = locked()
+    told = {"source": f"{builds.PACKAGE} {release}, sha256 {sha256}"}
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items())

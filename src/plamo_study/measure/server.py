@@ -1,0 +1,188 @@
+"""A server of completions as a process: started on a free loopback port, awaited, watched, and never left behind.
+
+Two kinds. "llama-server" is llama.cpp's own: it answers several requests at once, in slots. "llama_cpp.server" comes
+with the Python bindings: it answers one request at a time, first come, first served.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Literal
+
+import httpx2
+
+from plamo_study.engine import server_build
+from plamo_study.errors import StudyError
+from plamo_study.measure.process import ASSERT, BUILD_FOLDER
+
+Kind = Literal["llama-server", "llama_cpp.server"]
+START_S, LOOK_S, END_S = 120.0, 0.05, 10.0  # until it listens; between two looks; until it is killed
+READY = {"llama-server": "/health", "llama_cpp.server": "/v1/models"}  # what answers 200 when it can be asked
+NAMED = "LLAMA_SERVER"  # environment: the llama-server to use
+TAIL = 4000  # characters of the log that are looked at
+PYTHON_NEEDS = ("fastapi", "uvicorn", "pydantic_settings", "sse_starlette", "starlette_context")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a server is started with; `n_ctx`: tokens of one slot; `libraries`: the folder whose libllama it loads."""
+
+    kind: Kind
+    model: Path
+    n_slots: int = 1
+    n_ctx: int = 2048
+    n_threads: int = 1
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    flash_attn: str = "auto"
+    n_gpu_layers: int = 0
+    libraries: Path | None = None
+    binary: Path | None = None  # the llama-server; by default the one that `find` finds
+    options: tuple[str, ...] = ()
+
+
+class Server:
+    """A running server. `ended` says how it ended by itself, and what it said last."""
+
+    def __init__(self, url: str, process: subprocess.Popen[bytes], log: IO[bytes]):
+        self.url, self.process, self._log = url, process, log
+
+    def ended(self, within_s: float = 0.0) -> str:
+        """Why the server is no more, looked at for so many seconds; empty while it lives."""
+        try:
+            code = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"the server ended: {how_ended(code)}" + (f", {said}" if (said := self.assertion()) else "")
+
+    def assertion(self) -> str:
+        """The assertion that stands in its log, if one does."""
+        found = ASSERT.search(self.log())
+        return found.group(0) if found else ""
+
+    def log(self) -> str:
+        """The end of what it wrote, without the folders it was built in."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(size - TAIL, 0))
+        return BUILD_FOLDER.sub("", self._log.read().decode(errors="replace"))
+
+
+def how_ended(code: int) -> str:
+    """An exit code in words: a signal by its name."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def find() -> Path | None:
+    """The llama-server that LLAMA_SERVER names, else the one built here, else the one on the path.
+
+    Raises StudyError where LLAMA_SERVER names no program.
+    """
+    if named := os.environ.get(NAMED):
+        if not shutil.which(named):
+            raise StudyError(f"{NAMED}={named}", "is no program", "name the llama-server binary, or unset it")
+        return Path(named)
+    if built := server_build.built():
+        return built
+    found = shutil.which("llama-server")
+    return Path(found) if found else None
+
+
+def has_python_server() -> bool:
+    """Whether what `llama_cpp.server` needs beside the bindings is installed."""
+    return all(find_spec(name) for name in PYTHON_NEEDS)
+
+
+@contextmanager
+def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
+    """The server while it is needed; when this is left, however, its process is gone.
+
+    Raises StudyError where it cannot be started, ends before it listens, or does not listen in time.
+    """
+    port = free_port()
+    with tempfile.TemporaryFile() as log:
+        process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries), log)
+        server = Server(f"http://127.0.0.1:{port}", process, log)
+        try:
+            _await(server, READY[setup.kind], time.monotonic() + start_s)
+            yield server
+        finally:
+            _end(process)
+
+
+def environment(kind: Kind, libraries: Path | None) -> dict[str, str]:
+    """The environment in which a server loads the libraries of a folder, by default its own."""
+    found = os.environ | {"GGML_NO_BACKTRACE": "1"}
+    if libraries and kind == "llama-server":
+        found |= {"LD_LIBRARY_PATH": str(libraries), "DYLD_LIBRARY_PATH": str(libraries)}
+    elif libraries:
+        found |= {"LLAMA_CPP_LIB_PATH": str(libraries)}
+    return found
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _command(setup: Setup, port: int) -> list[str]:
+    at = ["--host", "127.0.0.1", "--port", str(port)]
+    threads, size = str(setup.n_threads), [str(setup.n_batch), str(setup.n_ubatch)]
+    if setup.kind == "llama_cpp.server":
+        if not has_python_server():
+            raise StudyError("llama_cpp.server", "its web framework is not installed", "pip install '.[server]'")
+        command = [sys.executable, "-m", "llama_cpp.server", "--model", str(setup.model), *at]
+        command += ["--n_ctx", str(setup.n_ctx), "--n_threads", threads, "--n_threads_batch", threads]
+        command += ["--n_batch", size[0], "--n_ubatch", size[1], "--n_gpu_layers", str(setup.n_gpu_layers)]
+        # Answers are asked for whole: by default a request that arrives cuts off the one that is being answered.
+        command += ["--interrupt_requests", "False", "--logits_all", "False", "--verbose", "False"]
+        return [*command, "--flash_attn", str(setup.flash_attn == "on"), *setup.options]
+    binary = setup.binary or find()
+    if not binary:
+        raise StudyError("llama-server", "not found", f"plamo-study server build, or set {NAMED} to one")
+    command = [str(binary), "-m", str(setup.model), *at, "-np", str(setup.n_slots), "-t", threads, "-tb", threads]
+    command += ["-c", str(setup.n_ctx * setup.n_slots), "-b", size[0], "-ub", size[1], "-fa", setup.flash_attn]
+    return [*command, "-ngl", str(setup.n_gpu_layers), "--metrics", "--cache-ram", "0", *setup.options]
+
+
+def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    except OSError as error:
+        raise StudyError(command[0], f"cannot be run ({error})", "name a llama-server binary") from None
+
+
+def _await(server: Server, path: str, until: float) -> None:
+    while time.monotonic() < until:
+        if why := server.ended():
+            tail = " ".join(server.log().strip().splitlines()[-2:])
+            raise StudyError("the server", f"{why} before it listened: {tail}", "read its last words above")
+        try:
+            if httpx2.get(server.url + path, timeout=5, trust_env=False).status_code == 200:
+                return
+        except httpx2.TransportError:
+            pass
+        time.sleep(LOOK_S)
+    raise StudyError("the server", "does not listen in time", "give it longer, or look whether memory is short")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except BaseException as error:
+        process.kill()
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise

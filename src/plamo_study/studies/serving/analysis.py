@@ -1,0 +1,179 @@
+"""What a server adds to the engine, what load does to requests and to their answers: frames in, estimates out."""
+
+import re
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.analysis import stats, timing
+from plamo_study.analysis.usable import of_cell, usable, verdict_of
+from plamo_study.measure.rows import Request
+from plamo_study.measure.serving import NEAR_TIE
+from plamo_study.studies.serving import knee, metrics
+
+CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "pattern", "per_second"]
+TIMES = ["ttft", "tpot", "itl", "largest", "whole", "throughput"]
+ALIKE, OTHER, UNANSWERED = "as alone", "another answer", "no answer"
+ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
+MS = 1e3
+
+
+def processes(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a server that was loaded: CELL, `block`, `verdict`, TIMES in seconds, counts, and how late the client was.
+
+    `late`: the client's lag over the median gap between tokens. `prompt` and `answer`: seconds as llama-server says
+    itself, of a prompt and of each further token. `floor`: of an empty request. `n_prompts`: tokens by its own count.
+    """
+    entries = []
+    for row in rows[(rows["workload"] == "serving") & (rows["status"] == "ok")].itertuples():
+        entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict")}
+        entry |= metrics.of_load(row.requests)
+        told = pd.DataFrame({name: row.series[name] for name in ("n_prompt", "n_gen", "prompt_ms", "answer_ms")})
+        told = told[(told["prompt_ms"] > 0) & (told["n_gen"] > 1)]
+        entry["prompt"] = float(told["prompt_ms"].median()) / MS
+        entry["answer"] = float((told["answer_ms"] / (told["n_gen"] - 1)).median()) / MS
+        entry |= {"floor": median(row.series["floor"]), "late": row.series["lag"][1] / entry["itl"]}
+        entry |= {"n_prompts": median(row.series["n_prompt"]), "binds": bool(row.checks["client_binds"])}
+        entries.append(entry)
+    names = [*CELL, "block", "verdict", *TIMES, "ttft_p90", "answered", "failed", "n_tokens", "prompt", "answer"]
+    return pd.DataFrame(entries, columns=[*names, "floor", "late", "n_prompts", "binds"])
+
+
+def table(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a cell: TIMES as estimates, `n_prompts`, `late` (median), `binds` and `n` (servers), and the verdict."""
+    right, entries = processes(usable(rows)), []
+    for key, group in processes(rows).groupby(CELL, sort=False):
+        entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
+        entry |= {"verdict": verdict_of(group["verdict"]), "failed": int(group["failed"].sum())}
+        used = of_cell(right, entry, CELL)
+        used = used[used["ttft"].notna()]
+        if len(used):
+            entry |= {name: stats.median(used[name].dropna().tolist()) for name in TIMES}
+            entry |= {"n_prompts": used["n_prompts"].median(), "late": used["late"].median()}
+            entries.append(entry | {"binds": int(used["binds"].sum()), "n": len(used)})
+    return pd.DataFrame(entries, columns=[*CELL, "verdict", "failed", *TIMES, "n_prompts", "late", "binds", "n"])
+
+
+def answers(rows: pd.DataFrame) -> pd.DataFrame:
+    """Per model, build, server and number at a time: `runs`, `answers`, how many `differ` from the same prompt alone.
+
+    `near_ties` among these; `failed` requests; `died`: servers that ended, with the signals (`how`) and assertions
+    (`said`). Answers that broke off count as far as they go. Of all `requests`, `other` got another answer where no
+    near-tie explains it, and of the rest `unanswered` got none, or not all of it.
+    """
+    found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
+    entries = []
+    for key, group in found.groupby(["model", "build", "server", "n_seq", "n_clients"], sort=True):
+        entry: dict[str, Any] = dict(zip(("model", "build", "server", "n_seq", "n_clients"), key, strict=True))
+        checks = list(group["checks"])
+        ended = [deaths(requests) for requests in group["requests"]]
+        dead = [end for end in ended if end]
+        entry |= {"runs": len(group), "answers": sum(len(_begun(requests)) for requests in group["requests"])}
+        entry |= {name: int(sum(check[name] for check in checks)) for name in ("differ", "near_ties")}
+        entry |= {"failed": sum(bool(r.failure) for requests in group["requests"] for r in requests)}
+        became = [each for row in group.itertuples() for each in _became(row)]
+        entry |= {"requests": len(became), "other": became.count(OTHER), "unanswered": became.count(UNANSWERED)}
+        entry |= {"died": len(dead), "how": ", ".join(dict.fromkeys(end[0] for end in dead))}
+        entry |= {"said": next((end[1] for end in dead if end[1]), "")}
+        entries.append(entry)
+    names = ["model", "build", "server", "n_seq", "n_clients", "runs", "answers", "differ", "near_ties", "failed"]
+    return pd.DataFrame(entries, columns=[*names, "requests", "other", "unanswered", "died", "how", "said"])
+
+
+def _became(row: Any) -> Iterator[str]:
+    """What became of each request of a load."""
+    for request, token, gap in zip(row.requests, row.series["differs"], row.series["gap"], strict=True):
+        if token >= 0 and not 0 <= gap < NEAR_TIE:
+            yield OTHER
+        else:
+            yield UNANSWERED if request.failure else ALIKE
+
+
+def _begun(requests: Sequence[Request]) -> list[Request]:
+    return [request for request in requests if request.token_ns]
+
+
+def deaths(requests: Sequence[Request]) -> tuple[str, str] | None:
+    """How the server ended that these requests went to: signal or exit code, and assertion; None where it lived."""
+    for request in requests:
+        if found := ENDED.search(request.failure):
+            return found[1], found[2] or ""
+    return None
+
+
+def predicted(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each server's first token and further tokens beside what the engine alone takes after a prompt of that length.
+
+    `what`: "first token" or "each further token"; `engine`, `measured` and `added` seconds (estimates), `ratio` of
+    measured over engine, paired by block. Of the difference `inside` (what llama-server takes by its own count beyond
+    the engine: sampling, scheduling, detokenizing) and `outside` (the rest: HTTP, the queue and the client), medians.
+    """
+    used = usable(rows)
+    parts = used[used["n_threads"].isin(used.loc[used["workload"] == "serving", "n_threads"])]
+    prompts = {
+        key: timing.median_by_block(group)
+        for key, group in parts[parts["workload"] == "prefill"].groupby(["model", "n_prompt"])
+    }
+    steps = {
+        key: timing.median_by_block(group)
+        for key, group in parts[parts["workload"] == "decode"].groupby(["model", "n_prompt", "n_seq"])
+    }
+    entries = []
+    found = processes(used)
+    for key, group in found[found["n_clients"] > 0].groupby(CELL, sort=False):
+        cell = dict(zip(CELL, key, strict=True))
+        known = group.drop_duplicates("block", keep="last").set_index("block")
+        asked = [
+            ("each further token", "tpot", "answer", steps.get((cell["model"], cell["n_prompt"], cell["n_clients"])))
+        ]
+        if cell["n_clients"] == 1:
+            asked.insert(0, ("first token", "ttft", "prompt", prompts.get((cell["model"], cell["n_prompt"]))))
+        for what, name, own, engine in asked:
+            if engine is None or (cell["server"] == "llama_cpp.server" and cell["n_clients"] > 1):
+                continue
+            both = pd.concat([known[name], engine.rename("engine"), known[own].rename("own")], axis=1)
+            both = both.dropna(subset=[name, "engine"])
+            if both.empty:
+                continue
+            entry = {**cell, "what": what, "ratio": timing.paired_ratio(both[name], both["engine"])}
+            entry |= {"engine": stats.median(both["engine"].tolist()), "measured": stats.median(both[name].tolist())}
+            entry |= {"added": stats.median((both[name] - both["engine"]).tolist())}
+            entry |= {"inside": float((both["own"] - both["engine"]).median())}
+            entries.append(entry | {"outside": float((both[name] - both["own"]).median())})
+    names = [*CELL, "what", "engine", "measured", "added", "ratio", "inside", "outside"]
+    return pd.DataFrame(entries, columns=names)
+
+
+def knees(rows: pd.DataFrame) -> pd.DataFrame:
+    """The highest rate that met the objectives, per model and build: `rate` (estimate, requests a second).
+
+    `failing`: the lowest rate that did not meet them, median over servers; `n`: servers. `goodput`: requests a second
+    that kept to the objectives of the scale, at the knee.
+    """
+    entries = []
+    found = usable(rows)
+    found = found[(found["workload"] == "serving") & (found["pattern"] == "knee")]
+    for (model, build, scale), group in found.groupby(["model", "build", "scale"]):
+        brackets = [knee.bracket(series["rates"], series["met"]) for series in group["series"]]
+        good = [low for low, _ in brackets if low == low]
+        bad = [high for _, high in brackets if high == high]
+        if good:
+            kept = [metrics.goodput(requests, knee.OBJECTIVES[scale]) for requests in group["requests"]]
+            entry = {"model": model, "build": build, "n": len(good), "goodput": stats.median(kept)}
+            entries.append(entry | {"rate": stats.median(good), "failing": median(bad) if bad else float("nan")})
+    return pd.DataFrame(entries, columns=["model", "build", "n", "goodput", "rate", "failing"])
+
+
+def tools(rows: pd.DataFrame) -> pd.DataFrame:
+    """One cell's loads as four tools would tell them: `tool`, `ttft`, `itl`, `tpot`, seconds, medians over servers."""
+    told = [metrics.by_tool(requests) for requests in rows["requests"]]
+    entries = []
+    for tool in told[0] if told else ():
+        entry: dict[str, Any] = {"tool": tool}
+        for name in ("ttft", "itl", "tpot"):
+            values = [each[tool][name] for each in told if each[tool][name] == each[tool][name]]
+            entry[name] = median(values) if values else float("nan")
+        entries.append(entry)
+    return pd.DataFrame(entries, columns=["tool", "ttft", "itl", "tpot"])

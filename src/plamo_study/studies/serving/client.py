@@ -1,0 +1,271 @@
+"""One request to an OpenAI-compatible server, streamed: when every byte came, and what was said.
+
+Times are of one monotonic clock, taken when bytes leave the socket. A chunk is no token: how many tokens an answer has
+is the server's own count. Whatever goes wrong is told in the answer's `failure`; nothing is raised.
+"""
+
+import asyncio
+import json
+import selectors
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import httpx2
+
+from plamo_study.errors import StudyError
+
+Api = Literal["completions", "chat/completions"]
+MOST_BYTES = 16 << 20  # of a body; no answer that is asked for here is nearly as long
+MOST_LINE = 1 << 20  # bytes of one event
+QUIET_S = 60.0  # without a byte: hung
+PATIENCE_S = 600.0  # for a whole answer
+SAID = 160  # characters of an error's text that are kept
+clock = time.perf_counter_ns
+Found = TypeVar("Found")
+
+
+def run(work: Coroutine[Any, Any, Found]) -> Found:
+    """Run to the end, in a loop that sleeps exactly: the usual one rounds up to a millisecond, half a token's time."""
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+        return runner.run(work)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is asked: a text, and how many tokens of answer at most; `id` names it in every record."""
+
+    id: str
+    text: str
+    n_gen: int
+
+
+@dataclass
+class Answer:
+    """What came of a request, times in ns of `clock`: due, sent, first byte of the body, every chunk with text, end.
+
+    `n_prompt` and `n_gen` are the server's own counts, 0 where it gives none. `thought`: chunks that were reasoning.
+    `gaps`: at each token, by how many nats the likeliest led the second; empty where not asked for or not given.
+    `timings`: what llama-server says of itself.
+    """
+
+    prompt: Prompt
+    due_ns: int
+    sent_ns: int = 0
+    byte_ns: int = 0
+    ended_ns: int = 0
+    chunk_ns: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    thought: int = 0
+    n_prompt: int = 0
+    n_gen: int = 0
+    tokens: list[str] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    timings: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return "".join(self.texts)
+
+    @property
+    def divided(self) -> bool:
+        """Whether chunks held other than one token each, so that times of tokens are shared out."""
+        return self.n_gen not in (0, len(self.chunk_ns))
+
+    @property
+    def token_ns(self) -> list[int]:
+        """When each token came. Where a chunk holds several they are spread evenly over the gap before it."""
+        n, chunks = self.n_gen or len(self.chunk_ns), self.chunk_ns
+        if n <= len(chunks):
+            return chunks[:n]
+        if not chunks:
+            return []
+        stamps, before = [], chunks[0]
+        for i, stamp in enumerate(chunks):
+            share = n * (i + 1) // len(chunks) - n * i // len(chunks)
+            stamps += [before + (stamp - before) * (k + 1) // share for k in range(share)]
+            before = stamp
+        return stamps
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go: the server's address without a path, the model's name, and how it is asked.
+
+    `usual`: fields that every request carries. `key`: sent as a bearer token, and shown nowhere.
+    """
+
+    url: str
+    model: str = ""
+    api: Api = "completions"
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    key: str = field(default="", repr=False)
+
+    @property
+    def path(self) -> str:
+        """Where a request is posted."""
+        return f"{self.url.rstrip('/')}/v1/{self.api}"
+
+    def body(self, prompt: Prompt, stream: bool, top: int) -> dict[str, Any]:
+        """What is posted; `top`: log probabilities of so many tokens are asked for."""
+        chat = self.api == "chat/completions"
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt.text}]} if chat else {
+            "prompt": prompt.text}  # fmt: skip
+        asked |= {"max_tokens": prompt.n_gen, "temperature": 0, "stream": stream, **self.usual}
+        asked |= {"model": self.model} if self.model else {}
+        asked |= {"stream_options": {"include_usage": True}} if stream else {}
+        if top:
+            asked |= {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
+        return asked
+
+
+def client(target: Target) -> httpx2.AsyncClient:
+    """Connections to a server: as many as are asked for, no proxy, no redirect followed."""
+    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx2.Timeout(QUIET_S, pool=None)
+    return httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False, follow_redirects=False)
+
+
+async def ask(
+    web: httpx2.AsyncClient, target: Target, prompt: Prompt, due_ns: int = 0, top: int = 0, quiet_s: float = QUIET_S
+) -> Answer:
+    """Post one request and read its answer to the end, or to what went wrong."""
+    answer = Answer(prompt, due_ns or clock())
+    answer.sent_ns = clock()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await _read(web, target, answer, top, quiet_s)
+    except TimeoutError:
+        answer.failure = f"no end after {PATIENCE_S:g} s"
+    except httpx2.TimeoutException:
+        answer.failure = f"nothing came for {quiet_s:g} s"
+    except httpx2.TransportError as error:
+        answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        answer.failure = f"malformed answer: {type(error).__name__}: {error}"[:SAID]
+    answer.ended_ns = clock()
+    return answer
+
+
+async def ask_whole(web: httpx2.AsyncClient, target: Target, prompt: Prompt) -> tuple[str, int, int]:
+    """The answer without streaming: text, tokens of the prompt and of the answer by the server's count.
+
+    Raises StudyError where there is no such answer.
+    """
+    try:
+        async with web.stream("POST", target.path, json=target.body(prompt, False, 0)) as reply:
+            body = b"".join([part async for part in _bounded(reply)])
+            told = json.loads(body)
+            if reply.status_code != 200:
+                raise ValueError(_status(reply.status_code, body))
+            choice, usage = told["choices"][0], told["usage"]
+            text = choice["message"]["content"] if "message" in choice else choice["text"]
+            return text or "", int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+    except (httpx2.TransportError, ValueError, KeyError, TypeError, IndexError) as error:
+        why = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
+        raise StudyError(target.path, f"no answer to a plain request ({why})", "look at the server's log") from None
+
+
+async def _read(web: httpx2.AsyncClient, target: Target, answer: Answer, top: int, quiet_s: float) -> None:
+    timeout = httpx2.Timeout(quiet_s, pool=None)
+    body = target.body(answer.prompt, True, top)
+    async with web.stream("POST", target.path, json=body, timeout=timeout) as reply:
+        if reply.is_redirect:
+            answer.failure = "a redirect elsewhere, refused"
+            return
+        if reply.status_code != 200:
+            answer.failure = _status(reply.status_code, b"".join([part async for part in _bounded(reply, MOST_LINE)]))
+            return
+        done, first = False, True
+        async with aclosing(_events(reply, answer)) as events:
+            async for stamp, data in events:
+                if data == b"[DONE]":
+                    done = True
+                    break
+                told = json.loads(data)
+                if "error" in told:
+                    answer.failure = f"the server says: {_words(told['error'])}"
+                    return
+                first = _take(answer, told, stamp, first)
+        if not done:
+            answer.failure = "the stream ended before its end"
+
+
+def _take(answer: Answer, told: Mapping[str, Any], stamp: int, first: bool) -> bool:
+    """What one event adds; returns whether none had text so far."""
+    if usage := told.get("usage"):
+        answer.n_prompt, answer.n_gen = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+    if timings := told.get("timings"):
+        answer.timings = {name: float(value) for name, value in timings.items() if isinstance(value, int | float)}
+    for choice in told.get("choices") or ():
+        delta = choice.get("delta")
+        text = choice.get("text") if delta is None else delta.get("content")
+        if delta and not text and (delta.get("reasoning_content") or delta.get("reasoning")):
+            answer.thought += 1
+        if text:
+            answer.chunk_ns.append(stamp)
+            answer.texts.append(text)
+            first = False
+        for token in _likeliest(choice.get("logprobs")):
+            answer.tokens.append(token[0])
+            answer.gaps.append(token[1])
+    return first
+
+
+def _likeliest(told: Mapping[str, Any] | None) -> list[tuple[str, float]]:
+    """Each token's text, and by how much the likeliest led the second: of newer servers, and of the old form."""
+    if not told:
+        return []
+    if content := told.get("content"):
+        return [(each["token"], _gap([top["logprob"] for top in each.get("top_logprobs", ())])) for each in content]
+    tops = told.get("top_logprobs") or ()
+    return [
+        (token, _gap(list(top.values()) if top else []))
+        for token, top in zip(told.get("tokens") or (), tops, strict=False)
+    ]
+
+
+def _gap(logs: list[float]) -> float:
+    ordered = sorted(logs, reverse=True)
+    return ordered[0] - ordered[1] if len(ordered) > 1 else float("nan")
+
+
+async def _events(reply: httpx2.Response, answer: Answer) -> AsyncGenerator[tuple[int, bytes], None]:
+    """The data of each event, with the time at which its last byte came."""
+    rest = b""
+    async for part in _bounded(reply):
+        stamp = clock()
+        answer.byte_ns = answer.byte_ns or stamp
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > MOST_LINE:
+            raise ValueError(f"an event of more than {MOST_LINE:,} bytes")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield stamp, line[5:].strip()
+
+
+async def _bounded(reply: httpx2.Response, most: int = MOST_BYTES) -> AsyncIterator[bytes]:
+    """The bytes of a body as they come; ValueError for more than are bearable."""
+    size = 0
+    async for part in reply.aiter_bytes():
+        size += len(part)
+        if size > most:
+            raise ValueError(f"a body of more than {most:,} bytes")
+        yield part
+
+
+def _status(code: int, body: bytes) -> str:
+    try:
+        said = _words(json.loads(body).get("error", ""))
+    except (ValueError, AttributeError):
+        said = body[:SAID].decode(errors="replace")
+    return f"HTTP {code}: {said}"[:SAID]
+
+
+def _words(error: Any) -> str:
+    return str(error.get("message", error) if isinstance(error, Mapping) else error)

@@ -1,0 +1,89 @@
+"""Notebook 11's figures. A figure takes tidy data, holds none, and reads itself aloud in its description."""
+
+import altair as alt
+import pandas as pd
+
+from plamo_study.present.figures import Chart, marks, spread
+
+SIDE = 240
+BECAME = ["#a6cbe3", "#d55e00", "#4d4d4d"]  # as alone, another answer, none
+
+
+def contaminated(data: pd.DataFrame, title: str) -> alt.Chart:
+    """What became of requests, a bar for each server and number of requests at a time."""
+    axis = "Requests (%)"
+    names = list(dict.fromkeys(data["became"]))
+    colours = alt.Scale(domain=names, range=BECAME[: len(names)])
+    y = alt.Y("who:N", title=None, sort=list(dict.fromkeys(data["who"])), axis=alt.Axis(labelLimit=400))
+    x = alt.X("share:Q", title=axis, scale=alt.Scale(domain=[0, 100]))
+    order = alt.Order("place:Q")
+    placed = data.assign(place=[names.index(name) for name in data["became"]])
+    bars = alt.Chart(placed).mark_bar(size=14).encode(x=x, y=y, order=order)
+    told = "; ".join(
+        f"{who}: " + ", ".join(f"{row.share:.0f} % {row.became}" for row in group.itertuples() if row.share)
+        for who, group in data.groupby("who", sort=False)
+    )
+    return bars.encode(color=alt.Color("became:N", title=None, scale=colours)).properties(
+        title=title, description=f"{title}. {axis}: {told}.", height=alt.Step(22)
+    )
+
+
+def lengths(data: pd.DataFrame, title: str) -> Chart:
+    """Seconds of a request against the tokens of its answer, a line for each prompt, a panel a model."""
+    tidy = spread(data[["model", "n_prompt", "n_gen", "whole"]], "whole")
+    tidy["prompt"] = [f"{n:,} tokens of prompt" for n in tidy["n_prompt"]]
+    names = list(dict.fromkeys(tidy.sort_values("n_prompt")["prompt"]))
+    colour, shape = marks("prompt", names)
+    axis = "Request (s)"
+    base = alt.Chart().encode(x=alt.X("n_gen:Q", title="Tokens of answer", axis=alt.Axis(values=_ticks(tidy))))
+    base = base.encode(color=colour)
+    layers = [
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
+        base.mark_line().encode(y=alt.Y("value:Q", title=axis)),
+        base.mark_point().encode(y=alt.Y("value:Q", title=axis), shape=shape),
+    ]
+    chart = alt.layer(*layers, data=tidy).properties(width=250, height=SIDE)
+    told = "; ".join(
+        f"{model}, {prompt}: " + ", ".join(f"{row.value:.2f} s for {row.n_gen}" for row in group.itertuples())
+        for (model, prompt), group in tidy.groupby(["model", "prompt"], sort=False)
+    )
+    return chart.facet(column=alt.Column("model:N", title=None)).properties(
+        title=title, description=f"{title}. {axis} by tokens of answer: {told}."
+    )
+
+
+def _ticks(data: pd.DataFrame) -> list[int]:
+    return sorted({int(n) for n in data["n_gen"]})
+
+
+def loads(data: pd.DataFrame, title: str) -> Chart:
+    """Tokens per second, and the first token's wait, against requests at a time; a line a server."""
+    names = list(dict.fromkeys(data["who"]))
+    panels = [
+        _panel(data, "throughput", "Tokens per second, all requests", names),
+        _panel(data, "ttft", "First token (ms)", names, 1e3),
+    ]
+    told = "; ".join(_ends(data[data["who"] == name], name) for name in names)
+    return alt.hconcat(*panels).properties(title=title, description=f"{title}. {told}.")
+
+
+def _ends(data: pd.DataFrame, name: str) -> str:
+    said = [
+        f"{row.throughput.value:,.0f} tokens a second and {row.ttft.value * 1e3:.0f} ms at {row.n_clients}"
+        for row in data.iloc[[0, -1]].itertuples()
+    ]
+    return f"{name}: {', '.join(dict.fromkeys(said))}"
+
+
+def _panel(data: pd.DataFrame, column: str, axis: str, names: list[str], factor: float = 1.0) -> Chart:
+    tidy = spread(data[["who", "n_clients", column]], column, factor)
+    colour, shape = marks("who", names)
+    x = alt.X("n_clients:Q", title="Requests at a time", scale=alt.Scale(type="log", base=2, nice=False, padding=10),
+              axis=alt.Axis(values=sorted(set(tidy["n_clients"]))))  # fmt: skip
+    base = alt.Chart(tidy).encode(x=x, color=colour)
+    layers = [
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
+        base.mark_line().encode(y=alt.Y("value:Q", title=axis)),
+        base.mark_point().encode(y=alt.Y("value:Q", title=axis), shape=shape),
+    ]
+    return alt.layer(*layers).properties(width=250, height=SIDE)

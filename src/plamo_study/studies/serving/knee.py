@@ -1,0 +1,70 @@
+"""The knee: the highest rate of arrivals at which a server still meets its objectives, by bisection.
+
+A rate meets them when ENOUGH of its requests do; a request meets them when its first token comes within `ttft_s` of
+when it was due, and the others within `tpot_s` each in the mean. The search halves the ratio of two rates, so its
+answer is a bracket: one rate that met and one that did not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx2
+
+from plamo_study.measure.cells import Serving
+from plamo_study.studies.serving import load
+from plamo_study.studies.serving.client import Answer, Prompt, Target
+from plamo_study.studies.serving.load import Loaded
+
+ENOUGH = 0.9  # of the requests
+STEPS = 5  # bisections: the bracket is a 32nd root of the first one
+LOWEST, HIGHEST = 0.5, 2.0  # times what one request at a time, or all slots without slowing one another, would give
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What a request must keep to, in seconds: to its first token, and for each further one in the mean."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def met(self, answer: Answer) -> bool:
+        """Whether a request kept to them; one that failed did not."""
+        stamps = answer.token_ns
+        if answer.failure or not stamps:
+            return False
+        rest = (stamps[-1] - stamps[0]) / max(len(stamps) - 1, 1)
+        return stamps[0] - answer.due_ns <= self.ttft_s * 1e9 and rest <= self.tpot_s * 1e9
+
+
+OBJECTIVES = {"mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "weights": Objectives(10.0, 0.4)}
+
+
+async def sought(
+    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float
+) -> tuple[Loaded, list[tuple[float, float, float]]]:
+    """The load at the highest rate that met the objectives (the lowest one tried where none did), and every step.
+
+    A step: the rate, the share of requests that met, and the client's lag in seconds.
+    """
+    low, high = LOWEST / alone_s, HIGHEST * cell.n_seq / alone_s
+    best: Loaded | None = None
+    steps = []
+    for number in range(STEPS):
+        rate = (low * high) ** 0.5
+        loaded = await load.opened(web, target, prompts, load.arrivals("poisson", len(prompts), rate, number))
+        share = sum(map(OBJECTIVES[cell.scale].met, loaded.answers)) / len(prompts)
+        steps.append((rate, share, loaded.late_ns / 1e9))
+        if share >= ENOUGH:
+            low, best = rate, loaded
+        else:
+            high, best = rate, best or loaded
+    assert best is not None
+    return best, steps
+
+
+def bracket(rates: Sequence[float], met: Sequence[float]) -> tuple[float, float]:
+    """The highest rate that met and the lowest that did not; NaN where no rate did the one or the other."""
+    nan = float("nan")
+    good = [rate for rate, share in zip(rates, met, strict=True) if share >= ENOUGH]
+    bad = [rate for rate, share in zip(rates, met, strict=True) if share < ENOUGH]
+    return max(good, default=nan), min(bad, default=nan)

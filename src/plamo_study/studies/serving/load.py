@@ -1,0 +1,149 @@
+"""Load: requests one after another at a given number at a time, or at the times at which they are due.
+
+A late request counts from when it was due, so a client that waits cannot hide that the server was slow. How late the
+client itself is stands beside every load: a clock that ticks in the same loop says how long the loop was away.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import httpx2
+import numpy as np
+
+from plamo_study.errors import StudyError
+from plamo_study.studies.serving import client
+from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
+
+TICK_S = 0.002
+IDLE_TICKS = 16  # of a loop with nothing to do: how late the system is by itself
+LATE = 0.05  # of the interval that is measured: beyond it, the client binds
+GAMMA_CV = 2.2  # of gaps: the code trace's, without its pauses
+# Tokens at these quantiles, from the redistributed Azure traces of 2023 (CC-BY, Splitwise): prompts, answers.
+QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
+LENGTHS = {
+    "conversation": ((2, 1020, 2734, 4142, 14050), (1, 129, 424, 601, 1000)),
+    "code": ((3, 1469, 5188, 7436, 7437), (1, 13, 55, 252, 1000)),
+}
+
+
+@dataclass
+class Loaded:
+    """A load's answers in the order of its prompts; the client's lag in ns: how much later than idle its clock was."""
+
+    answers: list[Answer]
+    began_ns: int
+    lag_ns: list[int] = field(default_factory=list)
+
+    @property
+    def late_ns(self) -> float:
+        """How late the client is now and then: the 95th percentile of its lag."""
+        return float(np.quantile(self.lag_ns, 0.95)) if self.lag_ns else 0.0
+
+    def client_binds(self) -> bool:
+        """Whether the client's usual lag is more than LATE of the median gap between two chunks, or of a request."""
+        gaps = [b - a for answer in self.answers for a, b in pairwise(answer.chunk_ns)]
+        if not gaps:
+            gaps = [answer.ended_ns - answer.sent_ns for answer in self.answers if not answer.failure]
+        return bool(gaps) and float(np.median(self.lag_ns or [0])) > LATE * float(np.median(gaps))
+
+
+async def closed(web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
+    """So many clients, each asking the next prompt when its answer is complete."""
+    found: dict[int, Answer] = {}
+    left = iter(enumerate(prompts))
+
+    async def one() -> None:
+        for number, prompt in left:
+            found[number] = await client.ask(web, target, prompt)
+
+    async with _Ticking() as ticking:
+        begin = clock()
+        await asyncio.gather(*(one() for _ in range(n_clients)))
+    return Loaded([found[number] for number in sorted(found)], begin, ticking.lag_ns())
+
+
+async def opened(
+    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]
+) -> Loaded:
+    """Every prompt at its time, in seconds from the beginning, whatever became of the others."""
+
+    async def one(prompt: Prompt, due: int) -> Answer:
+        while (left := due - clock()) > 0:
+            await asyncio.sleep(left / 1e9)
+        return await client.ask(web, target, prompt, due)
+
+    async with _Ticking() as ticking:
+        begin = clock()
+        due = [begin + int(at_s * 1e9) for at_s in arrivals_s]
+        answers = await asyncio.gather(*(one(*pair) for pair in zip(prompts, due, strict=True)))
+    return Loaded(list(answers), begin, ticking.lag_ns())
+
+
+class _Ticking:
+    """A clock in the loop: how late it is while nothing else happens, and then while a load runs."""
+
+    def __init__(self) -> None:
+        self._late: list[int] = []
+        self._idle = 0.0
+
+    async def __aenter__(self) -> "_Ticking":
+        for _ in range(IDLE_TICKS):
+            await self._tick()
+        self._idle, self._late = float(np.median(self._late)), []
+        self._ticker = asyncio.create_task(self._on())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._ticker.cancel()
+
+    def lag_ns(self) -> list[int]:
+        return [max(late - int(self._idle), 0) for late in self._late]
+
+    async def _on(self) -> None:
+        while True:
+            await self._tick()
+
+    async def _tick(self) -> None:
+        due = clock() + int(TICK_S * 1e9)
+        await asyncio.sleep(TICK_S)
+        self._late.append(max(clock() - due, 0))
+
+
+def arrivals(kind: str, n: int, per_second: float, seed: int) -> list[float]:
+    """When requests arrive, in seconds from the first; `kind`: poisson, gamma, or a file with one time a line.
+
+    Raises StudyError for a file that holds other than times, or too few of them.
+    """
+    rng = np.random.default_rng([seed, n])
+    if kind == "poisson":
+        gaps = rng.exponential(1 / per_second, n)
+    elif kind == "gamma":
+        shape = 1 / GAMMA_CV**2
+        gaps = rng.gamma(shape, 1 / (per_second * shape), n)
+    else:
+        return _recorded(Path(kind), n)
+    return (np.cumsum(gaps) - gaps[0]).tolist()
+
+
+def _recorded(path: Path, n: int) -> list[float]:
+    mend = "name poisson, gamma, or a file with a time in seconds on every line"
+    try:
+        times = sorted(float(line) for line in path.read_text(encoding="utf-8").split())
+    except (OSError, ValueError) as error:
+        raise StudyError(f"arrivals {path}", str(error), mend) from None
+    if len(times) < n or not all(map(math.isfinite, times)):
+        raise StudyError(f"arrivals {path}", f"{len(times)} times for {n} requests", mend)
+    return [at - times[0] for at in times[:n]]
+
+
+def lengths(kind: str, n: int, scale: float, seed: int) -> list[tuple[int, int]]:
+    """Tokens of prompts and answers drawn from a published trace's quantiles, times `scale`, at least one of each."""
+    if kind not in LENGTHS:
+        raise StudyError(f"lengths {kind!r}", f"unknown; there are {', '.join(LENGTHS)}", "choose one of them")
+    rng = np.random.default_rng([seed, n, 1])
+    drawn = [np.interp(rng.random(n), QUANTILES, table) * scale for table in LENGTHS[kind]]
+    return [(max(int(prompt), 1), max(int(answer), 1)) for prompt, answer in zip(*drawn, strict=True)]

@@ -1,0 +1,98 @@
+"""What a load took, as this project defines it and as others do, from the times of its requests.
+
+TTFT: from when a request was due to its first token. TPOT: (last token - first token) / (tokens - 1), of one request.
+ITL: one gap between two tokens of one request. Throughput: answered tokens a second, from the first request due to the
+last token. Goodput: requests a second that kept to the objectives. A percentile is told only where there are enough
+requests for it, the largest gap and the failures always.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from plamo_study.analysis import stats
+from plamo_study.analysis.timing import NS
+from plamo_study.measure.rows import Request
+from plamo_study.studies.serving.knee import Objectives
+
+NAN = float("nan")
+
+
+def of_load(requests: Sequence[Request]) -> dict[str, float]:
+    """Of one load, in seconds and tokens a second: medians `ttft`, `tpot`, `itl`, `whole`; `ttft_p90`, `largest` gap.
+
+    `throughput`; `answered` and `failed` requests, `n_tokens`. NaN where there is nothing to say.
+    """
+    answered = [request for request in requests if not request.failure and request.token_ns]
+    firsts = [(request.token_ns[0] - request.arrived_ns) / NS for request in answered]
+    gaps = [gap for request in answered for gap in _gaps(request)]
+    tpots = [tpot(request) for request in answered if len(request.token_ns) > 1]
+    wholes = [(request.token_ns[-1] - request.arrived_ns) / NS for request in answered]
+    n_tokens = sum(len(request.token_ns) for request in answered)
+    return {
+        "ttft": median(firsts) if firsts else NAN,
+        "ttft_p90": stats.percentile(firsts, 0.9),
+        "tpot": median(tpots) if tpots else NAN,
+        "itl": median(gaps) if gaps else NAN,
+        "largest": max(gaps, default=NAN),
+        "whole": median(wholes) if wholes else NAN,
+        "throughput": n_tokens / span(answered) if answered else NAN,
+        "answered": len(answered),
+        "failed": len(requests) - len(answered),
+        "n_tokens": n_tokens,
+    }
+
+
+def _gaps(request: Request) -> list[float]:
+    return [(after - before) / NS for before, after in pairwise(request.token_ns)]
+
+
+def tpot(request: Request) -> float:
+    """Seconds for each token after the first, in the mean."""
+    return (request.token_ns[-1] - request.token_ns[0]) / (len(request.token_ns) - 1) / NS
+
+
+def span(requests: Sequence[Request]) -> float:
+    """Seconds from the first request due to the last token."""
+    return (max(r.token_ns[-1] for r in requests) - min(r.arrived_ns for r in requests)) / NS
+
+
+def goodput(requests: Sequence[Request], objectives: Objectives) -> float:
+    """Requests per second that kept to the objectives."""
+    kept = [r for r in requests if not r.failure and r.token_ns and _kept(r, objectives)]
+    answered = [r for r in requests if r.token_ns]
+    return len(kept) / span(answered) if answered else NAN
+
+
+def _kept(request: Request, objectives: Objectives) -> bool:
+    first = (request.token_ns[0] - request.arrived_ns) / NS
+    rest = tpot(request) if len(request.token_ns) > 1 else 0.0
+    return first <= objectives.ttft_s and rest <= objectives.tpot_s
+
+
+def by_tool(requests: Sequence[Request]) -> dict[str, dict[str, float]]:
+    """The same load as four tools would tell it, seconds: `ttft`, `itl` and `tpot` of each, means as they print them.
+
+    Ours and MLPerf's TTFT counts from when a request was due, the others' from when it was sent. ITL: ours every gap
+    between tokens, vLLM's the gaps between chunks, pooled, AIPerf's (whole - TTFT) / (n - 1) of each request.
+    """
+    answered = [request for request in requests if not request.failure and len(request.token_ns) > 1]
+    due = [(r.token_ns[0] - r.arrived_ns) / NS for r in answered]
+    sent = [(r.token_ns[0] - r.sent_ns) / NS for r in answered]
+    gaps = [gap for r in answered for gap in _gaps(r)]
+    chunks = [gap for r in answered for gap in _gaps(r) if gap > 0]
+    per_token = [tpot(r) for r in answered]
+    to_end = [(r.ended_ns - r.token_ns[0]) / (len(r.token_ns) - 1) / NS for r in answered]
+    return {
+        "ours": {"ttft": _mean(due), "itl": _mean(gaps), "tpot": _mean(per_token)},
+        "vLLM": {"ttft": _mean(sent), "itl": _mean(chunks), "tpot": _mean(to_end)},
+        "AIPerf": {"ttft": _mean(sent), "itl": _mean(per_token), "tpot": NAN},
+        "MLPerf": {"ttft": _mean(due), "itl": NAN, "tpot": _mean(per_token)},
+    }
+
+
+def _mean(values: Sequence[Any]) -> float:
+    return float(np.mean(values)) if values else NAN

@@ -1,0 +1,81 @@
+"""Which cells the study of serving measures: one request at a time by length, several at a time, rates, and the parts.
+
+Servers are those that can be started here: `llama_cpp.server`, where its web framework is installed, and llama-server,
+where one is found. Beside them what the engine alone takes for the same prompts and steps, of which predictions are
+made.
+"""
+
+from dataclasses import replace
+from itertools import product
+
+from plamo_study.measure import machine, server
+from plamo_study.measure.cells import Cell, Serving
+from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
+
+PROMPTS, ANSWERS = (128, 512, 2048), (16, 64, 256)  # tokens, of the exercise that this notebook answers
+SHORT = {"mini": (128, 64), "shape": (128, 16), "weights": (128, 16)}  # of the loads
+ASIDE = (128, 16)  # of the server in Python
+AT_ONCE = (1, 2, 4, 8, 16)  # requests at a time, of 16 slots
+SLOTS = 4  # llama-server's own default
+ALONE = 2  # requests of a cell that asks one at a time
+LOADED = {"mini": 24, "shape": 8, "weights": 8}  # of one that asks several, and looks at answers
+FEWEST = 8  # of one that looks at times: and at least two for each that asks
+SOUGHT = {"mini": 16, "shape": 8, "weights": 8}  # of each rate that is tried for the knee
+STEPS = 16  # decode steps timed by themselves
+BLOCKS = {"mini": 2, "shape": 3, "weights": 3}
+PATIENCE = 2  # times the usual limit
+LLAMA, PYTHON = "llama-server", "llama_cpp.server"
+
+
+def serving(scale: str, gpu: bool = False) -> Plan:
+    """Notebook 11: a real server; where none can be started the one in Python is asked, and its rows say what to do."""
+    check_scale(scale)
+    base = Serving(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, model=MODELS[0])
+    cores = max(machine.performance_cores() - 1, 1)  # one is the client's: threads that share a core with it crawl
+    base = change(base, n_threads=cores, n_seq=SLOTS, n_prompt=SHORT[scale][0], n_gen=SHORT[scale][1])
+    both = [change(base, model=model) for model in MODELS]
+    has_llama = server.find() is not None
+    has_python = server.has_python_server() or not has_llama
+    needed: list[Cell] = []
+    others: list[Cell] = []
+    compared: list[Cell] = []
+    for each in both if has_llama else ():
+        needed += [_closed(each, SLOTS, 4, LOADED[scale]), _closed(each, SLOTS, 1, ALONE)]
+        others += [_closed(each, SLOTS, 2, LOADED[scale])]
+        others += [_of(each, *lengths) for lengths in product(PROMPTS, ANSWERS)]
+        others += [_closed(each, AT_ONCE[-1], n, max(FEWEST, 2 * n)) for n in AT_ONCE]
+        others += [change(each, server=LLAMA, n_clients=0, pattern="knee", n_requests=SOUGHT[scale])]
+    for each in both if has_python else ():
+        ours = change(each, server=PYTHON, n_seq=1)
+        aside = [_of(ours, *ASIDE), change(_of(ours, *ASIDE), n_clients=4, n_requests=FEWEST)]
+        (others if has_llama else needed).extend(aside)
+    needed += [part for each in both for part in _parts(each, (), PROMPTS[:1])]
+    others += [part for each in both for part in _parts(each, AT_ONCE if has_llama else (), PROMPTS)]
+    cells = tuple(dict.fromkeys([*needed, *others]))
+    fitting = tuple(cell for cell in cells if not isinstance(cell, Serving)) or cells
+    planned = with_gates("11-serving", scale, fitting, exact_cache=False)
+    compared = [cell for cell in cells if isinstance(cell, Serving) and _compared(cell)]
+    n = len(dict.fromkeys(needed))
+    planned = replace(planned, cells=cells, compared=tuple(compared), needed=n, extra_blocks=0)
+    limit = PATIENCE * planned.time_limit_s
+    return replace(planned, blocks=BLOCKS[scale], time_limit_s=limit, worker=f"{__package__}.worker")
+
+
+def _closed(base: Serving, n_slots: int, n_clients: int, n_requests: int) -> Serving:
+    return change(base, server=LLAMA, n_seq=n_slots, n_clients=n_clients, n_requests=n_requests)
+
+
+def _of(base: Serving, n_prompt: int, n_gen: int) -> Serving:
+    return change(base, n_prompt=n_prompt, n_gen=n_gen, n_clients=1, n_requests=ALONE)
+
+
+def _compared(cell: Serving) -> bool:
+    """Whether another build measures it too: what concurrent requests do to the first model."""
+    return cell.server == LLAMA and cell.model == MODELS[0] and cell.n_clients != 1
+
+
+def _parts(base: Serving, at_once: tuple[int, ...], lengths: tuple[int, ...]) -> list[Cell]:
+    """What the engine alone takes for prompts, for a step after each, and for steps of so many after the shortest."""
+    step = change(base, workload="decode", depth=base.n_prompt, n_gen=STEPS, n_seq=1, policy="shared")
+    alone = [change(base, workload="prefill", n_prompt=n, n_seq=1, repetitions=3) for n in lengths]
+    return [*alone, *(change(step, depth=n) for n in lengths), *(change(step, n_seq=n) for n in at_once)]

@@ -1,0 +1,464 @@
+"""A probe of any OpenAI-compatible server: are its answers right under load, and which phase binds its traffic?
+
+Right: the same prompts alone and together, greedy. Which phase: prompt length, answer length and load are changed one
+at a time, in rounds, and the elasticity of a request's time to each is told with its interval. Nothing is asked that
+was not announced: `Ask.budget` says beforehand how many requests and tokens there will be at most, and how long.
+"""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+import numpy as np
+
+from plamo_study.analysis import stats
+from plamo_study.analysis.stats import Estimate
+from plamo_study.errors import StudyError
+from plamo_study.studies.serving import client, judge, load, questions
+from plamo_study.studies.serving.client import Answer, Prompt, Target
+from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.traffic import Traffic
+
+PROMPTS, TOGETHER, RIGHT_ROUNDS = 8, (4, 2), 6  # asked alone; at once; rounds of each
+RIGHT_TOKENS, RIGHT_CHARACTERS = 24, (600, 50)  # of an answer; of the first prompt, and more with each
+REPEATED = 2  # times that a prompt is asked alone where a server gives no log probabilities
+FEW = 0.1  # of the answers: so many differences, of one prompt, rounding may explain where no gap is known
+PHASE_ROUNDS = 5
+FACTOR = 2  # by which a length or the load is changed
+CHARACTERS = 3.0  # a token has, until the server has counted some
+WARM = 1
+LOOPBACK = ("localhost",)
+SERVERS = {"llamacpp": "llama-server", "me": "llama_cpp.server", "vllm": "vLLM"}  # by what owns their models
+KNOWN = {"llama-server": questions.OURS["llama-server"], "vLLM": {"ignore_eos": True}}
+Right = Literal["answers do not depend on neighbours", "they do", "cannot tell"]
+Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
+LEVERS: Mapping[Phase, str] = {
+    "prefill": "keep prefixes cached, shorten prompts; chunk them for those who are being answered (notebook 06), or "
+    "read them elsewhere (09)",
+    "decode": "fewer bits (notebook 04), a bigger batch if the aggregate counts (03), shorter answers",
+    "queue": "more slots while a step stays cheap (notebook 03), replicas (07), or less load",
+    "client": "probe from a machine that has time for it",
+    "cannot tell": "probe again when the server is quiet, or for longer lengths",
+}
+LATE = "it had not ended when its time was over"
+GRACE_S = 10.0  # for requests that are on their way when the time is over
+MET = 2  # requests that say how a server is asked
+Say = Callable[[str], None]
+Found = TypeVar("Found")
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What a probe may cost at most."""
+
+    requests: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is probed: a server, the usual request there (tokens), and how many come at a time or per second."""
+
+    target: Target
+    prompt_tokens: int = 256
+    output_tokens: int = 32
+    concurrency: int = 2
+    per_second: float = 0.0
+    seconds: float = 120.0
+
+    def budget(self) -> Budget:
+        """The most that the probe asks for."""
+        right = PROMPTS * (1 + 2 * REPEATED) + RIGHT_ROUNDS * sum(TOGETHER)
+        right_tokens = right * (RIGHT_TOKENS + (RIGHT_CHARACTERS[0] + PROMPTS * RIGHT_CHARACTERS[1]) // 2)
+        phase = WARM + PHASE_ROUNDS * sum(setting.n for setting in self.settings().values())
+        each = [(s.n, s.prompt_tokens + s.output_tokens) for s in self.settings().values()]
+        tokens = PHASE_ROUNDS * sum(n * both for n, both in each) + self.prompt_tokens + self.output_tokens
+        return Budget(MET + right + phase, right_tokens + tokens, self.seconds)
+
+    def settings(self) -> dict[str, "Setting"]:
+        """The loads that are compared, by what is changed."""
+        n = self.concurrency
+        usual = Setting(n, self.prompt_tokens, self.output_tokens, self.per_second)
+        return {
+            "usual": usual,
+            "prompt": replace(usual, prompt_tokens=FACTOR * usual.prompt_tokens),
+            "output": replace(usual, output_tokens=FACTOR * usual.output_tokens),
+            "load": replace(usual, n=FACTOR * n, per_second=FACTOR * usual.per_second),
+            "alone": replace(usual, n=1, per_second=0.0),
+        }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One load: so many requests at once or, where `per_second` is not 0, as they come; tokens of each."""
+
+    n: int
+    prompt_tokens: int
+    output_tokens: int
+    per_second: float
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An estimate as it goes into JSON."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> "Interval":
+        """Of an estimate."""
+        return cls(estimate.value, estimate.low, estimate.high)
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+
+class Rightness(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether answers depend on neighbours; `prompts`: those that got another answer, by number, and from which token.
+
+    `compared` answers under load; `other` of them differ where rounding cannot explain it, `near_ties` where it can,
+    `unknown` where the server gives no log probabilities and too few differ; `failed` did not end.
+    """
+
+    verdict: Right
+    why: str
+    compared: int = 0
+    other: int = 0
+    near_ties: int = 0
+    unknown: int = 0
+    failed: int = 0
+    prompts: dict[str, int] = {}
+    log_probabilities: bool = False
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """Which phase binds: by how many percent a request takes longer for each percent of prompt, answer, or load.
+
+    `shares` of a request's time under the usual load; `seconds`: to the first token and to the end, alone and under it;
+    `late_s`: how late the client is now and then.
+    """
+
+    verdict: Phase
+    why: str
+    lever: str = ""
+    elasticities: dict[str, Interval] = {}
+    shares: dict[str, Interval] = {}
+    seconds: dict[str, float] = {}
+    late_s: float = 0.0
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a probe found out; `traffic`: what the server's own was made of, where that was looked at."""
+
+    url: str
+    server: str
+    model: str
+    budget: Budget
+    requests: int
+    seconds: float
+    right: Rightness
+    phase: Binding
+    traffic: Traffic | None = None
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL leads to this machine and nowhere else, whatever names resolve to."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host in LOOPBACK or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_url(url: str) -> str:
+    """The address without a path; StudyError for what is no address of a server."""
+    parts = urlsplit(url)
+    try:
+        port_is_right = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_right = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_right:
+        raise StudyError(f"URL {url!r}", "is no http or https address", "plamo-study probe http://127.0.0.1:8080")
+    if parts.username or parts.password:
+        raise StudyError("URL", "carries a password, which would stand in the report", "give the key by environment")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def probe(ask: Ask, say: Say = lambda line: None) -> Report:
+    """Probe a server; StudyError where it answers nothing at all."""
+    return client.run(_probe(ask, say))
+
+
+def rightness(ask: Ask) -> Rightness:
+    """The first half of a probe: are answers right under load? StudyError where the server answers nothing at all."""
+
+    async def asked() -> Rightness:
+        async with client.client(ask.target) as web:
+            target, _ = await _met(web, ask.target)
+            return await _right(web, replace(ask, target=target), time.monotonic() + ask.seconds, [0])
+
+    return client.run(asked())
+
+
+async def _probe(ask: Ask, say: Say) -> Report:
+    begin = time.monotonic()
+    until = begin + ask.seconds
+    async with client.client(ask.target) as web:
+        target, server = await _met(web, ask.target)
+        ask = replace(ask, target=target)
+        counted = [MET]
+        say("the same prompts alone and together")
+        half = begin + ask.seconds / 2
+        right = await _in_time(_right(web, ask, half, counted), half, Rightness(verdict="cannot tell", why=LATE))
+        say("prompt, answer and load changed one at a time")
+        bound = Binding(verdict="cannot tell", why=LATE, lever=LEVERS["cannot tell"])
+        phase = await _in_time(_phase(web, ask, until, counted), until, bound)
+    spent = time.monotonic() - begin
+    return Report(
+        url=target.url, server=server, model=target.model, budget=ask.budget(), requests=counted[0],
+        seconds=spent, right=right, phase=phase,
+    )  # fmt: skip
+
+
+async def _in_time(work: Coroutine[Any, Any, Found], until: float, otherwise: Found) -> Found:
+    """What comes of some work, or something else where it does not end soon after its time."""
+    try:
+        async with asyncio.timeout(max(until - time.monotonic(), 0.0) + GRACE_S):
+            return await work
+    except TimeoutError:
+        return otherwise
+
+
+async def _met(web: httpx2.AsyncClient, target: Target) -> tuple[Target, str]:
+    """The target with the model and the interface it offers, and what kind of server it is, where that can be told."""
+    server, model = "unknown", target.model
+    try:
+        reply = await web.get(f"{target.url}/v1/models")
+        found = reply.json()["data"][0] if reply.status_code == 200 else {}
+        server, model = SERVERS.get(str(found.get("owned_by")), "unknown"), model or str(found.get("id", ""))
+    except httpx2.TransportError as error:
+        raise StudyError(target.url, f"does not answer ({type(error).__name__})", "start the server first") from None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        pass
+    target = replace(target, model=model, usual=KNOWN.get(server, {}))
+    tried = Prompt("hello", "Hello", 1)
+    for api in ("completions", "chat/completions"):
+        candidate = replace(target, api=api)  # type: ignore[arg-type] # one of the two
+        first = await client.ask(web, candidate, tried)
+        if not first.failure.startswith("HTTP 40"):
+            break
+    if first.failure:
+        raise StudyError(target.url, f"no answer: {first.failure}", "give --model, or a key in PROBE_API_KEY")
+    return candidate, server
+
+
+# ------------------------------------------------------------------ right under load
+
+
+async def _right(web: httpx2.AsyncClient, ask: Ask, until: float, counted: list[int]) -> Rightness:
+    first, more = RIGHT_CHARACTERS
+    prompts = [
+        questions.of_characters(PROMPTS, first + more * i, RIGHT_TOKENS, seed=1)[i] for i in range(PROMPTS)
+    ]  # fmt: skip
+    alone = [await client.ask(web, ask.target, prompt, top=2) for prompt in prompts]
+    counted[0] += PROMPTS
+    if any(answer.failure for answer in alone):  # perhaps it knows no log probabilities
+        alone = [await client.ask(web, ask.target, prompt) for prompt in prompts]
+        counted[0] += PROMPTS
+    if failed := [answer.failure for answer in alone if answer.failure]:
+        return Rightness(verdict="cannot tell", why=f"asked alone, {len(failed)} of {PROMPTS} failed: {failed[0]}")
+    known = all(any(gap == gap for gap in answer.gaps) for answer in alone)
+    steady = set(range(PROMPTS))
+    for _ in range(0 if known else REPEATED):
+        again = [await client.ask(web, ask.target, prompt) for prompt in prompts]
+        counted[0] += PROMPTS
+        steady -= {n for n, answer in enumerate(again) if answer.text != alone[n].text}
+    compared: list[tuple[int, Answer]] = []
+    for turn in range(RIGHT_ROUNDS):
+        for at_once in TOGETHER:
+            if time.monotonic() > until:
+                break
+            numbers = [(turn * at_once + i) % PROMPTS for i in range(at_once)]
+            together = await load.closed(web, ask.target, [prompts[n] for n in numbers], at_once)
+            counted[0] += at_once
+            compared += zip(numbers, together.answers, strict=True)
+            if all(answer.failure for answer in together.answers):
+                return _judged(alone, compared, known, steady)
+    return _judged(alone, compared, known, steady)
+
+
+def _judged(alone: list[Answer], compared: list[tuple[int, Answer]], known: bool, steady: set[int]) -> Rightness:
+    prompts: dict[str, int] = {}
+    near = differ = 0
+    failed = [answer.failure for _, answer in compared if answer.failure]
+    for number, answer in compared:
+        found = judge.difference(alone[number], answer)
+        if found and found.is_near_tie:
+            near += 1
+        elif found and (known or number in steady):
+            differ += 1
+            name = str(number + 1)
+            prompts[name] = min(found.token, prompts.get(name, found.token))
+    counts: dict[str, Any] = {"compared": len(compared), "near_ties": near, "failed": len(failed), "prompts": prompts}
+    counts |= {"log_probabilities": known}
+    gone = bool(failed) and all(answer.failure for _, answer in compared[-1:])
+    if differ and not known and len(prompts) < 2 and differ <= FEW * len(compared):
+        why = f"{differ} of {len(compared)} answers differ, which rounding may do; the server gives no probabilities"
+        return Rightness(verdict="cannot tell", why=why, unknown=differ, **counts)
+    if differ:
+        which = " and ".join(prompts)
+        why = f"{differ} of {len(compared)} answers differ: prompt {which}, from token {min(prompts.values())}"
+        why += f"; then the server was gone ({failed[-1]})" if gone else ""
+        return Rightness(verdict="they do", why=why, other=differ, **counts)
+    if gone:
+        why = f"asked alone it answered everything, asked together it was gone: {failed[-1]}"
+        return Rightness(verdict="they do", why=why, **counts)
+    if failed or not compared or len(steady) < PROMPTS:
+        reason = failed[0] if failed else "answers change even alone" if compared else "there was no time"
+        return Rightness(verdict="cannot tell", why=reason, **counts)
+    why = f"{len(compared)} answers given beside others are those given alone"
+    why += f", {near} but for a near-tie" if near else ""
+    return Rightness(verdict="answers do not depend on neighbours", why=why, **counts)
+
+
+# ------------------------------------------------------------------ which phase binds
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a round of one setting took, means over its requests: seconds to the first token and to the end; tokens."""
+
+    ttft: float
+    whole: float
+    prompt_tokens: float
+    output_tokens: float
+
+
+async def _phase(web: httpx2.AsyncClient, ask: Ask, until: float, counted: list[int]) -> Binding:
+    warm = questions.of_characters(WARM, int(CHARACTERS * ask.prompt_tokens), ask.output_tokens, seed=2)[0]
+    first = await client.ask(web, ask.target, warm)
+    counted[0] += WARM
+    if first.failure:
+        return Binding(verdict="cannot tell", why=f"a request failed: {first.failure}", lever=LEVERS["cannot tell"])
+    per_token = len(warm.text) / first.n_prompt if first.n_prompt else CHARACTERS
+    rounds: list[dict[str, Seen]] = []
+    loads: list[Loaded] = []
+    for turn in range(PHASE_ROUNDS):
+        if time.monotonic() > until:
+            break
+        seen: dict[str, Seen] = {}
+        for name, setting in ask.settings().items():
+            seed = 10 + PHASE_ROUNDS * len(seen) + turn
+            characters = int(per_token * setting.prompt_tokens)
+            prompts = questions.of_characters(setting.n, characters, setting.output_tokens, seed)
+            if setting.per_second:
+                due = load.arrivals("poisson", setting.n, setting.per_second, turn)
+                loaded = await load.opened(web, ask.target, prompts, due)
+            else:
+                loaded = await load.closed(web, ask.target, prompts, setting.n)
+            counted[0] += setting.n
+            if failed := [answer.failure for answer in loaded.answers if answer.failure]:
+                why = f"{len(failed)} of {setting.n} requests failed: {failed[0]}"
+                return Binding(verdict="cannot tell", why=why, lever=LEVERS["cannot tell"])
+            loads.append(loaded)
+            seen[name] = _seen(loaded.answers, setting)
+        rounds.append(seen)
+    return _bound(rounds, loads)
+
+
+def _seen(answers: list[Answer], setting: Setting) -> Seen:
+    firsts = [(a.token_ns[0] if a.token_ns else a.ended_ns) - a.due_ns for a in answers]
+    return Seen(
+        float(np.mean(firsts)) / 1e9,
+        float(np.mean([a.ended_ns - a.due_ns for a in answers])) / 1e9,
+        float(np.mean([a.n_prompt or setting.prompt_tokens for a in answers])),
+        float(np.mean([a.n_gen or len(a.chunk_ns) or 1 for a in answers])),
+    )
+
+
+def _bound(rounds: list[dict[str, Seen]], loads: list[Loaded]) -> Binding:
+    if len(rounds) < stats.NEEDED[0.5] + 2:
+        return Binding(verdict="cannot tell", why="there was no time for three rounds", lever=LEVERS["cannot tell"])
+    changed: dict[str, Callable[[Seen], float]] = {
+        "prompt": lambda seen: seen.prompt_tokens, "output": lambda seen: seen.output_tokens
+    }  # fmt: skip
+    logs: dict[str, np.ndarray] = {}
+    for name in ("prompt", "output", "load"):
+        grown = [
+            np.log(changed[name](each[name]) / changed[name](each["usual"])) if name in changed else np.log(FACTOR)
+            for each in rounds
+        ]
+        taken = [np.log(each[name].whole / each["usual"].whole) for each in rounds]
+        logs[name] = np.array(taken) / np.where(np.array(grown) > 0, grown, np.nan)
+    elasticities = {name: _interval(values) for name, values in logs.items()}
+    shares = {name: _interval(np.array(values)) for name, values in _shares(rounds).items()}
+    seconds = {
+        f"{part} {how}": float(np.median([getattr(each[name], attribute) for each in rounds]))
+        for name, how in (("alone", "alone"), ("usual", "under load"))
+        for attribute, part in (("ttft", "first token"), ("whole", "whole answer"))
+    }
+    late = float(np.median([loaded.late_ns for loaded in loads] or [0.0])) / 1e9
+    verdict, why = _verdict(logs, rounds, loads)
+    return Binding(
+        verdict=verdict, why=why, lever=LEVERS[verdict], elasticities=elasticities, shares=shares, seconds=seconds,
+        late_s=late,
+    )  # fmt: skip
+
+
+def _shares(rounds: list[dict[str, Seen]]) -> dict[str, list[float]]:
+    """Of a request's time under the usual load: waiting for others, its prompt, and its answer."""
+    found: dict[str, list[float]] = {"queue": [], "prefill": [], "decode": []}
+    for each in rounds:
+        usual, alone = each["usual"], each["alone"]
+        found["queue"].append(max(usual.ttft - alone.ttft, 0.0) / usual.whole)
+        found["prefill"].append(min(alone.ttft, usual.ttft) / usual.whole)
+        found["decode"].append((usual.whole - usual.ttft) / usual.whole)
+    return found
+
+
+def _interval(values: np.ndarray) -> Interval:
+    """The median with the interval of paired values; NaN where any is missing."""
+    if np.isnan(values).any():
+        return Interval(float("nan"), float("nan"), float("nan"))
+    low, high = stats.paired_bounds(values)
+    middle = float(np.median(values))
+    return Interval(middle, min(float(low), middle), max(float(high), middle))
+
+
+def _verdict(logs: dict[str, np.ndarray], rounds: list[dict[str, Seen]], loads: list[Loaded]) -> tuple[Phase, str]:
+    late = sum(loaded.client_binds() for loaded in loads)
+    if 2 * late > len(loads) and _late_of_request(loads) > load.LATE:
+        return "client", f"the client was late in {late} of {len(loads)} loads"
+    if any(np.isnan(values).any() for values in logs.values()):
+        return "cannot tell", "an answer did not grow with what was asked for: it ends by itself"
+    shares = _shares(rounds)
+    ordered = sorted(shares, key=lambda name: -float(np.median(shares[name])))
+    first, second = (np.array(shares[name]) for name in ordered[:2])
+    low, _ = stats.paired_bounds(first - second)
+    share = _interval(first)
+    if low <= 0:
+        return "cannot tell", f"{ordered[0]} and {ordered[1]} take about as much of a request"
+    verdict: Phase = ordered[0]  # type: ignore[assignment] # a key of `shares`
+    by = {"prefill": "prompt", "decode": "output", "queue": "load"}[verdict]
+    grows = _interval(logs[by])
+    if grows.low <= 0:
+        return "cannot tell", f"{verdict} takes {share:.0%} of a request, yet its time does not follow the {by}"
+    return verdict, f"{share:.0%} of a request; 1 % more {by} takes {grows:.2f} % longer"
+
+
+def _late_of_request(loads: Iterable[Loaded]) -> float:
+    """How late the client is beside the gap between two chunks, median over loads."""
+    found = []
+    for loaded in loads:
+        gaps = [b - a for answer in loaded.answers for a, b in pairwise(answer.chunk_ns)]
+        if gaps:
+            found.append(loaded.late_ns / max(float(np.median(gaps)), 1.0))
+    return float(np.median(found)) if found else 0.0

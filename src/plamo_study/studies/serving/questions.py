@@ -1,0 +1,38 @@
+"""What servers are asked: pieces of a text of so many tokens, each another piece, and how a server is asked them."""
+
+from pathlib import Path
+from typing import Any
+
+from plamo_study.engine.tokenizer import Tokenizer
+from plamo_study.measure import texts
+from plamo_study.studies.serving.client import Prompt
+
+TEXT = "python-heldout"
+STRIDE = 613  # characters from one piece to the next, which no line of the text repeats with
+# An answer has the length asked for, no prefix is kept from request to request, and every time is the server's own
+# work. Servers that do not know a field ignore it; probes of unknown servers do not send them.
+OURS: dict[str, dict[str, Any]] = {
+    "llama-server": {"ignore_eos": True, "cache_prompt": False},
+    "llama_cpp.server": {},
+}
+
+
+def prompts(model: Path, n: int, n_prompt: int, n_gen: int, seed: int = 0) -> list[Prompt]:
+    """`n` prompts of `n_prompt` tokens as the model's own tokenizer cuts them; all begin differently."""
+    text = texts.read(TEXT).decode()
+    with Tokenizer(model) as tokenizer:
+        return [Prompt(str(i), _piece(tokenizer, text, (seed * n + i) * STRIDE, n_prompt), n_gen) for i in range(n)]
+
+
+def _piece(tokenizer: Tokenizer, text: str, start: int, n_tokens: int) -> str:
+    at = start % (len(text) // 2)
+    ids = tokenizer.encode(text[at : at + 12 * n_tokens + 64])
+    return tokenizer.decode(ids[:n_tokens]).decode(errors="ignore")
+
+
+def of_characters(n: int, n_characters: int, n_gen: int, seed: int = 0) -> list[Prompt]:
+    """`n` prompts of so many characters, for a server whose tokenizer nobody knows."""
+    text = texts.read(TEXT).decode()
+    places = [(seed * n + i) * STRIDE % (len(text) // 2) for i in range(n)]
+    repeated = text * (1 + n_characters // (len(text) // 2))
+    return [Prompt(str(i), repeated[at : at + n_characters], n_gen) for i, at in enumerate(places)]

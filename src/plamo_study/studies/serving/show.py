@@ -1,0 +1,315 @@
+"""Notebook 11's sentences and tables: the words around numbers that come from rows, never the other way round."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from IPython.display import Markdown
+
+from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.usable import usable
+from plamo_study.measure.defects import build_name
+from plamo_study.measure.recording import LOCAL, REFERENCE, Recording
+from plamo_study.present import evidence, sentences
+from plamo_study.present.evidence import condition, escaped
+from plamo_study.present.tables import NOT_AVAILABLE, Columns, Table, scaled, significant, table
+from plamo_study.studies.serving import analysis, knee, trial
+from plamo_study.studies.serving.plan import LLAMA, PYTHON, SLOTS
+
+MS = 1e3
+STOCK = "stock"
+CORRECTED = build_name(("D2", "D3"))
+SPOKEN = (128, 64)  # tokens of the request that the finding speaks of
+
+
+def finding(recording: Recording) -> Markdown:
+    """Whose answer one gets, what a server adds to the engine, what load does, and where the knee is."""
+    rows = recording.rows
+    lines = [*_contamination(rows), *_added(rows), *_queue(rows), *_loaded(rows), *_knees(recording)]
+    text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({condition(recording)})"
+    return Markdown(text)
+
+
+def _contamination(rows: pd.DataFrame) -> list[str]:
+    found = analysis.answers(rows)
+    found = found[(found["server"] == LLAMA) & (found["n_clients"] > 1) & (found["n_seq"] == SLOTS)]
+    said = []
+    found = found.sort_values(["model", "build"], ascending=[True, False])  # as released, then corrected
+    for (model, build), group in found.groupby(["model", "build"], sort=False):
+        counts = {name: int(group[name].sum()) for name in ("answers", "differ", "near_ties", "runs", "died")}
+        at = " and ".join(f"{n}" for n in sorted(group["n_clients"]))
+        text = f"{escaped(str(model))}, {_build(str(build))}, {at} at a time: "
+        text += f"{counts['differ']} of {counts['answers']} answers are not those of the same prompt alone"
+        text += f" ({counts['near_ties']} at near-ties)" if counts["differ"] else ""
+        said.append(f"{text}, and {counts['died']} of {counts['runs']} servers died")
+    if not said:
+        return []
+    return ["**A neighbour's request changes your answer, and can end the server.** " + "; ".join(said) + "."]
+
+
+def _build(build: str) -> str:
+    return {STOCK: "`llama-server` as released", CORRECTED: "with the patches of our report"}.get(build, build)
+
+
+def _added(rows: pd.DataFrame) -> list[str]:
+    found, lines = analysis.predicted(rows), []
+    found = found[(found["n_clients"] == 1) & (found["n_prompt"] == SPOKEN[0])]
+    for server, group in found.groupby("server", sort=False):
+        parts = []
+        for what, lines_of in group.groupby("what", sort=False):
+            spoken = lines_of[lines_of["n_gen"] == SPOKEN[1]]
+            of = (spoken if len(spoken) else lines_of).sort_values(["model", "n_seq"]).drop_duplicates("model")
+            for row in of.to_dict("records"):
+                ratio, both = sentences.quotient(
+                    row["ratio"], row["measured"].scaled(MS), row["engine"].scaled(MS), "ms"
+                )
+                parts.append(f"{what} of {escaped(row['model'])} takes {ratio} as long as in the engine {both}")
+        lines.append(f"**What {server} adds.** " + _capital("; ".join(parts)) + ".")
+    return lines
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _queue(rows: pd.DataFrame) -> list[str]:
+    """What waiting in line does, where one request is answered at a time."""
+    found = analysis.table(rows)
+    found = found[(found["server"] == PYTHON)]
+    lines = []
+    for model, group in found.groupby("model", sort=False):
+        many = group[group["n_clients"] > 1]
+        for row in many.to_dict("records"):
+            same = (group["n_prompt"] == row["n_prompt"]) & (group["n_gen"] == row["n_gen"])
+            one = group[same & (group["n_clients"] == 1)].to_dict("records")
+            if one:
+                lines.append(
+                    f"{escaped(str(model))}: first token after {_ms(row['ttft'])} with {row['n_clients']} at a time, "
+                    f"after {_ms(one[0]['ttft'])} alone"
+                )
+    return [f"**`{PYTHON}` answers one request at a time.** " + "; ".join(lines) + "."] if lines else []
+
+
+def _ms(seconds: Estimate) -> str:
+    return f"{significant(3, MS)(seconds)} ms"
+
+
+def _loaded(rows: pd.DataFrame) -> list[str]:
+    lines = []
+    for who, group in load_curves(rows).groupby("who", sort=False):
+        first, last = group.iloc[0], group.iloc[-1]
+        if first["n_clients"] != last["n_clients"]:
+            lines.append(
+                f"{escaped(str(who))}: {significant(3)(first['throughput'])} tokens a second with "
+                f"{first['n_clients']} at a time, {significant(3)(last['throughput'])} with {last['n_clients']}"
+            )
+    return ["**What load buys.** " + "; ".join(lines) + "."] if lines else []
+
+
+def _knees(recording: Recording) -> list[str]:
+    found = analysis.knees(recording.rows)
+    said = [
+        f"{escaped(str(row.model))} ({_build(str(row.build))}): {row.rate:.2g} requests a second"
+        for row in found.itertuples()
+    ]
+    if not said:
+        return []
+    wanted = knee.OBJECTIVES[recording.scale]
+    how = f"{knee.ENOUGH:.0%} of the requests have their first token within {wanted.ttft_s * MS:.0f} ms and the others "
+    how += f"within {wanted.tpot_s * MS:.0f} ms each"
+    return [f"**The knee**, the highest rate at which {how}: " + "; ".join(said) + "."]
+
+
+def contaminated(recording: Recording) -> pd.DataFrame:
+    """What the first figure draws: `who` was asked how, what its requests `became`, and their `share` (%)."""
+    found = analysis.answers(recording.rows)
+    found = found[(found["n_clients"] > 0) & ((found["server"] == PYTHON) | (found["n_seq"] == SLOTS))]
+    entries = []
+    in_order = {"by": ["model", "server", "build", "n_clients"], "ascending": [True, True, False, True]}
+    for row in found.sort_values(**in_order).itertuples():
+        alike = row.requests - row.other - row.unanswered
+        became = {analysis.ALIKE: alike, analysis.OTHER: row.other, analysis.UNANSWERED: row.unanswered}
+        who = f"{_who(row)}, {row.n_clients} at a time"
+        entries += [{"who": who, "became": name, "share": 100 * n / row.requests} for name, n in became.items()]
+    return pd.DataFrame(entries, columns=["who", "became", "share"])
+
+
+def _who(row: Any) -> str:
+    kind = row.server if row.server == PYTHON or row.build == STOCK else f"{row.server}, corrected"
+    return f"{row.model}, {kind}"
+
+
+def answers(recording: Recording) -> Table:
+    """Answers under load held against those of the same prompts alone, by model, build, server and load."""
+    found = analysis.answers(recording.rows)
+    found = found.assign(at=["as they come" if n == 0 else f"{n}" for n in found["n_clients"]])
+    columns: Columns = {
+        "model": ("model", ""),
+        "build": ("build", ""),
+        "server": ("server", ""),
+        "n_seq": ("slots", ""),
+        "at": ("at a time", ""),
+        "answers": ("answers", ""),
+        "differ": ("differ from alone", ""),
+        "near_ties": ("of these near-ties", ""),
+        "failed": ("requests failed", ""),
+        "died": ("servers died", ""),
+        "runs": ("of", ""),
+        "how": ("how", ""),
+    }
+    return table(found, columns, "Differences of servers that died count as far as the answers came.")
+
+
+def lengths(recording: Recording) -> pd.DataFrame:
+    """What the second figure draws: one request at a time of llama-server, or of the other where there is none."""
+    found = analysis.table(recording.rows)
+    found = found[found["n_clients"] == 1]
+    best = found[(found["server"] == LLAMA) & (found["n_seq"] == SLOTS)]
+    best = best if len(best) else found[found["server"] == PYTHON]
+    return best.drop_duplicates(["model", "n_prompt", "n_gen"]).sort_values(["model", "n_prompt", "n_gen"])
+
+
+def by_length(recording: Recording) -> Table:
+    """One request at a time: first token, further tokens and the whole, by tokens of prompt and answer."""
+    found = analysis.table(recording.rows)
+    found = found[(found["n_clients"] == 1)].sort_values(["server", "model", "n_prompt", "n_gen", "n_seq"])
+    return table(found, _TIMES | {"n_seq": ("slots", "")})
+
+
+def load_curves(rows: pd.DataFrame) -> pd.DataFrame:
+    """Right loads of one server by the number of requests at a time; the widest set of slots only."""
+    found = analysis.table(rows)
+    found = found[(found["server"] == LLAMA) & (found["n_clients"] > 0)]
+    if found.empty:
+        return found.assign(who=[])
+    found = found[found["n_seq"] == found["n_seq"].max()]
+    kept = found[found["verdict"] == "valid"].sort_values(["model", "build", "n_clients"])
+    return kept.assign(who=[_who(row) for row in kept.itertuples()])
+
+
+def under_load(recording: Recording) -> Table:
+    """Several requests at a time: times, tokens a second, and verdicts; of what was wrong there is no time."""
+    found = analysis.table(recording.rows)
+    found = found[found["n_clients"] != 1].sort_values(["model", "server", "build", "n_seq", "n_clients"])
+    found = found.assign(at=["as they come" if n == 0 else f"{n}" for n in found["n_clients"]])
+    columns: Columns = {
+        "model": ("model", ""),
+        "server": ("server", ""),
+        "build": ("build", ""),
+        "at": ("at a time", ""),
+        "ttft": ("first token (ms)", significant(3, MS)),
+        "itl": ("gap between tokens (ms)", significant(3, MS)),
+        "throughput": ("tokens/s", significant(3)),
+        "verdict": ("verdict", ""),
+        "largest": ("longest gap (ms)", significant(3, MS)),
+        "n_seq": ("slots", ""),
+        "failed": ("requests failed", ""),
+        "late": ("client late, of a gap", ".0%"),
+    }
+    return table(found, columns)
+
+
+def expected(recording: Recording) -> Table:
+    """What the engine alone takes for the same prompts and steps, before a server is asked."""
+    return table(_predictions(recording), {name: _PREDICTED[name] for name in ("who", "asked", "what", "engine")})
+
+
+def prediction(recording: Recording) -> Table:
+    """The engine beside the server, and where the difference lies: in the server by its own count, or outside."""
+    note = "In the server: by llama-server's own count beyond the engine: sampling, scheduling, making text. Outside: "
+    note += "HTTP, the line, and the client."
+    return table(_predictions(recording), _PREDICTED, note)
+
+
+def _predictions(recording: Recording) -> pd.DataFrame:
+    found = analysis.predicted(recording.rows)
+    asked = [f"{p}+{g}, {n} of {s} slots" for p, g, n, s in
+             zip(found["n_prompt"], found["n_gen"], found["n_clients"], found["n_seq"], strict=True)]  # fmt: skip
+    found = found.assign(who=[_who(row) for row in found.itertuples()], asked=asked)
+    return found.sort_values(["what", "server", "model", "n_clients", "n_prompt", "n_gen"])
+
+
+def knees(recording: Recording) -> Table:
+    """The knee of each server: the highest rate that met the objectives, and the lowest that did not."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "build": ("build", ""),
+        "rate": ("met at (requests/s)", ".3g"),
+        "failing": ("failed at (requests/s)", ".3g"),
+        "goodput": ("goodput there (requests/s)", ".3g"),
+        "n": ("servers", ""),
+    }
+    return table(analysis.knees(recording.rows), columns)
+
+
+def tools(recording: Recording) -> Table:
+    """One right load as four tools would tell it."""
+    rows = usable(recording.rows)
+    rows = rows[(rows["workload"] == "serving") & (rows["n_clients"] > 1)]
+    if rows.empty:
+        return table(pd.DataFrame(), {})
+    cell = rows.iloc[-1]
+    same = rows[(rows[analysis.CELL] == cell[analysis.CELL]).all(axis=1)]
+    columns: Columns = {"tool": ("as it is told by", "")}
+    columns |= {name: (f"{name.upper()} (ms)", _or_none) for name in ("ttft", "itl", "tpot")}  # type: ignore[operator]
+    which = f"{cell['model']} on {cell['server']}, {cell['n_clients']} at a time."
+    return table(analysis.tools(same), columns, which)
+
+
+def _or_none(seconds: float) -> str:
+    return f"{seconds * MS:.2f}" if seconds == seconds else NOT_AVAILABLE
+
+
+def trials(recording: Recording) -> Table:
+    """The recorded trial of the probe: its verdicts on servers that are known to be wrong, and to be right."""
+    found = trial.recorded(LOCAL if recording.source == "live" else REFERENCE) or trial.recorded(REFERENCE)
+    entries = [
+        {
+            "model": each.model,
+            "llama-server": _build(each.build).replace("`llama-server` ", ""),
+            "probes": each.runs,
+            "said": "; ".join(f"{verdict}: {n}" for verdict, n in each.verdicts.items()),
+            "answers that differ": f"{each.other} of {each.compared}",
+            "near-ties": each.near_ties,
+            "servers that died": each.died,
+        }
+        for each in found
+    ]
+    return Table(pd.DataFrame(entries or [{"not tried here": ["plamo-study server trial"]}]))
+
+
+def client(recording: Recording) -> str:
+    """How often the client itself was too late for the gaps that it timed."""
+    found = analysis.processes(recording.rows)
+    late = found["late"].dropna()
+    said = f"The client's clock ran late by {late.median():.0%} of a gap between two tokens now and then (the 95th "
+    said += f"percentile in a load, median over {len(late)} loads). "
+    return said + f"In {int(found['binds'].sum())} of {len(found)} loads the client binds: its usual lag is over 5 %."
+
+
+def clients(recording: Recording) -> Markdown:
+    """The sentence on the client."""
+    return Markdown(client(recording))
+
+
+_TIMES: dict[str, tuple[str, Any]] = {
+    "model": ("model", ""),
+    "server": ("server", ""),
+    "n_prompt": ("prompt", ","),
+    "n_gen": ("answer", ""),
+    "ttft": ("first token (ms)", significant(3, MS)),
+    "tpot": ("each further token (ms)", significant(3, MS)),
+    "whole": ("request (ms)", significant(3, MS)),
+    "verdict": ("verdict", ""),
+    "n": ("servers", ""),
+}
+_PREDICTED: Mapping[str, tuple[str, Any]] = {
+    "who": ("server", ""),
+    "asked": ("tokens, at a time", ""),
+    "what": ("what", ""),
+    "engine": ("engine alone (ms)", significant(3, MS)),
+    "measured": ("server (ms)", significant(3, MS)),
+    "ratio": ("server / engine", ".2f"),
+    "inside": ("in the server (ms)", scaled(MS, ".2f")),
+    "outside": ("outside (ms)", scaled(MS, ".2f")),
+}

@@ -1,0 +1,100 @@
+"""What a server's own traffic was made of between two looks at its /metrics: tokens, and seconds by phase.
+
+llama-server (started with --metrics) and vLLM count both. Nothing is asked of the model.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping
+
+import httpx2
+import msgspec
+
+from plamo_study.errors import StudyError
+from plamo_study.studies.serving import client
+from plamo_study.studies.serving.client import Target
+
+# What each phase is called there: counters, in seconds and tokens.
+SECONDS: dict[str, dict[str, str]] = {
+    "llama-server": {
+        "prefill": "llamacpp:prompt_seconds_total",
+        "decode": "llamacpp:tokens_predicted_seconds_total",
+    },
+    "vLLM": {
+        "queue": "vllm:request_queue_time_seconds_sum",
+        "prefill": "vllm:request_prefill_time_seconds_sum",
+        "decode": "vllm:request_decode_time_seconds_sum",
+    },
+}
+TOKENS = {
+    "llama-server": ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
+    "vLLM": ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
+}
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What came between two looks: tokens of prompts and answers, and the share of each phase in the server's time."""
+
+    seconds: float
+    prompt_tokens: float
+    output_tokens: float
+    shares: dict[str, float]
+
+
+def watched(target: Target, seconds: float) -> Traffic:
+    """Look at a server's /metrics twice, so many seconds apart.
+
+    Raises StudyError where it offers none that are known, or where nothing happened in between.
+    """
+
+    async def looked() -> tuple[dict[str, float], dict[str, float]]:
+        async with client.client(target) as web:
+            before = await _look(web, target)
+            await asyncio.sleep(seconds)
+            return before, await _look(web, target)
+
+    return between(*client.run(looked()), seconds)
+
+
+async def _look(web: httpx2.AsyncClient, target: Target) -> dict[str, float]:
+    where = f"{target.url}/metrics"
+    try:
+        reply = await web.get(where)
+    except httpx2.TransportError as error:
+        raise StudyError(where, f"does not answer ({type(error).__name__})", "start the server first") from None
+    if reply.status_code != 200:
+        raise StudyError(where, f"HTTP {reply.status_code}", "llama-server shows it when started with --metrics")
+    return parsed(reply.text)
+
+
+def parsed(text: str) -> dict[str, float]:
+    """Numbers by name, of Prometheus's text format; those of one name with several labels are summed."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        name, _, value = line.rpartition(" ")
+        if name and not line.startswith("#"):
+            try:
+                number = float(value)
+            except ValueError:
+                continue
+            name = name.split("{")[0]
+            found[name] = found.get(name, 0.0) + (number if math.isfinite(number) else 0.0)
+    return found
+
+
+def between(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Traffic:
+    """What happened from one look to the next."""
+    for server, phases in SECONDS.items():
+        names = (*phases.values(), *TOKENS[server])
+        if all(name in before and name in after for name in names):
+            grown = {name: after[name] - before[name] for name in names}
+            spent = sum(grown[name] for name in phases.values())
+            if min(grown.values()) < 0:
+                raise StudyError("/metrics", "the server was started anew in between", "look again")
+            if spent <= 0:
+                raise StudyError("/metrics", f"nothing was answered in {seconds:g} s", "look for longer")
+            shares = {phase: grown[name] / spent for phase, name in phases.items()}
+            read, written = (grown[name] for name in TOKENS[server])
+            return Traffic(seconds=seconds, prompt_tokens=read, output_tokens=written, shares=shares)
+    known = " or ".join(SECONDS)
+    raise StudyError("/metrics", f"counts nothing that {known} counts", "probe without --watch")

@@ -1,0 +1,66 @@
+"""Is the probe right about servers that are known to be wrong, and known to be right? The same probe, many times each.
+
+Every run starts a server anew, so that no run inherits what another did to it.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from plamo_study.engine import server_build
+from plamo_study.measure import kept, server
+from plamo_study.measure.server import Setup
+from plamo_study.studies.serving import probe
+from plamo_study.studies.serving.client import Target
+
+NAME = "11-probes.json"
+RUNS = 20
+SLOTS, TOKENS = 4, 1536  # llama-server's own number of slots; tokens of each
+SECONDS = 30.0  # of one probe, at most
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A server probed `runs` times: verdicts, and of all runs together the answers compared and how they differ."""
+
+    model: str
+    build: str
+    runs: int
+    verdicts: dict[str, int]
+    compared: int
+    other: int
+    near_ties: int
+    died: int
+
+
+class Trials(msgspec.Struct, frozen=True):
+    """All of them."""
+
+    trials: list[Trial]
+
+
+def run(model: str, path: Path, build: str, runs: int = RUNS, tell: Callable[[str], None] = print) -> Trial:
+    """Probe llama-server on a build with a model, each time another server."""
+    found: list[probe.Rightness] = []
+    died = 0
+    setup = Setup("llama-server", path, SLOTS, TOKENS, libraries=server_build.libraries(build))
+    for number in range(runs):
+        with server.started(setup) as running:
+            found.append(probe.rightness(probe.Ask(Target(running.url), seconds=SECONDS)))
+            died += bool(running.ended(1.0 if found[-1].failed else 0.0))
+        tell(f"{model}, {build}, {number + 1} of {runs}: {found[-1].verdict}")
+    sums = {name: sum(getattr(each, name) for each in found) for name in ("compared", "other", "near_ties")}
+    verdicts = dict(Counter(str(each.verdict) for each in found))
+    return Trial(model=model, build=build, runs=runs, verdicts=verdicts, died=died, **sums)
+
+
+def keep(place: str, trials: list[Trial]) -> Path:
+    """Write trials down for a place, instead of what was there."""
+    return kept.write(msgspec.json.format(msgspec.json.encode(Trials(trials)), indent=1), place, NAME)
+
+
+def recorded(place: str) -> list[Trial]:
+    """The trials of a place; none where none were written down."""
+    found = kept.load(place, NAME, Trials, "plamo-study server trial")
+    return found.trials if found else []

@@ -1,0 +1,157 @@
+"""A cell of kind "serving": a server is started, asked every prompt alone, and then loaded; its answers are compared.
+
+The server belongs to the worker's process group and so ends with it. That it dies is an answer, not an error: the
+requests that were in flight carry how it ended.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import httpx2
+import psutil
+
+from plamo_study.engine import builds
+from plamo_study.measure import server, watch
+from plamo_study.measure.cells import Serving
+from plamo_study.measure.rows import Measured, Request, passed
+from plamo_study.measure.server import Server, Setup
+from plamo_study.studies.serving import client, judge, knee, load, questions
+from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
+from plamo_study.studies.serving.load import Loaded
+
+DISTINCT = 8  # prompts asked alone; a load of more requests asks them again
+ROOM = 64  # tokens of a slot beside prompt and answer
+FLOOR = 20  # empty requests that say what HTTP alone takes
+PATHS = server.READY
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a cell: every prompt alone, the load, the seconds of an empty request, and the server's end."""
+
+    alone: list[Answer]
+    loaded: Loaded
+    floor_s: list[float]
+    ended: str
+    steps: list[tuple[float, float, float]]  # of the search for the knee: rate, share that met the objectives, lag
+
+
+def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Do one cell.
+
+    `requests`: times since the load began, "due" being when a request was to be sent. `samples_ns`: from due to end,
+    of those answered. `series`, one number a request: "n_prompt" and "n_gen" by the server's count, "prompt_ms" and
+    "answer_ms" as llama-server says itself, "differs" the token from which the answer is another than alone (-1: none)
+    and "gap" by how much the likeliest token led there (nats). "lag" (s): the client's, median, 95th percentile, most.
+    "floor" (s): empty requests. "rates", "met", "late": the search for the knee.
+    """
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH")
+    setup = Setup(
+        cell.server, path, cell.n_seq, cell.n_prompt + cell.n_gen + ROOM, cell.n_threads, cell.n_batch, cell.n_ubatch,
+        cell.flash_attn, cell.n_gpu_layers, Path(folder) if folder else builds.installed_libraries(),
+    )  # fmt: skip
+    asked = questions.prompts(path, min(cell.n_requests, DISTINCT), cell.n_prompt, cell.n_gen, cell.seed)
+    stage("start")
+    begin = clock()
+    with server.started(setup) as running:
+        load_ns = clock() - begin
+        target = Target(running.url, usual=questions.OURS[cell.server])
+        done = client.run(_loaded(cell, running, target, asked, stage))
+        rss = psutil.Process(running.process.pid).memory_info().rss if not done.ended else 0
+    return _measured(cell, done, load_ns, rss)
+
+
+async def _loaded(
+    cell: Serving, running: Server, target: Target, asked: list[Prompt], stage: Callable[[str], None]
+) -> Done:
+    async with client.client(target) as web:
+        stage("warm")
+        await client.ask(web, target, asked[0])
+        floor = [await _empty(web, target.url + PATHS[cell.server]) for _ in range(FLOOR)]
+        stage("alone")
+        top = 2 if cell.server == "llama-server" else 0
+        alone = [await client.ask(web, target, prompt, top=top) for prompt in asked]
+        if cell.server == "llama_cpp.server":  # it counts only where it does not stream
+            counts = {prompt.id: await client.ask_whole(web, target, prompt) for prompt in asked}
+        stage("serve")
+        requests = [Prompt(f"{n}", asked[n % len(asked)].text, cell.n_gen) for n in range(cell.n_requests)]
+        steps: list[tuple[float, float, float]] = []
+        with watch.timed(running.process.pid):
+            if cell.pattern == "knee":
+                loaded, steps = await knee.sought(web, target, requests, cell, median(map(_seconds, alone)))
+            elif cell.n_clients:
+                loaded = await load.closed(web, target, requests, cell.n_clients)
+            else:
+                due = load.arrivals(cell.pattern, cell.n_requests, cell.per_second, cell.seed)
+                loaded = await load.opened(web, target, requests, due)
+        ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
+        if cell.server == "llama_cpp.server":
+            for n, answer in enumerate(loaded.answers):
+                answer.n_prompt, answer.n_gen = counts[asked[n % len(asked)].id][1:]
+    return Done(alone, loaded, floor, ended, steps)
+
+
+async def _empty(web: httpx2.AsyncClient, url: str) -> float:
+    begin = clock()
+    await web.get(url)
+    return (clock() - begin) / 1e9
+
+
+def _seconds(answer: Answer) -> float:
+    return (answer.ended_ns - answer.sent_ns) / 1e9
+
+
+def _measured(cell: Serving, done: Done, load_ns: int, rss: int) -> Measured:
+    answers, began = done.loaded.answers, done.loaded.began_ns
+    found = [judge.difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
+    wrong = [each for each in found if each and not each.is_near_tie]
+    lag = sorted(done.loaded.lag_ns) or [0]
+    checks: dict[str, float | bool] = {
+        "as_alone": not wrong,
+        "answered": not any(answer.failure for answer in [*answers, *done.alone]),
+        "alive": not done.ended,
+        "differ": sum(each is not None for each in found),
+        "near_ties": sum(each is not None and each.is_near_tie for each in found),
+        "client_binds": float(done.loaded.client_binds()),
+    }
+    series = {
+        "n_prompt": [float(answer.n_prompt) for answer in answers],
+        "n_gen": [float(answer.n_gen) for answer in answers],
+        "prompt_ms": [answer.timings.get("prompt_ms", 0.0) for answer in answers],
+        "answer_ms": [answer.timings.get("predicted_ms", 0.0) for answer in answers],
+        "differs": [float(each.token) if each else judge.SAME for each in found],
+        "gap": [each.gap if each and each.gap == each.gap else judge.SAME for each in found],
+        "lag": [lag[len(lag) // 2] / 1e9, done.loaded.late_ns / 1e9, lag[-1] / 1e9],
+        "floor": done.floor_s,
+    }
+    if done.steps:
+        series |= {name: [step[i] for step in done.steps] for i, name in enumerate(("rates", "met", "late"))}
+    return Measured(
+        samples_ns=[[answer.ended_ns - answer.due_ns for answer in answers if not answer.failure]],
+        warmup_ns=[answer.ended_ns - answer.sent_ns for answer in done.alone],
+        load_ns=load_ns,
+        n_evaluated=sum(answer.n_prompt + answer.n_gen for answer in answers),
+        checks=checks,
+        series=series,
+        requests=list(_requests(answers, began, done.ended)),
+        valid=passed(checks),
+        peak_rss_bytes=rss,
+    )
+
+
+def _requests(answers: list[Answer], began: int, ended: str) -> Iterator[Request]:
+    for answer in answers:
+        yield Request(
+            id=answer.prompt.id,
+            n_prompt=answer.n_prompt,
+            arrived_ns=answer.due_ns - began,
+            token_ns=[stamp - began for stamp in answer.token_ns],
+            failure=answer.failure and "; ".join(filter(None, (answer.failure, ended))),
+            sent_ns=answer.sent_ns - began,
+            byte_ns=answer.byte_ns and answer.byte_ns - began,
+            ended_ns=answer.ended_ns - began,
+            divided=answer.divided,
+        )

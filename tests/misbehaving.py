@@ -1,0 +1,190 @@
+"""A server that answers as completions do, or misbehaves in one named way: python misbehaving.py PORT [WAY]."""
+
+import json
+import os
+import signal
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+WORDS = ["one ", "two ", "three ", "four "]
+GIGABYTE = 1 << 30
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    way = ""
+    busy = 0
+    keys: ClassVar[list[str]] = []
+
+    def do_GET(self):
+        found = {"data": [{"id": "stand-in", "owned_by": "nobody"}]}
+        self.reply(200, json.dumps(found).encode())
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Handler.keys.append(self.headers.get("Authorization", ""))
+        Handler.busy += 1
+        try:
+            if not asked["stream"]:
+                choice = {"text": "".join(WORDS)}
+                usage = {"prompt_tokens": 3, "completion_tokens": len(WORDS)}
+                self.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
+            else:
+                getattr(self, self.way or "well")(asked)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+        finally:
+            Handler.busy -= 1
+
+    # ---------------------------------------------------------------- ways
+
+    def well(self, asked):
+        self.begin()
+        words = [*WORDS, asked["prompt"][:8]][: asked["max_tokens"]]
+        for word in words:
+            self.tell(word)
+            time.sleep(0.002)
+        self.end(len(words))
+
+    def mixes(self, asked):
+        """The answer depends on who else is asking."""
+        time.sleep(0.05)
+        others = Handler.busy
+        self.begin()
+        self.tell("alone" if others == 1 else f"with {others}")
+        self.end(1)
+
+    def dies_together(self, asked):
+        time.sleep(0.05)
+        if Handler.busy > 1:
+            sys.stdout.write("GGML_ASSERT(fits) failed\n")
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGABRT)
+        self.well(asked)
+
+    def in_pairs(self, asked):
+        """Two tokens a chunk, an empty chunk first."""
+        self.begin()
+        self.tell("")
+        time.sleep(0.02)
+        self.tell("one two ")
+        time.sleep(0.02)
+        self.tell("three four ")
+        self.end(4)
+
+    def thinks(self, asked):
+        self.begin()
+        self.event({"choices": [{"delta": {"reasoning_content": "hm"}}]})
+        self.event({"choices": [{"delta": {"content": "yes"}}]})
+        self.end(2)
+
+    def hangs(self, asked):
+        self.begin()
+        self.tell("one ")
+        time.sleep(30)
+
+    def killed(self, asked):
+        self.begin()
+        self.tell("one ")
+        self.wfile.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def refuses(self, asked):
+        self.reply(503, b'{"error": {"message": "all slots are busy"}}')
+
+    def truncated(self, asked):
+        self.begin()
+        self.tell("one ")
+        self.chunk(b"")
+
+    def cut(self, asked):
+        self.begin()
+        self.tell("one ")
+        self.close_connection = True
+
+    def malformed(self, asked):
+        self.begin()
+        self.chunk(b"data: {this is no JSON\n\n")
+        self.chunk(b"")
+
+    def wrong_kind(self, asked):
+        self.begin()
+        self.event([1, 2, 3])
+        self.chunk(b"")
+
+    def says_error(self, asked):
+        self.begin()
+        self.event({"error": {"message": "out of memory"}})
+        self.chunk(b"")
+
+    def redirects(self, asked):
+        self.send_response(307)
+        self.send_header("Location", "http://127.0.0.1:1/v1/completions")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def by_bytes(self, asked):
+        """10,000 chunks of HTTP of one byte each."""
+        self.begin()
+        word = "x" * 9_900
+        data = b"data: " + json.dumps({"choices": [{"text": word}]}).encode() + b"\n\n"
+        assert len(data) < 10_000
+        data += b":" + b"." * (10_000 - len(data) - 2) + b"\n"
+        for at in range(len(data)):
+            self.chunk(data[at : at + 1])
+        self.end(1)
+
+    def gigabyte(self, asked):
+        self.begin()
+        piece = b"data: " + json.dumps({"choices": [{"text": "x" * 60_000}]}).encode() + b"\n\n"
+        for _ in range(GIGABYTE // len(piece)):
+            self.chunk(piece)
+
+    def one_line(self, asked):
+        self.begin()
+        for _ in range(64):
+            self.chunk(b"x" * 100_000)
+
+    # ---------------------------------------------------------------- pieces
+
+    def begin(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def tell(self, text):
+        self.event({"choices": [{"text": text}]})
+
+    def event(self, told):
+        self.chunk(b"data: " + json.dumps(told).encode() + b"\n\n")
+
+    def end(self, n_gen):
+        self.event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": n_gen}})
+        self.chunk(b"data: [DONE]\n\n")
+        self.chunk(b"")
+
+    def chunk(self, data):
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def reply(self, code, body):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+
+if __name__ == "__main__":
+    Handler.way = sys.argv[2] if len(sys.argv) > 2 else ""
+    Server(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

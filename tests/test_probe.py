@@ -1,0 +1,286 @@
+"""The probe of anybody's server: contamination is found where it is, the binding phase named, the key kept."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+
+import misbehaving
+import numpy as np
+import pytest
+from conftest import ATTENTION, HYBRID, mini_file
+from typer.testing import CliRunner
+
+from plamo_study import paths
+from plamo_study.cli import main, server as cli_server
+from plamo_study.engine import builds, server_build
+from plamo_study.errors import StudyError
+from plamo_study.measure import server
+from plamo_study.measure.server import Setup
+from plamo_study.studies.serving import page, probe, traffic, trial
+from plamo_study.studies.serving.client import Target
+from plamo_study.studies.serving.probe import Ask, Seen
+
+needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
+
+
+@pytest.fixture
+def stands_in(monkeypatch):
+    running = []
+
+    def start(way=""):
+        monkeypatch.setattr(misbehaving.Handler, "way", way)
+        monkeypatch.setattr(misbehaving.Handler, "keys", [])
+        httpd = misbehaving.Server(("127.0.0.1", 0), misbehaving.Handler)
+        threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
+        running.append(httpd)
+        return f"http://127.0.0.1:{httpd.server_port}"
+
+    yield start
+    for httpd in running:
+        httpd.shutdown()
+        httpd.server_close()
+
+
+def probed(url, seconds=20.0, **given):
+    return probe.probe(Ask(Target(url), 16, 4, 2, seconds=seconds, **given))
+
+
+# ------------------------------------------------------------------ right under load
+
+
+def test_a_server_whose_answers_stay_the_same_is_found_right_within_its_budget(stands_in):
+    found = probed(stands_in())
+    assert found.right.verdict == "answers do not depend on neighbours"
+    assert found.right.compared == probe.RIGHT_ROUNDS * sum(probe.TOGETHER)
+    assert found.requests <= found.budget.requests
+    assert (found.model, found.server, found.right.log_probabilities) == ("stand-in", "unknown", False)
+
+
+def test_answers_that_depend_on_neighbours_are_found_with_the_prompts_and_the_token(stands_in):
+    found = probed(stands_in("mixes"))
+    assert found.right.verdict == "they do"
+    assert found.right.other > 2
+    assert set(found.right.prompts.values()) == {0}
+    assert "from token 0" in found.right.why
+
+
+def test_a_server_that_refuses_everything_is_no_answer(stands_in):
+    with pytest.raises(StudyError, match="no answer: HTTP 503"):
+        probed(stands_in("refuses"))
+
+
+def test_a_server_that_hangs_is_left_when_the_time_is_over(stands_in, monkeypatch):
+    monkeypatch.setattr(probe, "GRACE_S", 0.2)
+    monkeypatch.setattr(probe, "_met", met)
+    found = probed(stands_in("hangs"), seconds=1.0)
+    assert (found.right.verdict, found.phase.verdict) == ("cannot tell", "cannot tell")
+    assert found.seconds < 5
+
+
+async def met(web, target):
+    return target, "unknown"
+
+
+def test_an_address_where_nobody_listens_is_named():
+    with pytest.raises(StudyError, match="does not answer"):
+        probed(f"http://127.0.0.1:{server.free_port()}")
+
+
+@needs_llama
+@pytest.mark.parametrize(
+    ("model", "verdict"), [(HYBRID, "they do"), (ATTENTION, "answers do not depend on neighbours")]
+)
+def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attention_only(model, verdict):
+    setup = Setup("llama-server", mini_file(model), 4, 1536, libraries=server_build.libraries())
+    with server.started(setup) as running:
+        found = probed(running.url, seconds=12.0)
+        assert found.server == "llama-server"
+        assert found.right.verdict == verdict, found.right
+        assert found.right.log_probabilities
+        if verdict != "they do":
+            assert not found.right.failed
+            assert running.ended() == ""
+
+
+@needs_llama
+@pytest.mark.skipif(builds.note(builds.folder("corrected")) == {}, reason="no corrected build here")
+def test_the_probe_finds_the_corrected_server_right():
+    setup = Setup("llama-server", mini_file(HYBRID), 4, 1536, libraries=server_build.libraries("corrected"))
+    with server.started(setup) as running:
+        assert probed(running.url, seconds=12.0).right.verdict == "answers do not depend on neighbours"
+
+
+@needs_llama
+def test_a_trial_counts_verdicts_and_deaths_and_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    said = []
+    found = trial.run(HYBRID, mini_file(HYBRID), "stock", 1, said.append)
+    assert found.verdicts == {"they do": 1}
+    assert found.other or found.died
+    assert said == [f"{HYBRID}, stock, 1 of 1: they do"]
+    trial.keep("local", [found])
+    assert trial.recorded("local") == [found]
+    assert trial.recorded("reference") == []
+
+
+# ------------------------------------------------------------------ which phase
+
+
+def rounds(prefill, decode, queue, noise=0.01, n=5):
+    """Rounds of a server whose time is linear in prompt and answer, and in how many ask."""
+    rng = np.random.default_rng(0)
+    settings = Ask(Target(""), 100, 10, 2).settings()
+
+    def seen(name):
+        setting = settings[name]
+        others = queue * (setting.n - 1)
+        first = prefill * setting.prompt_tokens / 100 + others
+        whole = first + decode * setting.output_tokens / 10
+        first, whole = (value * np.exp(rng.normal(0, noise)) for value in (first, whole))
+        return Seen(first, max(whole, first), setting.prompt_tokens, setting.output_tokens)
+
+    return [{name: seen(name) for name in settings} for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "queue", "verdict"),
+    [(1.0, 0.1, 0.0, "prefill"), (0.1, 1.0, 0.0, "decode"), (0.1, 0.2, 1.0, "queue"), (1.0, 1.0, 0.0, "cannot tell")],
+)
+def test_the_phase_that_a_request_spends_its_time_in_is_named_where_it_can_be_told(prefill, decode, queue, verdict):
+    found = probe._bound(rounds(prefill, decode, queue), [])
+    assert found.verdict == verdict, found
+    assert found.lever == probe.LEVERS[verdict]
+    if not queue:
+        expected = prefill / (prefill + decode)
+        told = found.elasticities["prompt"]
+        assert told.low <= np.log(1 + expected) / np.log(2) + 0.02
+        assert told.value == pytest.approx(np.log(1 + expected) / np.log(2), abs=0.05)
+
+
+def test_too_few_rounds_and_answers_that_end_by_themselves_are_no_verdict():
+    assert probe._bound(rounds(1.0, 0.1, 0.0, n=2), []).verdict == "cannot tell"
+    short = [
+        {name: Seen(s.ttft, s.whole, s.prompt_tokens, 4.0) for name, s in each.items()}
+        for each in rounds(1.0, 0.1, 0.0)
+    ]
+    found = probe._bound(short, [])
+    assert found.verdict == "cannot tell"
+    assert "ends by itself" in found.why
+
+
+BEFORE = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+llamacpp:prompt_tokens_total 100
+llamacpp:prompt_seconds_total 1.5
+llamacpp:tokens_predicted_total 10
+llamacpp:tokens_predicted_seconds_total 0.5
+"""
+VLLM = """vllm:prompt_tokens_total{model_name="a b"} 10.0
+vllm:generation_tokens_total{model_name="a b"} 5.0
+vllm:request_queue_time_seconds_sum{model_name="a b"} 0.5
+vllm:request_prefill_time_seconds_sum{model_name="a b"} 0.25
+vllm:request_decode_time_seconds_sum{model_name="a b"} 0.25
+"""
+
+
+def test_a_servers_own_traffic_is_read_from_two_looks_at_its_metrics():
+    after = BEFORE.replace(" 100", " 400").replace("1.5", "4.5").replace("total 10", "total 70").replace("0.5", "1.5")
+    found = traffic.between(traffic.parsed(BEFORE), traffic.parsed(after), 10.0)
+    assert (found.prompt_tokens, found.output_tokens) == (300, 60)
+    assert found.shares == {"prefill": 0.75, "decode": 0.25}
+    nothing = {name: 0.0 for name in traffic.parsed(VLLM)}
+    assert traffic.between(nothing, traffic.parsed(VLLM), 1.0).shares["queue"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (BEFORE, BEFORE, "nothing was answered"),
+        (BEFORE, BEFORE.replace("1.5", "0"), "anew"),
+        ("", "", "counts nothing"),
+    ],
+)
+def test_looks_that_say_nothing_are_refused(before, after, why):
+    with pytest.raises(StudyError, match=why):
+        traffic.between(traffic.parsed(before), traffic.parsed(after), 1.0)
+
+
+# ------------------------------------------------------------------ command
+
+
+def test_the_cost_is_said_first_and_another_machine_is_not_asked_without_leave(monkeypatch):
+    monkeypatch.setattr(probe, "probe", lambda *_: pytest.fail("it was asked"))
+    with pytest.raises(StudyError, match=r"not this machine.*at most \d+ requests"):
+        main.app(["probe", "http://192.0.2.1:8080"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "nowhere", "http://", "http://127.0.0.1:x"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(StudyError, match="no http or https address"):
+        probe.check_url(url)
+
+
+def test_an_address_with_a_password_is_refused_without_repeating_it():
+    with pytest.raises(StudyError) as refused:
+        probe.check_url("http://me:hidden@127.0.0.1")
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("http://127.0.0.1:80", True),
+        ("http://localhost/v1", True),
+        ("http://[::1]:8080", True),
+        ("http://127.0.0.1.example.org", False),
+        ("http://10.0.0.1", False),
+    ],
+)
+def test_loopback_is_told_by_the_address_alone(url, here):
+    assert probe.is_loopback(url) is here
+
+
+def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, monkeypatch, tmp_path):
+    monkeypatch.setenv(cli_server.KEY, "very-secret")
+    out = tmp_path / "report.html"
+    lengths = ["--prompt-tokens", "16", "--output-tokens", "4", "--seconds", "20"]
+    done = CliRunner().invoke(main.app, ["probe", stands_in(), *lengths, "--json", "--html", str(out)])
+    assert done.exit_code == 0, done.output
+    assert set(misbehaving.Handler.keys) == {"Bearer very-secret"}
+    told = json.loads(done.stdout)
+    assert told["right"]["verdict"] == "answers do not depend on neighbours"
+    assert told["requests"] <= told["budget"]["requests"]
+    written = out.read_text()
+    assert "Which phase binds?" in written
+    assert "very-secret" not in written + done.output
+    assert "http" not in written.replace(told["url"], "")  # nothing is loaded from elsewhere
+
+
+def test_a_page_escapes_what_a_server_says():
+    report = probed_report(model="<script>alert(1)</script>")
+    assert "<script>" not in page.html(report)
+    assert "&lt;script&gt;" in page.html(report)
+
+
+def probed_report(**given):
+    right = probe.Rightness(verdict="cannot tell", why="")
+    phase = probe.Binding(verdict="cannot tell", why="")
+    told = {"url": "http://x", "server": "unknown", "model": "m", "budget": probe.Budget(1, 1, 1.0)}
+    return probe.Report(**told | {"requests": 1, "seconds": 1.0, "right": right, "phase": phase} | given)
+
+
+@needs_llama
+def test_the_command_that_starts_a_server_ends_it_when_interrupted():
+    child = subprocess.Popen(
+        [sys.executable, "-m", "plamo_study.cli.main", "server", "start", str(mini_file(HYBRID))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    url = child.stdout.readline().strip()
+    assert probe.is_loopback(url)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=15)
+    with pytest.raises(StudyError, match="does not answer"):
+        probed(url)
