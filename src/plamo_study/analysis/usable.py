@@ -22,6 +22,7 @@ TIMED = (
     "replicas",
     "shipment",
     "service",
+    "traffic",
     "read",
     "matmul",
 )  # workloads whose samples are published as speeds

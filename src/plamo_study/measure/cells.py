@@ -244,9 +244,21 @@ class Service(OnModel, frozen=True, kw_only=True):
     mode: Literal["", "shared", "split"] = field(default="", name="label")  # split: threads are shared out
 
 
+class Traffic(OnModel, frozen=True, kw_only=True):
+    """Requests of different lengths that arrive over time, served by a policy; or the calls of such, each alone."""
+
+    timed = True
+    n_prompt: int = 0  # tokens of the longest request
+    n_gen: int = 0  # of the longest answer
+    n_seq: int = 1  # answered at once
+    n_requests: int = 1
+    per_second: float = 1.0  # arrivals, in the mean
+    rule: str = field(default="", name="label")  # a policy's name; "parts": calls alone
+
+
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
-    | Replicas | Shipment | Service
+    | Replicas | Shipment | Service | Traffic
     | Naive | Arrival
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}

@@ -41,10 +41,10 @@ class Simulated:
         self.now = until
         return until
 
-    def call(self, decoding: list[int], keys: int, reading: int, chunk: int, before: int) -> float:
+    def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
         """The time after a call; StudyError for one outside of what the model was fitted on."""
         n = self._next = (self._next + 1) & (DRAWN - 1)
-        many = len(decoding)
+        many = len(decoding) if step else 0
         if not chunk:
             if self._low <= many <= self._high and keys <= many * self._held:
                 self.now += (self._constants[many - self._low] + self._per_key * keys) * self._step[n]
@@ -106,6 +106,6 @@ def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], 
     machine, now, there = Simulated(model, seed), 0.0, []
     for arrives, prompt in zip(load.arrives, load.prompt, strict=True):
         machine.wait(max(now, arrives))
-        now = machine.call([], 0, 0, prompt, 0)
+        now = machine.call([], False, 0, 0, prompt, 0)
         there.append(now + ships(prompt))
     return Load(there, load.prompt, load.output)

@@ -6,7 +6,7 @@ step is known when an answer begins. It knows neither engine nor step model, onl
 
 from array import array
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -39,9 +39,9 @@ class Machine(Protocol):
     def wait(self, until: float) -> float:
         """Idle until then; the time."""
 
-    def call(self, decoding: list[int], keys: int, reading: int, chunk: int, before: int) -> float:
-        """A token for each of `decoding`, which hold `keys` tokens in all, and `chunk` tokens of a prompt of which
-        `before` were read; the time afterwards."""
+    def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
+        """With `step` a token for each of `decoding`, which hold `keys` tokens in all, and `chunk` tokens of a prompt
+        of which `before` were read; the time afterwards."""
 
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
         """A sequence ends or is put aside: the last one moves to its place, the one being read moves up; the time."""
@@ -94,15 +94,6 @@ def quantile(values: np.ndarray, weights: np.ndarray, q: float | list[float]) ->
     return values[order][np.minimum(at, len(values) - 1)]
 
 
-@dataclass
-class _Aside:
-    """Those preempted: what each holds, steps left to it, and when it got its last token."""
-
-    held: dict[int, int] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)
-    last: dict[int, float] = field(default_factory=dict)
-
-
 def serve(
     load: Load, policy: Policy, machine: Machine, slots: int, room: int = UNLIMITED, preempt: Preempt = ""
 ) -> Served:
@@ -118,132 +109,178 @@ def serve(
         A request that can never fit, or a policy that leaves everybody waiting.
 
     """
-    arrives, prompt, output, n = load.arrives, load.prompt, load.output, len(load)
-    _check(load, room)
-    first, finish = [float("nan")] * n, [float("nan")] * n
-    gaps, weights = array("d"), array("q")
-    waiting: deque[int] = deque()
-    decoding: list[int] = []
-    due: dict[int, list[int]] = {}  # who gets the last token in which step
-    ends: dict[int, int] = {}  # the same by request
-    fresh: dict[int, float] = {}  # who got a token since the last step, and when
-    aside = _Aside()
-    queue = Queue(slots=slots)
-    upcoming, step, keys, reserved, preempted = 0, 0, 0, 0, 0
-    reading, before, left = -1, 0, 0
-    now = last = busy = 0.0
-    calls = read = written = 0
-    while True:
-        while upcoming < n and arrives[upcoming] <= now:
-            waiting.append(upcoming)
-            upcoming += 1
-        if reading < 0 and waiting and len(decoding) < slots:
-            number = waiting[0]
-            held = aside.held.get(number, 0)
-            needs = held + 1 if preempt else 0
-            needs = max(needs, prompt[number]) if preempt else prompt[number] + output[number]
-            if (keys + len(decoding) + needs if preempt else reserved + needs) <= room:
-                waiting.popleft()
-                reserved += 0 if preempt else needs
-                if held and preempt == "save":
-                    now = machine.take_back(number, len(decoding), held)
-                    decoding.append(number)
-                    keys += aside.held.pop(number)
-                    ends[number] = step + aside.steps.pop(number)
-                    due.setdefault(ends[number], []).append(number)
-                    fresh[number] = aside.last.pop(number)
-                    continue
-                reading, before, left = number, 0, needs if held else prompt[number]
-        if reading < 0 and not decoding:
-            if upcoming == n:
-                break
-            now = machine.wait(arrives[upcoming])
-            continue
-        queue.left, queue.decoding = left, len(decoding)
-        decode, chunk = policy(queue)
-        if decode and decoding and keys + len(decoding) + before + chunk > room and len(decoding) + (reading >= 0) > 1:
-            now = _put_aside(machine, decoding, reading, due, ends, fresh, aside, load, step, last, preempt == "save")
-            preempted += 1
-            number = next(reversed(aside.held))
-            keys -= aside.held[number]
-            waiting.appendleft(number)
-            continue
-        if not chunk and not (decode and decoding):
-            raise StudyError("the policy", "leaves everybody waiting", "let it decode or read where somebody waits")
-        began, with_step = now, decode and bool(decoding)
-        now = machine.call(decoding if with_step else [], keys, reading, chunk, before)
-        busy += now - began
-        calls += 1
-        queue.last, queue.chunk = now - began, chunk
-        leaving: list[int] | tuple[int, ...] = ()
-        if with_step:
-            if len(fresh) < len(decoding):
-                gaps.append(now - last)
-                weights.append(len(decoding) - len(fresh))
-            for at in fresh.values():
-                gaps.append(now - at)
-                weights.append(1)
-            fresh.clear()
-            last = now
-            step += 1
-            keys += len(decoding)
-            written += len(decoding)
-            leaving = due.pop(step, ())
-        if chunk:
-            before, left, read = before + chunk, left - chunk, read + chunk
-            if not left:
-                number, reading = reading, -1
-                steps = aside.steps.pop(number, output[number]) - 1
-                if aside.held.pop(number, 0):
-                    gaps.append(now - aside.last.pop(number))
-                    weights.append(1)
-                else:
-                    first[number] = now
-                decoding.append(number)
-                keys, before = keys + before, 0
-                fresh[number] = now
-                written += 1
-                ends[number] = step + steps
-                if steps:
-                    due.setdefault(ends[number], []).append(number)
-                else:
-                    leaving = [*leaving, number]
-        for number in leaving:
-            finish[number] = now
-            fresh.pop(number, None)
-            del ends[number]
-            keys -= prompt[number] + output[number] - 1
-            reserved -= 0 if preempt else prompt[number] + output[number]
-        for slot in sorted((decoding.index(number) for number in leaving), reverse=True):
-            now = machine.leave(decoding, slot, reading)
-            decoding[slot] = decoding[-1]
-            decoding.pop()
-    return Served(
-        load, np.array(first), np.array(finish), np.array(gaps), np.array(weights), busy, calls, read, written,
-        preempted,
-    )  # fmt: skip
-
-
-def _put_aside(
-    machine: Machine, decoding: list[int], reading: int, due: dict[int, list[int]], ends: dict[int, int],
-    fresh: dict[int, float], aside: _Aside, load: Load, step: int, last: float, save: bool,
-) -> float:  # fmt: skip
-    """Put the last sequence aside: its state is saved, or forgotten; the time."""
-    number, slot = decoding[-1], len(decoding) - 1
-    end = ends.pop(number)
-    due[end].remove(number)
-    aside.steps[number] = end - step
-    aside.held[number] = load.prompt[number] + load.output[number] - 1 - (end - step)
-    aside.last[number] = fresh.pop(number, last)
-    if save:
-        machine.put_aside(number, slot, aside.held[number])
-    now = machine.leave(decoding, slot, reading)
-    decoding.pop()
-    return now
-
-
-def _check(load: Load, room: int) -> None:
     for number, (n_prompt, n_output) in enumerate(zip(load.prompt, load.output, strict=True)):
         if n_prompt + n_output > room:
             why = f"needs {n_prompt} + {n_output} tokens, and there is room for {room:,}"
             raise StudyError(f"request {number}", why, "shorten it or give more room")
+    return _Serving(load, policy, machine, slots, room, preempt).run()
+
+
+class _Serving:
+    """A load being served. `decoding`: requests by their sequence; `reading`: the one whose prompt is read, -1: none,
+    of which `before` tokens were read and `left` are not."""
+
+    def __init__(self, load: Load, policy: Policy, machine: Machine, slots: int, room: int, preempt: Preempt):
+        self.load, self.policy, self.machine, self.slots = load, policy, machine, slots
+        self.room, self.preempt = room, preempt
+        self.now = self.last = self.busy = 0.0  # `last`: when everybody got a token
+        self.upcoming = self.step = self.keys = self.reserved = 0
+        self.calls = self.read = self.written = self.preempted = 0
+        self.waiting: deque[int] = deque()
+        self.decoding: list[int] = []
+        self.reading, self.before, self.left = -1, 0, 0
+        self.due: dict[int, list[int]] = {}  # who gets the last token in which step
+        self.ends: dict[int, int] = {}  # the same by request
+        self.fresh: dict[int, float] = {}  # who got a token since the last step, and when
+        self.aside: dict[int, _Aside] = {}
+        self.first, self.finish = ([float("nan")] * len(load) for _ in range(2))
+        self.gaps, self.weights = array("d"), array("q")
+
+    def run(self) -> Served:
+        queue = Queue(slots=self.slots)
+        while True:
+            self._arrive()
+            if self._admit():
+                continue
+            if self.reading < 0 and not self.decoding:
+                if self.upcoming == len(self.load):
+                    break
+                self.now = self.machine.wait(self.load.arrives[self.upcoming])
+                continue
+            queue.left, queue.decoding = self.left, len(self.decoding)
+            decode, chunk = self.policy(queue)
+            step = decode and bool(self.decoding)
+            if step and self._overflows(chunk):
+                self._put_aside()
+                continue
+            if not chunk and not step:
+                raise StudyError("the policy", "leaves everybody waiting", "let it decode or read where somebody waits")
+            began = self.now
+            self.now = self.machine.call(self.decoding, step, self.keys, self.reading, chunk, self.before)
+            queue.last, queue.chunk = self.now - began, chunk
+            self.busy += queue.last
+            self.calls += 1
+            leaving = self._stepped() if step else []
+            if chunk:
+                leaving += self._read(chunk)
+            if leaving:
+                self._leave(leaving)
+        times = (np.array(each) for each in (self.first, self.finish, self.gaps, self.weights))
+        return Served(self.load, *times, self.busy, self.calls, self.read, self.written, self.preempted)
+
+    def _arrive(self) -> None:
+        arrives, upcoming = self.load.arrives, self.upcoming
+        while upcoming < len(arrives) and arrives[upcoming] <= self.now:
+            self.waiting.append(upcoming)
+            upcoming += 1
+        self.upcoming = upcoming
+
+    def _admit(self) -> bool:
+        """Begin to read the prompt that waits longest, where there is room; whether a saved one came back instead."""
+        if self.reading >= 0 or not self.waiting or len(self.decoding) >= self.slots:
+            return False
+        number = self.waiting[0]
+        prompt, output, aside = self.load.prompt[number], self.load.output[number], self.aside.get(number)
+        tokens = aside.held + 1 if aside else prompt
+        taken = self.keys + len(self.decoding) + tokens if self.preempt else self.reserved + prompt + output
+        if taken > self.room:
+            return False
+        self.waiting.popleft()
+        self.reserved += prompt + output
+        if aside and self.preempt == "save":
+            self.now = self.machine.take_back(number, len(self.decoding), aside.held)
+            self._begin(number, aside.held, aside.steps)
+            self.fresh[number] = self.aside.pop(number).last
+            return True
+        self.reading, self.before, self.left = number, 0, tokens
+        return False
+
+    def _overflows(self, chunk: int) -> bool:
+        """Whether the next call needs more memory than there is, and somebody can be put aside for it."""
+        needed = self.keys + len(self.decoding) + self.before + chunk
+        return needed > self.room and len(self.decoding) + (self.reading >= 0) > 1
+
+    def _put_aside(self) -> None:
+        """Put the last sequence aside: its state is saved, or forgotten; it is the next to come back."""
+        number = self.decoding[-1]
+        end = self.ends.pop(number)
+        self.due[end].remove(number)
+        held = self.load.prompt[number] + self.load.output[number] - 1 - (end - self.step)
+        self.aside[number] = _Aside(held, end - self.step, self.fresh.pop(number, self.last))
+        if self.preempt == "save":
+            self.now = self.machine.put_aside(number, len(self.decoding) - 1, held)
+        self._vacate(len(self.decoding) - 1)
+        self.keys -= held
+        self.reserved -= self.load.prompt[number] + self.load.output[number]
+        self.waiting.appendleft(number)
+        self.preempted += 1
+
+    def _stepped(self) -> list[int]:
+        """Everybody being answered got a token; who got the last one."""
+        many, now = len(self.decoding), self.now
+        if len(self.fresh) < many:
+            self.gaps.append(now - self.last)
+            self.weights.append(many - len(self.fresh))
+        for at in self.fresh.values():
+            self._gap(at)
+        self.fresh.clear()
+        self.last = now
+        self.step += 1
+        self.keys += many
+        self.written += many
+        return self.due.pop(self.step, [])
+
+    def _read(self, chunk: int) -> list[int]:
+        """A chunk was read. After the last one the request has its next token; whether that was all it wanted."""
+        self.before, self.left, self.read = self.before + chunk, self.left - chunk, self.read + chunk
+        if self.left:
+            return []
+        number, aside = self.reading, self.aside.pop(self.reading, None)
+        if aside:
+            self._gap(aside.last)
+        else:
+            self.first[number] = self.now
+        self._begin(number, self.before, (aside.steps if aside else self.load.output[number]) - 1)
+        self.fresh[number] = self.now
+        self.written += 1
+        self.reading, self.before = -1, 0
+        return [] if self.ends[number] > self.step else [number]
+
+    def _begin(self, number: int, held: int, steps: int) -> None:
+        """A request that holds so many tokens wants so many steps."""
+        self.decoding.append(number)
+        self.keys += held
+        self.ends[number] = self.step + steps
+        if steps:
+            self.due.setdefault(self.step + steps, []).append(number)
+
+    def _leave(self, leaving: list[int]) -> None:
+        """These have all of their tokens."""
+        for number in leaving:
+            self.finish[number] = self.now
+            self.fresh.pop(number, None)
+            del self.ends[number]
+            self.keys -= self.load.prompt[number] + self.load.output[number] - 1
+            self.reserved -= self.load.prompt[number] + self.load.output[number]
+        for slot in sorted(map(self.decoding.index, leaving), reverse=True):
+            self._vacate(slot)
+
+    def _vacate(self, slot: int) -> None:
+        """A sequence is free: the last one takes its place, and what is read of a prompt moves up."""
+        self.now = self.machine.leave(self.decoding, slot, self.reading if self.before else -1)
+        self.decoding[slot] = self.decoding[-1]
+        self.decoding.pop()
+
+    def _gap(self, since: float) -> None:
+        """One request waited since then for a token."""
+        self.gaps.append(self.now - since)
+        self.weights.append(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """A request put aside: tokens it held, steps left to it, and when it got its last token."""
+
+    held: int
+    steps: int
+    last: float
