@@ -23,6 +23,7 @@ from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
 from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
+from plamo_study.studies.scheduling import show as scheduling
 from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
@@ -47,6 +48,7 @@ def findings() -> str:
         [str(chunked.finding(recorded("06-chunked", "mini")).data)],
         [str(replicas.finding(recorded("07-replicas", "mini")).data)],
         _disaggregation(),
+        [str(scheduling.finding(recorded("10-scheduling", "mini")).data)],
     ]
     headed = [
         [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)

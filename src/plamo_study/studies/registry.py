@@ -17,6 +17,7 @@ from plamo_study.studies.quality import plan as quality
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import plan as replicas
 from plamo_study.studies.roofline import plan as roofline
+from plamo_study.studies.scheduling import plan as scheduling
 from plamo_study.studies.timeline import plan as timeline
 
 
@@ -46,6 +47,7 @@ NOTEBOOKS = {
     "06-chunked-prefill": "what one long prompt does to everyone else",
     "07-replicas": "N processes against one process with N sequences",
     "09-disaggregation": "prefill here, decode there: bytes, time, identity",
+    "10-scheduling": "who is served when: policies, simulated and held against the engine",
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),
@@ -70,6 +72,7 @@ STUDIES = {
     "06-tiles": Study(chunked.tiles, aside=True),
     "07-replicas": Study(replicas.replicas, weight=3),
     "09-disaggregation": Study(disaggregation.disaggregation, weight=3),
+    "10-scheduling": Study(scheduling.scheduling, weight=3),
 }
 OF_ALL = ("02-roofline",)  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"

@@ -21,8 +21,8 @@ from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, Served, quantile, serve
 from plamo_study.studies.scheduling.plan import LOADS
-from plamo_study.studies.scheduling.steps import StepModel
-from plamo_study.studies.scheduling.workload import PARTS
+from plamo_study.studies.scheduling.steps import StepModel, kind
+from plamo_study.studies.scheduling.traffic import PARTS
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES] + ["throughput"]
@@ -102,6 +102,59 @@ def _command(rows: pd.DataFrame) -> str:
     return f"{MISSING} --scale {rows['scale'].iloc[0]}"
 
 
+@once_a_frame
+def fitted(rows: pd.DataFrame) -> dict[str, StepModel]:
+    """A step model for each model, of its parts and of the known loads."""
+    return models(rows)
+
+
+@once_a_frame
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """`both` of these rows with these models."""
+    return both(rows, fitted(rows))
+
+
+def half(rows: pd.DataFrame) -> dict[str, StepModel]:
+    """The same of the parts with half of the threads; none where there is but one."""
+    found = observed.calls(rows)
+    if found["n_threads"].nunique() < 2:
+        return {}
+    own = observed.parts_of(found)
+    threads = int(own["n_threads"].min())
+    return {model: observed.fitted(own, model, threads, rows, _command(rows)) for model in sorted(set(own["model"]))}
+
+
+def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """What a fit on another study's rows says of the calls of traffic here: `model`, `kind`, `calls`, `refused` (those
+    outside of what was measured there) and `ratio`, measured over said, by process."""
+    own = observed.calls(rows)
+    own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS)]
+    foreign = _same(observed.calls(other), own)
+    entries = []
+    for model, group in own.groupby("model"):
+        try:
+            known = observed.fitted(foreign, str(model), int(group["n_threads"].max()), rows, "")
+        except StudyError:
+            continue
+        said = [_said(known, call) for call in group[observed.COLUMNS[:-1]].to_numpy().tolist()]
+        group = group.assign(
+            said=said, kind=[kind(*what) for what in zip(group["decoding"], group["chunk"], strict=True)]
+        )
+        for name, of in group.groupby("kind"):
+            inside = of[of["said"].notna()]
+            by_process = (inside["seconds"] / inside["said"]).groupby(inside["block"]).median()
+            entry = {"model": model, "kind": name, "calls": len(of), "refused": int(of["said"].isna().sum())}
+            entries.append(entry | {"ratio": stats.median(by_process.tolist())})
+    return pd.DataFrame(entries, columns=["model", "kind", "calls", "refused", "ratio"])
+
+
+def _said(known: StepModel, call: list[int]) -> float:
+    try:
+        return known.seconds(*call)
+    except StudyError:
+        return float("nan")
+
+
 def simulated(load: Load, rule: str, model: StepModel, slots: int, **how: Any) -> dict[str, float]:
     """METRICS of a load by a policy: the middle of SEEDS simulations."""
     runs = [of_served(serve(load, policies.named(rule), Simulated(model, seed), slots, **how)) for seed in range(SEEDS)]
@@ -170,8 +223,8 @@ def picks(rows: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
             continue
         for name, better in BETTER.items():
             value = {row["rule"]: row for row in group.to_dict("records")}
-            rule = better(value, key=lambda each: value[each][f"{name}_simulated"])  # noqa: B023 # called here
-            best = better(value, key=lambda each: value[each][name].value)  # noqa: B023
+            rule = better(value, key=lambda each: value[each][f"{name}_simulated"])  # called here
+            best = better(value, key=lambda each: value[each][name].value)
             own = taken[(taken["model"] == model) & (taken["per_second"] == per_second)]
             chosen, ideal = (
                 own[own["rule"] == each].drop_duplicates("block", keep="last").set_index("block")[name]

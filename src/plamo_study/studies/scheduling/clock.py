@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from plamo_study.studies.scheduling.loop import Load
+from plamo_study.studies.scheduling.loop import Load, Served, serve
+from plamo_study.studies.scheduling.policies import Policy
 from plamo_study.studies.scheduling.steps import StepModel
 
 DRAWN = 1 << 16  # residuals drawn beforehand, and used over and over
@@ -97,6 +98,11 @@ def least_work(load: Load, n: int, work: Sequence[float]) -> list[Load]:
         given[replica].append(number)
         heapq.heappush(free, (max(until, arrives) + work[number], replica))
     return [chosen(load, which) for which in given]
+
+
+def fleet(shares: Sequence[Load], policy: Callable[[], Policy], model: StepModel, slots: int) -> list[Served]:
+    """Every replica's share, served by itself: replicas know nothing of one another. `policy` makes one for each."""
+    return [serve(share, policy(), Simulated(model, seed), slots) for seed, share in enumerate(shares) if len(share)]
 
 
 def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from plamo_study.measure import machine
 from plamo_study.measure.cells import Cell, Traffic
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, thread_counts, with_gates
-from plamo_study.studies.scheduling.workload import PARTS
+from plamo_study.studies.scheduling.traffic import PARTS
 
 LONGEST = {"mini": (512, 32), "shape": (256, 16), "weights": (256, 16)}  # tokens of a prompt and of an answer
 SLOTS = 8

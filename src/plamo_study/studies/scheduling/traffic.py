@@ -17,6 +17,7 @@ from plamo_study.studies.scheduling.loop import Load
 PROMPT_SPREAD, OUTPUT_SPREAD = 0.99, 0.86  # standard deviations of the logarithms
 MEDIAN = 4  # times that the median is shorter than the longest
 GRAIN = 16  # prompts are so many tokens or a multiple, so that every size of chunk is met often
+PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
 COLUMNS = ("arrives", "prompt", "output")
 MOST = 10_000_000  # requests of a trace
 
