@@ -47,7 +47,7 @@ NOTEBOOKS = {
     "06-chunked-prefill": "what one long prompt does to everyone else",
     "07-replicas": "N processes against one process with N sequences",
     "09-disaggregation": "prefill here, decode there: bytes, time, identity",
-    "10-scheduling": "who is served when: policies, simulated and held against the engine",
+    "10-scheduling": "who is served when, simulated and held against the engine",
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),

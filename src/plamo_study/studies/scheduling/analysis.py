@@ -20,7 +20,7 @@ from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, Served, quantile, serve
-from plamo_study.studies.scheduling.plan import LOADS
+from plamo_study.studies.scheduling.plan import known_loads
 from plamo_study.studies.scheduling.steps import StepModel, kind
 from plamo_study.studies.scheduling.traffic import PARTS
 
@@ -69,11 +69,6 @@ def load_of(row: Any) -> Load:
     """The requests of a row."""
     asked = row.requests
     return Load([r.arrived_ns / NS for r in asked], [r.n_prompt for r in asked], [len(r.token_ns) for r in asked])
-
-
-def known_loads(scale: str) -> tuple[float, ...]:
-    """The half of the loads that a model may be fitted on; the others are held out."""
-    return LOADS[scale][1::2]
 
 
 def models(rows: pd.DataFrame, others: Iterable[pd.DataFrame] = (), loads: bool = True) -> dict[str, StepModel]:

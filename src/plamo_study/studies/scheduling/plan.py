@@ -12,12 +12,13 @@ from plamo_study.measure.cells import Cell, Traffic
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, thread_counts, with_gates
 from plamo_study.studies.scheduling.traffic import PARTS
 
-LONGEST = {"mini": (512, 32), "shape": (256, 16), "weights": (256, 16)}  # tokens of a prompt and of an answer
+LONGEST = {"mini": (256, 24), "shape": (256, 16), "weights": (256, 16)}  # tokens of a prompt and of an answer
 SLOTS = 8
-POLICIES = ("shared", "chunked 64", "chunked 256", "decode first 64", "prefill first", "one at a time")
-FIRST = ("shared", "chunked 64")  # policies that no page can do without
-LOADS = {"mini": (20.0, 30.0, 40.0, 60.0), "shape": (0.1, 0.15, 0.2, 0.3), "weights": (0.1, 0.15, 0.2, 0.3)}
-REQUESTS = {"mini": 60, "shape": 30, "weights": 30}
+POLICIES = ("shared", "chunked 64", "decode first 64", "chunked 128", "one at a time")
+FIRST = POLICIES[:2]  # that no page can do without
+OF_OTHERS = POLICIES[:3]  # measured on further models
+LOADS = {"mini": (12.0, 18.0, 24.0, 32.0), "shape": (0.1, 0.15, 0.2, 0.25), "weights": (0.1, 0.15, 0.2, 0.25)}
+REQUESTS = {"mini": 48, "shape": 32, "weights": 32}
 BLOCKS = {"mini": 3, "shape": 3, "weights": 3}
 PATIENCE = 3  # times the usual limit: a load at shape takes minutes
 
@@ -28,7 +29,8 @@ def scheduling(scale: str, gpu: bool = False) -> Plan:
     n_prompt, n_gen = LONGEST[scale]
     base = Traffic(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=n_prompt, n_gen=n_gen, n_seq=SLOTS)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0, rule=PARTS)
-    every = sorted((cell for model in MODELS for cell in _of_model(change(base, model=model))), key=_rank)
+    cells = [cell for model in MODELS for cell in _of_model(change(base, model=model))]
+    every = sorted(cells, key=_rank)
     planned = with_gates("10-scheduling", scale, tuple(every), exact_cache=False)
     needed = sum(_rank(cell) == 0 for cell in every)
     limit = PATIENCE * planned.time_limit_s
@@ -38,19 +40,28 @@ def scheduling(scale: str, gpu: bool = False) -> Plan:
     )  # fmt: skip
 
 
+def known_loads(scale: str) -> tuple[float, ...]:
+    """The half of the loads that a step model may be fitted on; the others are held out."""
+    return LOADS[scale][1::2]
+
+
 def _of_model(base: Traffic) -> Iterator[Traffic]:
+    """The first model is measured by every policy at every load, others by some at two of them."""
     for n in thread_counts():
         yield change(base, n_threads=n)
     asked = change(base, n_requests=REQUESTS[base.scale])
-    for per_second in LOADS[base.scale]:
-        for rule in POLICIES:
+    first = base.model == MODELS[0]
+    for per_second in LOADS[base.scale] if first else LOADS[base.scale][1:3]:
+        for rule in POLICIES if first else OF_OTHERS:
             yield change(asked, per_second=per_second, rule=rule)
 
 
 def _rank(cell: Cell) -> int:
-    """What is left out last: the parts, two policies at two loads, the others there, the loads held out."""
+    """What is left out last: parts and two policies at one load; two policies held out; half of the threads; others."""
     assert isinstance(cell, Traffic)
     if cell.rule == PARTS:
-        return 0
-    known = cell.per_second in LOADS[cell.scale][1::2]
-    return (0 if cell.rule in FIRST else 1) if known else 2
+        return 0 if cell.n_threads == machine.performance_cores() else 2
+    usual = cell.rule in FIRST
+    if cell.per_second == LOADS[cell.scale][1]:
+        return 0 if usual else 3
+    return 1 if usual and cell.per_second == LOADS[cell.scale][2] else 3 if usual else 4

@@ -18,11 +18,11 @@ from plamo_study.present.tables import Columns, Table, scaled, significant, tabl
 from plamo_study.studies.scheduling import analysis, clock, policies, published, traffic
 from plamo_study.studies.scheduling.analysis import LIMIT, METRICS
 from plamo_study.studies.scheduling.loop import Load
-from plamo_study.studies.scheduling.plan import LOADS, SLOTS
+from plamo_study.studies.scheduling.plan import LOADS, SLOTS, known_loads
 
 MS = 1e3
 SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time")  # in the figure over load
-RULES = ("shared", "chunked 32", "chunked 64", "chunked 128", "chunked 256")
+RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
 SHIPPED = "09-disaggregation"
 FLEET = 4000  # requests of a simulated fleet
@@ -160,7 +160,7 @@ def _rates(recording: Recording, end: float) -> list[float]:
 
 
 def by_arrangement(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
-    """One engine against one that reads and one that answers, over load, simulated; the latter where shipments are known."""
+    """One engine against one that reads and one that answers, over load, simulated; that where shipments are known."""
     load, known = typical(recording), analysis.fitted(recording.rows)[model]
     halves, ships = analysis.half(recording.rows), shipping(recording, model)
     end = analysis.capacity(load, known, SLOTS)
@@ -290,11 +290,11 @@ def picks(recording: Recording) -> Table:
 def strategies(recording: Recording) -> Table:
     """The source's five strategies on this machine, at the highest load that is not held out: measured or simulated."""
     rows, entries = recording.rows, []
-    names = {"shared": "Shared (no chunking)", "chunked 64": "Chunked (64)", "chunked 256": "Chunked (256)",
+    names = {"shared": "Shared (no chunking)", "chunked 64": "Chunked (64)", "chunked 128": "Chunked (128)",
              "split": "Disaggregated", "decode first 64": "Priority (decode first)"}  # fmt: skip
     taken, known, halves = analysis.live(rows), analysis.fitted(rows), analysis.half(rows)
     load = typical(recording)
-    at = max(analysis.known_loads(recording.scale))
+    at = max(known_loads(recording.scale))
     for model, group in taken.groupby("model"):
         asked = _at(load, at, recording)
         for rule, name in names.items():

@@ -26,7 +26,7 @@ from plamo_study.studies.scheduling.traffic import GRAIN, PARTS
 
 SIZES = (15, 16, 31, 32, 48, 63, 64, 127, 128, 256)  # of chunks, around flash attention's tiles of 64; and the longest
 NEIGHBOUR = 64  # tokens of each sequence beside which chunks are read
-CHUNKS = 3  # of each size there
+CHUNKS = 3  # of each size, there and alone
 MOVES, WARM_STEPS = 4, 2
 NS = 1e9
 clock = time.perf_counter_ns
@@ -42,6 +42,7 @@ class Live:
         self.token_ns: dict[int, list[int]] = {}
         self.logits: dict[int, np.ndarray] = {}  # of every request that left, after its last token
         self._came: dict[int, np.ndarray] = {}  # of the last call, by sequence, where they were copied
+        self._stepped = 0  # sequences of the last call, where it was nothing but a step
         self._saved: dict[int, np.ndarray] = {}
         self._ended = self.began
 
@@ -59,10 +60,10 @@ class Live:
         if chunk:
             parts = [(slot, stream[session.n_past[slot] : session.n_past[slot] + 1]) for slot, stream in due]
             parts.append((len(decoding), self.tokens[reading][before : before + chunk]))
-            self._came = session.evaluate(parts)
+            self._came, self._stepped = session.evaluate(parts), 0
         else:
             session.decode({slot: int(stream[session.n_past[slot]]) for slot, stream in due})
-            self._came = {}
+            self._came, self._stepped = {}, len(due)
         now = self._now()
         for number in decoding if step else ():
             self.token_ns.setdefault(number, []).append(self._ended - self.began)
@@ -73,8 +74,10 @@ class Live:
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
         """Keep the last logits, and close the gap."""
         session, last, began = self.session, len(decoding) - 1, clock()
-        found = self._came.get(slot)
-        self.logits[decoding[slot]] = session.logits(slot) if found is None else found
+        if slot in self._came:
+            self.logits[decoding[slot]] = self._came[slot]
+        elif slot < self._stepped:
+            self.logits[decoding[slot]] = session.logits(slot)
         session.remove_tail(slot, 0)
         if slot != last:
             self._move(last, slot)
@@ -175,14 +178,18 @@ def _warm(cell: Traffic, session: Session, live: Live) -> None:
 
 
 def _parts(cell: Traffic, session: Session, live: Live) -> None:
-    """Chunks of every size from a prompt's beginning to its end; steps of every number of sequences at two depths;
+    """Chunks of every size at a prompt's beginning, middle and end; steps of every number of sequences at two depths;
     chunks of every size beside sequences being answered; and moves. The last sequences' logits are kept for the proof.
     """
     sizes = sorted({*(size for size in SIZES if size < cell.n_prompt), cell.n_prompt})
     for size in sizes:
         session.clear()
-        for before in range(0, cell.n_prompt - size + 1, size):
-            live.call([], False, 0, 0, size, before)
+        for begin in sorted({0, cell.n_prompt // 2, cell.n_prompt - size}):
+            if begin > session.n_past[0]:
+                live.call([], False, 0, 0, begin - session.n_past[0], session.n_past[0])
+            for _ in range(CHUNKS):
+                if session.n_past[0] + size <= cell.n_prompt:
+                    live.call([], False, 0, 0, size, session.n_past[0])
     for depth in (GRAIN, cell.n_prompt):
         session.clear()
         for slot in range(cell.n_seq):
