@@ -196,6 +196,63 @@ def test_a_policy_nobody_knows_is_refused(name):
         policies.named(name)
 
 
+# ------------------------------------------------------------------ somebody else's simulator
+
+
+def elsewhere(load, model, slots):
+    """First and last token of every request by sched-sim, its own loop and queue, with our times of a call.
+
+    It counts a decode step for every token of the answer, the first one included, so it is asked for one fewer.
+    """
+    from sched_sim.core.event_engine import Simulator
+    from sched_sim.core.request import Request
+    from sched_sim.hardware.latency_model import RooflineLatencyModel
+    from sched_sim.hardware.presets import PRESETS
+    from sched_sim.memory.block_manager import BlockManager
+    from sched_sim.memory.preemption import PreemptionHandler
+    from sched_sim.schedulers.fcfs import FCFSScheduler
+
+    class Ours(RooflineLatencyModel):
+        def compute_prefill_step_time(self, n):
+            return model.seconds(0, 0, n, 0)
+
+        def compute_decode_step_time(self, n, held):
+            return model.seconds(n, held, 0, 0)
+
+        def compute_mixed_step_time(self, n, many, held):
+            return model.seconds(many, held, n, 0)
+
+    hardware = PRESETS["t4"]
+    blocks = BlockManager(hardware)
+    ours = Ours(hardware)
+    scheduler = FCFSScheduler(blocks, ours, PreemptionHandler(blocks, ours), max_batch_size=slots)
+    asked = [
+        Request(request_id=str(n), arrived_at=at, prompt_tokens=prompt, output_tokens=output - 1)
+        for n, (at, prompt, output) in enumerate(zip(load.arrives, load.prompt, load.output, strict=True))
+    ]
+    simulator = Simulator(hardware, scheduler)
+    simulator.submit_workload(asked)
+    simulator.run()
+    return np.array([[each.first_token_at, each.completed_at] for each in asked]).T
+
+
+@pytest.mark.parametrize(("slots", "rate"), [(1, 12.0), (8, 1.0)])
+def test_a_published_simulator_gives_the_same_times(slots, rate):
+    """One slot under load; and several where two prompts hardly ever wait at once, which that one reads in one call."""
+    pytest.importorskip("sched_sim", reason="pip install sched-sim==0.2.1")
+    load = traffic(300, rate)
+    load = Load(load.arrives, load.prompt, [max(n, 2) for n in load.output])
+    served = serve(load, policies.shared, Simulated(machine(), noisy=False), slots)
+    first, finish = elsewhere(load, machine(), slots)
+    if slots == 1:
+        assert served.ttft.max() > 5 * np.median(np.diff(load.arrives)), "somebody waited"
+        assert np.allclose(served.first, first, rtol=1e-9)
+        assert np.allclose(served.finish, finish, rtol=1e-9)
+    else:
+        assert np.median(np.abs(served.finish - finish)) < 1e-9
+        assert np.quantile(served.finish, 0.99) == pytest.approx(np.quantile(finish, 0.99), rel=1e-3)
+
+
 # ------------------------------------------------------------------ the step model
 
 
