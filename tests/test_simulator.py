@@ -10,6 +10,7 @@ from plamo_study.studies.scheduling import clock, closed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, quantile, serve
 from plamo_study.studies.scheduling.steps import Calls, fit
+from plamo_study.studies.scheduling.traffic import shaped
 
 N = 40_000
 SIGMAS = 4  # of the sampling error that a mean may be off: one test in some 16,000 fails by chance
@@ -178,6 +179,37 @@ def test_a_chunk_is_no_larger_than_asked_and_a_budget_finds_its_size():
     late = [seconds for _, chunk, seconds in seen[50:] if chunk]
     assert np.median(late) <= 20e-3
     assert max(chunk for _, chunk, _ in seen) > 64
+
+
+def test_a_fleet_serves_everybody_and_least_work_keeps_them_waiting_less():
+    load = traffic(600, 100.0)
+    work = [1e-4 * prompt + 3e-3 * output for prompt, output in zip(load.prompt, load.output, strict=True)]
+    turns, least = (
+        clock.fleet(shares, "chunked 64", machine(), 4)
+        for shares in (clock.round_robin(load, 6), clock.least_work(load, 6, work))
+    )
+    for served in (turns, least):
+        assert sorted(at for each in served for at in each.load.arrives) == load.arrives
+        assert sum(each.written for each in served) == sum(load.output)
+    mean = [np.concatenate([each.ttft for each in served]).mean() for served in (turns, least)]
+    assert mean[1] < mean[0]
+
+
+def test_a_fleet_is_the_same_whoever_simulates_it():
+    shares = clock.round_robin(traffic(120, 100.0), 3)
+    alone, together = (clock.fleet(shares, "shared", machine(0.1), 4, processes=n) for n in (1, 2))
+    assert all((one.finish == two.finish).all() for one, two in zip(alone, together, strict=True))
+
+
+@pytest.mark.parametrize("shape", ["steady", "diurnal", "bursty"])
+def test_a_shape_moves_requests_and_keeps_their_mean(shape):
+    load = traffic(5000, 100.0)
+    made = shaped(load, shape)
+    assert (made.prompt, made.output) == (load.prompt, load.output)
+    assert made.arrives == sorted(made.arrives)
+    assert made.arrives[-1] == pytest.approx(load.arrives[-1])
+    early = np.histogram(made.arrives, 10, (0, load.arrives[-1]))[0] / 500
+    assert (np.ptp(early) > 0.5) == (shape != "steady")
 
 
 def test_a_policy_that_leaves_everybody_waiting_is_told_so():

@@ -5,11 +5,13 @@ Deterministic by seed: the same load, policy, model and seed give the same times
 
 import heapq
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 
 from plamo_study.studies.scheduling.loop import Load, Served, serve
-from plamo_study.studies.scheduling.policies import Policy
+from plamo_study.studies.scheduling.policies import named
 from plamo_study.studies.scheduling.steps import StepModel
 
 DRAWN = 1 << 16  # residuals drawn beforehand, and used over and over
@@ -100,9 +102,19 @@ def least_work(load: Load, n: int, work: Sequence[float]) -> list[Load]:
     return [chosen(load, which) for which in given]
 
 
-def fleet(shares: Sequence[Load], policy: Callable[[], Policy], model: StepModel, slots: int) -> list[Served]:
-    """Every replica's share, served by itself: replicas know nothing of one another. `policy` makes one for each."""
-    return [serve(share, policy(), Simulated(model, seed), slots) for seed, share in enumerate(shares) if len(share)]
+def fleet(shares: Sequence[Load], rule: str, model: StepModel, slots: int, processes: int = 1) -> list[Served]:
+    """Every replica's share, served by itself: replicas know nothing of one another. Those without requests are left
+    out. `processes`: how many simulate side by side; the result does not depend on it."""
+    work = [(share, rule, model, slots, seed) for seed, share in enumerate(shares) if len(share)]
+    if processes == 1:
+        return [_replica(each) for each in work]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return list(pool.map(_replica, work, chunksize=max(len(work) // (4 * processes), 1)))
+
+
+def _replica(work: tuple[Load, str, StepModel, int, int]) -> Served:
+    share, rule, model, slots, seed = work
+    return serve(share, named(rule), Simulated(model, seed), slots)
 
 
 def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:

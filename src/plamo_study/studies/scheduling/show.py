@@ -15,7 +15,7 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
-from plamo_study.studies.scheduling import analysis, clock, policies, published, traffic
+from plamo_study.studies.scheduling import analysis, clock, published, traffic
 from plamo_study.studies.scheduling.analysis import LIMIT, METRICS
 from plamo_study.studies.scheduling.loop import Load
 from plamo_study.studies.scheduling.plan import LOADS, SLOTS, known_loads
@@ -25,7 +25,8 @@ SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time")  # in the f
 RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
 SHIPPED = "09-disaggregation"
-FLEET = 4000  # requests of a simulated fleet
+FLEET, FLEET_LOAD = 3000, 10  # requests of a simulated fleet, and how many machines' capacity they need
+FLEET_SIZES = (10, 12, 14, 16, 20, 24, 32)
 NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99", "throughput": "throughput"}
 
 
@@ -402,34 +403,18 @@ def own_trace(recording: Recording, path: str, model: str) -> Table | Markdown:
 
 
 def fleets(recording: Recording, model: str) -> pd.DataFrame:
-    """Replicas under a steady and a bursty load of the same mean: replicas, how, traffic, ttft_p99, stable."""
+    """Replicas under loads of one mean and three shapes: replicas, how, traffic, ttft_p99 (s), stable (replicas)."""
     load, known = typical(recording), analysis.fitted(recording.rows)[model]
     end, entries = analysis.capacity(load, known, SLOTS), []
-    rate = 10 * end
-    work = _work(load, end)
-    for name, asked in (("steady", analysis.at_rate(load, rate, FLEET)), ("bursty", bursty(load, rate, FLEET))):
-        own = [work[n] for n in asked.prompt]
-        for n in (11, 12, 14, 16, 20, 24, 32):
-            shared = {"round robin": clock.round_robin(asked, n), "least work": clock.least_work(asked, n, own)}
+    asked = analysis.at_rate(load, FLEET_LOAD * end, FLEET)
+    work = [prompt / np.mean(load.prompt) / end for prompt in asked.prompt]  # s, shares of a mean request's
+    for shape in ("steady", "diurnal", "bursty"):
+        now = traffic.shaped(asked, shape)
+        for n in FLEET_SIZES:
+            shared = {"round robin": clock.round_robin(now, n), "least work": clock.least_work(now, n, work)}
             for how, shares in shared.items():
-                served = clock.fleet(shares, lambda: policies.chunked(64), known, SLOTS)
+                served = clock.fleet(shares, "chunked 64", known, SLOTS)
                 ttft = np.concatenate([each.ttft for each in served])
-                entry = {"replicas": n, "how": how, "traffic": name, "stable": rate / end}
+                entry = {"replicas": n, "how": how, "traffic": shape, "stable": float(FLEET_LOAD)}
                 entries.append(entry | {"ttft_p99": float(np.quantile(ttft, 0.99))})
     return pd.DataFrame(entries)
-
-
-def _work(load: Load, end: float) -> dict[int, float]:
-    """Seconds of work by tokens of the prompt: shares of what a request takes in the mean."""
-    mean = np.mean(load.prompt)
-    return {n: n / mean / end for n in range(1, max(load.prompt) + 1)}
-
-
-def bursty(load: Load, per_second: float, n: int) -> Load:
-    """The same in bursts: half of the time four times as many arrive as in the other half."""
-    calm = analysis.at_rate(load, per_second, n)
-    arrives = np.array(calm.arrives)
-    period = arrives[-1] / 5
-    phase = arrives % period / period
-    squeezed = np.where(phase < 0.8, phase * 0.625, 0.5 + (phase - 0.8) * 2.5)  # 80 % of arrivals in half of the time
-    return Load((arrives // period * period + squeezed * period).tolist(), calm.prompt, calm.output)

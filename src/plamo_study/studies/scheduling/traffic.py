@@ -6,6 +6,7 @@ independent. They are scaled to what a small machine can serve, and cut at the l
 """
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +38,21 @@ def _lengths(rng: np.random.Generator, n: int, most: int, spread: float, grain: 
     return (np.clip(np.round(free / grain), 1, most // grain).astype(int) * grain).tolist()
 
 
-def mean_tokens(load: Load) -> float:
-    """Tokens of a prompt and its answer, in the mean."""
-    return (sum(load.prompt) + sum(load.output)) / len(load)
+def shaped(load: Load, shape: str) -> Load:
+    """The same requests in the same time, whose rate goes up and down as the shape says; the mean rate stays.
+
+    steady: as they are. diurnal: a day over the whole load, from a fifth of the mean rate to nine fifths. bursty: five
+    times, half of the time at eight fifths of the mean rate and half at two fifths.
+    """
+    grid = np.linspace(0, 1, 2001)
+    rate = {
+        "steady": np.ones_like(grid),
+        "diurnal": 1 + 0.8 * np.sin(2 * np.pi * grid),
+        "bursty": np.where(grid * 5 % 1 < 0.5, 1.6, 0.4),
+    }[shape]
+    passed = np.concatenate([[0.0], np.cumsum((rate[1:] + rate[:-1]) / 2)])
+    span = load.arrives[-1]
+    return replace(load, arrives=(np.interp(np.array(load.arrives) / span, passed / passed[-1], grid) * span).tolist())
 
 
 def read(path: Path, most: int = MOST) -> Load:
