@@ -119,7 +119,7 @@ def test_parts_hold_every_kind_of_call_that_traffic_makes(model):
     made = np.array([measured.series[name] for name in ("decoding", "keys", "chunk", "before")]).astype(int)
     fitted = fit(model, observed.Calls(*made, np.array(measured.samples_ns[0]) / 1e9), measured.series["moves"])
     assert fitted.range.decoding == (1, cell.n_seq)
-    assert fitted.range.chunk == (15, cell.n_prompt)
+    assert fitted.range.chunk == (1, cell.n_prompt)
     assert {"step", "chunk", "both"} == set(fitted.factors)
     asking = asked(model, "chunked 64")
     served = serve(traffic.drawn(asking), policies.chunked(64), Simulated(fitted), asking.n_seq)

@@ -79,7 +79,6 @@ def models(rows: pd.DataFrame, others: Iterable[pd.DataFrame] = (), loads: bool 
     own = observed.parts_of(found)
     if loads:
         own = pd.concat([own, found[(found["workload"] == "traffic") & found["per_second"].isin(known)]])
-        own = own.drop_duplicates()
     more = [_same(observed.calls(each), found) for each in others]
     every = pd.concat([own, *more], ignore_index=True)
     return {
@@ -226,7 +225,8 @@ def picks(rows: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
                 for each in (rule, best)
             )
             ratio = timing.paired_ratio(chosen, ideal)
-            confirmed = rule == best or ratio.above(1.0) == "inconclusive"
+            worse = ratio.above(1.0) if better is min else ratio.below(1.0)
+            confirmed = rule == best or worse != "holds"
             entry = {"model": model, "per_second": per_second, "for": name, "rule": rule, "best": best}
             entries.append(entry | {"ratio": ratio, "confirmed": confirmed, "held_out": group["held_out"].iloc[0]})
     names = ["model", "per_second", "for", "rule", "best", "ratio", "confirmed", "held_out"]

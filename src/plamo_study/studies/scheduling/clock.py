@@ -118,12 +118,12 @@ def _replica(work: tuple[Load, str, StepModel, int, int]) -> Served:
 
 
 def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:
-    """The same requests as they reach the side that answers: read one after the other on another machine, whole, then
-    shipped in `ships(tokens)` seconds. Arrivals are sorted by when the state is there; that is when the first token is.
+    """The same requests as they reach the side that answers: read one after the other on another machine, whole, each
+    shipped in `ships(tokens)` seconds before the next is read, as notebook 09's sender does.
     """
     machine, now, there = Simulated(model, seed), 0.0, []
     for arrives, prompt in zip(load.arrives, load.prompt, strict=True):
         machine.wait(max(now, arrives))
-        now = machine.call([], False, 0, 0, prompt, 0)
-        there.append(now + ships(prompt))
+        now = machine.call([], False, 0, 0, prompt, 0) + ships(prompt)
+        there.append(now)
     return Load(there, load.prompt, load.output)

@@ -42,15 +42,14 @@ def ratios(data: pd.DataFrame, limit: float, title: str) -> Chart:
     `data`: model, rule, what, ratio (estimates), loads ("fitted on" or "held out").
     """
     tidy = spread(data, "ratio")
-    box = alt.Chart().mark_rect(color="#a6cbe3", opacity=0.5).encode(
-        x=alt.X("from:Q", title=""), x2="to:Q"
-    )  # fmt: skip
-    x = alt.X("value:Q", title="Simulated / measured (log)", scale=alt.Scale(type="log", nice=False, padding=10))
+    how = {"title": "Simulated / measured (log)", "scale": alt.Scale(type="log", nice=False, padding=10)}
+    box = alt.Chart().mark_rect(color="#a6cbe3", opacity=0.5).encode(x=alt.X("mean(from):Q", **how), x2="mean(to):Q")
+    x = alt.X("value:Q", **how)
     y = alt.Y("rule:N", title=None, sort=None)
     colour = alt.Color("loads:N", title=None, scale=alt.Scale(range=CATEGORIES))
     layers = [
         box,
-        alt.Chart().mark_rule(color=MUTED, strokeDash=[4, 4]).encode(x=alt.X("even:Q", title="")),
+        alt.Chart().mark_rule(color=MUTED, strokeDash=[4, 4]).encode(x=alt.X("mean(even):Q", **how)),
         alt.Chart().mark_point(size=45, filled=False, strokeWidth=2).encode(x=x, y=y, color=colour),
     ]
     tidy = tidy.assign(**{"from": 1 / (1 + limit), "to": 1 + limit, "even": 1.0})
@@ -62,7 +61,7 @@ def ratios(data: pd.DataFrame, limit: float, title: str) -> Chart:
     return facets.properties(title=title, description=said)
 
 
-def simulated(data: pd.DataFrame, series: str, legend: str, title: str, bounds: dict[str, float]) -> Chart:
+def simulated(data: pd.DataFrame, series: str, legend: str | None, title: str, bounds: dict[str, float]) -> Chart:
     """Two quantities over load, a line a series, all simulated; rules where a capacity ends.
 
     `data`: per_second, `series`, ttft_p90 and itl_p99 (s). `bounds`: requests a second by what ends there.
@@ -99,7 +98,7 @@ def fleet(data: pd.DataFrame, title: str) -> Chart:
     tidy = data.assign(ms=data["ttft_p99"] * 1e3)
     base = alt.Chart().encode(x=x, color=alt.Color("how:N", title=None, scale=alt.Scale(range=CATEGORIES)))
     layers = [
-        alt.Chart().mark_rule(color=MUTED, strokeDash=[4, 4]).encode(x="stable:Q"),
+        alt.Chart().mark_rule(color=MUTED, strokeDash=[4, 4]).encode(x=alt.X("mean(stable):Q", title="Replicas")),
         base.mark_line(point=True).encode(y=y),
     ]
     chart = alt.layer(*layers, data=tidy).properties(width=WIDTH, height=HEIGHT)

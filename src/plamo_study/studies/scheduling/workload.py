@@ -24,7 +24,20 @@ from plamo_study.studies.scheduling import policies, traffic
 from plamo_study.studies.scheduling.loop import Served, serve
 from plamo_study.studies.scheduling.traffic import GRAIN, PARTS
 
-SIZES = (15, 16, 31, 32, 48, 63, 64, 127, 128, 256)  # of chunks, around flash attention's tiles of 64; and the longest
+SIZES = (
+    1,
+    8,
+    15,
+    16,
+    31,
+    32,
+    48,
+    63,
+    64,
+    127,
+    128,
+    256,
+)  # of chunks, around flash attention's tiles of 64; and the longest
 NEIGHBOUR = 64  # tokens of each sequence beside which chunks are read
 CHUNKS = 3  # of each size, there and alone
 MOVES, WARM_STEPS = 4, 2
