@@ -5,7 +5,6 @@ Frames in, estimates out. A process is one number. Both sides serve the same req
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, Served, quantile, serve
-from plamo_study.studies.scheduling.plan import known_loads
+from plamo_study.studies.scheduling.plan import WITHIN, known_loads
 from plamo_study.studies.scheduling.steps import StepModel, kind
 from plamo_study.studies.scheduling.traffic import PARTS
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES] + ["throughput"]
+METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES] + ["throughput", "goodput"]
 LOADED = ["model", "per_second", "rule"]
 SEEDS = 5  # simulations of one load, of which the middle counts
 LIMIT = 0.15  # how far off P99 may be before a policy's simulation is called unusable
@@ -33,18 +32,27 @@ BETTER = {"ttft_p90": min, "itl_p99": min, "throughput": max}  # what a policy i
 MISSING = "plamo-study measure 10-scheduling"
 
 
-def figures(ttft: np.ndarray, gaps: np.ndarray, weights: np.ndarray, throughput: float) -> dict[str, float]:
-    """METRICS of one load: quantiles (s) of its own requests' first tokens and of its own gaps, and tokens a second."""
+def figures(
+    ttft: np.ndarray, tpot: np.ndarray, gaps: tuple[np.ndarray, np.ndarray], rate: tuple[int, float], load: Load
+) -> dict[str, float]:
+    """METRICS of one load: quantiles (s) of its own requests' first tokens and of its own gaps, each counted for those
+    who waited; tokens a second, and requests a second that were served within what the load says.
+
+    `ttft`, `tpot`: seconds to the first token and, in the mean, for each further one, by request; `gaps`: seconds and
+    how many waited; `rate`: tokens written, and seconds from the first arrival to the last token.
+    """
     found = {f"ttft_{name}": float(quantile(ttft, np.ones(len(ttft)), q)) for name, q in QUANTILES.items()}
-    found |= {f"itl_{name}": float(quantile(gaps, weights, q)) for name, q in QUANTILES.items()}
-    return found | {"throughput": throughput}
+    found |= {f"itl_{name}": float(quantile(*gaps, q)) for name, q in QUANTILES.items()}
+    well = (ttft <= load.within[0]) & (tpot <= load.within[1])
+    return found | {"throughput": rate[0] / rate[1], "goodput": float(well.sum()) / rate[1]}
 
 
 def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
     """METRICS of a simulation; `arrives`: when requests arrived, where the load's own times are later ones."""
-    ttft = served.first - np.asarray(arrives or served.load.arrives)
-    rate = served.written / (float(served.finish.max()) - (arrives or served.load.arrives)[0])
-    return figures(ttft, served.gaps, served.weights, rate)
+    asked = arrives or served.load.arrives
+    tpot = (served.finish - served.first) / np.maximum(np.array(served.load.output) - 1, 1)
+    rate = served.written, float(served.finish.max()) - asked[0]
+    return figures(served.first - np.asarray(asked), tpot, (served.gaps, served.weights), rate, served.load)
 
 
 @once_a_frame
@@ -52,12 +60,13 @@ def live(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process of traffic: LOADED, `block`, METRICS."""
     entries = []
     for row in _traffic(usable(rows)).itertuples():
-        ttft = np.array([each.token_ns[0] - each.arrived_ns for each in row.requests]) / NS
-        gaps = np.array([b - a for each in row.requests for a, b in pairwise(each.token_ns)]) / NS
-        last = max(each.token_ns[-1] for each in row.requests) / NS
-        rate = sum(len(each.token_ns) for each in row.requests) / (last - row.requests[0].arrived_ns / NS)
+        load, came = load_of(row), [np.array(each.token_ns) / NS for each in row.requests]
+        gaps = np.concatenate([np.diff(each) for each in came])
+        ttft = np.array([each[0] for each in came]) - np.array(load.arrives)
+        tpot = np.array([(each[-1] - each[0]) / max(len(each) - 1, 1) for each in came])
+        rate = sum(load.output), max(each[-1] for each in came) - load.arrives[0]
         entry = {"model": row.model, "per_second": row.per_second, "rule": row.label, "block": row.block}
-        entries.append(entry | figures(ttft, gaps, np.ones(len(gaps)), rate))
+        entries.append(entry | figures(ttft, tpot, (gaps, np.ones(len(gaps))), rate, load))
     return pd.DataFrame(entries, columns=[*LOADED, "block", *METRICS])
 
 
@@ -67,8 +76,9 @@ def _traffic(rows: pd.DataFrame) -> pd.DataFrame:
 
 def load_of(row: Any) -> Load:
     """The requests of a row."""
-    asked = row.requests
-    return Load([r.arrived_ns / NS for r in asked], [r.n_prompt for r in asked], [len(r.token_ns) for r in asked])
+    told = [(each.arrived_ns / NS, each.n_prompt, len(each.token_ns)) for each in row.requests]
+    arrives, prompt, output = map(list, zip(*told, strict=True))
+    return Load(arrives, prompt, output, WITHIN[row.scale])
 
 
 def models(rows: pd.DataFrame, others: Iterable[pd.DataFrame] = (), loads: bool = True) -> dict[str, StepModel]:
@@ -180,7 +190,8 @@ def both(rows: pd.DataFrame, known: dict[str, StepModel]) -> pd.DataFrame:
         for name in METRICS:
             taken = group.drop_duplicates("block", keep="last")[name].tolist()
             entry |= {name: stats.median(taken), f"{name}_simulated": found[name]}
-            entry[f"{name}_ratio"] = stats.ratio([found[name]] * len(taken), taken)
+            known_both = found[name] > 0 and min(taken) > 0  # nobody may have been served well
+            entry[f"{name}_ratio"] = stats.ratio([found[name]] * len(taken), taken) if known_both else None
         entries.append(entry | {"refused": ""})
     names = [name + end for name in METRICS for end in ("", "_simulated", "_ratio")]
     return pd.DataFrame(entries, columns=[*LOADED, "held_out", *names, "refused"])

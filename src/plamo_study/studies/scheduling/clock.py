@@ -6,6 +6,7 @@ Deterministic by seed: the same load, policy, model and seed give the same times
 import heapq
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -80,7 +81,8 @@ class Simulated:
 
 def chosen(load: Load, which: Sequence[int]) -> Load:
     """Some requests of a load."""
-    return Load([load.arrives[n] for n in which], [load.prompt[n] for n in which], [load.output[n] for n in which])
+    arrives, prompt, output = ([each[n] for n in which] for each in (load.arrives, load.prompt, load.output))
+    return Load(arrives, prompt, output, load.within)
 
 
 def round_robin(load: Load, n: int) -> list[Load]:
@@ -126,4 +128,4 @@ def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], 
         machine.wait(max(now, arrives))
         now = machine.call([], False, 0, 0, prompt, 0) + ships(prompt)
         there.append(now)
-    return Load(there, load.prompt, load.output)
+    return replace(load, arrives=there)

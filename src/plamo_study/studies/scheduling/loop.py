@@ -7,6 +7,7 @@ step is known when an answer begins. It knows neither engine nor step model, onl
 from array import array
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, Protocol
 
 import numpy as np
@@ -20,11 +21,15 @@ Preempt = Literal["", "recompute", "save"]
 
 @dataclass(frozen=True)
 class Load:
-    """Requests in order of arrival: when they arrive (s), tokens of the prompt and of the answer, at least one each."""
+    """Requests in order of arrival: when they arrive (s), tokens of the prompt and of the answer, at least one each.
+
+    `within`: seconds that the first token and, in the mean, a gap may take for a request to count as served well.
+    """
 
     arrives: list[float]
     prompt: list[int]
     output: list[int]
+    within: tuple[float, float] = (inf, inf)
 
     def __len__(self) -> int:
         return len(self.arrives)

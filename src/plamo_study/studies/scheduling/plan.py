@@ -18,6 +18,7 @@ POLICIES = ("shared", "chunked 64", "decode first 64", "chunked 128", "one at a 
 FIRST = POLICIES[:2]  # that no page can do without
 OF_OTHERS = POLICIES[:3]  # measured on further models
 LOADS = {"mini": (12.0, 18.0, 24.0, 32.0), "shape": (0.1, 0.15, 0.2, 0.25), "weights": (0.1, 0.15, 0.2, 0.25)}
+WITHIN = {"mini": (0.25, 0.015), "shape": (10.0, 0.5), "weights": (10.0, 0.5)}  # s: first token, gap in the mean
 REQUESTS = {"mini": 48, "shape": 32, "weights": 32}
 BLOCKS = {"mini": 3, "shape": 3, "weights": 3}
 PATIENCE = 3  # times the usual limit: a load at shape takes minutes

@@ -248,7 +248,7 @@ def validation(recording: Recording) -> Table:
     named = {f"{a}_{q}_ratio": (f"{words[a]}, {q.upper()}", ".2f") for a in words for q in ("p50", "p90", "p99")}
     columns: Columns = {
         "model": ("model", ""), "per_second": ("requests/s", "g"), "loads": ("load", ""), "rule": ("policy", ""),
-        **named, "throughput_ratio": ("throughput", ".2f"),
+        **named, "throughput_ratio": ("throughput", ".2f"), "goodput_ratio": ("goodput", ".2f"),
     }  # fmt: skip
     return table(found, columns)
 
