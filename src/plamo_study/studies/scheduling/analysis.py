@@ -28,7 +28,11 @@ METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES] + ["thr
 LOADED = ["model", "per_second", "rule"]
 SEEDS = 5  # simulations of one load, of which the middle counts
 LIMIT = 0.15  # how far off P99 may be before a policy's simulation is called unusable
-BETTER = {"ttft_p90": min, "itl_p99": min, "throughput": max}  # what a policy is picked for
+BETTER: dict[str, Callable[..., Any]] = {
+    "ttft_p90": min,
+    "itl_p99": min,
+    "throughput": max,
+}  # what a policy is picked for
 MISSING = "plamo-study measure 10-scheduling"
 
 

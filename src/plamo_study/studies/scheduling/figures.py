@@ -1,5 +1,7 @@
 """Notebook 10's figures. A figure takes tidy data, holds none, and reads itself aloud in its description."""
 
+from typing import Any
+
 import altair as alt
 import pandas as pd
 
@@ -42,7 +44,10 @@ def ratios(data: pd.DataFrame, limit: float, title: str) -> Chart:
     `data`: model, rule, what, ratio (estimates), loads ("fitted on" or "held out").
     """
     tidy = spread(data, "ratio")
-    how = {"title": "Simulated / measured (log)", "scale": alt.Scale(type="log", nice=False, padding=10)}
+    how: dict[str, Any] = {
+        "title": "Simulated / measured (log)",
+        "scale": alt.Scale(type="log", nice=False, padding=10),
+    }
     box = alt.Chart().mark_rect(color="#a6cbe3", opacity=0.5).encode(x=alt.X("mean(from):Q", **how), x2="mean(to):Q")
     x = alt.X("value:Q", **how)
     y = alt.Y("rule:N", title=None, sort=None)

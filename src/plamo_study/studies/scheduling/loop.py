@@ -170,8 +170,11 @@ class _Serving:
                 leaving += self._read(chunk)
             if leaving:
                 self._leave(leaving)
-        times = (np.array(each) for each in (self.first, self.finish, self.gaps, self.weights))
-        return Served(self.load, *times, self.busy, self.calls, self.read, self.written, self.preempted)
+        return Served(
+            load=self.load, first=np.array(self.first), finish=np.array(self.finish), gaps=np.array(self.gaps),
+            weights=np.array(self.weights), busy=self.busy, calls=self.calls, read=self.read, written=self.written,
+            preempted=self.preempted,
+        )  # fmt: skip
 
     def _arrive(self) -> None:
         arrives, upcoming = self.load.arrives, self.upcoming

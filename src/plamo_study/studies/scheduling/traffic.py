@@ -8,6 +8,7 @@ independent. They are scaled to what a small machine can serve, and cut at the l
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def read(path: Path, most: int = MOST) -> Load:
         raise StudyError(str(path), f"cannot be read ({error})", f"give a CSV with {','.join(COLUMNS)}") from error
 
 
-def _requests(path: Path, lines: "csv._reader", most: int) -> Load:
+def _requests(path: Path, lines: Any, most: int) -> Load:
     head = [name.strip() for name in next(lines, [])]
     if missing := [name for name in COLUMNS if name not in head]:
         raise StudyError(f"{path}, line 1", f"has no column {', '.join(missing)}", f"name {','.join(COLUMNS)} there")
@@ -96,7 +97,7 @@ def _requests(path: Path, lines: "csv._reader", most: int) -> Load:
 
 def _line(path: Path, number: int, fields: list[str], where: list[int]) -> tuple[float, int, int]:
     what = f"{path}, line {number}"
-    found = []
+    found: list[float] = []
     for name, at in zip(COLUMNS, where, strict=True):
         text = fields[at].strip() if at < len(fields) else ""
         try:
