@@ -16,10 +16,11 @@ from plamo_study.studies.scheduling.policies import named
 from plamo_study.studies.scheduling.steps import StepModel
 
 DRAWN = 1 << 16  # residuals drawn beforehand, and used over and over
+STRETCH = 16  # of them that stand as they were measured, one after the other
 
 
 class Simulated:
-    """A machine whose calls take what a step model says, times a residual drawn from those of its fit.
+    """A machine whose calls take what a step model says, times a residual drawn from those of its fit, in stretches.
 
     `noisy`: whether residuals are drawn at all. `loads`: seconds to put a state of so many tokens into a sequence, and
     to save one.
@@ -31,7 +32,7 @@ class Simulated:
         self.model, self.loads, self.now = model, loads, 0.0
         rng = np.random.default_rng(seed)
         self._drawn = {
-            name: rng.choice(factors, DRAWN).tolist() if noisy else [1.0] * DRAWN
+            name: _stretches(factors, rng).tolist() if noisy else [1.0] * DRAWN
             for name, factors in model.factors.items()
         }
         self._step, self._chunk, self._both = (self._drawn[name] for name in ("step", "chunk", "both"))
@@ -77,6 +78,13 @@ class Simulated:
         """The time after a state was loaded."""
         self.now += self.loads(held)
         return self.now
+
+
+def _stretches(factors: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """DRAWN residuals, in stretches of calls that followed one another: what slows a machine lasts for several."""
+    starts = rng.integers(0, len(factors), DRAWN // STRETCH)
+    found: np.ndarray = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)]
+    return found.ravel()
 
 
 def chosen(load: Load, which: Sequence[int]) -> Load:
