@@ -18,7 +18,7 @@ from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
-from plamo_study.studies.scheduling.loop import Load, Served, quantile, serve
+from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
 from plamo_study.studies.scheduling.plan import WITHIN, known_loads
 from plamo_study.studies.scheduling.steps import StepModel, kind
 from plamo_study.studies.scheduling.traffic import PARTS
@@ -265,6 +265,7 @@ def ranked(compared: pd.DataFrame) -> tuple[int, int]:
 
 # ------------------------------------------------------------------ what was not measured, simulated
 
+FULL: dict[str, Preempt] = {"wait": "", "recompute": "recompute", "save the state": "save"}
 FINE = 2000  # requests of a simulation over loads
 
 
@@ -297,6 +298,21 @@ def over_slots(load: Load, rule: str, model: StepModel, slots: Iterable[int], ra
         for n in slots
     ]
     return pd.DataFrame(entries, columns=["slots", "per_second", *METRICS])
+
+
+def over_memory(
+    load: Load, rule: str, model: StepModel, slots: int, per_second: float, rooms: Iterable[int]
+) -> pd.DataFrame:
+    """A policy at one rate by memory and by what is done when it is full: `room` (tokens), `full` ("wait", "recompute"
+    or "save"), `preempted` and METRICS. A state is loaded and saved as fast as a sequence moves."""
+    entries = []
+    asked = at_rate(load, per_second)
+    for room in rooms:
+        for full, preempt in FULL.items():
+            machine = Simulated(model, loads=lambda held: model.moving)
+            served = serve(asked, policies.named(rule), machine, slots, room, preempt)
+            entries.append({"room": room, "full": full, "preempted": served.preempted} | of_served(served))
+    return pd.DataFrame(entries, columns=["room", "full", "preempted", *METRICS])
 
 
 class Receiver(Simulated):

@@ -25,6 +25,7 @@ SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time")  # in the f
 RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
 SHIPPED = "09-disaggregation"
+BUSY = 0.7  # of the capacity, where one load stands for all
 FLEET, FLEET_LOAD = 3000, 10  # requests of a simulated fleet, and how many machines' capacity they need
 FLEET_SIZES = (10, 12, 14, 16, 20, 24, 32)
 NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99", "throughput": "throughput"}
@@ -365,6 +366,23 @@ def objective(recording: Recording, milliseconds: float) -> Table:
         f"Objective: 99 of 100 gaps take at most {milliseconds:g} ms. Simulated with {analysis.FINE:,} requests a load."
     )
     return table(pd.DataFrame(entries, columns=names), columns, note)
+
+
+def memory(recording: Recording, model: str) -> Table:
+    """Less memory than all slots could fill, simulated: who waits, who is computed again, whose state is saved."""
+    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    rate = float(f"{BUSY * analysis.capacity(load, known, SLOTS):.2g}")
+    longest = max(p + o for p, o in zip(load.prompt, load.output, strict=True))
+    rooms = [SLOTS * longest, 3 * longest, 2 * longest]
+    found = analysis.over_memory(load, "chunked 64", known, SLOTS, rate, rooms)
+    time = significant(3, MS)
+    columns: Columns = {
+        "room": ("memory (tokens)", ","), "full": ("when it is full", ""), "preempted": ("put aside", ","),
+        "ttft_p50": ("first token, P50 (ms)", time), "ttft_p99": ("P99 (ms)", time),
+        "itl_p50": ("gap, P50 (ms)", time), "itl_p99": ("P99 (ms)", time), "throughput": ("tokens/s", significant(3)),
+    }  # fmt: skip
+    note = f"{escaped(model)}, chunks of 64, {analysis.FINE:,} requests at {rate:g} a second, simulated."
+    return table(found, columns, note)
 
 
 def printed() -> Table:

@@ -191,17 +191,18 @@ def _warm(cell: Traffic, session: Session, live: Live) -> None:
 
 
 def _parts(cell: Traffic, session: Session, live: Live) -> None:
-    """Chunks of every size at a prompt's beginning, middle and end; steps of every number of sequences at two depths;
+    """Chunks of every size from the beginning to the end of a sequence; steps of every number of sequences at two depths;
     chunks of every size beside sequences being answered; and moves. The last sequences' logits are kept for the proof.
     """
     sizes = sorted({*(size for size in SIZES if size < cell.n_prompt), cell.n_prompt})
+    longest = cell.n_prompt + cell.n_gen
     for size in sizes:
         session.clear()
-        for begin in sorted({0, cell.n_prompt // 2, cell.n_prompt - size}):
+        for begin in sorted({0, longest // 2, longest - size}):
             if begin > session.n_past[0]:
                 live.call([], False, 0, 0, begin - session.n_past[0], session.n_past[0])
             for _ in range(CHUNKS):
-                if session.n_past[0] + size <= cell.n_prompt:
+                if session.n_past[0] + size <= longest:
                     live.call([], False, 0, 0, size, session.n_past[0])
     for depth in (GRAIN, cell.n_prompt):
         session.clear()
