@@ -120,6 +120,7 @@ def test_parts_hold_every_kind_of_call_that_traffic_makes(model):
     fitted = fit(model, observed.Calls(*made, np.array(measured.samples_ns[0]) / 1e9), measured.series["moves"])
     assert fitted.range.decoding == (1, cell.n_seq)
     assert fitted.range.chunk == (1, cell.n_prompt)
+    assert fitted.range.held == fitted.range.before == cell.n_prompt + cell.n_gen - 1
     assert {"step", "chunk", "both"} == set(fitted.factors)
     asking = asked(model, "chunked 64")
     served = serve(traffic.drawn(asking), policies.chunked(64), Simulated(fitted), asking.n_seq)

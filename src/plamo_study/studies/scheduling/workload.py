@@ -191,8 +191,9 @@ def _warm(cell: Traffic, session: Session, live: Live) -> None:
 
 
 def _parts(cell: Traffic, session: Session, live: Live) -> None:
-    """Chunks of every size from the beginning to the end of a sequence; steps of every number of sequences at two depths;
-    chunks of every size beside sequences being answered; and moves. The last sequences' logits are kept for the proof.
+    """Chunks of every size from the beginning to the end of a sequence; steps of every number of sequences at two
+    depths, and of one to its end; chunks of every size beside sequences being answered; and moves. The last sequences'
+    logits are kept for the proof.
     """
     sizes = sorted({*(size for size in SIZES if size < cell.n_prompt), cell.n_prompt})
     longest = cell.n_prompt + cell.n_gen
@@ -210,6 +211,10 @@ def _parts(cell: Traffic, session: Session, live: Live) -> None:
             live.call(list(range(slot)), False, 0, slot, depth, 0)
             for _ in range(cell.n_gen // cell.n_seq):
                 live.call(list(range(slot + 1)), True, sum(session.n_past[: slot + 1]), -1, 0, 0)
+    session.clear()
+    live.call([], False, 0, 0, cell.n_prompt, 0)
+    for _ in range(cell.n_gen):
+        live.call([0], True, session.n_past[0], -1, 0, 0)
     for size in sizes:
         for others in dict.fromkeys((max(cell.n_seq // 2, 1), cell.n_seq - 1)):
             _beside(session, live, list(range(others)), size, cell.n_prompt)
