@@ -16,7 +16,7 @@ LONGEST = {"mini": (256, 24), "shape": (256, 16), "weights": (256, 16)}  # token
 SLOTS = 8
 POLICIES = ("shared", "chunked 64", "decode first 64", "chunked 128", "one at a time")
 FIRST = POLICIES[:2]  # that no page can do without
-OF_OTHERS = POLICIES[:3]  # measured on further models
+EVERYWHERE = POLICIES[:3]  # at every load
 LOADS = {"mini": (12.0, 18.0, 24.0, 32.0), "shape": (0.1, 0.15, 0.2, 0.25), "weights": (0.1, 0.15, 0.2, 0.25)}
 WITHIN = {"mini": (0.25, 0.015), "shape": (10.0, 0.5), "weights": (10.0, 0.5)}  # s: first token, gap in the mean
 REQUESTS = {"mini": 48, "shape": 32, "weights": 32}
@@ -47,13 +47,13 @@ def known_loads(scale: str) -> tuple[float, ...]:
 
 
 def _of_model(base: Traffic) -> Iterator[Traffic]:
-    """The first model is measured by every policy at every load, others by some at two of them."""
-    for n in thread_counts():
+    """The first model gets every load, those in the middle by every policy; others two policies at these."""
+    first, loads = base.model == MODELS[0], LOADS[base.scale]
+    for n in thread_counts() if first else (base.n_threads,):
         yield change(base, n_threads=n)
     asked = change(base, n_requests=REQUESTS[base.scale])
-    first = base.model == MODELS[0]
-    for per_second in LOADS[base.scale] if first else LOADS[base.scale][1:3]:
-        for rule in POLICIES if first else OF_OTHERS:
+    for per_second in loads if first else loads[1:3]:
+        for rule in FIRST if not first else POLICIES if per_second in loads[1:3] else EVERYWHERE:
             yield change(asked, per_second=per_second, rule=rule)
 
 

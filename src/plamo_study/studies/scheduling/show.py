@@ -307,7 +307,7 @@ def strategies(recording: Recording) -> Table:
             else:
                 found = _simulated(recording, str(model), rule, asked, known, halves)
                 entry |= found or dict.fromkeys(METRICS)
-                entry["how"] = "simulated" if found else "no shipment measured"
+                entry["how"] = "simulated" if found else "neither"
             entries.append(entry)
     time = significant(3, MS)
     columns: Columns = {

@@ -192,7 +192,7 @@ def _warm(cell: Traffic, session: Session, live: Live) -> None:
 
 def _parts(cell: Traffic, session: Session, live: Live) -> None:
     """Chunks of every size from the beginning to the end of a sequence; steps of every number of sequences at two
-    depths, and of one to its end; chunks of every size beside sequences being answered; and moves. The last sequences'
+    depths, and of one to its end; chunks of every size beside half of the sequences or all but one; and moves. The last sequences'
     logits are kept for the proof.
     """
     sizes = sorted({*(size for size in SIZES if size < cell.n_prompt), cell.n_prompt})
@@ -215,9 +215,9 @@ def _parts(cell: Traffic, session: Session, live: Live) -> None:
     live.call([], False, 0, 0, cell.n_prompt, 0)
     for _ in range(cell.n_gen):
         live.call([0], True, session.n_past[0], -1, 0, 0)
-    for size in sizes:
-        for others in dict.fromkeys((max(cell.n_seq // 2, 1), cell.n_seq - 1)):
-            _beside(session, live, list(range(others)), size, cell.n_prompt)
+    for number, size in enumerate(sizes):
+        others = cell.n_seq - 1 if number % 2 else max(cell.n_seq // 2, 1)
+        _beside(session, live, list(range(others)), size, cell.n_prompt)
     live.logits = dict(live._came)
     for _ in range(MOVES):
         began = clock()
