@@ -192,8 +192,9 @@ def _warm(cell: Traffic, session: Session, live: Live) -> None:
 
 def _parts(cell: Traffic, session: Session, live: Live) -> None:
     """Chunks of every size from the beginning to the end of a sequence; steps of every number of sequences at two
-    depths, and of one to its end; chunks of every size beside half of the sequences or all but one; and moves. The last sequences'
-    logits are kept for the proof.
+    depths, and of one to its end; chunks of every size beside half of the sequences or all but one; and moves.
+
+    The last sequences' logits are kept for the proof.
     """
     sizes = sorted({*(size for size in SIZES if size < cell.n_prompt), cell.n_prompt})
     longest = cell.n_prompt + cell.n_gen
