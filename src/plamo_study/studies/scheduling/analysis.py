@@ -129,6 +129,7 @@ def half(rows: pd.DataFrame) -> dict[str, StepModel]:
         return {}
     own = observed.parts_of(found)
     threads = int(own["n_threads"].min())
+    own = own[own["n_threads"] == threads]
     return {model: observed.fitted(own, model, threads, rows, _command(rows)) for model in sorted(set(own["model"]))}
 
 

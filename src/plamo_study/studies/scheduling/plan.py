@@ -16,7 +16,7 @@ LONGEST = {"mini": (256, 24), "shape": (256, 16), "weights": (256, 16)}  # token
 SLOTS = 8
 POLICIES = ("shared", "chunked 64", "decode first 64", "chunked 128", "one at a time")
 FIRST = POLICIES[:2]  # that no page can do without
-EVERYWHERE = POLICIES[:3]  # at every load
+BY_LOAD = {0: FIRST, 1: POLICIES, 2: POLICIES[:3], 3: FIRST}  # policies by load, of the first model
 LOADS = {"mini": (12.0, 18.0, 24.0, 32.0), "shape": (0.1, 0.15, 0.2, 0.25), "weights": (0.1, 0.15, 0.2, 0.25)}
 WITHIN = {"mini": (0.25, 0.015), "shape": (10.0, 0.5), "weights": (10.0, 0.5)}  # s: first token, gap in the mean
 REQUESTS = {"mini": 48, "shape": 32, "weights": 32}
@@ -47,13 +47,13 @@ def known_loads(scale: str) -> tuple[float, ...]:
 
 
 def _of_model(base: Traffic) -> Iterator[Traffic]:
-    """The first model gets every load, those in the middle by every policy; others two policies at these."""
+    """The first model gets every load, one of them by every policy; others two policies at two loads."""
     first, loads = base.model == MODELS[0], LOADS[base.scale]
     for n in thread_counts() if first else (base.n_threads,):
         yield change(base, n_threads=n)
     asked = change(base, n_requests=REQUESTS[base.scale])
-    for per_second in loads if first else loads[1:3]:
-        for rule in FIRST if not first else POLICIES if per_second in loads[1:3] else EVERYWHERE:
+    for number, per_second in enumerate(loads):
+        for rule in BY_LOAD[number] if first else FIRST if number in (1, 2) else ():
             yield change(asked, per_second=per_second, rule=rule)
 
 

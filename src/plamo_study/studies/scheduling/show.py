@@ -296,7 +296,7 @@ def strategies(recording: Recording) -> Table:
              "split": "Disaggregated", "decode first 64": "Priority (decode first)"}  # fmt: skip
     taken, known, halves = analysis.live(rows), analysis.fitted(rows), analysis.half(rows)
     load = typical(recording)
-    at = max(known_loads(recording.scale))
+    at = known_loads(recording.scale)[0]
     for model, group in taken.groupby("model"):
         asked = _at(load, at, recording)
         for rule, name in names.items():
@@ -342,8 +342,8 @@ def objective(recording: Recording, milliseconds: float) -> Table:
     taken, load = analysis.live(rows), typical(recording)
     for model, known in analysis.fitted(rows).items():
         end = analysis.capacity(load, known, SLOTS)
-        rates = sorted({*LOADS[recording.scale], *_rates(recording, end)})
-        every = analysis.over_loads(load, DESIGNS, known, SLOTS, [rate for rate in rates if rate <= end])
+        rates = [rate for rate in LOADS[recording.scale] if rate <= end]
+        every = analysis.over_loads(load, DESIGNS, known, SLOTS, rates)
         for rate, group in every.groupby("per_second"):
             keeping = group[group["itl_p99"] <= milliseconds / MS]
             entry: dict[str, Any] = {"model": model, "per_second": rate, "rule": "none keeps it"}
