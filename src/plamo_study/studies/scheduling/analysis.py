@@ -267,7 +267,7 @@ def ranked(compared: pd.DataFrame) -> tuple[int, int]:
 # ------------------------------------------------------------------ what was not measured, simulated
 
 FULL: dict[str, Preempt] = {"wait": "", "recompute": "recompute", "save the state": "save"}
-FINE = 2000  # requests of a simulation over loads
+FINE = 1500  # requests of a simulation over loads
 
 
 def at_rate(load: Load, per_second: float, n: int = FINE) -> Load:

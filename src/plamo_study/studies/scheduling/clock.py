@@ -7,16 +7,16 @@ import heapq
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
 
 from plamo_study.studies.scheduling.loop import Load, Served, serve
 from plamo_study.studies.scheduling.policies import named
-from plamo_study.studies.scheduling.steps import StepModel
+from plamo_study.studies.scheduling.steps import DRAWN, StepModel
 
-DRAWN = 1 << 16  # residuals drawn beforehand, and used over and over
-STRETCH = 16  # of them that stand as they were measured, one after the other
+STEADY = dict.fromkeys(("step", "chunk", "both"), [1.0] * DRAWN)
 
 
 class Simulated:
@@ -30,13 +30,9 @@ class Simulated:
         self, model: StepModel, seed: int = 0, noisy: bool = True, loads: Callable[[int], float] = lambda held: 0.0
     ):
         self.model, self.loads, self.now = model, loads, 0.0
-        rng = np.random.default_rng(seed)
-        self._drawn = {
-            name: _stretches(factors, rng).tolist() if noisy else [1.0] * DRAWN
-            for name, factors in model.factors.items()
-        }
-        self._step, self._chunk, self._both = (self._drawn[name] for name in ("step", "chunk", "both"))
-        self._next = 0
+        drawn = model.drawn if noisy else STEADY
+        self._step, self._chunk, self._both = (drawn[name] for name in ("step", "chunk", "both"))
+        self._next = int(np.random.default_rng(seed).integers(DRAWN))  # where in them it begins
         self._chunks: dict[tuple[int, int], float] = {}
         self._low, self._high = model.range.decoding
         self._constants, self._per_key, self._held = model.step, model.per_key, model.range.held
@@ -80,13 +76,6 @@ class Simulated:
         return self.now
 
 
-def _stretches(factors: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """DRAWN residuals, in stretches of calls that followed one another: what slows a machine lasts for several."""
-    starts = rng.integers(0, len(factors), DRAWN // STRETCH)
-    found: np.ndarray = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)]
-    return found.ravel()
-
-
 def chosen(load: Load, which: Sequence[int]) -> Load:
     """Some requests of a load."""
     arrives, prompt, output = ([each[n] for n in which] for each in (load.arrives, load.prompt, load.output))
@@ -115,16 +104,25 @@ def least_work(load: Load, n: int, work: Sequence[float]) -> list[Load]:
 def fleet(shares: Sequence[Load], rule: str, model: StepModel, slots: int, processes: int = 1) -> list[Served]:
     """Every replica's share, served by itself: replicas know nothing of one another. Those without requests are left
     out. `processes`: how many simulate side by side; the result does not depend on it."""
-    work = [(share, rule, model, slots, seed) for seed, share in enumerate(shares) if len(share)]
+    work = [(share, seed) for seed, share in enumerate(shares) if len(share)]
+    alike = partial(_replica, rule, slots)
     if processes == 1:
-        return [_replica(each) for each in work]
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        return list(pool.map(_replica, work, chunksize=max(len(work) // (4 * processes), 1)))
+        _know(model)
+        return list(map(alike, work))
+    with ProcessPoolExecutor(processes, get_context("spawn"), _know, (model,)) as pool:
+        return list(pool.map(alike, work, chunksize=max(len(work) // (4 * processes), 1)))
 
 
-def _replica(work: tuple[Load, str, StepModel, int, int]) -> Served:
-    share, rule, model, slots, seed = work
-    return serve(share, named(rule), Simulated(model, seed), slots)
+_known: list[StepModel] = []  # of a process that simulates replicas: sent once, not with each
+
+
+def _know(model: StepModel) -> None:
+    _known[:] = [model]
+
+
+def _replica(rule: str, slots: int, work: tuple[Load, int]) -> Served:
+    share, seed = work
+    return serve(share, named(rule), Simulated(_known[0], seed), slots)
 
 
 def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:

@@ -26,8 +26,8 @@ RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
 SHIPPED = "09-disaggregation"
 BUSY = 0.7  # of the capacity, where one load stands for all
-FLEET, FLEET_LOAD = 3000, 10  # requests of a simulated fleet, and how many machines' capacity they need
-FLEET_SIZES = (10, 12, 14, 16, 20, 24, 32)
+FLEET, FLEET_LOAD = 2000, 10  # requests of a simulated fleet, and how many machines' capacity they need
+FLEET_SIZES = (10, 12, 16, 24, 32)
 NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99", "throughput": "throughput"}
 
 

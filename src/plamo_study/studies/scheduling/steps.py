@@ -9,13 +9,16 @@ micro-batches of them.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from plamo_study.errors import StudyError
 
 LEAST = 3  # calls of a kind that a constant is fitted on
+DRAWN = 1 << 16  # residuals that simulations use over and over, each from a place of its own
+STRETCH = 16  # of them that stand as they were measured: what slows a machine lasts for several calls
 SLOPED = 3  # different places in a prompt from which a slope is fitted
 
 
@@ -99,6 +102,15 @@ class StepModel:
     def _outside(self, what: str, measured: str) -> StudyError:
         return StudyError(f"{self.name}: {what}", f"was not measured; measured were {measured}", self.missing)
 
+    @cached_property
+    def drawn(self) -> dict[str, list[float]]:
+        """Residuals for a simulation, by kind: stretches of calls that followed one another, in an order drawn once."""
+        rng, found = np.random.default_rng(0), {}
+        for name, factors in self.factors.items():
+            starts = rng.integers(0, len(factors), DRAWN // STRETCH)
+            found[name] = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)].ravel().tolist()
+        return found
+
     def residual(self, kind: str, q: float) -> float:
         """A quantile of measured over fitted."""
         return float(np.quantile(self.factors[kind], q))
@@ -112,8 +124,7 @@ def kind(decoding: int, chunk: int) -> str:
 def fit(name: str, calls: Calls, moving: Sequence[float] = (), missing: str = StepModel.missing) -> StepModel:
     """The model of some calls. `moving`: seconds of each move of a sequence to another place.
 
-    Steps and chunks alone give constants and slopes; calls with both only give residuals, unless nothing else was
-    measured: then they are taken apart by the law.
+    Steps and chunks alone give constants and slopes; calls with both only give residuals.
 
     Raises
     ------
@@ -139,7 +150,7 @@ def fit(name: str, calls: Calls, moving: Sequence[float] = (), missing: str = St
         name, measured, tuple(np.interp(every, counts, [constants[n] for n in counts]).tolist()), per_key,
         sizes, base, slope, {}, float(np.median(moving)) if len(moving) else 0.0, missing,
     )  # fmt: skip
-    return StepModel(**vars(model) | {"factors": residuals(model, calls)})
+    return replace(model, factors=residuals(model, calls))
 
 
 def residuals(model: StepModel, calls: Calls) -> dict[str, np.ndarray]:
