@@ -26,6 +26,7 @@ TIMED = (
     "service",
     "speculate",
     "serving",
+    "traffic",
     "read",
     "matmul",
 )  # workloads whose samples are published as speeds

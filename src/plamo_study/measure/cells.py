@@ -287,9 +287,21 @@ class Serving(OnModel, frozen=True, kw_only=True):
     pattern: Literal["", "poisson", "gamma", "knee"] = ""  # of these arrivals; knee: the rate is sought
 
 
+class Traffic(OnModel, frozen=True, kw_only=True):
+    """Requests of different lengths that arrive over time, served by a policy; or the calls of such, each alone."""
+
+    timed = True
+    n_prompt: int = 0  # tokens of the longest request
+    n_gen: int = 0  # of the longest answer
+    n_seq: int = 1  # answered at once
+    n_requests: int = 1
+    per_second: float = 1.0  # arrivals, in the mean
+    rule: str = field(default="", name="label")  # a policy's name; "parts": calls alone
+
+
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
-    | Replicas | Shipment | Service | Speculate | Serving
+    | Replicas | Shipment | Service | Speculate | Serving | Traffic
     | Naive | Arrival
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}

@@ -23,6 +23,7 @@ from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
 from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
+from plamo_study.studies.scheduling import show as scheduling
 from plamo_study.studies.serving import show as served
 from plamo_study.studies.speculative import plan as speculation, show as speculative
 from plamo_study.studies.start_here import show as start_here
@@ -52,6 +53,7 @@ def findings() -> str:
         [str(replicas.finding(recorded("07-replicas", "mini")).data)],
         _speculation(),
         _disaggregation(),
+        [str(scheduling.finding(recorded("10-scheduling", "mini")).data)],
         _served(),
     ]
     headed = [

@@ -17,6 +17,7 @@ from plamo_study.studies.quality import plan as quality
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import plan as replicas
 from plamo_study.studies.roofline import plan as roofline
+from plamo_study.studies.scheduling import plan as scheduling
 from plamo_study.studies.serving import plan as serving
 from plamo_study.studies.speculative import plan as speculative
 from plamo_study.studies.timeline import plan as timeline
@@ -50,6 +51,7 @@ NOTEBOOKS = {
     "07-replicas": "N processes against one process with N sequences",
     "08-speculative": "when drafting pays, and the hybrid's rollback tax",
     "09-disaggregation": "prefill here, decode there: bytes, time, identity",
+    "10-scheduling": "who is served when, simulated and held against the engine",
     "11-serving": "a real server under load: is it right, and which phase binds",
 }
 STUDIES = {
@@ -77,6 +79,7 @@ STUDIES = {
     "08-speculative": Study(speculative.speculative, weight=3),
     "08-rollback": Study(speculative.rollback, aside=True),
     "09-disaggregation": Study(disaggregation.disaggregation, weight=3),
+    "10-scheduling": Study(scheduling.scheduling, weight=3),
     "11-serving": Study(serving.serving, weight=3),
 }
 OF_ALL = ("02-roofline",)  # notebooks that show the rows of every study, and so come last

@@ -1,0 +1,1 @@
+"""Notebook 10: who is served when, by policy: a simulator, and the engine that says how wrong it is."""

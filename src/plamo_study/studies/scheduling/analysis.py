@@ -1,0 +1,350 @@
+"""Simulated against live: how far off the clock is, by policy and load, and whether it picks what the engine confirms.
+
+Frames in, estimates out. A process is one number. Both sides serve the same requests at the same times.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis import stats, timing
+from plamo_study.analysis.memo import once_a_frame
+from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.timing import NS
+from plamo_study.analysis.usable import usable
+from plamo_study.errors import StudyError
+from plamo_study.studies.scheduling import clock, observed, policies
+from plamo_study.studies.scheduling.clock import Simulated
+from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
+from plamo_study.studies.scheduling.plan import WITHIN, known_loads
+from plamo_study.studies.scheduling.steps import StepModel, kind
+from plamo_study.studies.scheduling.traffic import PARTS
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES] + ["throughput", "goodput"]
+LOADED = ["model", "per_second", "rule"]
+SEEDS = 5  # simulations of one load, of which the middle counts
+LIMIT = 0.15  # how far off P99 may be before a policy's simulation is called unusable
+BETTER: dict[str, Callable[..., Any]] = {
+    "ttft_p90": min,
+    "itl_p99": min,
+    "throughput": max,
+}  # what a policy is picked for
+MISSING = "plamo-study measure 10-scheduling"
+
+
+def figures(
+    ttft: np.ndarray, tpot: np.ndarray, gaps: tuple[np.ndarray, np.ndarray], rate: tuple[int, float], load: Load
+) -> dict[str, float]:
+    """METRICS of one load: quantiles (s) of its own requests' first tokens and of its own gaps, each counted for those
+    who waited; tokens a second, and requests a second that were served within what the load says.
+
+    `ttft`, `tpot`: seconds to the first token and, in the mean, for each further one, by request; `gaps`: seconds and
+    how many waited; `rate`: tokens written, and seconds from the first arrival to the last token.
+    """
+    found = {f"ttft_{name}": float(quantile(ttft, np.ones(len(ttft)), q)) for name, q in QUANTILES.items()}
+    found |= {f"itl_{name}": float(quantile(*gaps, q)) for name, q in QUANTILES.items()}
+    well = (ttft <= load.within[0]) & (tpot <= load.within[1])
+    return found | {"throughput": rate[0] / rate[1], "goodput": float(well.sum()) / rate[1]}
+
+
+def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
+    """METRICS of a simulation; `arrives`: when requests arrived, where the load's own times are later ones."""
+    asked = arrives or served.load.arrives
+    tpot = (served.finish - served.first) / np.maximum(np.array(served.load.output) - 1, 1)
+    rate = served.written, float(served.finish.max()) - asked[0]
+    return figures(served.first - np.asarray(asked), tpot, (served.gaps, served.weights), rate, served.load)
+
+
+@once_a_frame
+def live(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a process of traffic: LOADED, `block`, METRICS."""
+    entries = []
+    for row in _traffic(usable(rows)).itertuples():
+        load, came = load_of(row), [np.array(each.token_ns) / NS for each in row.requests]
+        gaps = np.concatenate([np.diff(each) for each in came])
+        ttft = np.array([each[0] for each in came]) - np.array(load.arrives)
+        tpot = np.array([(each[-1] - each[0]) / max(len(each) - 1, 1) for each in came])
+        rate = sum(load.output), max(each[-1] for each in came) - load.arrives[0]
+        entry = {"model": row.model, "per_second": row.per_second, "rule": row.label, "block": row.block}
+        entries.append(entry | figures(ttft, tpot, (gaps, np.ones(len(gaps))), rate, load))
+    return pd.DataFrame(entries, columns=[*LOADED, "block", *METRICS])
+
+
+def _traffic(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[(rows["workload"] == "traffic") & (rows["label"] != PARTS) & (rows["status"] == "ok")]
+
+
+def load_of(row: Any) -> Load:
+    """The requests of a row."""
+    told = [(each.arrived_ns / NS, each.n_prompt, len(each.token_ns)) for each in row.requests]
+    arrives, prompt, output = map(list, zip(*told, strict=True))
+    return Load(arrives, prompt, output, WITHIN[row.scale])
+
+
+def models(rows: pd.DataFrame, others: Iterable[pd.DataFrame] = (), loads: bool = True) -> dict[str, StepModel]:
+    """A step model for each model that traffic was measured on: of calls measured alone and, with `loads`, of traffic
+    at the known loads. `others`: rows of other studies on the same machine, at the same scale, with all threads."""
+    found = observed.calls(rows)
+    known = known_loads(str(rows["scale"].iloc[0]))
+    own = observed.parts_of(found)
+    if loads:
+        own = pd.concat([own, found[(found["workload"] == "traffic") & found["per_second"].isin(known)]])
+    more = [_same(observed.calls(each), found) for each in others]
+    every = pd.concat([own, *more], ignore_index=True)
+    return {
+        model: observed.fitted(every, model, int(own["n_threads"].max()), rows, _command(rows))
+        for model in sorted(set(own["model"]))
+    }
+
+
+def _same(other: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """Calls of another study that were made on the machine and at the scale of this one."""
+    return other[other["machine"].isin(set(own["machine"])) & other["scale"].isin(set(own["scale"]))]
+
+
+def _command(rows: pd.DataFrame) -> str:
+    return f"{MISSING} --scale {rows['scale'].iloc[0]}"
+
+
+@once_a_frame
+def fitted(rows: pd.DataFrame) -> dict[str, StepModel]:
+    """A step model for each model, of its parts and of the known loads."""
+    return models(rows)
+
+
+@once_a_frame
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """`both` of these rows with these models."""
+    return both(rows, fitted(rows))
+
+
+def half(rows: pd.DataFrame) -> dict[str, StepModel]:
+    """The same of the parts with half of the threads; none where there is but one."""
+    found = observed.calls(rows)
+    if found["n_threads"].nunique() < 2:
+        return {}
+    own = observed.parts_of(found)
+    threads = int(own["n_threads"].min())
+    own = own[own["n_threads"] == threads]
+    return {model: observed.fitted(own, model, threads, rows, _command(rows)) for model in sorted(set(own["model"]))}
+
+
+def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """What a fit on another study's rows says of the calls of traffic here: `model`, `kind`, `calls`, `refused` (those
+    outside of what was measured there) and `ratio`, measured over said, by process."""
+    own = observed.calls(rows)
+    own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS)]
+    foreign = _same(observed.calls(other), own)
+    entries = []
+    for model, group in own.groupby("model"):
+        try:
+            known = observed.fitted(foreign, str(model), int(group["n_threads"].max()), rows, "")
+        except StudyError:
+            continue
+        said = [_said(known, call) for call in group[observed.COLUMNS[:-1]].to_numpy().tolist()]
+        group = group.assign(
+            said=said, kind=[kind(*what) for what in zip(group["decoding"], group["chunk"], strict=True)]
+        )
+        for name, of in group.groupby("kind"):
+            inside = of[of["said"].notna()]
+            by_process = (inside["seconds"] / inside["said"]).groupby(inside["block"]).median()
+            entry = {"model": model, "kind": name, "calls": len(of), "refused": int(of["said"].isna().sum())}
+            entries.append(entry | {"ratio": stats.median(by_process.tolist())})
+    return pd.DataFrame(entries, columns=["model", "kind", "calls", "refused", "ratio"])
+
+
+def _said(known: StepModel, call: list[int]) -> float:
+    try:
+        return known.seconds(*call)
+    except StudyError:
+        return float("nan")
+
+
+def simulated(load: Load, rule: str, model: StepModel, slots: int, **how: Any) -> dict[str, float]:
+    """METRICS of a load by a policy: the middle of SEEDS simulations."""
+    runs = [of_served(serve(load, policies.named(rule), Simulated(model, seed), slots, **how)) for seed in range(SEEDS)]
+    return _middle(runs)
+
+
+def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.median([run[name] for run in runs])) for name in METRICS}
+
+
+def both(rows: pd.DataFrame, known: dict[str, StepModel]) -> pd.DataFrame:
+    """A line a model, load and policy that was measured: METRICS live (estimates over processes), `NAME_simulated` and
+    `NAME_ratio`, simulated over live; `held_out`: whether the load is one that no model was fitted on.
+
+    Loads that a model cannot be asked about, because it was not measured so far, are in `refused`, with the reason.
+    """
+    entries = []
+    first = _traffic(usable(rows)).drop_duplicates(["model", "per_second", "label"])
+    loads = {(row.model, row.per_second, row.label): (load_of(row), int(row.n_seq)) for row in first.itertuples()}
+    fitted_on = known_loads(str(rows["scale"].iloc[0]))
+    for key, group in live(rows).groupby(LOADED, sort=True):
+        entry: dict[str, Any] = dict(zip(LOADED, key, strict=True)) | {"held_out": key[1] not in fitted_on}
+        load, slots = loads[key]
+        try:
+            found = simulated(load, entry["rule"], known[entry["model"]], slots)
+        except StudyError as error:
+            entries.append(entry | {"refused": f"{error.what}: {error.why}"})
+            continue
+        for name in METRICS:
+            taken = group.drop_duplicates("block", keep="last")[name].tolist()
+            entry |= {name: stats.median(taken), f"{name}_simulated": found[name]}
+            known_both = found[name] > 0 and min(taken) > 0  # nobody may have been served well
+            entry[f"{name}_ratio"] = stats.ratio([found[name]] * len(taken), taken) if known_both else None
+        entries.append(entry | {"refused": ""})
+    names = [name + end for name in METRICS for end in ("", "_simulated", "_ratio")]
+    return pd.DataFrame(entries, columns=[*LOADED, "held_out", *names, "refused"])
+
+
+def residuals(compared: pd.DataFrame) -> pd.DataFrame:
+    """Per policy: how far simulated is from live over all loads, `worst_NAME` of P99 of both and of the throughput, as
+    the ratio furthest from 1, and `verdict`: usable, or unusable where P99 is beyond LIMIT with its whole interval."""
+    entries = []
+    for (model, rule), group in compared[compared["refused"] == ""].groupby(["model", "rule"], sort=True):
+        entry: dict[str, Any] = {"model": model, "rule": rule, "loads": len(group)}
+        for name in ("ttft_p99", "itl_p99", "throughput"):
+            entry[f"worst_{name}"] = max(group[f"{name}_ratio"], key=lambda ratio: abs(np.log(ratio.value)))
+        entry["verdict"] = _verdict([entry["worst_ttft_p99"], entry["worst_itl_p99"]])
+        entries.append(entry)
+    names = ["worst_ttft_p99", "worst_itl_p99", "worst_throughput"]
+    return pd.DataFrame(entries, columns=["model", "rule", "loads", *names, "verdict"])
+
+
+def _verdict(ratios: list[Estimate]) -> str:
+    said = {ratio.within(1 / (1 + LIMIT), 1 + LIMIT) for ratio in ratios}
+    if "does not hold" in said:
+        return "unusable"
+    return "inconclusive" if "inconclusive" in said else "usable"
+
+
+def picks(rows: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
+    """What the simulation would pick at each load, by what it is picked for: `rule`, `best` (of the live engine),
+    `confirmed` (the same, or its interval against the best holds 1), `held_out`."""
+    entries = []
+    taken = live(rows)
+    for (model, per_second), group in compared[compared["refused"] == ""].groupby(["model", "per_second"]):
+        if len(group) < 2:
+            continue
+        for name, better in BETTER.items():
+            value = {row["rule"]: row for row in group.to_dict("records")}
+            rule = better(value, key=lambda each: value[each][f"{name}_simulated"])  # called here
+            best = better(value, key=lambda each: value[each][name].value)
+            own = taken[(taken["model"] == model) & (taken["per_second"] == per_second)]
+            chosen, ideal = (
+                own[own["rule"] == each].drop_duplicates("block", keep="last").set_index("block")[name]
+                for each in (rule, best)
+            )
+            ratio = timing.paired_ratio(chosen, ideal)
+            worse = ratio.above(1.0) if better is min else ratio.below(1.0)
+            confirmed = rule == best or worse != "holds"
+            entry = {"model": model, "per_second": per_second, "for": name, "rule": rule, "best": best}
+            entries.append(entry | {"ratio": ratio, "confirmed": confirmed, "held_out": group["held_out"].iloc[0]})
+    names = ["model", "per_second", "for", "rule", "best", "ratio", "confirmed", "held_out"]
+    return pd.DataFrame(entries, columns=names)
+
+
+def ranked(compared: pd.DataFrame) -> tuple[int, int]:
+    """(pairs of policies that simulation and engine put in the same order by P99 of the gaps, pairs that differ)."""
+    same = every = 0
+    for _, group in compared[compared["refused"] == ""].groupby(["model", "per_second"]):
+        lines = group.to_dict("records")
+        for n, one in enumerate(lines):
+            for two in lines[n + 1 :]:
+                a, b = one["itl_p99"], two["itl_p99"]
+                if a.high < b.low or b.high < a.low:
+                    every += 1
+                    simulated_less = one["itl_p99_simulated"] < two["itl_p99_simulated"]
+                    same += simulated_less == (a.value < b.value)
+    return same, every
+
+
+# ------------------------------------------------------------------ what was not measured, simulated
+
+FULL: dict[str, Preempt] = {"wait": "", "recompute": "recompute", "save the state": "save"}
+FINE = 1500  # requests of a simulation over loads
+
+
+def at_rate(load: Load, per_second: float, n: int = FINE) -> Load:
+    """Requests of a load's lengths, over and over in an order of their own, so many a second."""
+    rng = np.random.default_rng([n, round(per_second * 1000)])
+    which = rng.integers(0, len(load), n)
+    gaps = rng.exponential(1 / per_second, n)
+    drawn = clock.chosen(load, which.tolist())
+    return replace(drawn, arrives=(np.cumsum(gaps) - gaps[0]).tolist())
+
+
+def over_loads(load: Load, rules: Iterable[str], model: StepModel, slots: int, rates: Iterable[float]) -> pd.DataFrame:
+    """Each policy at each rate, simulated with FINE requests: `rule`, `per_second` and METRICS."""
+    entries = [
+        {"rule": rule, "per_second": rate}
+        | of_served(serve(at_rate(load, rate), policies.named(rule), Simulated(model), slots))
+        for rate in rates
+        for rule in rules
+    ]
+    return pd.DataFrame(entries, columns=["rule", "per_second", *METRICS])
+
+
+def over_slots(load: Load, rule: str, model: StepModel, slots: Iterable[int], rates: Iterable[float]) -> pd.DataFrame:
+    """A policy by slots and rate: `slots`, `per_second` and METRICS."""
+    entries = [
+        {"slots": n, "per_second": rate}
+        | of_served(serve(at_rate(load, rate), policies.named(rule), Simulated(model), n))
+        for rate in rates
+        for n in slots
+    ]
+    return pd.DataFrame(entries, columns=["slots", "per_second", *METRICS])
+
+
+def over_memory(
+    load: Load, rule: str, model: StepModel, slots: int, per_second: float, rooms: Iterable[int]
+) -> pd.DataFrame:
+    """A policy at one rate by memory and by what is done when it is full: `room` (tokens), `full` ("wait", "recompute"
+    or "save"), `preempted` and METRICS. A state is loaded and saved as fast as a sequence moves."""
+    entries = []
+    asked = at_rate(load, per_second)
+    for room in rooms:
+        for full, preempt in FULL.items():
+            machine = Simulated(model, loads=lambda held: model.moving)
+            served = serve(asked, policies.named(rule), machine, slots, room, preempt)
+            entries.append({"room": room, "full": full, "preempted": served.preempted} | of_served(served))
+    return pd.DataFrame(entries, columns=["room", "full", "preempted", *METRICS])
+
+
+class Receiver(Simulated):
+    """A machine to which states come that were read elsewhere: a prompt takes no time here."""
+
+    def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
+        """The time after a call."""
+        return self.now if chunk else super().call(decoding, step, keys, reading, 0, 0)
+
+
+def disaggregated(
+    load: Load, model: StepModel, slots: int, ships: Callable[[int], float], seeds: int = SEEDS
+) -> dict[str, float]:
+    """METRICS of a load that one machine reads and another answers; `model` is each one's, half of a shared one's.
+
+    `ships`: seconds until the state of so many tokens is on the other side.
+    """
+    runs = []
+    for seed in range(seeds):
+        there = clock.read_elsewhere(load, model, ships, seed)
+        served = serve(there, policies.prefill_first, Receiver(model, seed + 1), slots)
+        runs.append(of_served(served, load.arrives))
+    return _middle(runs)
+
+
+def capacity(load: Load, model: StepModel, slots: int) -> float:
+    """Requests a second that a machine takes at most with whole prompts and full slots: λ (t_p + o t_b / b) < 1.
+
+    `t_p`: a prompt of the load, in the mean; `o`: tokens of an answer, in the mean; `t_b`: a step of all `b` slots.
+    """
+    read = float(np.mean([model.seconds(0, 0, n, 0) for n in load.prompt]))
+    held = int(np.mean(load.prompt) + np.mean(load.output) / 2)
+    step = model.seconds(slots, min(held, model.range.held) * slots, 0, 0)
+    return 1 / (read + float(np.mean(load.output) - 1) * step / slots)

@@ -1,0 +1,137 @@
+"""A simulated machine: the clock that a step model drives, and fleets of such machines.
+
+Deterministic by seed: the same load, policy, model and seed give the same times in every bit.
+"""
+
+import heapq
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+
+import numpy as np
+
+from plamo_study.studies.scheduling.loop import Load, Served, serve
+from plamo_study.studies.scheduling.policies import named
+from plamo_study.studies.scheduling.steps import DRAWN, StepModel
+
+STEADY = dict.fromkeys(("step", "chunk", "both"), [1.0] * DRAWN)
+
+
+class Simulated:
+    """A machine whose calls take what a step model says, times a residual drawn from those of its fit, in stretches.
+
+    `noisy`: whether residuals are drawn at all. `loads`: seconds to put a state of so many tokens into a sequence, and
+    to save one.
+    """
+
+    def __init__(
+        self, model: StepModel, seed: int = 0, noisy: bool = True, loads: Callable[[int], float] = lambda held: 0.0
+    ):
+        self.model, self.loads, self.now = model, loads, 0.0
+        drawn = model.drawn if noisy else STEADY
+        self._step, self._chunk, self._both = (drawn[name] for name in ("step", "chunk", "both"))
+        self._next = int(np.random.default_rng(seed).integers(DRAWN))  # where in them it begins
+        self._chunks: dict[tuple[int, int], float] = {}
+        self._low, self._high = model.range.decoding
+        self._constants, self._per_key, self._held = model.step, model.per_key, model.range.held
+
+    def wait(self, until: float) -> float:
+        """Idle until then; the time."""
+        self.now = until
+        return until
+
+    def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
+        """The time after a call; StudyError for one outside of what the model was fitted on."""
+        n = self._next = (self._next + 1) & (DRAWN - 1)
+        many = len(decoding) if step else 0
+        if not chunk:
+            if self._low <= many <= self._high and keys <= many * self._held:
+                self.now += (self._constants[many - self._low] + self._per_key * keys) * self._step[n]
+            else:
+                self.model.seconds(many, keys, 0, 0)  # says what is missing
+        elif many:
+            self.now += self.model.seconds(many, keys, chunk, before) * self._both[n]
+        else:
+            known = self._chunks.get((chunk, before))
+            if known is None:
+                known = self._chunks[chunk, before] = self.model.seconds(0, 0, chunk, before)
+            self.now += known * self._chunk[n]
+        return self.now
+
+    def leave(self, decoding: list[int], slot: int, reading: int) -> float:
+        """The time after others moved up: those at the end, and the one being read."""
+        self.now += self.model.moving * ((slot < len(decoding) - 1) + (reading >= 0))
+        return self.now
+
+    def put_aside(self, request: int, slot: int, held: int) -> float:
+        """The time after a state was saved."""
+        self.now += self.loads(held)
+        return self.now
+
+    def take_back(self, request: int, slot: int, held: int) -> float:
+        """The time after a state was loaded."""
+        self.now += self.loads(held)
+        return self.now
+
+
+def chosen(load: Load, which: Sequence[int]) -> Load:
+    """Some requests of a load."""
+    arrives, prompt, output = ([each[n] for n in which] for each in (load.arrives, load.prompt, load.output))
+    return Load(arrives, prompt, output, load.within)
+
+
+def round_robin(load: Load, n: int) -> list[Load]:
+    """Every n-th request to the same replica."""
+    return [chosen(load, range(first, len(load), n)) for first in range(n)]
+
+
+def least_work(load: Load, n: int, work: Sequence[float]) -> list[Load]:
+    """Each request to the replica that is done first with what it has, by the `work` (s) of each request alone.
+
+    Where replicas serve one request at a time and the work is exact, this is one queue before n servers.
+    """
+    free = [(0.0, replica) for replica in range(n)]
+    given: list[list[int]] = [[] for _ in range(n)]
+    for number, arrives in enumerate(load.arrives):
+        until, replica = heapq.heappop(free)
+        given[replica].append(number)
+        heapq.heappush(free, (max(until, arrives) + work[number], replica))
+    return [chosen(load, which) for which in given]
+
+
+def fleet(shares: Sequence[Load], rule: str, model: StepModel, slots: int, processes: int = 1) -> list[Served]:
+    """Every replica's share, served by itself: replicas know nothing of one another. Those without requests are left
+    out. `processes`: how many simulate side by side; the result does not depend on it."""
+    work = [(share, seed) for seed, share in enumerate(shares) if len(share)]
+    alike = partial(_replica, rule, slots)
+    if processes == 1:
+        _know(model)
+        return list(map(alike, work))
+    with ProcessPoolExecutor(processes, get_context("spawn"), _know, (model,)) as pool:
+        return list(pool.map(alike, work, chunksize=max(len(work) // (4 * processes), 1)))
+
+
+_known: list[StepModel] = []  # of a process that simulates replicas: sent once, not with each
+
+
+def _know(model: StepModel) -> None:
+    _known[:] = [model]
+
+
+def _replica(rule: str, slots: int, work: tuple[Load, int]) -> Served:
+    share, seed = work
+    return serve(share, named(rule), Simulated(_known[0], seed), slots)
+
+
+def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:
+    """The same requests as they reach the side that answers: read one after the other on another machine, whole, each
+    shipped in `ships(tokens)` seconds before the next is read, as notebook 09's sender does.
+    """
+    machine, now, there = Simulated(model, seed), 0.0, []
+    for arrives, prompt in zip(load.arrives, load.prompt, strict=True):
+        machine.wait(max(now, arrives))
+        now = machine.call([], False, 0, 0, prompt, 0) + ships(prompt)
+        there.append(now)
+    return replace(load, arrives=there)

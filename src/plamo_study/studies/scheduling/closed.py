@@ -1,0 +1,45 @@
+"""What theory says about queues, to hold the clock against. Rates per second, times in seconds.
+
+Every function gives the mean time that a request waits before it is served, in a steady state.
+"""
+
+from math import factorial
+
+import numpy as np
+from scipy.optimize import brentq
+
+
+def mg1(arrivals: float, mean: float, second_moment: float) -> float:
+    """One server, any service time (Pollaczek and Khinchine): λ E[S²] / (2 (1 − ρ))."""
+    return arrivals * second_moment / (2 * (1 - arrivals * mean))
+
+
+def mm1(arrivals: float, mean: float) -> float:
+    """One server, exponential service times: ρ S / (1 − ρ)."""
+    return mg1(arrivals, mean, 2 * mean**2)
+
+
+def md1(arrivals: float, mean: float) -> float:
+    """One server, constant service times: half of that."""
+    return mg1(arrivals, mean, mean**2)
+
+
+def mmc(arrivals: float, mean: float, servers: int) -> float:
+    """One queue before several servers, exponential service times (Erlang's C)."""
+    offered = arrivals * mean
+    full = offered**servers / factorial(servers) / (1 - offered / servers)
+    waits = full / (sum(offered**n / factorial(n) for n in range(servers)) + full)
+    return waits * mean / (servers - offered)
+
+
+def em1(arrivals: float, mean: float, phases: int) -> float:
+    """One server that gets every `phases`-th of Poisson arrivals, as round robin gives them: σ S / (1 − σ), where
+    σ = (λ / (λ + (1 − σ) / S)) ** phases; `arrivals` are those before they are shared out."""
+    root = brentq(lambda s: s - (arrivals / (arrivals + (1 - s) / mean)) ** phases, 0.0, 1 - 1e-9)
+    return float(root * mean / (1 - root))
+
+
+def standard_error(values: np.ndarray, batches: int = 50) -> float:
+    """Of the mean of values that depend on one another: from the means of stretches (batch means)."""
+    means = [part.mean() for part in np.array_split(values, batches)]
+    return float(np.std(means, ddof=1) / batches**0.5)

@@ -1,0 +1,105 @@
+"""Calls of recorded rows, as a step model is fitted on them: whichever study measured them, on one machine."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis.timing import NS
+from plamo_study.analysis.usable import usable
+from plamo_study.measure.cells import Arrival
+from plamo_study.studies.chunked import workload as chunked
+from plamo_study.studies.scheduling.steps import Calls, StepModel, fit
+from plamo_study.studies.scheduling.traffic import PARTS
+
+COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
+ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "rule", "per_second", "block"]
+FLASH = ("auto", "on")
+
+
+def calls(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a call of the stock engine with its usual cache and attention: ORIGIN and COLUMNS."""
+    used = usable(rows)
+    used = used[(used["build"] == "stock") & used["flash_attn"].isin(FLASH) & ~used["kv_unified"]]
+    used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
+    parts = []
+    for row in used.itertuples():
+        if row.workload in TAKEN and (found := [call for call in TAKEN[row.workload](row) if call[2] <= row.n_ubatch]):
+            made = pd.DataFrame(found, columns=COLUMNS)
+            origin = {name: getattr(row, name) for name in ORIGIN if name != "rule"} | {"rule": row.label}
+            parts.append(made.assign(**origin))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*COLUMNS, *ORIGIN])
+
+
+def moves(rows: pd.DataFrame, model: str) -> list[float]:
+    """Seconds of each move of a sequence to another place."""
+    used = usable(rows)
+    found = used[(used["workload"] == "traffic") & (used["model"] == model)]["series"]
+    return [seconds for series in found for seconds in series.get("moves", ())]
+
+
+Call = tuple[int, int, int, int, float]
+
+
+def _traffic(row: Any) -> Iterator[Call]:
+    for *what, ns in zip(*(row.series[name] for name in COLUMNS[:-1]), row.samples_ns[0], strict=True):
+        yield *map(int, what), ns / NS  # type: ignore[misc] # four whole numbers
+
+
+def _decode(row: Any) -> Iterator[Call]:
+    for step, ns in enumerate(row.samples_ns[0] if row.policy == "shared" or row.n_seq == 1 else ()):
+        yield row.n_seq, row.n_seq * (row.n_prompt + step), 0, 0, ns / NS
+
+
+def _prefill(row: Any) -> Iterator[Call]:
+    if row.n_seq == 1:
+        yield from ((0, 0, row.n_prompt, 0, ns / NS) for sample in row.samples_ns for ns in sample)
+
+
+def _depth(row: Any) -> Iterator[Call]:
+    parts, steps = row.samples_ns
+    if not row.text and row.label != "swa_full":
+        yield from (
+            (0, 0, row.n_ubatch, int(at), ns / NS) for at, ns in zip(row.series["part_depth"], parts, strict=True)
+        )
+        yield from ((1, int(at), 0, 0, ns / NS) for at, ns in zip(row.series["step_depth"], steps, strict=True))
+
+
+def _arrival(row: Any) -> Iterator[Call]:
+    cell = Arrival(
+        depth=int(row.n_prompt), n_gen=int(row.n_gen), n_seq=int(row.n_seq), n_arriving=int(row.n_arriving),
+        n_chunk=int(row.n_chunk), way=row.way,
+    )  # fmt: skip
+    held = {seq: cell.depth for seq in range(cell.n_seq)} | {cell.n_seq: 0}
+    for call, ns in zip(chunked.calls(cell), row.samples_ns[0], strict=True):
+        read = held[cell.n_seq]
+        steps = [seq for seq, n in call if seq < cell.n_seq or read >= cell.n_arriving]
+        chunk = sum(n for seq, n in call if seq not in steps)
+        yield len(steps), sum(held[seq] for seq in steps), chunk, read if chunk else 0, ns / NS
+        for seq, n in call:
+            held[seq] += n
+
+
+TAKEN = {"traffic": _traffic, "decode": _decode, "prefill": _prefill, "depth": _depth, "arrival": _arrival}
+
+
+def fitted(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, missing: str) -> StepModel:
+    """The step model of these calls of one model and number of threads. StudyError where steps or chunks are missing.
+
+    `rows`: where moves were measured. `missing`: the command that measures more.
+    """
+    own = found[(found["model"] == model) & (found["n_threads"] == n_threads)]
+    return fit(f"{model} on {n_threads} threads", table(own), moves(rows, model), missing)
+
+
+def table(found: pd.DataFrame) -> Calls:
+    """Calls as a step model takes them."""
+    return Calls(
+        *(found[name].to_numpy(dtype=np.int64) for name in COLUMNS[:-1]), found["seconds"].to_numpy(dtype=float)
+    )
+
+
+def parts_of(found: pd.DataFrame) -> pd.DataFrame:
+    """The calls that were measured alone, in cells made for it."""
+    return found[(found["workload"] != "traffic") | (found["rule"] == PARTS)]

@@ -1,0 +1,438 @@
+"""Notebook 10's sentences and tables: the words around numbers that come from rows, never the other way round."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from IPython.display import Markdown
+
+from plamo_study.analysis import stats, timing
+from plamo_study.analysis.usable import usable
+from plamo_study.measure import recording as recordings
+from plamo_study.measure.recording import Recording
+from plamo_study.present import evidence, sentences
+from plamo_study.present.evidence import condition, escaped
+from plamo_study.present.tables import Columns, Table, scaled, significant, table
+from plamo_study.studies.scheduling import analysis, clock, published, traffic
+from plamo_study.studies.scheduling.analysis import LIMIT, METRICS
+from plamo_study.studies.scheduling.loop import Load
+from plamo_study.studies.scheduling.plan import LOADS, SLOTS, known_loads
+
+MS = 1e3
+SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time")  # in the figure over load
+RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
+DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
+SHIPPED = "09-disaggregation"
+BUSY = 0.7  # of the capacity, where one load stands for all
+FLEET, FLEET_LOAD = 2000, 10  # requests of a simulated fleet, and how many machines' capacity they need
+FLEET_SIZES = (10, 12, 16, 24, 32)
+NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99", "throughput": "throughput"}
+
+
+def finding(recording: Recording) -> Markdown:
+    """How wrong the simulation is, what it gets right, what policies do to people, and what the source's table says."""
+    rows = recording.rows
+    lines = [*_accuracy(rows), *_policies(rows), _printed()]
+    text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({condition(recording)})"
+    return Markdown(text)
+
+
+def _accuracy(rows: pd.DataFrame) -> list[str]:
+    compared = analysis.compared(rows)
+    right = compared[compared["refused"] == ""]
+    held = right[right["held_out"]]
+    judged, which = (held, "on loads it was not fitted on") if len(held) else (right, "on loads it was fitted on too")
+    if judged.empty:
+        return ["**The simulation** was asked nothing that it was fitted for."]
+    off = [
+        abs(np.log(row[f"{name}_ratio"].value)) for row in judged.to_dict("records") for name in ("ttft_p99", "itl_p99")
+    ]
+    within = sum(value <= np.log(1 + LIMIT) for value in off)
+    picks = analysis.picks(rows, judged)
+    same, every = analysis.ranked(judged)
+    return [
+        f"**The simulation {which}** is within {LIMIT:.0%} of the engine in {within} of {len(off)} 99th percentiles; "
+        f"off by {np.expm1(np.median(off)):.0%} in the middle and by {np.expm1(max(off)):.0%} at most. It puts {same} "
+        f"of {every} pairs of policies that the engine tells apart in the engine's order, and the engine confirms "
+        f"{int(picks['confirmed'].sum())} of {len(picks)} of its picks."
+    ]
+
+
+def _policies(rows: pd.DataFrame) -> list[str]:
+    lines, taken = [], analysis.live(rows)
+    for model, group in taken.groupby("model"):
+        at = group["per_second"].max() if group.empty else _busiest(group)
+        own = group[group["per_second"] == at]
+        whole, cut = (own[own["rule"] == rule].set_index("block") for rule in ("shared", "chunked 64"))
+        if whole.empty or cut.empty:
+            continue
+        said = []
+        for name, words in (("itl_p99", "the gap between two tokens"), ("ttft_p90", "the first token")):
+            one, two = (each[name].groupby(level=0).last() for each in (whole, cut))
+            ratio = timing.paired_ratio(two, one)
+            values = [stats.median(each.tolist()).scaled(MS) for each in (two, one)]
+            times, both = sentences.quotient(ratio, *values, "ms")
+            q = "P99" if name == "itl_p99" else "P90"
+            said.append(f"{words} takes {times} as long {both}, {q}{_unless(ratio)}")
+        lines.append(
+            f"**{escaped(str(model))}, prompts in chunks of 64** instead of whole, {at:g} requests a second: "
+            f"{'; '.join(said)}."
+        )
+    return lines
+
+
+def _busiest(group: pd.DataFrame) -> float:
+    """The highest load at which both policies of the sentence were measured."""
+    both = [group[group["rule"] == rule]["per_second"] for rule in ("shared", "chunked 64")]
+    common = set(both[0]) & set(both[1])
+    return float(max(common or set(group["per_second"])))
+
+
+def _unless(ratio: stats.Estimate) -> str:
+    return ", which is inconclusive" if ratio.above(1.0) == "inconclusive" else ""
+
+
+def _printed() -> str:
+    told = published.strategies()
+    found = published.checked(told, published.part(told["table"]["part"]))
+    named = found["chunk_cuts"].dropna()
+    low, high = found["prompt"].min(), found["prompt"].max()
+    return (
+        f"**The source's table of five strategies** (70B, one H100, {told['table']['per_second']} requests a second) "
+        f"does not add up. {(~found['possible']).sum()} of {len(found)} rows print a median gap shorter than one H100 "
+        f"takes to read the weights ({found['floor'].iloc[0] * MS:.0f} ms). So many requests leave time for prompts of "
+        f"{low:.0f} to {high:.0f} tokens, which {len(named) - int(named.sum())} of the {len(named)} chunks named never "
+        "cut."
+    )
+
+
+# ------------------------------------------------------------------ figures' data
+
+
+def over_load(recording: Recording) -> pd.DataFrame:
+    """What the first figure draws: model, per_second, rule, what, measured (estimates), simulated."""
+    compared, entries = analysis.compared(recording.rows), []
+    for row in compared[compared["refused"] == ""].to_dict("records"):
+        for name, words in (("ttft_p90", "first token, P90 (ms)"), ("itl_p99", "gap between tokens, P99 (ms)")):
+            if row["rule"] in SHOWN:
+                entry = {"model": row["model"], "per_second": row["per_second"], "rule": row["rule"], "what": words}
+                entries.append(entry | {"measured": row[name].scaled(MS), "simulated": row[f"{name}_simulated"] * MS})
+    return pd.DataFrame(entries, columns=["model", "per_second", "rule", "what", "measured", "simulated"])
+
+
+def ratios(recording: Recording) -> pd.DataFrame:
+    """Simulated over measured: model, rule, what, ratio, loads."""
+    compared, entries = analysis.compared(recording.rows), []
+    names = {"ttft_p99": "first token, P99", "itl_p99": "gap between tokens, P99", "throughput": "throughput"}
+    for row in compared[compared["refused"] == ""].to_dict("records"):
+        for name, words in names.items():
+            entry = {"model": row["model"], "rule": row["rule"], "what": words, "ratio": row[f"{name}_ratio"]}
+            entries.append(entry | {"loads": "held out" if row["held_out"] else "fitted on"})
+    return pd.DataFrame(entries, columns=["model", "rule", "what", "ratio", "loads"])
+
+
+def typical(recording: Recording) -> Load:
+    """The requests that all loads of these rows consist of."""
+    rows = usable(recording.rows)
+    row = next(rows[(rows["workload"] == "traffic") & (rows["label"] != traffic.PARTS)].itertuples())
+    return analysis.load_of(row)
+
+
+def by_chunk(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Policies by size of chunk over load, simulated, and where the machine's capacity ends."""
+    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    end = analysis.capacity(load, known, SLOTS)
+    found = analysis.over_loads(load, RULES, known, SLOTS, _rates(recording, end))
+    return found, {"capacity with whole prompts": end}
+
+
+def by_slots(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Chunks of 64 by number of slots over load, simulated."""
+    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    end = analysis.capacity(load, known, SLOTS)
+    slots = [n for n in (1, 2, 4, 8) if n <= SLOTS]
+    return analysis.over_slots(load, "chunked 64", known, slots, _rates(recording, end)), {"capacity with 8 slots": end}
+
+
+def _rates(recording: Recording, end: float) -> list[float]:
+    """Loads from light to the end of capacity, round numbers of them."""
+    return [float(f"{share * end:.2g}") for share in (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)]
+
+
+def by_arrangement(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
+    """One engine against one that reads and one that answers, over load, simulated; that where shipments are known."""
+    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    halves, ships = analysis.half(recording.rows), shipping(recording, model)
+    end = analysis.capacity(load, known, SLOTS)
+    rates = _rates(recording, end)
+    found = analysis.over_loads(load, ("shared", "chunked 64"), known, SLOTS, rates).rename(columns={"rule": "how"})
+    machines = {"split, half of the threads each": halves.get(model), "split, a second machine": known}
+    entries = [
+        {"how": how, "per_second": rate}
+        | analysis.disaggregated(analysis.at_rate(load, rate), own, SLOTS, ships, seeds=1)
+        for how, own in machines.items()
+        for rate in rates
+        if own and ships
+    ]
+    return pd.concat([found, pd.DataFrame(entries)], ignore_index=True), {"capacity of one engine": end}
+
+
+def shipping(recording: Recording, model: str) -> Callable[[int], float] | None:
+    """Seconds from save to load of a state by its tokens, as notebook 09 measured on this machine; None: it did not.
+
+    Between lengths that were shipped by a straight line; shorter ones as the shortest.
+    """
+    other = recordings.read(SHIPPED, recording.source, recording.scale)
+    if other is None:
+        return None
+    rows = usable(other.rows)
+    found = rows[(rows["workload"] == "shipment") & (rows["model"] == model) & (rows["link_bps"] == 0)]
+    found = found[found["machine"].isin(set(recording.rows["machine"])) & (found["flash_attn"] == "on")]
+    found = found[found["type_k"] == "f16"]
+    if found.empty:
+        return None
+    moving = [np.median([sum(sample[1:5]) for sample in samples]) / 1e9 for samples in found["samples_ns"]]
+    by_tokens = pd.Series(moving, index=found["n_prompt"]).groupby(level=0).median()
+    return lambda tokens: float(np.interp(tokens, by_tokens.index, by_tokens))
+
+
+# ------------------------------------------------------------------ tables
+
+
+def steps(recording: Recording) -> Table:
+    """The step models: what some calls take, and how far calls lie from the fit."""
+    entries = []
+    for model, known in analysis.fitted(recording.rows).items():
+        longest = known.range.chunk[1]
+        entry: dict[str, Any] = {"model": model, "one": known.seconds(1, 64, 0, 0)}
+        most = known.range.decoding[1]
+        entry |= {"all": known.seconds(most, most * 64, 0, 0), "most": most, "longest": longest}
+        entry |= {"short": known.seconds(0, 0, 63, 0), "tile": known.seconds(0, 0, 64, 0)}
+        entry |= {"whole": known.seconds(0, 0, longest, 0)}
+        for name in known.factors:
+            low, high = (known.residual(name, q) for q in (0.05, 0.95))
+            entry[name] = f"{low:.2f} to {high:.2f} ({len(known.factors[name]):,})"
+        entries.append(entry)
+    time = significant(2, MS)
+    columns: Columns = {
+        "model": ("model", ""), "one": ("step of 1 (ms)", time), "all": (f"step of {SLOTS} (ms)", time),
+        "short": ("chunk of 63 (ms)", time), "tile": ("chunk of 64 (ms)", time), "whole": ("longest prompt (ms)", time),
+        "step": ("steps, measured / fitted", ""), "chunk": ("chunks", ""), "both": ("calls with both", ""),
+    }  # fmt: skip
+    return table(
+        pd.DataFrame(entries), columns, "Measured over fitted: from the 5th to the 95th percentile, and calls."
+    )
+
+
+def elsewhere(recording: Recording) -> Table:
+    """What notebook 06's rows alone say of the calls of traffic."""
+    other = recordings.read("06-chunked", recording.source, recording.scale)
+    found = analysis.elsewhere(recording.rows, other.rows) if other else pd.DataFrame()
+    columns: Columns = {
+        "model": ("model", ""),
+        "kind": ("call", ""),
+        "calls": ("calls", ","),
+        "refused": ("outside of what 06 measured", ","),
+        "ratio": ("measured / said by 06", ".2f"),
+    }
+    return table(found, columns)
+
+
+def validation(recording: Recording) -> Table:
+    """Simulated over measured, every quantity of every load and policy."""
+    found = analysis.compared(recording.rows)
+    found = found[found["refused"] == ""]
+    found = found.assign(loads=["held out" if held else "fitted on" for held in found["held_out"]])
+    words = {"ttft": "first token", "itl": "gap"}
+    named = {f"{a}_{q}_ratio": (f"{words[a]}, {q.upper()}", ".2f") for a in words for q in ("p50", "p90", "p99")}
+    columns: Columns = {
+        "model": ("model", ""), "per_second": ("requests/s", "g"), "loads": ("load", ""), "rule": ("policy", ""),
+        **named, "throughput_ratio": ("throughput", ".2f"), "goodput_ratio": ("goodput", ".2f"),
+    }  # fmt: skip
+    return table(found, columns)
+
+
+def residuals(recording: Recording) -> Table:
+    """The furthest that each policy's simulation was off, and whether it may be used."""
+    found = analysis.residuals(analysis.compared(recording.rows))
+    columns: Columns = {
+        "model": ("model", ""), "rule": ("policy", ""), "loads": ("loads", ""),
+        "worst_ttft_p99": ("first token, P99, furthest", ".2f"), "worst_itl_p99": ("gap, P99, furthest", ".2f"),
+        "worst_throughput": ("throughput, furthest", ".2f"), "verdict": ("P99", ""),
+    }  # fmt: skip
+    note = f"Simulated / measured. Usable: both P99 within {LIMIT:.0%} with their intervals at the load furthest off."
+    return table(found, columns, note)
+
+
+def refused(recording: Recording) -> Markdown:
+    """What the simulation would not say, and why."""
+    found = analysis.compared(recording.rows)
+    said = sorted(set(found[found["refused"] != ""]["refused"]))
+    return Markdown("\n".join(f"- {why}" for why in said) or "It refused none of the loads that were measured.")
+
+
+def picks(recording: Recording) -> Table:
+    """What the simulation would pick at each load, and whether the engine confirms it."""
+    found = analysis.picks(recording.rows, analysis.compared(recording.rows))
+    found = found.assign(
+        what=found["for"].map(NAMES),
+        loads=["held out" if held else "fitted on" for held in found["held_out"]],
+        said=["yes" if each else "no" for each in found["confirmed"]],
+    )
+    columns: Columns = {
+        "model": ("model", ""), "per_second": ("requests/s", "g"), "loads": ("load", ""), "what": ("best for", ""),
+        "rule": ("simulation picks", ""), "best": ("engine says", ""), "ratio": ("pick / best, measured", ".2f"),
+        "said": ("confirmed", ""),
+    }  # fmt: skip
+    return table(found, columns, "Confirmed: the same policy, or one that the engine does not tell from the best.")
+
+
+def strategies(recording: Recording) -> Table:
+    """The source's five strategies on this machine, at the highest load that is not held out: measured or simulated."""
+    rows, entries = recording.rows, []
+    names = {"shared": "Shared (no chunking)", "chunked 64": "Chunked (64)", "chunked 128": "Chunked (128)",
+             "split": "Disaggregated", "decode first 64": "Priority (decode first)"}  # fmt: skip
+    taken, known, halves = analysis.live(rows), analysis.fitted(rows), analysis.half(rows)
+    load = typical(recording)
+    at = known_loads(recording.scale)[0]
+    for model, group in taken.groupby("model"):
+        asked = _at(load, at, recording)
+        for rule, name in names.items():
+            own = group[(group["rule"] == rule) & (group["per_second"] == at)]
+            entry: dict[str, Any] = {"model": model, "name": name, "how": "measured"}
+            if len(own):
+                entry |= {metric: stats.median(own[metric].tolist()) for metric in METRICS}
+            else:
+                found = _simulated(recording, str(model), rule, asked, known, halves)
+                entry |= found or dict.fromkeys(METRICS)
+                entry["how"] = "simulated" if found else "neither"
+            entries.append(entry)
+    time = significant(3, MS)
+    columns: Columns = {
+        "model": ("model", ""), "name": (f"strategy, {at:g} requests/s", ""), "how": ("how", ""),
+        "ttft_p50": ("TTFT P50 (ms)", time), "ttft_p99": ("TTFT P99 (ms)", time), "itl_p50": ("ITL P50 (ms)", time),
+        "itl_p99": ("ITL P99 (ms)", time), "throughput": ("tokens/s", significant(3)),
+    }  # fmt: skip
+    note = f"P99 of the {len(load)} requests of a run, and of their gaps; nothing is claimed about other requests."
+    return table(pd.DataFrame(entries), columns, note)
+
+
+def _at(load: Load, per_second: float, recording: Recording) -> Load:
+    """The same requests as at any measured load, so many a second."""
+    rows = usable(recording.rows)
+    rows = rows[(rows["workload"] == "traffic") & (rows["label"] != traffic.PARTS) & (rows["per_second"] == per_second)]
+    return analysis.load_of(next(rows.itertuples())) if len(rows) else load
+
+
+def _simulated(
+    recording: Recording, model: str, rule: str, load: Load, known: dict[str, Any], halves: dict[str, Any]
+) -> dict[str, float] | None:
+    if rule != "split":
+        return analysis.simulated(load, rule, known[model], SLOTS)
+    ships = shipping(recording, model)
+    return analysis.disaggregated(load, halves[model], SLOTS, ships) if ships and model in halves else None
+
+
+def objective(recording: Recording, milliseconds: float) -> Table:
+    """At each load the policy with the shortest first token among those that keep P99 of the gaps, simulated; and what
+    the engine measured of it where it was asked."""
+    rows, entries = recording.rows, []
+    taken, load = analysis.live(rows), typical(recording)
+    for model, known in analysis.fitted(rows).items():
+        end = analysis.capacity(load, known, SLOTS)
+        rates = [rate for rate in LOADS[recording.scale] if rate <= end]
+        every = analysis.over_loads(load, DESIGNS, known, SLOTS, rates)
+        for rate, group in every.groupby("per_second"):
+            keeping = group[group["itl_p99"] <= milliseconds / MS]
+            entry: dict[str, Any] = {"model": model, "per_second": rate, "rule": "none keeps it"}
+            if len(keeping):
+                best = keeping.sort_values("ttft_p90").iloc[0]
+                entry |= {name: best[name] for name in ("rule", "ttft_p90", "itl_p99")}
+                own = taken[(taken["model"] == model) & (taken["per_second"] == rate) & (taken["rule"] == best["rule"])]
+                if len(own):
+                    measured = stats.median(own["itl_p99"].tolist())
+                    entry |= {"live": measured, "kept": measured.below(milliseconds / MS)}
+            entries.append(entry)
+    names = ["model", "per_second", "rule", "ttft_p90", "itl_p99", "live", "kept"]
+    time = significant(3, MS)
+    columns: Columns = {
+        "model": ("model", ""), "per_second": ("requests/s", ".3g"), "rule": ("policy", ""),
+        "ttft_p90": ("first token, P90 (ms)", time), "itl_p99": ("gap, P99 (ms)", time),
+        "live": ("gap, P99, measured (ms)", time), "kept": ("kept, measured", lambda said: str(said)),
+    }  # fmt: skip
+    note = (
+        f"Objective: 99 of 100 gaps take at most {milliseconds:g} ms. Simulated with {analysis.FINE:,} requests a load."
+    )
+    return table(pd.DataFrame(entries, columns=names), columns, note)
+
+
+def memory(recording: Recording, model: str) -> Table:
+    """Less memory than all slots could fill, simulated: who waits, who is computed again, whose state is saved."""
+    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    rate = float(f"{BUSY * analysis.capacity(load, known, SLOTS):.2g}")
+    longest = max(p + o for p, o in zip(load.prompt, load.output, strict=True))
+    rooms = [SLOTS * longest, 3 * longest, 2 * longest]
+    found = analysis.over_memory(load, "chunked 64", known, SLOTS, rate, rooms)
+    time = significant(3, MS)
+    columns: Columns = {
+        "room": ("memory (tokens)", ","), "full": ("when it is full", ""), "preempted": ("put aside", ","),
+        "ttft_p50": ("first token, P50 (ms)", time), "ttft_p99": ("P99 (ms)", time),
+        "itl_p50": ("gap, P50 (ms)", time), "itl_p99": ("P99 (ms)", time), "throughput": ("tokens/s", significant(3)),
+    }  # fmt: skip
+    note = f"{escaped(model)}, chunks of 64, {analysis.FINE:,} requests at {rate:g} a second, simulated."
+    return table(found, columns, note)
+
+
+def printed() -> Table:
+    """The source's five rows against their own arithmetic."""
+    told = published.strategies()
+    part = published.part(told["table"]["part"])
+    found = published.checked(told, part)
+    found["cuts"] = [{True: "yes", False: "no"}.get(cut, "–") for cut in found["chunk_cuts"]]
+    found["below"] = ["yes" if each else "no" for each in found["possible"]]
+    columns: Columns = {
+        "name": ("strategy, as printed", ""), "itl": ("ITL P50 (ms)", scaled(MS, ".0f")),
+        "floor": ("weights read once (ms)", scaled(MS, ".1f")), "below": ("possible on one", ""),
+        "answer": ("tokens an answer", ".0f"), "at_once": ("sequences at once", ".0f"),
+        "parts": ("H100s that hold them", ".0f"), "prompt": ("longest prompts (tokens)", ".0f"),
+        "cuts": ("chunk cuts such a prompt", ""),
+    }  # fmt: skip
+    needs = published.needed(told, part, 2048)
+    note = f"{told['table']['where']}. With prompts of 2,048 tokens such a load takes {needs:.0f} H100s at their peak."
+    return table(found, columns, note)
+
+
+def own_trace(recording: Recording, path: str, model: str) -> Table | Markdown:
+    """A trace of your own, served by every policy."""
+    if not path:
+        return Markdown(
+            "No trace is given. A CSV with the columns `arrives` (s), `prompt` and `output` (tokens) is one."
+        )
+    load, known = traffic.read(Path(path)), analysis.fitted(recording.rows)[model]
+    entries = [{"rule": rule} | analysis.simulated(load, rule, known, SLOTS) for rule in DESIGNS]
+    time = significant(3, MS)
+    columns: Columns = {
+        "rule": ("policy", ""), "ttft_p50": ("first token, P50 (ms)", time), "ttft_p99": ("P99", time),
+        "itl_p50": ("gap, P50 (ms)", time), "itl_p99": ("P99", time), "throughput": ("tokens/s", significant(3)),
+    }  # fmt: skip
+    return table(pd.DataFrame(entries), columns, f"{len(load):,} requests of {path} on {escaped(model)}, simulated.")
+
+
+def fleets(recording: Recording, model: str) -> pd.DataFrame:
+    """Replicas under loads of one mean and three shapes: replicas, how, traffic, ttft_p99 (s), stable (replicas)."""
+    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    end, entries = analysis.capacity(load, known, SLOTS), []
+    asked = analysis.at_rate(load, FLEET_LOAD * end, FLEET)
+    work = [prompt / np.mean(load.prompt) / end for prompt in asked.prompt]  # s, shares of a mean request's
+    for shape in ("steady", "diurnal", "bursty"):
+        now = traffic.shaped(asked, shape)
+        for n in FLEET_SIZES:
+            shared = {"round robin": clock.round_robin(now, n), "least work": clock.least_work(now, n, work)}
+            for how, shares in shared.items():
+                served = clock.fleet(shares, "chunked 64", known, SLOTS)
+                ttft = np.concatenate([each.ttft for each in served])
+                entry = {"replicas": n, "how": how, "traffic": shape, "stable": float(FLEET_LOAD)}
+                entries.append(entry | {"ttft_p99": float(np.quantile(ttft, 0.99))})
+    return pd.DataFrame(entries)

@@ -1,0 +1,208 @@
+"""How long a call takes, by what is in it: fitted on calls that were measured, silent outside of them.
+
+A call is a step of some sequences, a chunk of a prompt, or both. A step costs a constant by the number of sequences,
+each number its own, so that switches of kernels stay where they are, and a slope by the tokens that these hold. A chunk
+costs a constant and a slope by the tokens before it, each by its size. Both in one call are, by the law that notebook
+06 checked, a step with one sequence more and the chunk without its first token, because the engine makes two
+micro-batches of them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from plamo_study.errors import StudyError
+
+LEAST = 3  # calls of a kind that a constant is fitted on
+DRAWN = 1 << 16  # residuals that simulations use over and over, each from a place of its own
+STRETCH = 16  # of them that stand as they were measured: what slows a machine lasts for several calls
+SLOPED = 3  # different places in a prompt from which a slope is fitted
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Measured calls, a number each: sequences decoding and the tokens these hold, the chunk's tokens and those before
+    it, and `seconds`."""
+
+    decoding: np.ndarray
+    keys: np.ndarray
+    chunk: np.ndarray
+    before: np.ndarray
+    seconds: np.ndarray
+
+    def where(self, chosen: np.ndarray) -> "Calls":
+        """Some of them."""
+        return Calls(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+@dataclass(frozen=True)
+class Range:
+    """What was measured: most sequences, most tokens a sequence held, chunk sizes, most tokens before a chunk."""
+
+    decoding: tuple[int, int]
+    held: int
+    chunk: tuple[int, int]
+    before: int
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """Seconds of a call of one model, engine and machine, with the residuals of what it was fitted on.
+
+    `step`: constant by number of sequences, from index `range.decoding[0]`; `per_key`: more for each token held.
+    `sizes`, `base`, `slope`: a chunk's constant and what each token before it adds, by its size. `factors`: measured
+    over fitted, of steps, chunks and calls with both; `missing`: the command that measures more.
+    """
+
+    name: str
+    range: Range
+    step: tuple[float, ...]
+    per_key: float
+    sizes: tuple[int, ...]
+    base: tuple[float, ...]
+    slope: tuple[float, ...]
+    factors: dict[str, np.ndarray] = field(repr=False)
+    moving: float = 0.0
+    missing: str = "plamo-study measure 10-scheduling"
+
+    def seconds(self, decoding: int, keys: int, chunk: int, before: int) -> float:
+        """Of one call, without its residual. StudyError for one outside of what was measured."""
+        if decoding and chunk > 1:
+            return self._step(decoding + 1, keys + before) + self._chunk(chunk - 1, before + 1)
+        if decoding and chunk:
+            return self._step(decoding + 1, keys + before)
+        return self._step(decoding, keys) if decoding else self._chunk(chunk, before)
+
+    def _step(self, decoding: int, keys: int) -> float:
+        low, high = self.range.decoding
+        if not low <= decoding <= high or keys > decoding * self.range.held:
+            what = f"a step of {decoding} sequences with {keys} tokens"
+            raise self._outside(what, f"{low} to {high} sequences of at most {self.range.held} tokens each")
+        return self.step[decoding - low] + self.per_key * keys
+
+    def _chunk(self, chunk: int, before: int) -> float:
+        low, high = self.range.chunk
+        if not low <= chunk <= high or before > self.range.before:
+            what = f"a chunk of {chunk} tokens behind {before}"
+            raise self._outside(what, f"{low} to {high} tokens behind at most {self.range.before}")
+        at = bisect_left(self.sizes, chunk)
+        if self.sizes[at] == chunk:
+            return self.base[at] + self.slope[at] * before
+        left, right = self.sizes[at - 1], self.sizes[at]
+        share = (chunk - left) / (right - left)
+        base, slope = (each[at - 1] * (1 - share) + each[at] * share for each in (self.base, self.slope))
+        return base + slope * before
+
+    def _outside(self, what: str, measured: str) -> StudyError:
+        return StudyError(f"{self.name}: {what}", f"was not measured; measured were {measured}", self.missing)
+
+    @cached_property
+    def drawn(self) -> dict[str, list[float]]:
+        """Residuals for a simulation, by kind: stretches of calls that followed one another, in an order drawn once."""
+        rng, found = np.random.default_rng(0), {}
+        for name, factors in self.factors.items():
+            starts = rng.integers(0, len(factors), DRAWN // STRETCH)
+            found[name] = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)].ravel().tolist()
+        return found
+
+    def residual(self, kind: str, q: float) -> float:
+        """A quantile of measured over fitted."""
+        return float(np.quantile(self.factors[kind], q))
+
+
+def kind(decoding: int, chunk: int) -> str:
+    """What is in a call: "step", "chunk" or "both"."""
+    return "both" if decoding and chunk else "chunk" if chunk else "step"
+
+
+def fit(name: str, calls: Calls, moving: Sequence[float] = (), missing: str = StepModel.missing) -> StepModel:
+    """The model of some calls. `moving`: seconds of each move of a sequence to another place.
+
+    Steps and chunks alone give constants and slopes; calls with both only give residuals.
+
+    Raises
+    ------
+    StudyError
+        No steps or no chunks among the calls.
+
+    """
+    steps, chunks = calls.where(calls.chunk == 0), calls.where(calls.decoding == 0)
+    if not len(steps) or not len(chunks):
+        why = f"{len(steps)} steps and {len(chunks)} chunks were measured alone"
+        raise StudyError(name, f"no step model: {why}", missing)
+    constants, per_key = _steps(steps)
+    counts = sorted(constants)
+    every = range(counts[0], counts[-1] + 1)
+    sizes, base, slope = _chunks(chunks)
+    measured = Range(
+        decoding=(counts[0], counts[-1]),
+        held=int(np.ceil((steps.keys / steps.decoding).max())),
+        chunk=(sizes[0], sizes[-1]),
+        before=int(chunks.before.max()),
+    )
+    model = StepModel(
+        name, measured, tuple(np.interp(every, counts, [constants[n] for n in counts]).tolist()), per_key,
+        sizes, base, slope, {}, float(np.median(moving)) if len(moving) else 0.0, missing,
+    )  # fmt: skip
+    return replace(model, factors=residuals(model, calls))
+
+
+def residuals(model: StepModel, calls: Calls) -> dict[str, np.ndarray]:
+    """Measured over fitted by kind of call, of all where a kind was not measured; calls out of range are left out."""
+    found: dict[str, list[float]] = {"step": [], "chunk": [], "both": []}
+    for decoding, keys, chunk, before, seconds in zip(
+        *(getattr(calls, name).tolist() for name in calls.__dataclass_fields__), strict=True
+    ):
+        try:
+            found[kind(decoding, chunk)].append(seconds / model.seconds(decoding, keys, chunk, before))
+        except StudyError:
+            continue
+    every = np.array([each for values in found.values() for each in values])
+    return {name: np.array(values) if values else every for name, values in found.items()}
+
+
+def _steps(steps: Calls) -> tuple[dict[int, float], float]:
+    """Constant by number of sequences, and what a token held adds: the same for all numbers, never negative."""
+    known = [n for n in np.unique(steps.decoding).tolist() if (steps.decoding == n).sum() >= LEAST]
+    centred_keys, centred_seconds = [], []
+    for n in known:
+        of = steps.decoding == n
+        centred_keys.append(steps.keys[of] - np.median(steps.keys[of]))
+        centred_seconds.append(steps.seconds[of] - np.median(steps.seconds[of]))
+    per_key = _slope(np.concatenate(centred_keys), np.concatenate(centred_seconds))
+    return {
+        n: float(np.median(steps.seconds[steps.decoding == n] - per_key * steps.keys[steps.decoding == n]))
+        for n in known
+    }, per_key
+
+
+def _chunks(chunks: Calls) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
+    """Sizes, constants and slopes. A size measured at few places in a prompt takes the slope of its neighbours."""
+    sizes = [n for n in np.unique(chunks.chunk).tolist() if (chunks.chunk == n).sum() >= LEAST]
+    slopes = {}
+    for n in sizes:
+        of = chunks.chunk == n
+        if len(np.unique(chunks.before[of])) >= SLOPED:
+            centred = chunks.seconds[of] - np.median(chunks.seconds[of])
+            slopes[n] = _slope(chunks.before[of] - np.median(chunks.before[of]), centred)
+    known = sorted(slopes)
+    slope = np.interp(sizes, known, [slopes[n] for n in known]) if known else np.zeros(len(sizes))
+    base = [
+        float(np.median((chunks.seconds - each * chunks.before)[chunks.chunk == n]))
+        for n, each in zip(sizes, slope, strict=True)
+    ]
+    return tuple(sizes), tuple(base), tuple(slope.tolist())
+
+
+def _slope(x: np.ndarray, y: np.ndarray) -> float:
+    """Least squares through the middle of the data, the slowest and fastest twentieth left out; at least 0."""
+    low, high = np.quantile(y, [0.05, 0.95])
+    inside = (low <= y) & (y <= high)
+    spread = float((x[inside] ** 2).sum())
+    return max(float((x[inside] * y[inside]).sum()) / spread, 0.0) if spread else 0.0

@@ -1,0 +1,255 @@
+"""Notebook 10: the simulator's policies drive the real engine, every answer is right, bad traces are refused."""
+
+import msgspec
+import numpy as np
+import pytest
+from conftest import ATTENTION, HYBRID, mini_file
+
+from plamo_study.engine.session import Session
+from plamo_study.errors import StudyError
+from plamo_study.measure import recording, sessions
+from plamo_study.measure.cells import Traffic
+from plamo_study.measure.process import work
+from plamo_study.measure.worker import Job
+from plamo_study.oracle.compare import relative_error
+from plamo_study.studies.scheduling import analysis, observed, plan, policies, published, traffic, workload
+from plamo_study.studies.scheduling.clock import Simulated
+from plamo_study.studies.scheduling.loop import Load, serve
+from plamo_study.studies.scheduling.steps import fit
+from plamo_study.studies.scheduling.traffic import PARTS
+
+WORKER = "plamo_study.studies.scheduling.worker"
+MODELS = (HYBRID, ATTENTION)
+ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
+
+
+def asked(model=HYBRID, rule="chunked 64", **fields):
+    usual = {"n_prompt": 256, "n_gen": 8, "n_seq": 4, "n_requests": 12, "per_second": 200.0}
+    return Traffic(model=model, scale="mini", dtype="F16", rule=rule, **usual | fields)
+
+
+def run(cell):
+    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, worker=WORKER)
+    assert outcome.status == "ok", outcome.failure
+    return outcome.measured
+
+
+# ------------------------------------------------------------------ the engine, driven by policies
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("rule", ["shared", "chunked 64", "decode first 64", "static batches", "apart 32", "budget 10"])
+def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
+    """Slots are left and filled, prompts ride along in pieces, sequences move: no answer notices."""
+    cell = asked(model, rule)
+    measured = run(cell)
+    assert measured.valid, measured.checks
+    assert measured.checks["second_path_error"] < ENOUGH
+    load = traffic.drawn(cell)
+    assert [request.n_prompt for request in measured.requests] == load.prompt
+    assert [len(request.token_ns) for request in measured.requests] == load.output
+    for request in measured.requests:
+        assert request.arrived_ns < request.token_ns[0], "no token before its prompt"
+        assert all(np.diff(request.token_ns) > 0)
+    series = measured.series
+    assert sum(series["chunk"]) == sum(load.prompt)
+    assert sum(series["decoding"]) == sum(load.output) - len(load)
+    assert max(series["decoding"]) <= cell.n_seq
+    assert len(series["chunk"]) == len(measured.samples_ns[0])
+    if rule == "chunked 64":
+        assert max(series["chunk"]) <= 64
+    if rule == "apart 32":
+        assert not any(many and chunk for many, chunk in zip(series["decoding"], series["chunk"], strict=True))
+
+
+def test_the_engine_makes_the_calls_that_the_simulation_makes():
+    """All are there at once, so no clock decides: both sides have to do the same, call by call."""
+    cell = asked(rule="chunked 64", per_second=1e9)
+    series = run(cell).series
+    made = []
+
+    class Watched(Simulated):
+        def call(self, decoding, step, keys, reading, chunk, before):
+            made.append((len(decoding) if step else 0, keys if step else 0, chunk, before))
+            return super().call(decoding, step, keys, reading, chunk, before)
+
+    load = Load([0.0] * 12, traffic.drawn(cell).prompt, traffic.drawn(cell).output)
+    serve(load, policies.chunked(64), Watched(known(cell)), cell.n_seq)
+    names = ("decoding", "keys", "chunk", "before")
+    first = next(n for n, many in enumerate(series["decoding"]) if many)  # the first request may come a call earlier
+    live = list(zip(*(map(int, series[name]) for name in names), strict=True))
+    assert live[first:] == made[first:]
+
+
+def known(cell):
+    """A step model of calls that all take a millisecond, of every kind that the cell can make."""
+    many = range(1, cell.n_seq + 1)
+    steps = [(n, n * held, 0, 0) for n in many for held in (1, 2 * cell.n_prompt) for _ in range(3)]
+    chunks = [(0, 0, n, at) for n in range(1, cell.n_prompt + 1) for at in (0, 64, cell.n_prompt)]
+    made = np.array(steps + chunks)
+    return fit("even", observed.Calls(*made.T, np.full(len(made), 1e-3)))
+
+
+def test_a_sequence_put_aside_goes_on_as_if_it_had_stayed():
+    """Memory for two requests and a half: states are saved and loaded, and the answers are still right."""
+    cell, load = asked(), Load([0.0] * 8, [64] * 8, [8] * 8)
+    rng = np.random.default_rng(0)
+    config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
+    with Session(mini_file(), config) as session:
+        tokens = [rng.integers(10, session.n_vocab, 64 + 8 - 1, dtype=np.int32) for _ in range(8)]
+        live = workload.Live(session, tokens)
+        live.start()
+        served = serve(load, policies.shared, live, cell.n_seq, room=3 * 64 + 10, preempt="save")
+        assert served.preempted > 0
+        assert sorted(live.logits) == list(range(8))
+        for number, logits in live.logits.items():
+            session.clear()
+            alone = session.prefill({0: tokens[number]})[0][-1]
+            assert relative_error(logits, alone) < ENOUGH
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_parts_hold_every_kind_of_call_that_traffic_makes(model):
+    cell = asked(model, PARTS, n_requests=1, n_gen=16)
+    measured = run(cell)
+    assert measured.valid, measured.checks
+    made = np.array([measured.series[name] for name in ("decoding", "keys", "chunk", "before")]).astype(int)
+    fitted = fit(model, observed.Calls(*made, np.array(measured.samples_ns[0]) / 1e9), measured.series["moves"])
+    assert fitted.range.decoding == (1, cell.n_seq)
+    assert fitted.range.chunk == (1, cell.n_prompt)
+    assert fitted.range.held == fitted.range.before == cell.n_prompt + cell.n_gen - 1
+    assert {"step", "chunk", "both"} == set(fitted.factors)
+    asking = asked(model, "chunked 64")
+    served = serve(traffic.drawn(asking), policies.chunked(64), Simulated(fitted), asking.n_seq)
+    assert np.isfinite(served.finish).all()
+
+
+# ------------------------------------------------------------------ recorded rows of other studies
+
+
+@pytest.mark.parametrize(("study", "scale"), [("03-batch-scaling", "shape"), ("01-phase-asymmetry", "shape"),
+                                              ("05-context", "mini"), ("06-chunked", "mini")])  # fmt: skip
+def test_calls_of_recorded_rows_are_taken_as_they_were_made(study, scale):
+    found = observed.calls(recording.read(study, "recorded", scale).rows)
+    assert (found["seconds"] > 0).all()
+    assert (found["chunk"] + found["decoding"] > 0).all()
+    both = found[(found["chunk"] > 0) & (found["decoding"] > 0)]
+    assert (len(both) > 0) == (study == "06-chunked")
+
+
+def test_a_fit_at_full_size_knows_every_batch_and_refuses_what_is_not_there():
+    rows = [recording.read(study, "recorded", "shape").rows for study in ("03-batch-scaling", "01-phase-asymmetry")]
+    found = [observed.calls(each) for each in rows]
+    assert found[0]["machine"].iloc[0] == found[1]["machine"].iloc[0]
+    every = analysis.pd.concat(found)
+    model = observed.fitted(every, f"{HYBRID}*", 2, rows[0], "plamo-study measure 06-chunked --scale shape")
+    assert model.range.decoding == (1, 32)
+    eight, nine = (model.seconds(n, 128 * n, 0, 0) for n in (8, 9))
+    assert nine > eight
+    with pytest.raises(StudyError, match="33 sequences") as refused:
+        model.seconds(33, 33, 0, 0)
+    assert refused.value.mend == "plamo-study measure 06-chunked --scale shape"
+
+
+# ------------------------------------------------------------------ loads and traces
+
+
+def test_every_policy_and_load_gets_the_same_requests():
+    slow, fast = traffic.drawn(asked(per_second=1.0)), traffic.drawn(asked(rule="shared", per_second=2.0))
+    assert (slow.prompt, slow.output) == (fast.prompt, fast.output)
+    assert np.allclose(slow.arrives, 2 * np.array(fast.arrives))
+    assert all(n % traffic.GRAIN == 0 and 0 < n <= 256 for n in slow.prompt)
+    assert all(2 <= n <= 8 for n in slow.output)
+
+
+def written(path, *lines):
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_trace_of_your_own_is_read_in_any_order_of_columns(tmp_path):
+    load = traffic.read(written(tmp_path / "a.csv", "prompt, output,arrives,user", "7,2,0.5,x", "", "8,3,1.5,y"))
+    assert load == Load([0.5, 1.5], [7, 8], [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        ((), "line 1: has no column arrives, prompt, output"),
+        (("arrives,prompt,output",), "holds no requests"),
+        (("arrives,prompt", "1,2"), "line 1: has no column output"),
+        (("arrives,prompt,output", "0,5,5", "1,-5,5"), "line 3: prompt is -5, and must be 1 or more"),
+        (("arrives,prompt,output", "0,5,0"), "line 2: output is 0, and must be 1 or more"),
+        (("arrives,prompt,output", "-1,5,5"), "line 2: arrives is -1, and must be 0 or more"),
+        (("arrives,prompt,output", "nan,5,5"), "line 2: arrives is nan"),
+        (("arrives,prompt,output", "inf,5,5"), "line 2: arrives is inf"),
+        (("arrives,prompt,output", "2,5,5", "1,5,5"), "line 3: arrives at 1, before the line above it \\(2\\)"),
+        (("arrives,prompt,output", "0,many,5"), "line 2: prompt is 'many', not a whole number of tokens"),
+        (("arrives,prompt,output", "0,5.5,5"), "line 2: prompt is '5.5', not a whole number"),
+        (("arrives,prompt,output", "soon,5,5"), "line 2: arrives is 'soon', not a number of seconds"),
+        (("arrives,prompt,output", "0,5"), "line 2: output is ''"),
+        (("arrives,prompt,output", *["0,5,5"] * 4), "line 5: is beyond 3 requests"),
+    ],
+)
+def test_a_bad_trace_is_refused_by_the_line(tmp_path, lines, says):
+    with pytest.raises(StudyError, match=says):
+        traffic.read(written(tmp_path / "bad.csv", *lines), most=3)
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"arrives,prompt,output\n\x00\n"])
+def test_bytes_that_are_no_text_are_refused(tmp_path, data):
+    (tmp_path / "bad.csv").write_bytes(data)
+    with pytest.raises(StudyError, match=r"bad\.csv"):
+        traffic.read(tmp_path / "bad.csv")
+
+
+def test_a_trace_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(StudyError, match=r"none\.csv: cannot be read"):
+        traffic.read(tmp_path / "none.csv")
+
+
+# ------------------------------------------------------------------ plan and arithmetic
+
+
+@pytest.mark.parametrize("scale", ["mini", "shape", "weights"])
+def test_a_plan_holds_out_half_of_the_loads_and_needs_none_of_them(scale):
+    made = plan.scheduling(scale)
+    needed = made.cells[: made.needed]
+    assert {cell.per_second for cell in needed if cell.rule != PARTS} < set(plan.known_loads(scale))
+    assert {cell.per_second for cell in made.cells if cell.rule != PARTS} == set(plan.LOADS[scale])
+    assert all(policies.named(cell.rule) for cell in made.cells if cell.rule != PARTS)
+    assert len(set(made.cells)) == len(made.cells)
+
+
+def test_a_cell_is_read_back_as_it_was_written():
+    cell = asked()
+    told = msgspec.json.encode(cell)
+    assert b'"workload":"traffic"' in told
+    assert b'"label":"chunked 64"' in told
+    assert msgspec.json.decode(told, type=Traffic) == cell
+
+
+def test_the_source_s_table_is_held_against_what_one_part_can_do():
+    told = published.strategies()
+    found = published.checked(told, published.part("H100 SXM")).set_index("name")
+    assert found["floor"].iloc[0] == pytest.approx(140e9 / 3.35e12)
+    assert found["possible"].sum() == 2
+    assert found.loc["Shared (no chunking)", "possible"]
+    assert not found.loc["Disaggregated", "possible"]
+    assert (found["parts"] >= 3).all()
+    assert found["prompt"].max() < 40
+    faster = published.part("H100 SXM") | {"bandwidth": 1e15, "memory": 1e15, "peak": {"F16": 1e18}}
+    allowed = published.checked(told, faster)
+    assert allowed["possible"].all()
+    assert (allowed["parts"] == 1).all()
+    assert allowed["chunk_cuts"].dropna().all()
+
+
+def test_splitting_needs_states_that_can_move():
+    cell = asked(n_requests=60, per_second=400.0)
+    load, model = traffic.drawn(cell), known(cell)
+    free = analysis.disaggregated(load, model, cell.n_seq, lambda tokens: 0.0)
+    slow = analysis.disaggregated(load, model, cell.n_seq, lambda tokens: 1.0)
+    assert slow["ttft_p50"] > free["ttft_p50"] + 0.9
+    shared = analysis.simulated(load, "prefill first", model, cell.n_seq)
+    assert free["itl_p99"] < shared["itl_p99"], "who writes is never kept waiting by who reads"
