@@ -194,6 +194,16 @@ def test_the_released_engine_takes_no_token_back_from_a_state():
         assert not session.remove_tail(0, 19)
 
 
+def test_the_bindings_own_loop_ends_at_the_first_rejected_draft_of_the_hybrid():
+    asked = {"way": "binding", "drafter": "", "accepts": 0.5}
+    measured = run(speculate(ATTENTION, **asked))
+    assert measured.valid, measured.checks
+    assert measured.checks["same_tokens"] == 24
+    refused = work(Job(cell=speculate(**asked), path=str(mini_file(HYBRID))), 100.0, worker=WORKER)
+    assert refused.status == "failed"
+    assert "llama_decode returned -1" in refused.failure.message
+
+
 # The build that keeps the states of its last positions.
 
 
