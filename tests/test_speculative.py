@@ -200,7 +200,7 @@ def test_the_bindings_own_loop_ends_at_the_first_rejected_draft_of_the_hybrid():
     assert measured.valid, measured.checks
     assert measured.checks["same_tokens"] == 24
     refused = work(Job(cell=speculate(**asked), path=str(mini_file(HYBRID))), 100.0, worker=WORKER)
-    assert refused.status == "failed"
+    assert refused.status == "error"
     assert "llama_decode returned -1" in refused.failure.message
 
 
