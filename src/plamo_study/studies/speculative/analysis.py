@@ -7,6 +7,7 @@ n gives the speed at any a.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -139,7 +140,9 @@ def break_even(rows: pd.DataFrame) -> pd.DataFrame:
         ratios = row["ratios"]
         lowest, highest = _of_blocks(ratios[0]), _of_blocks(ratios[-1])
         crossed = stats.crossing(RATES.tolist(), ratios)
-        pays = "from" if not np.isnan(crossed.value) else "inconclusive"
+        open_ended = np.isnan(crossed.value) or bool(np.isinf(crossed.low) and np.isinf(crossed.high))
+        pays = "inconclusive" if open_ended else "from"
+        crossed = replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # it is a probability
         pays = "never" if highest.below(1.0) == "holds" else "always" if lowest.above(1.0) == "holds" else pays
         entries.append({name: row[name] for name in SPEED} | {"from": crossed, "pays": pays})
     return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])
