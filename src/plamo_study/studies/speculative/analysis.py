@@ -34,7 +34,7 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process, in seconds: CELL, `build`, `block`, `verdict`; `tokens` given out in `seconds`; `rate`, tokens
     per second of all sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as
     recorded. `how`: the way back that the engine really took."""
-    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["way"] != "binding")]
+    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
     entries = []
     for row in found.itertuples():
         rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
@@ -50,9 +50,9 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
 def _how(row: Any) -> str:
     if not row.n_draft:
         return WORDS[""]
-    if row.way == "tail":
+    if row.back == "tail":
         return NATIVE if row.checks["removes"] else PART
-    return WORDS[row.way]
+    return WORDS[row.back]
 
 
 def probabilities(a: np.ndarray, k: int) -> np.ndarray:
