@@ -256,12 +256,8 @@ class Speculate(OnText, frozen=True, kw_only=True):
     n_gen: int = 0  # tokens generated
     n_seq: int = 1
     n_draft: int = 0  # tokens of a draft at the most; 0: plain decode
-    way: Literal["tail", "full", "part", "joined", "binding"] = field(
-        default="tail", name="back"
-    )  # for rejected tokens
-    drafter: Literal["", "even", "adapts", "lookup", "model"] = field(
-        default="", name="label"
-    )  # "": `accepts` is forced
+    way: Literal["tail", "full", "part", "joined", "binding"] = field(default="tail", name="back")  # of wrong tokens
+    drafter: Literal["", "even", "adapts", "lookup", "model"] = field(default="", name="label")  # "": `accepts` says
     accepts: float = 0.0  # how likely a drafted token is right, given that those before it are
     temperature: float = 0.0  # 0: greedy
     draft: str = ""  # the model that drafts, and its type
