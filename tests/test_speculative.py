@@ -194,6 +194,16 @@ def test_the_released_engine_takes_no_token_back_from_a_state():
         assert not session.remove_tail(0, 19)
 
 
+def test_the_bindings_own_loop_ends_at_the_first_rejected_draft_of_the_hybrid():
+    asked = {"way": "binding", "drafter": "", "accepts": 0.5}
+    measured = run(speculate(ATTENTION, **asked))
+    assert measured.valid, measured.checks
+    assert measured.checks["same_tokens"] == 24
+    refused = work(Job(cell=speculate(**asked), path=str(mini_file(HYBRID))), 100.0, worker=WORKER)
+    assert refused.status == "error"
+    assert "llama_decode returned -1" in refused.failure.message
+
+
 # The build that keeps the states of its last positions.
 
 
@@ -314,8 +324,10 @@ def test_a_call_after_one_of_another_length_is_promised_its_new_graph():
     found = analysis.rounds(rows)
     assert found["drawn"].tolist() == 3 * [2, 2, 2, 2, 1, 1, 2, 2, 2, 1, 1, 2, 2, 2, 1]  # blocks, rounds
     assert found[found["accepted"] == 0]["promised"].iloc[0] == pytest.approx(2 + 1 + 1)
-    rows["series"] = [series | {"fresh ns": [ns + 1e9 for ns in series["column ns"]]} for series in rows["series"]]
-    assert analysis.rounds(rows)["promised"].sub(found["promised"]).tolist() == pytest.approx(found["drawn"].tolist())
+    slower = [series | {"fresh ns": [ns + 1e9 for ns in series["column ns"]]} for series in rows["series"]]
+    assert analysis.rounds(rows.assign(series=slower))["promised"].sub(found["promised"]).tolist() == pytest.approx(
+        found["drawn"].tolist()
+    )
     assert analysis.rounds(frame(removes=True))["drawn"].sum() == 3
 
 

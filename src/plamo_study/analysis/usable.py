@@ -13,7 +13,7 @@ CELL = ["machine", "build", "engine", "model", "scale", "dtype", "workload", "n_
         "n_threads", "use_mmap", "cold", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers",
         "label", "size", "repetitions", "n_arriving", "n_chunk", "way", "kv_unified",
         "n_processes", "killed", "link_bps", "n_requests", "per_second",
-        "n_draft", "accepts", "draft", "draft_dtype", "temperature",
+        "n_draft", "accepts", "draft", "draft_dtype", "temperature", "back",
         "server", "n_clients", "pattern"]  # fmt: skip
 TIMED = (
     "prefill",

@@ -16,7 +16,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
     "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
-    "temperature", "server", "n_clients", "pattern",
+    "temperature", "back", "server", "n_clients", "pattern",
 )  # fmt: skip
 
 
@@ -257,10 +257,8 @@ class Speculate(OnText, frozen=True, kw_only=True):
     n_gen: int = 0  # tokens generated
     n_seq: int = 1
     n_draft: int = 0  # tokens of a draft at the most; 0: plain decode
-    way: Literal["tail", "full", "part", "joined", "binding"] = "tail"  # how rejected tokens are taken back
-    drafter: Literal["", "even", "adapts", "lookup", "model"] = field(
-        default="", name="label"
-    )  # "": `accepts` is forced
+    way: Literal["tail", "full", "part", "joined", "binding"] = field(default="tail", name="back")  # of wrong tokens
+    drafter: Literal["", "even", "adapts", "lookup", "model"] = field(default="", name="label")  # "": `accepts` says
     accepts: float = 0.0  # how likely a drafted token is right, given that those before it are
     temperature: float = 0.0  # 0: greedy
     draft: str = ""  # the model that drafts, and its type

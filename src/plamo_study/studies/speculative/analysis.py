@@ -7,6 +7,7 @@ n gives the speed at any a.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -33,7 +34,7 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process, in seconds: CELL, `build`, `block`, `verdict`; `tokens` given out in `seconds`; `rate`, tokens
     per second of all sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as
     recorded. `how`: the way back that the engine really took."""
-    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["way"] != "binding")]
+    found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
     entries = []
     for row in found.itertuples():
         rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
@@ -49,9 +50,9 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
 def _how(row: Any) -> str:
     if not row.n_draft:
         return WORDS[""]
-    if row.way == "tail":
+    if row.back == "tail":
         return NATIVE if row.checks["removes"] else PART
-    return WORDS[row.way]
+    return WORDS[row.back]
 
 
 def probabilities(a: np.ndarray, k: int) -> np.ndarray:
@@ -139,7 +140,9 @@ def break_even(rows: pd.DataFrame) -> pd.DataFrame:
         ratios = row["ratios"]
         lowest, highest = _of_blocks(ratios[0]), _of_blocks(ratios[-1])
         crossed = stats.crossing(RATES.tolist(), ratios)
-        pays = "from" if not np.isnan(crossed.value) else "inconclusive"
+        open_ended = np.isnan(crossed.value) or bool(np.isinf(crossed.low) and np.isinf(crossed.high))
+        pays = "inconclusive" if open_ended else "from"
+        crossed = replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # it is a probability
         pays = "never" if highest.below(1.0) == "holds" else "always" if lowest.above(1.0) == "holds" else pays
         entries.append({name: row[name] for name in SPEED} | {"from": crossed, "pays": pays})
     return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])

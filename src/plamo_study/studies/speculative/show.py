@@ -334,7 +334,7 @@ def adapted(recording: Recording) -> Table:
 def binding(recording: Recording) -> Table | Markdown:
     """What `Llama.generate` of llama-cpp-python does with a draft model, by model."""
     rows = recording.rows
-    found = rows[(rows["workload"] == "speculate") & (rows["way"] == "binding")].drop_duplicates(["model", "build"])
+    found = rows[(rows["workload"] == "speculate") & (rows["back"] == "binding")].drop_duplicates(["model", "build"])
     if found.empty:
         return Markdown("`Llama.generate` was not tried at this scale.")
     entries = []
