@@ -402,6 +402,6 @@ def test_what_is_said_follows_the_rows(monkeypatch):
     text = shown(monkeypatch, pd.DataFrame(rows), recording(pd.DataFrame(rows + other)))
     assert "part put back" in text
     assert "1.40 [1.40, 1.40] times as many tokens a second" in text  # 42 s against 30
-    assert "Of 294 tokens that were given out, 0 were not" in text
+    assert "Of 294 tokens that were given out greedily, 0 were not" in text
     alone = shown(monkeypatch, pd.DataFrame(rows), None)
     assert "Nothing is recorded of that build" in alone

@@ -92,10 +92,11 @@ def _gain(row: dict[str, Any]) -> str:
 def _different(recording: Recording) -> str:
     """Whether every token was the target's own."""
     found = list(analysis.differences(recording.rows))
-    tokens = int(analysis.processes(recording.rows)["tokens"].sum())
-    said = f"Of {tokens:,} tokens that were given out, {len(found)} were not what plain decode chose"
+    every = analysis.processes(recording.rows)
+    tokens = int(every[every["temperature"] == 0]["tokens"].sum())
+    said = f"Of {tokens:,} tokens that were given out greedily, {len(found)} were not what plain decode chose"
     if not found:
-        return f"{said}: every answer is the target's own, token by token."
+        return f"{said}: every such answer is the target's own, token by token."
     ties = sum(gap <= BOTH_MOVE * rounding for gap, rounding in found)
     return f"{said}; {ties} of these are near-ties, which calls of another size decide differently by themselves."
 
