@@ -14,7 +14,7 @@ from plamo_study.analysis import stats, timing
 from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import marked, usable
 from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
@@ -61,9 +61,12 @@ def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, f
 
 @once_a_frame
 def live(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process of traffic: LOADED, `block`, METRICS."""
+    """A line a process of traffic: LOADED, `block`, METRICS. Of a cell's disturbed rows none where it has others."""
     entries = []
-    for row in _traffic(usable(rows)).itertuples():
+    used = _traffic(usable(rows))
+    hit = marked(used)
+    every = hit.groupby([used[name] for name in ("model", "per_second", "label")]).transform("all")
+    for row in used[~hit | every].itertuples():
         load, came = load_of(row), [np.array(each.token_ns) / NS for each in row.requests]
         gaps = np.concatenate([np.diff(each) for each in came])
         ttft = np.array([each[0] for each in came]) - np.array(load.arrives)

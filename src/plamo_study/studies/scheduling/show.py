@@ -72,8 +72,8 @@ def _policies(rows: pd.DataFrame) -> list[str]:
         for name, words in (("itl_p99", "the gap between two tokens"), ("ttft_p90", "the first token")):
             one, two = (each[name].groupby(level=0).last() for each in (whole, cut))
             ratio = timing.paired_ratio(two, one)
-            values = [stats.median(each.tolist()).scaled(MS) for each in (two, one)]
-            times, both = sentences.quotient(ratio, *values, "ms")
+            first, second = (stats.median(each.tolist()).scaled(MS) for each in (two, one))
+            times, both = sentences.quotient(ratio, first, second, "ms")
             q = "P99" if name == "itl_p99" else "P90"
             said.append(f"{words} takes {times} as long {both}, {q}{_unless(ratio)}")
         lines.append(
@@ -425,7 +425,7 @@ def fleets(recording: Recording, model: str) -> pd.DataFrame:
     load, known = typical(recording), analysis.fitted(recording.rows)[model]
     end, entries = analysis.capacity(load, known, SLOTS), []
     asked = analysis.at_rate(load, FLEET_LOAD * end, FLEET)
-    work = [prompt / np.mean(load.prompt) / end for prompt in asked.prompt]  # s, shares of a mean request's
+    work = [float(prompt / np.mean(load.prompt) / end) for prompt in asked.prompt]  # s, shares of a mean request's
     for shape in ("steady", "diurnal", "bursty"):
         now = traffic.shaped(asked, shape)
         for n in FLEET_SIZES:
