@@ -14,7 +14,7 @@ from plamo_study.analysis import stats, timing
 from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import marked, usable
 from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
@@ -61,9 +61,9 @@ def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, f
 
 @once_a_frame
 def live(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process of traffic: LOADED, `block`, METRICS."""
+    """A line a process of traffic: LOADED, `block`, METRICS. Disturbed ones only of a model that has no others."""
     entries = []
-    for row in _traffic(usable(rows)).itertuples():
+    for row in _judged(_traffic(usable(rows))).itertuples():
         load, came = load_of(row), [np.array(each.token_ns) / NS for each in row.requests]
         gaps = np.concatenate([np.diff(each) for each in came])
         ttft = np.array([each[0] for each in came]) - np.array(load.arrives)
@@ -72,6 +72,19 @@ def live(rows: pd.DataFrame) -> pd.DataFrame:
         entry = {"model": row.model, "per_second": row.per_second, "rule": row.label, "block": row.block}
         entries.append(entry | figures(ttft, tpot, (gaps, np.ones(len(gaps))), rate, load))
     return pd.DataFrame(entries, columns=[*LOADED, "block", *METRICS])
+
+
+def _judged(used: pd.DataFrame) -> pd.DataFrame:
+    hit = marked(used)
+    return used[~hit | hit.groupby(used["model"]).transform("all")]
+
+
+def unjudged(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+    """Model, load and policy of the cells whose every process something disturbed, where a model has others."""
+    used = _traffic(usable(rows))
+    names = ["model", "per_second", "label"]
+    kept = set(map(tuple, _judged(used)[names].to_numpy().tolist()))
+    return sorted(set(map(tuple, used[names].to_numpy().tolist())) - kept)
 
 
 def _traffic(rows: pd.DataFrame) -> pd.DataFrame:

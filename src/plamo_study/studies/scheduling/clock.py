@@ -78,8 +78,8 @@ class Simulated:
 
 def chosen(load: Load, which: Sequence[int]) -> Load:
     """Some requests of a load."""
-    arrives, prompt, output = ([each[n] for n in which] for each in (load.arrives, load.prompt, load.output))
-    return Load(arrives, prompt, output, load.within)
+    arrives = [load.arrives[n] for n in which]
+    return Load(arrives, [load.prompt[n] for n in which], [load.output[n] for n in which], load.within)
 
 
 def round_robin(load: Load, n: int) -> list[Load]:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import marked, usable
 from plamo_study.measure.cells import Arrival
 from plamo_study.studies.chunked import workload as chunked
 from plamo_study.studies.scheduling.steps import Calls, StepModel, fit
@@ -19,8 +19,11 @@ FLASH = ("auto", "on")
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a call of the stock engine with its usual cache and attention: ORIGIN and COLUMNS."""
-    used = usable(rows)
+    """A line a call of the stock engine with its usual cache and attention: ORIGIN and COLUMNS.
+
+    Disturbed rows are left out: a disturbance is no property of a call.
+    """
+    used = _steady(usable(rows))
     used = used[(used["build"] == "stock") & used["flash_attn"].isin(FLASH) & ~used["kv_unified"]]
     used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
     parts = []
@@ -30,6 +33,13 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
             origin = {name: getattr(row, name) for name in ORIGIN if name != "rule"} | {"rule": row.label}
             parts.append(made.assign(**origin))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*COLUMNS, *ORIGIN])
+
+
+def _steady(used: pd.DataFrame) -> pd.DataFrame:
+    """Rows that nothing disturbed; of calls measured alone all where every process was, of traffic none then."""
+    hit = marked(used)
+    every = hit.groupby([used[name] for name in ("model", "n_threads", "workload", "label")]).transform("all")
+    return used[~hit | (every & ((used["workload"] != "traffic") | (used["label"] == PARTS)))]
 
 
 def moves(rows: pd.DataFrame, model: str) -> list[float]:
@@ -95,9 +105,8 @@ def fitted(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, 
 
 def table(found: pd.DataFrame) -> Calls:
     """Calls as a step model takes them."""
-    return Calls(
-        *(found[name].to_numpy(dtype=np.int64) for name in COLUMNS[:-1]), found["seconds"].to_numpy(dtype=float)
-    )
+    whole = {name: found[name].to_numpy(dtype=np.int64) for name in COLUMNS[:-1]}
+    return Calls(**whole, seconds=found["seconds"].to_numpy(dtype=float))
 
 
 def parts_of(found: pd.DataFrame) -> pd.DataFrame:

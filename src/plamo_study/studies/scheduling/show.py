@@ -32,9 +32,9 @@ NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99", "throughput": "t
 
 
 def finding(recording: Recording) -> Markdown:
-    """How wrong the simulation is, what it gets right, what policies do to people, and what the source's table says."""
+    """What policies do to people, how wrong the simulation is and what it gets right, and the source's table."""
     rows = recording.rows
-    lines = [*_accuracy(rows), *_policies(rows), _printed()]
+    lines = [*_policies(rows), *_accuracy(rows), _printed()]
     text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({condition(recording)})"
     return Markdown(text)
 
@@ -72,8 +72,8 @@ def _policies(rows: pd.DataFrame) -> list[str]:
         for name, words in (("itl_p99", "the gap between two tokens"), ("ttft_p90", "the first token")):
             one, two = (each[name].groupby(level=0).last() for each in (whole, cut))
             ratio = timing.paired_ratio(two, one)
-            values = [stats.median(each.tolist()).scaled(MS) for each in (two, one)]
-            times, both = sentences.quotient(ratio, *values, "ms")
+            first, second = (stats.median(each.tolist()).scaled(MS) for each in (two, one))
+            times, both = sentences.quotient(ratio, first, second, "ms")
             q = "P99" if name == "itl_p99" else "P90"
             said.append(f"{words} takes {times} as long {both}, {q}{_unless(ratio)}")
         lines.append(
@@ -267,10 +267,15 @@ def residuals(recording: Recording) -> Table:
 
 
 def refused(recording: Recording) -> Markdown:
-    """What the simulation would not say, and why."""
+    """What the simulation would not say, and why; and what it was not held against."""
     found = analysis.compared(recording.rows)
-    said = sorted(set(found[found["refused"] != ""]["refused"]))
-    return Markdown("\n".join(f"- {why}" for why in said) or "It refused none of the loads that were measured.")
+    said = sorted(set(found[found["refused"] != ""]["refused"])) or ["It refused none of the loads that were measured."]
+    said += [
+        f"{escaped(model)}, {rule} at {per_second:g} requests a second is not judged: other programs disturbed every "
+        "process of it."
+        for model, per_second, rule in analysis.unjudged(recording.rows)
+    ]
+    return Markdown("\n".join(f"- {why}" for why in said))
 
 
 def picks(recording: Recording) -> Table:
@@ -425,7 +430,7 @@ def fleets(recording: Recording, model: str) -> pd.DataFrame:
     load, known = typical(recording), analysis.fitted(recording.rows)[model]
     end, entries = analysis.capacity(load, known, SLOTS), []
     asked = analysis.at_rate(load, FLEET_LOAD * end, FLEET)
-    work = [prompt / np.mean(load.prompt) / end for prompt in asked.prompt]  # s, shares of a mean request's
+    work = [float(prompt / np.mean(load.prompt) / end) for prompt in asked.prompt]  # s, shares of a mean request's
     for shape in ("steady", "diurnal", "bursty"):
         now = traffic.shaped(asked, shape)
         for n in FLEET_SIZES:
