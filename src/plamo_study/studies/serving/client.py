@@ -181,7 +181,7 @@ async def _read(web: httpx2.AsyncClient, target: Target, answer: Answer, top: in
         if reply.status_code != 200:
             answer.failure = _status(reply.status_code, b"".join([part async for part in _bounded(reply, MOST_LINE)]))
             return
-        done, first = False, True
+        done = False
         async with aclosing(_events(reply, answer)) as events:
             async for stamp, data in events:
                 if data == b"[DONE]":
@@ -191,13 +191,13 @@ async def _read(web: httpx2.AsyncClient, target: Target, answer: Answer, top: in
                 if "error" in told:
                     answer.failure = f"the server says: {_words(told['error'])}"
                     return
-                first = _take(answer, told, stamp, first)
+                _take(answer, told, stamp)
         if not done:
             answer.failure = "the stream ended before its end"
 
 
-def _take(answer: Answer, told: Mapping[str, Any], stamp: int, first: bool) -> bool:
-    """What one event adds; returns whether none had text so far."""
+def _take(answer: Answer, told: Mapping[str, Any], stamp: int) -> None:
+    """Add what one event says; empty texts are no chunks."""
     if usage := told.get("usage"):
         answer.n_prompt, answer.n_gen = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
     if timings := told.get("timings"):
@@ -210,11 +210,9 @@ def _take(answer: Answer, told: Mapping[str, Any], stamp: int, first: bool) -> b
         if text:
             answer.chunk_ns.append(stamp)
             answer.texts.append(text)
-            first = False
         for token in _likeliest(choice.get("logprobs")):
             answer.tokens.append(token[0])
             answer.gaps.append(token[1])
-    return first
 
 
 def _likeliest(told: Mapping[str, Any] | None) -> list[tuple[str, float]]:

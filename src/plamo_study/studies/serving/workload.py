@@ -25,7 +25,6 @@ from plamo_study.studies.serving.load import Loaded
 DISTINCT = 8  # prompts asked alone; a load of more requests asks them again
 ROOM = 64  # tokens of a slot beside prompt and answer
 FLOOR = 20  # empty requests that say what HTTP alone takes
-PATHS = server.READY
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ async def _loaded(
     async with client.client(target) as web:
         stage("warm")
         await client.ask(web, target, asked[0])
-        floor = [await _empty(web, target.url + PATHS[cell.server]) for _ in range(FLOOR)]
+        floor = [await _empty(web, target.url + server.READY[cell.server]) for _ in range(FLOOR)]
         stage("alone")
         top = 2 if cell.server == "llama-server" else 0
         alone = [await client.ask(web, target, prompt, top=top) for prompt in asked]
