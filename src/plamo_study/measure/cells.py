@@ -273,7 +273,7 @@ class Speculate(OnText, frozen=True, kw_only=True):
 class Serving(OnModel, frozen=True, kw_only=True):
     """Requests to a server over HTTP: so many at a time, or as they arrive."""
 
-    timed = True
+    timed = crowds = True
     # The default is another object than the type's word: what a journal names stays named, as `canonical` says.
     server: Literal["llama-server", "llama_cpp.server"] = "-".join(("llama", "server"))  # type: ignore[assignment]
     n_prompt: int = 0  # tokens of each request

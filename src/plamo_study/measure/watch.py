@@ -30,7 +30,8 @@ def timed(*helpers: int) -> Iterator[None]:
     before, theirs = machine.counters(), _of_helpers(helpers)
     yield
     found = since(before, machine.counters())
-    ran, waited = (after - early for after, early in zip(_of_helpers(helpers), theirs, strict=True))
+    after = _of_helpers(helpers)  # of one that ended meanwhile nothing is left to read
+    ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
     told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran}
     told["others_ns"] = max((found.others_ns or 0) - ran, 0)
     told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
