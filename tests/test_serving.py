@@ -391,7 +391,8 @@ def test_a_killed_worker_leaves_no_server_behind(tmp_path, monkeypatch):
 def test_an_interrupted_client_leaves_no_server_behind(tmp_path, monkeypatch):
     setup = stand_in(tmp_path, monkeypatch)
     told = (
-        "import sys; from pathlib import Path; from plamo_study.measure import server\n"
+        "import signal; from pathlib import Path; from plamo_study.measure import server\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs begin deaf to it
         f"with server.started(server.Setup('llama-server', Path({str(setup.model)!r}))) as s:\n"
         "    print(s.process.pid, flush=True); s.process.wait()\n"
     )

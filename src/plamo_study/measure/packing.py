@@ -23,7 +23,7 @@ import msgspec
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import journal, watch
+from plamo_study.measure import journal
 from plamo_study.measure.cells import OnModel
 from plamo_study.measure.plan import TIME_LIMIT_S
 from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, passed, row_key
@@ -258,8 +258,6 @@ def _check_row(row: Row, scale: str, machine: str, known: dict[str, Fact]) -> No
     _check(not isinstance(row.cell, OnModel) or row.cell.scale == scale, f"a cell of another scale than {scale}")
     judged = {name: value for name, value in row.checks.items() if name not in TOLD}
     _check(not row.valid or passed(judged), "valid, and a check of it does not hold")
-    timed = row.status == "ok" and watch.is_timed(row.cell)
-    _check(not timed or all(map(len, row.samples_ns or [[]])), "timed, and no time")
     _check_results(row)
     _check_texts(msgspec.to_builtins(row))
 
