@@ -13,7 +13,7 @@ def request(data: pd.DataFrame, title: str) -> Chart:
     names = list(dict.fromkeys(data["call"]))
     bars = (
         alt.Chart(data)
-        .mark_bar(stroke="white", strokeWidth=1)
+        .mark_bar(stroke="white", strokeWidth=0.4)
         .encode(
             alt.X("begin:Q", title="Seconds since the request came"),
             alt.X2("end:Q"),
