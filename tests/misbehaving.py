@@ -4,7 +4,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 
@@ -183,6 +185,25 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
+
+
+@contextmanager
+def standing_in(monkeypatch):
+    """A function that starts such a server within this process, misbehaving in a way, and gives its address."""
+    running = []
+
+    def start(way=""):
+        monkeypatch.setattr(Handler, "way", way)
+        monkeypatch.setattr(Handler, "keys", [])
+        httpd = Server(("127.0.0.1", 0), Handler)
+        threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
+        running.append(httpd)
+        return f"http://127.0.0.1:{httpd.server_port}"
+
+    yield start
+    for httpd in running:
+        httpd.shutdown()
+        httpd.server_close()
 
 
 if __name__ == "__main__":

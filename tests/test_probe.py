@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 
 import misbehaving
 import numpy as np
@@ -27,20 +26,8 @@ needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server:
 
 @pytest.fixture
 def stands_in(monkeypatch):
-    running = []
-
-    def start(way=""):
-        monkeypatch.setattr(misbehaving.Handler, "way", way)
-        monkeypatch.setattr(misbehaving.Handler, "keys", [])
-        httpd = misbehaving.Server(("127.0.0.1", 0), misbehaving.Handler)
-        threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
-        running.append(httpd)
-        return f"http://127.0.0.1:{httpd.server_port}"
-
-    yield start
-    for httpd in running:
-        httpd.shutdown()
-        httpd.server_close()
+    with misbehaving.standing_in(monkeypatch) as start:
+        yield start
 
 
 def probed(url, seconds=20.0, **given):

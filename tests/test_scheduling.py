@@ -15,8 +15,8 @@ from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.scheduling import analysis, observed, plan, policies, published, traffic, workload
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, serve
+from plamo_study.studies.scheduling.plan import PARTS
 from plamo_study.studies.scheduling.steps import fit
-from plamo_study.studies.scheduling.traffic import PARTS
 
 WORKER = "plamo_study.studies.scheduling.worker"
 MODELS = (HYBRID, ATTENTION)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -37,20 +36,8 @@ needs_python = pytest.mark.skipif(not server.has_python_server(), reason="the ex
 @pytest.fixture
 def misbehaves(monkeypatch):
     """A server that misbehaves in a way, within this process."""
-    running = []
-
-    def start(way=""):
-        monkeypatch.setattr(misbehaving.Handler, "way", way)
-        monkeypatch.setattr(misbehaving.Handler, "keys", [])
-        httpd = misbehaving.Server(("127.0.0.1", 0), misbehaving.Handler)
-        threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
-        running.append(httpd)
-        return Target(f"http://127.0.0.1:{httpd.server_port}")
-
-    yield start
-    for httpd in running:
-        httpd.shutdown()
-        httpd.server_close()
+    with misbehaving.standing_in(monkeypatch) as start:
+        yield lambda way="": Target(start(way))
 
 
 def asked(target, **given):

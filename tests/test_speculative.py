@@ -22,7 +22,7 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
 from plamo_study.present import theme
 from plamo_study.studies.speculative import analysis, drafters, figures, plan, sampling, show, workload
-from plamo_study.studies.speculative.ways import TERMS
+from plamo_study.studies.speculative.plan import TERMS
 
 K = 4
 WORKER = "plamo_study.studies.speculative.worker"
@@ -355,7 +355,7 @@ def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
         place = 30
         other = int(np.argsort(reference.expected(place))[-2])
         gap, rounding = workload._explained(speculate(), session, reference, place, other)
-        assert gap > workload.BOTH_MOVE * rounding
+        assert gap > plan.BOTH_MOVE * rounding
         assert 0 < rounding < 1e-2
 
 

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from plamo_study.cli import report
-from plamo_study.cli.server import building
 from plamo_study.engine import builds as engines
 from plamo_study.measure import defects, plan, serving
 from plamo_study.models import embedded, registry
@@ -20,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp: the corrected
 @app.command()
 def build(name: Annotated[str, typer.Argument(help="as `engine list` names it, e.g. corrected")]) -> None:
     """Patch the locked sources of llama.cpp and compile libllama; the other libraries are the installed ones."""
-    with building(name) as on_step:
+    with report.building(name) as on_step:
         path, made = engines.build(name, on_step)
     said = "built" if made else "is here already"
     report.console.print(f"{name} {said}: {report.short(path)}; use it with --engine {name} or --beside {name}")

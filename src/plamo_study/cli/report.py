@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from plamo_study import paths
+from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, recording, runner
 from plamo_study.measure.cells import OnModel
@@ -64,7 +73,7 @@ def sweep(
             left, said = _left(event.remaining_s), f"{study} {_name(event.task)}"
             bar.update(task, total=event.total, completed=event.done, description=said, left=left)
             row = event.row
-            if row and (row.status != "ok" or row.valid is False) and not runner.asks_whether(row.cell):
+            if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
                 console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
 
         summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)
@@ -245,3 +254,17 @@ def _trouble(event: runner.Progress) -> str:
     if row is None or row.failure is None:
         return f"wrong result: {row.checks if row else ''}"
     return f"{row.status} in {row.failure.stage}: {row.failure.why}"
+
+
+@contextmanager
+def building(name: str) -> Iterator[OnStep]:
+    """A bar that says what a build is doing."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(f"{name}: starting", total=None)
+
+        def on_step(what: str, done: int, steps: int) -> None:
+            said = f"{what}, {done} of {steps}" if steps else what
+            bar.update(task, description=f"{name}: {said}", completed=done, total=steps or None)
+
+        yield on_step

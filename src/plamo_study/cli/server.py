@@ -3,18 +3,15 @@
 import json as jsonlib
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from plamo_study.cli import report
-from plamo_study.engine import builds as engines, server_build
+from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, server as servers
 
@@ -27,7 +24,7 @@ def build(
     engine: Annotated[str, typer.Argument(help="stock, or a build of `engine list`")] = server_build.STOCK,
 ) -> None:
     """Compile llama-server from the locked sources, once for all engines; the engine too where it is not here."""
-    with building("llama-server") as on_step:
+    with report.building("llama-server") as on_step:
         begin = time.monotonic()
         binary, spent = server_build.build(engine, on_step)
         wall = time.monotonic() - begin
@@ -115,17 +112,3 @@ def probe(
 
 def _say(line: str) -> None:
     report.console.print(line, markup=False)
-
-
-@contextmanager
-def building(name: str) -> Iterator[engines.OnStep]:
-    """A bar that says what a build is doing."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=report.console) as bar:
-        task = bar.add_task(f"{name}: starting", total=None)
-
-        def on_step(what: str, done: int, steps: int) -> None:
-            said = f"{what}, {done} of {steps}" if steps else what
-            bar.update(task, description=f"{name}: {said}", completed=done, total=steps or None)
-
-        yield on_step

@@ -242,6 +242,11 @@ class Session:
         """Whether the model keeps a state that it cannot read back token by token, alone or beside keys and values."""
         return bool(llama.llama_model_is_recurrent(self.model) or llama.llama_model_is_hybrid(self.model))
 
+    def move(self, source: int, target: int) -> None:
+        """Let a sequence go on in another place, whose own is forgotten; its own place is free then."""
+        self.set_state(target, self.read_state(source), self.n_past[source])
+        self.remove_tail(source, 0)
+
     def held(self, seq: int) -> int:
         """Tokens that the memory holds of a sequence, by the last position in it; 0 for none."""
         return int(llama.llama_memory_seq_pos_max(self.memory, seq)) + 1

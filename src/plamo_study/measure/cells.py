@@ -30,6 +30,14 @@ class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     seed: int = 0
 
     @property
+    def asks_whether(self) -> bool:
+        """Whether it asks if something is right: then a wrong result or an abort is its answer and no failure.
+
+        By default where prompts of several sequences share a call.
+        """
+        return getattr(self, "policy", "") == "packed"
+
+    @property
     def workload(self) -> str:
         """The name of its type in lower case."""
         return str(self.__struct_config__.tag)
@@ -124,6 +132,11 @@ class Replay(OnModel, frozen=True, kw_only=True):
     n_seq: int = 1
     calls: Calls = ()
     question: str = field(default="", name="label")  # map, identity, isolation, bystander; none: drawn at random
+
+    @property
+    def asks_whether(self) -> bool:
+        """Always."""
+        return True
 
 
 class Isolation(Replay, frozen=True, kw_only=True):
@@ -269,6 +282,11 @@ class Speculate(OnText, frozen=True, kw_only=True):
         """The target, and the model that drafts where there is one."""
         return (*super().files, *([(self.draft, self.scale, self.draft_dtype)] if self.draft else []))
 
+    @property
+    def asks_whether(self) -> bool:
+        """Whether the bindings' own loop gives the target's tokens."""
+        return self.way == "binding"
+
 
 class Serving(OnModel, frozen=True, kw_only=True):
     """Requests to a server over HTTP: so many at a time, or as they arrive."""
@@ -283,6 +301,11 @@ class Serving(OnModel, frozen=True, kw_only=True):
     n_clients: int = 1  # requests at a time; 0: they come as they arrive
     per_second: float = 1.0  # arrivals, in the mean, where they come as they arrive
     pattern: Literal["", "poisson", "gamma", "knee"] = ""  # of these arrivals; knee: the rate is sought
+
+    @property
+    def asks_whether(self) -> bool:
+        """Whether requests that share a server's batches get the answers they get alone."""
+        return self.n_clients != 1
 
 
 class Traffic(OnModel, frozen=True, kw_only=True):

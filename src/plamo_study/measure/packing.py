@@ -61,11 +61,16 @@ _decoder = msgspec.json.Decoder(Header | Name | Row | Fact)
 
 @dataclass
 class Pack:
-    """A checked pack: the machine's facts, and the records of every journal by its name, `study.scale`."""
+    """A checked pack: the machine's id, and the records of every journal by its name, `study.scale`."""
 
     machine: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
     journals: dict[str, list[Record]] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the machine says of itself."""
+        records = chain(*self.journals.values())
+        return next(record.data for record in records if isinstance(record, Fact) and record.id == self.machine)
 
     @property
     def rows(self) -> int:
@@ -196,8 +201,6 @@ def unpack(path: Path, studies: Collection[str]) -> Pack:
         _check(found.rows, "the pack ends without a row")
     except (ValueError, OSError, EOFError, zlib.error, OverflowError) as error:
         raise StudyError(f"{path}, line {max(number, 1)}", str(error) or type(error).__name__, MEND) from error
-    machines = (fact for fact in chain(*found.journals.values()) if isinstance(fact, Fact) and fact.what == "machine")
-    found.facts = next(machines).data
     return found
 
 

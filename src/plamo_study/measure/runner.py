@@ -18,18 +18,7 @@ import psutil
 from plamo_study.errors import StudyError
 from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
-from plamo_study.measure.cells import (
-    Cell,
-    Decode,
-    File,
-    Gate,
-    OnEngine,
-    Prefill,
-    Replay,
-    Replicas,
-    Serving,
-    Speculate,
-)
+from plamo_study.measure.cells import Cell, File, Gate, OnEngine
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows, read
@@ -92,7 +81,7 @@ class Summary:
     @property
     def unexpected(self) -> list[Row]:
         """Those of them that are not the answer to what their cell asks."""
-        return [row for row in self.failed if not asks_whether(row.cell)]
+        return [row for row in self.failed if not row.cell.asks_whether]
 
 
 OnProgress = Callable[[Progress], None]
@@ -416,15 +405,6 @@ def _passed_elsewhere(path: Path) -> dict[str, Row]:
 def _repeated(task: Task) -> Task:
     """The same cell in the same block once more: a replicate of its own."""
     return replace(task, replicate=task.replicate + REPEAT, order=task.order + REPEAT)
-
-
-def asks_whether(cell: Cell) -> bool:
-    """Whether a cell asks if a batch is right: then a wrong result or an abort is its answer and no failure."""
-    if isinstance(cell, Speculate):
-        return cell.way == "binding"
-    if isinstance(cell, Serving):
-        return cell.n_clients != 1  # requests that share a server's batches
-    return isinstance(cell, Replay) or (isinstance(cell, Prefill | Decode | Replicas) and cell.policy == "packed")
 
 
 def engine_facts(folder: str = "") -> dict:

@@ -19,8 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Literal
 
-import httpx2
-
 from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure.process import ASSERT, BUILD_FOLDER
@@ -164,6 +162,8 @@ def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> sub
 
 
 def _await(server: Server, path: str, until: float) -> None:
+    import httpx2  # a twelfth of a second, which only those who start a server should wait for
+
     while time.monotonic() < until:
         if why := server.ended():
             tail = " ".join(server.log().strip().splitlines()[-2:])

@@ -1,5 +1,7 @@
 """Every figure of the notebooks. A figure takes tidy data, holds none, and reads itself aloud in its description."""
 
+from typing import Any
+
 import altair as alt
 import pandas as pd
 
@@ -41,6 +43,16 @@ def marks(field: str, names: list[str]) -> tuple[alt.Color, alt.Shape]:
     return color, alt.Shape(f"{field}:N", title=None, scale=domain, legend=legend)
 
 
+def whiskered(base: alt.Chart, axis: str, scale: alt.Scale | None = None, **points: Any) -> list[alt.Chart]:
+    """A line through points with their intervals, of data that `spread` made; `points`: how a point looks."""
+    y = alt.Y("value:Q", title=axis, scale=scale) if scale else alt.Y("value:Q", title=axis)
+    return [
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
+        base.mark_line().encode(y=y),
+        base.mark_point().encode(y=y, **points),
+    ]
+
+
 def curves(
     data: pd.DataFrame, column: str, series: str, axis: str, title: str, reference: float | None = None
 ) -> Chart:
@@ -49,13 +61,9 @@ def curves(
     names = list(dict.fromkeys(tidy[series]))
     colour, shape = marks(series, names)
     x = alt.X("n_seq:Q", title="Sequences", scale=alt.Scale(nice=False, padding=10), axis=alt.Axis(values=TICKS))
-    y = alt.Y("value:Q", title=axis, scale=alt.Scale(zero=reference is None))
     base = alt.Chart(tidy).encode(x=x, color=colour)
-    layers = [
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
-        base.mark_line().encode(y=y),
-        base.mark_point().encode(y=y, shape=shape, tooltip=["n_seq:Q", alt.Tooltip("value:Q", format=".3~g")]),
-    ]
+    tips = ["n_seq:Q", alt.Tooltip("value:Q", format=".3~g")]
+    layers = whiskered(base, axis, alt.Scale(zero=reference is None), shape=shape, tooltip=tips)
     if reference is not None:
         rule = alt.Chart(pd.DataFrame({"y": [reference]})).mark_rule(strokeDash=[4, 4]).encode(y="y:Q")
         layers.insert(0, rule)

@@ -26,6 +26,11 @@ def is_close(ratio: float) -> bool:
     return 1 / CLOSE <= ratio <= CLOSE
 
 
+def unless(ratio: Estimate) -> str:
+    """What is said of a ratio whose interval holds 1."""
+    return ", which is inconclusive" if ratio.above(1.0) == "inconclusive" else ""
+
+
 def closeness(ratios: Sequence[Estimate]) -> tuple[int, str]:
     """How many of these are within CLOSE times, and in words how many of them with their whole interval."""
     near = [ratio for ratio in ratios if is_close(ratio.value)]

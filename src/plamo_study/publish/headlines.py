@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Callable
 
-from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import serving
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
@@ -14,8 +13,9 @@ from plamo_study.studies.batch_scaling import analysis as batch_scaling, show as
 from plamo_study.studies.batching_law import analysis as batching_law
 from plamo_study.studies.collect import collect
 from plamo_study.studies.context import analysis as context
-from plamo_study.studies.phase_asymmetry import analysis as phase_asymmetry, prediction
+from plamo_study.studies.phase_asymmetry import prediction
 from plamo_study.studies.quantization import analysis, show as quantization
+from plamo_study.studies.start_here import analysis as start_here
 
 USERS = 2
 
@@ -60,18 +60,14 @@ def batches() -> str:
 def asymmetry() -> str:
     """How much faster the first model reads than it writes."""
     recording = recorded("01-phase-asymmetry")
-    rows = recording.rows
-    first = phase_asymmetry.asymmetry(rows).iloc[0]
-    fast, slow = phase_asymmetry.prefill(rows), phase_asymmetry.decode(rows, (512,))
-    read: Estimate = fast[(fast["model"] == first["model"]) & (fast["n_prompt"] == 512)]["rate"].iloc[0]
-    write: Estimate = slow[slow["model"] == first["model"]]["rate"].iloc[0]
-    reached = prediction.against_prediction(rows, recording.facts).set_index(["model", "what"])["of_usual"]
-    prompt, step = (reached[first["model"], what] for what in ("prefill 512", "decode step"))
+    first = start_here.mystery(recording)
+    reached = prediction.against_prediction(recording.rows, recording.facts).set_index(["model", "what"])["of_usual"]
+    prompt, step = (reached[first.model, what] for what in ("prefill 512", "decode step"))
     return (
-        f"**Reading is {first['ratio'].value:.1f} times as fast as writing.** {escaped(first['model'])} reads "
-        f"{read.value:.0f} tokens a second and writes {write.value:.1f} (ratio {first['ratio']:.1f}). A prompt reaches "
-        f"{prompt.value:.0%} of what the matrix kernel can do, a step {step.value:.0%} of what memory gave beside it "
-        f"({chips(recording)})."
+        f"**Reading is {first.ratio.value:.1f} times as fast as writing.** {escaped(first.model)} reads "
+        f"{first.read.value:.0f} tokens a second and writes {first.write.value:.1f} (ratio {first.ratio:.1f}). "
+        f"A prompt reaches {prompt.value:.0%} of what the matrix kernel can do, a step {step.value:.0%} of what memory "
+        f"gave beside it ({chips(recording)})."
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions
+from plamo_study.measure.arrivals import since_first
 from plamo_study.measure.cells import Service, Shipment
 from plamo_study.studies.disaggregation.wire import clock
 
@@ -49,7 +50,7 @@ def tokens(cell: Shipment | Service, n_vocab: int) -> np.ndarray:
 def arrivals(cell: Service) -> list[int]:
     """When each request arrives, in ns since the first: as people do who know nothing of one another."""
     gaps = np.random.default_rng([cell.seed, 1]).exponential(1e9 / cell.per_second, cell.n_requests)
-    return (np.cumsum(gaps) - gaps[0]).astype(np.int64).tolist()
+    return since_first(gaps).astype(np.int64).tolist()
 
 
 def wait_until(at_ns: int) -> None:

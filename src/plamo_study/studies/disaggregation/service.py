@@ -105,8 +105,7 @@ def _leave(session: Session, active: list[Answer], seq: int) -> Answer:
     gone, last = active[seq], len(active) - 1
     session.remove_tail(seq, 0)
     if seq != last:
-        session.set_state(seq, session.read_state(last), session.n_past[last])
-        session.remove_tail(last, 0)
+        session.move(last, seq)
         active[seq] = active[last]
     active.pop()
     return gone

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
@@ -82,9 +81,9 @@ def _services(rows: pd.DataFrame) -> list[str]:
         lines.append(
             f"**{escaped(str(model))}, threads shared out** to a process that reads and one that writes, "
             f"requests at {row['per_second']:g} a second{_beyond(rows, row)}: {ratio} the throughput {both}"
-            f"{_unless(row['throughput_ratio'])}; the first token takes {row['ttft_ratio']:.2f} times as long"
-            f"{_unless(row['ttft_ratio'])}; the longest gap between two tokens is {gap} as long {gaps}"
-            f"{_unless(row['largest_ratio'])}."
+            f"{sentences.unless(row['throughput_ratio'])}; the first token takes {row['ttft_ratio']:.2f} times as long"
+            f"{sentences.unless(row['ttft_ratio'])}; the longest gap between two tokens is {gap} as long {gaps}"
+            f"{sentences.unless(row['largest_ratio'])}."
         )
     return lines
 
@@ -95,11 +94,6 @@ def _beyond(rows: pd.DataFrame, row: Mapping[str, Any]) -> str:
     known = known[known["model"] == row["model"]]
     least = [float(known[name].iloc[0].value) for name in ("shared", "split")] if len(known) else []
     return ", more than either can take" if least and row["per_second"] > max(least) else ""
-
-
-def _unless(ratio: Estimate) -> str:
-    """What is said of a ratio whose interval holds 1."""
-    return ", which is inconclusive" if ratio.above(1.0) == "inconclusive" else ""
 
 
 def link_name(bps: int) -> str:

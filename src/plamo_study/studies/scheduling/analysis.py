@@ -3,8 +3,9 @@
 Frames in, estimates out. A process is one number. Both sides serve the same requests at the same times.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.errors import StudyError
+from plamo_study.measure.arrivals import since_first
 from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
-from plamo_study.studies.scheduling.plan import WITHIN, known_loads
+from plamo_study.studies.scheduling.plan import PARTS, WITHIN, known_loads
 from plamo_study.studies.scheduling.steps import StepModel, kind
-from plamo_study.studies.scheduling.traffic import PARTS
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES] + ["throughput", "goodput"]
@@ -63,7 +64,7 @@ def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, f
 def live(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process of traffic: LOADED, `block`, METRICS. Disturbed ones only of a model that has no others."""
     entries = []
-    for row in _judged(_traffic(usable(rows))).itertuples():
+    for row in _judged(traffic_of(usable(rows))).itertuples():
         load, came = load_of(row), [np.array(each.token_ns) / NS for each in row.requests]
         gaps = np.concatenate([np.diff(each) for each in came])
         ttft = np.array([each[0] for each in came]) - np.array(load.arrives)
@@ -81,13 +82,14 @@ def _judged(used: pd.DataFrame) -> pd.DataFrame:
 
 def unjudged(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
     """Model, load and policy of the cells whose every process something disturbed, where a model has others."""
-    used = _traffic(usable(rows))
+    used = traffic_of(usable(rows))
     names = ["model", "per_second", "label"]
     kept = set(map(tuple, _judged(used)[names].to_numpy().tolist()))
     return sorted(set(map(tuple, used[names].to_numpy().tolist())) - kept)
 
 
-def _traffic(rows: pd.DataFrame) -> pd.DataFrame:
+def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of loads that a policy served."""
     return rows[(rows["workload"] == "traffic") & (rows["label"] != PARTS) & (rows["status"] == "ok")]
 
 
@@ -194,7 +196,7 @@ def both(rows: pd.DataFrame, known: dict[str, StepModel]) -> pd.DataFrame:
     Loads that a model cannot be asked about, because it was not measured so far, are in `refused`, with the reason.
     """
     entries = []
-    first = _traffic(usable(rows)).drop_duplicates(["model", "per_second", "label"])
+    first = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
     loads = {(row.model, row.per_second, row.label): (load_of(row), int(row.n_seq)) for row in first.itertuples()}
     fitted_on = known_loads(str(rows["scale"].iloc[0]))
     for key, group in live(rows).groupby(LOADED, sort=True):
@@ -287,31 +289,22 @@ def at_rate(load: Load, per_second: float, n: int = FINE) -> Load:
     """Requests of a load's lengths, over and over in an order of their own, so many a second."""
     rng = np.random.default_rng([n, round(per_second * 1000)])
     which = rng.integers(0, len(load), n)
-    gaps = rng.exponential(1 / per_second, n)
-    drawn = clock.chosen(load, which.tolist())
-    return replace(drawn, arrives=(np.cumsum(gaps) - gaps[0]).tolist())
+    arrives = since_first(rng.exponential(1 / per_second, n))
+    return replace(clock.chosen(load, which.tolist()), arrives=arrives.tolist())
 
 
-def over_loads(load: Load, rules: Iterable[str], model: StepModel, slots: int, rates: Iterable[float]) -> pd.DataFrame:
-    """Each policy at each rate, simulated with FINE requests: `rule`, `per_second` and METRICS."""
-    entries = [
-        {"rule": rule, "per_second": rate}
-        | of_served(serve(at_rate(load, rate), policies.named(rule), Simulated(model), slots))
-        for rate in rates
-        for rule in rules
-    ]
-    return pd.DataFrame(entries, columns=["rule", "per_second", *METRICS])
-
-
-def over_slots(load: Load, rule: str, model: StepModel, slots: Iterable[int], rates: Iterable[float]) -> pd.DataFrame:
-    """A policy by slots and rate: `slots`, `per_second` and METRICS."""
-    entries = [
-        {"slots": n, "per_second": rate}
-        | of_served(serve(at_rate(load, rate), policies.named(rule), Simulated(model), n))
-        for rate in rates
-        for n in slots
-    ]
-    return pd.DataFrame(entries, columns=["slots", "per_second", *METRICS])
+def over_loads(
+    load: Load, rules: Sequence[str], model: StepModel, slots: Sequence[int], rates: Iterable[float]
+) -> pd.DataFrame:
+    """Each policy with each number of slots at each rate, simulated with FINE requests: `rule`, `slots`, `per_second`
+    and METRICS."""
+    entries = []
+    for rate in rates:
+        asked = at_rate(load, rate)
+        for rule, n in product(rules, slots):
+            served = serve(asked, policies.named(rule), Simulated(model), n)
+            entries.append({"rule": rule, "slots": n, "per_second": rate} | of_served(served))
+    return pd.DataFrame(entries, columns=["rule", "slots", "per_second", *METRICS])
 
 
 def over_memory(

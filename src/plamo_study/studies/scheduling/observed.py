@@ -10,8 +10,8 @@ from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.measure.cells import Arrival
 from plamo_study.studies.chunked import workload as chunked
+from plamo_study.studies.scheduling.plan import PARTS
 from plamo_study.studies.scheduling.steps import Calls, StepModel, fit
-from plamo_study.studies.scheduling.traffic import PARTS
 
 COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
 ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "rule", "per_second", "block"]

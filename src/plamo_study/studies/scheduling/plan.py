@@ -10,8 +10,8 @@ from dataclasses import replace
 from plamo_study.measure import machine
 from plamo_study.measure.cells import Cell, Traffic
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, thread_counts, with_gates
-from plamo_study.studies.scheduling.traffic import PARTS
 
+PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
 LONGEST = {"mini": (256, 24), "shape": (256, 16), "weights": (256, 16)}  # tokens of a prompt and of an answer
 SLOTS = 8
 POLICIES = ("shared", "chunked 64", "decode first 64", "chunked 128", "one at a time")

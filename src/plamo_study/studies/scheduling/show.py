@@ -75,7 +75,7 @@ def _policies(rows: pd.DataFrame) -> list[str]:
             first, second = (stats.median(each.tolist()).scaled(MS) for each in (two, one))
             times, both = sentences.quotient(ratio, first, second, "ms")
             q = "P99" if name == "itl_p99" else "P90"
-            said.append(f"{words} takes {times} as long {both}, {q}{_unless(ratio)}")
+            said.append(f"{words} takes {times} as long {both}, {q}{sentences.unless(ratio)}")
         lines.append(
             f"**{escaped(str(model))}, prompts in chunks of 64** instead of whole, {at:g} requests a second: "
             f"{'; '.join(said)}."
@@ -88,10 +88,6 @@ def _busiest(group: pd.DataFrame) -> float:
     both = [group[group["rule"] == rule]["per_second"] for rule in ("shared", "chunked 64")]
     common = set(both[0]) & set(both[1])
     return float(max(common or set(group["per_second"])))
-
-
-def _unless(ratio: stats.Estimate) -> str:
-    return ", which is inconclusive" if ratio.above(1.0) == "inconclusive" else ""
 
 
 def _printed() -> str:
@@ -113,8 +109,8 @@ def _printed() -> str:
 
 def over_load(recording: Recording) -> pd.DataFrame:
     """What the first figure draws: model, per_second, rule, what, measured (estimates), simulated."""
-    compared, entries = analysis.compared(recording.rows), []
-    for row in compared[compared["refused"] == ""].to_dict("records"):
+    entries = []
+    for row in _answered(recording).to_dict("records"):
         for name, words in (("ttft_p90", "first token, P90 (ms)"), ("itl_p99", "gap between tokens, P99 (ms)")):
             if row["rule"] in SHOWN:
                 entry = {"model": row["model"], "per_second": row["per_second"], "rule": row["rule"], "what": words}
@@ -124,27 +120,36 @@ def over_load(recording: Recording) -> pd.DataFrame:
 
 def ratios(recording: Recording) -> pd.DataFrame:
     """Simulated over measured: model, rule, what, ratio, loads."""
-    compared, entries = analysis.compared(recording.rows), []
+    entries = []
     names = {"ttft_p99": "first token, P99", "itl_p99": "gap between tokens, P99", "throughput": "throughput"}
-    for row in compared[compared["refused"] == ""].to_dict("records"):
+    for row in _answered(recording).to_dict("records"):
         for name, words in names.items():
             entry = {"model": row["model"], "rule": row["rule"], "what": words, "ratio": row[f"{name}_ratio"]}
-            entries.append(entry | {"loads": "held out" if row["held_out"] else "fitted on"})
+            entries.append(entry | {"loads": row["loads"]})
     return pd.DataFrame(entries, columns=["model", "rule", "what", "ratio", "loads"])
+
+
+def _answered(recording: Recording) -> pd.DataFrame:
+    """The loads that the simulation was asked about and answered for, and whether it was fitted on them (`loads`)."""
+    found = analysis.compared(recording.rows)
+    found = found[found["refused"] == ""]
+    return found.assign(loads=_loads(found))
+
+
+def _loads(found: pd.DataFrame) -> list[str]:
+    return ["held out" if held else "fitted on" for held in found["held_out"]]
 
 
 def typical(recording: Recording) -> Load:
     """The requests that all loads of these rows consist of."""
-    rows = usable(recording.rows)
-    row = next(rows[(rows["workload"] == "traffic") & (rows["label"] != traffic.PARTS)].itertuples())
-    return analysis.load_of(row)
+    return analysis.load_of(next(analysis.traffic_of(usable(recording.rows)).itertuples()))
 
 
 def by_chunk(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
     """Policies by size of chunk over load, simulated, and where the machine's capacity ends."""
     load, known = typical(recording), analysis.fitted(recording.rows)[model]
     end = analysis.capacity(load, known, SLOTS)
-    found = analysis.over_loads(load, RULES, known, SLOTS, _rates(recording, end))
+    found = analysis.over_loads(load, RULES, known, [SLOTS], _rates(end))
     return found, {"capacity with whole prompts": end}
 
 
@@ -153,10 +158,11 @@ def by_slots(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, 
     load, known = typical(recording), analysis.fitted(recording.rows)[model]
     end = analysis.capacity(load, known, SLOTS)
     slots = [n for n in (1, 2, 4, 8) if n <= SLOTS]
-    return analysis.over_slots(load, "chunked 64", known, slots, _rates(recording, end)), {"capacity with 8 slots": end}
+    found = analysis.over_loads(load, ["chunked 64"], known, slots, _rates(end))
+    return found, {"capacity with 8 slots": end}
 
 
-def _rates(recording: Recording, end: float) -> list[float]:
+def _rates(end: float) -> list[float]:
     """Loads from light to the end of capacity, round numbers of them."""
     return [float(f"{share * end:.2g}") for share in (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)]
 
@@ -166,8 +172,8 @@ def by_arrangement(recording: Recording, model: str) -> tuple[pd.DataFrame, dict
     load, known = typical(recording), analysis.fitted(recording.rows)[model]
     halves, ships = analysis.half(recording.rows), shipping(recording, model)
     end = analysis.capacity(load, known, SLOTS)
-    rates = _rates(recording, end)
-    found = analysis.over_loads(load, ("shared", "chunked 64"), known, SLOTS, rates).rename(columns={"rule": "how"})
+    rates = _rates(end)
+    found = analysis.over_loads(load, ("shared", "chunked 64"), known, [SLOTS], rates).rename(columns={"rule": "how"})
     machines = {"split, half of the threads each": halves.get(model), "split, a second machine": known}
     entries = [
         {"how": how, "per_second": rate}
@@ -242,9 +248,7 @@ def elsewhere(recording: Recording) -> Table:
 
 def validation(recording: Recording) -> Table:
     """Simulated over measured, every quantity of every load and policy."""
-    found = analysis.compared(recording.rows)
-    found = found[found["refused"] == ""]
-    found = found.assign(loads=["held out" if held else "fitted on" for held in found["held_out"]])
+    found = _answered(recording)
     words = {"ttft": "first token", "itl": "gap"}
     named = {f"{a}_{q}_ratio": (f"{words[a]}, {q.upper()}", ".2f") for a in words for q in ("p50", "p90", "p99")}
     columns: Columns = {
@@ -283,7 +287,7 @@ def picks(recording: Recording) -> Table:
     found = analysis.picks(recording.rows, analysis.compared(recording.rows))
     found = found.assign(
         what=found["for"].map(NAMES),
-        loads=["held out" if held else "fitted on" for held in found["held_out"]],
+        loads=_loads(found),
         said=["yes" if each else "no" for each in found["confirmed"]],
     )
     columns: Columns = {
@@ -326,8 +330,8 @@ def strategies(recording: Recording) -> Table:
 
 def _at(load: Load, per_second: float, recording: Recording) -> Load:
     """The same requests as at any measured load, so many a second."""
-    rows = usable(recording.rows)
-    rows = rows[(rows["workload"] == "traffic") & (rows["label"] != traffic.PARTS) & (rows["per_second"] == per_second)]
+    rows = analysis.traffic_of(usable(recording.rows))
+    rows = rows[rows["per_second"] == per_second]
     return analysis.load_of(next(rows.itertuples())) if len(rows) else load
 
 
@@ -348,7 +352,7 @@ def objective(recording: Recording, milliseconds: float) -> Table:
     for model, known in analysis.fitted(rows).items():
         end = analysis.capacity(load, known, SLOTS)
         rates = [rate for rate in LOADS[recording.scale] if rate <= end]
-        every = analysis.over_loads(load, DESIGNS, known, SLOTS, rates)
+        every = analysis.over_loads(load, DESIGNS, known, [SLOTS], rates)
         for rate, group in every.groupby("per_second"):
             keeping = group[group["itl_p99"] <= milliseconds / MS]
             entry: dict[str, Any] = {"model": model, "per_second": rate, "rule": "none keeps it"}

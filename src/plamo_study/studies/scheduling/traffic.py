@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from plamo_study.errors import StudyError
+from plamo_study.measure.arrivals import since_first
 from plamo_study.measure.cells import Traffic
 from plamo_study.studies.scheduling.loop import Load
 
 PROMPT_SPREAD, OUTPUT_SPREAD = 0.99, 0.86  # standard deviations of the logarithms
 MEDIAN = 4  # times that the median is shorter than the longest
 GRAIN = 16  # prompts are so many tokens or a multiple, so that every size of chunk is met often
-PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
 COLUMNS = ("arrives", "prompt", "output")
 MOST = 10_000_000  # requests of a trace
 
@@ -31,7 +31,7 @@ def drawn(cell: Traffic) -> Load:
     prompt = _lengths(lengths, n, cell.n_prompt, PROMPT_SPREAD, GRAIN)
     output = _lengths(lengths, n, cell.n_gen, OUTPUT_SPREAD, 1)
     gaps = np.random.default_rng([cell.seed, 1]).exponential(1 / cell.per_second, n)
-    return Load((np.cumsum(gaps) - gaps[0]).tolist(), prompt, np.maximum(output, 2).tolist())
+    return Load(since_first(gaps).tolist(), prompt, np.maximum(output, 2).tolist())
 
 
 def _lengths(rng: np.random.Generator, n: int, most: int, spread: float, grain: int) -> list[int]:

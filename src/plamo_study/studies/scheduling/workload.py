@@ -14,15 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from plamo_study.engine.session import Session
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import proof, sessions, watch
 from plamo_study.measure.cells import Traffic
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
-from plamo_study.measure.workloads import FIRST_TOKEN
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.scheduling import policies, traffic
 from plamo_study.studies.scheduling.loop import Served, serve
-from plamo_study.studies.scheduling.traffic import GRAIN, PARTS
+from plamo_study.studies.scheduling.plan import PARTS
+from plamo_study.studies.scheduling.traffic import GRAIN
 
 SIZES = (
     1,
@@ -93,9 +94,9 @@ class Live:
             self.logits[decoding[slot]] = session.logits(slot)
         session.remove_tail(slot, 0)
         if slot != last:
-            self._move(last, slot)
+            session.move(last, slot)
         if reading >= 0:
-            self._move(last + 1, last)
+            session.move(last + 1, last)
         now = self._now()
         if slot != last or reading >= 0:
             self.moves.append((self._ended - began) // ((slot != last) + (reading >= 0)))
@@ -110,11 +111,6 @@ class Live:
         """Put it into a sequence again."""
         self.session.set_state(slot, self._saved.pop(request), held)
         return self._now()
-
-    def _move(self, source: int, target: int) -> None:
-        session = self.session
-        session.set_state(target, session.read_state(source), session.n_past[source])
-        session.remove_tail(source, 0)
 
     def _now(self) -> float:
         self._ended = clock()

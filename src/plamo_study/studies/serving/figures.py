@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from plamo_study.present.figures import Chart, marks, spread
+from plamo_study.present.figures import Chart, marks, spread, whiskered
 
 SIDE = 240
 BECAME = ["#a6cbe3", "#d55e00", "#4d4d4d"]  # as alone, another answer, none
@@ -37,11 +37,7 @@ def lengths(data: pd.DataFrame, title: str) -> Chart:
     axis = "Request (s)"
     base = alt.Chart().encode(x=alt.X("n_gen:Q", title="Tokens of answer", axis=alt.Axis(values=_ticks(tidy))))
     base = base.encode(color=colour)
-    layers = [
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
-        base.mark_line().encode(y=alt.Y("value:Q", title=axis)),
-        base.mark_point().encode(y=alt.Y("value:Q", title=axis), shape=shape),
-    ]
+    layers = whiskered(base, axis, shape=shape)
     chart = alt.layer(*layers, data=tidy).properties(width=250, height=SIDE)
     told = "; ".join(
         f"{model}, {prompt}: " + ", ".join(f"{row.value:.2f} s for {row.n_gen}" for row in group.itertuples())
@@ -81,9 +77,5 @@ def _panel(data: pd.DataFrame, column: str, axis: str, names: list[str], factor:
     x = alt.X("n_clients:Q", title="Requests at a time", scale=alt.Scale(type="log", base=2, nice=False, padding=10),
               axis=alt.Axis(values=sorted(set(tidy["n_clients"]))))  # fmt: skip
     base = alt.Chart(tidy).encode(x=x, color=colour)
-    layers = [
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
-        base.mark_line().encode(y=alt.Y("value:Q", title=axis)),
-        base.mark_point().encode(y=alt.Y("value:Q", title=axis), shape=shape),
-    ]
+    layers = whiskered(base, axis, shape=shape)
     return alt.layer(*layers).properties(width=250, height=SIDE)

@@ -12,7 +12,7 @@ import httpx2
 
 from plamo_study.measure.cells import Serving
 from plamo_study.studies.serving import load
-from plamo_study.studies.serving.client import Answer, Prompt, Target
+from plamo_study.studies.serving.client import Prompt, Target
 from plamo_study.studies.serving.load import Loaded
 
 ENOUGH = 0.9  # of the requests
@@ -27,13 +27,12 @@ class Objectives:
     ttft_s: float
     tpot_s: float
 
-    def met(self, answer: Answer) -> bool:
+    def met(self, due_ns: int, token_ns: Sequence[int], failure: str) -> bool:
         """Whether a request kept to them; one that failed did not."""
-        stamps = answer.token_ns
-        if answer.failure or not stamps:
+        if failure or not token_ns:
             return False
-        rest = (stamps[-1] - stamps[0]) / max(len(stamps) - 1, 1)
-        return stamps[0] - answer.due_ns <= self.ttft_s * 1e9 and rest <= self.tpot_s * 1e9
+        rest = (token_ns[-1] - token_ns[0]) / max(len(token_ns) - 1, 1)
+        return token_ns[0] - due_ns <= self.ttft_s * 1e9 and rest <= self.tpot_s * 1e9
 
 
 OBJECTIVES = {"mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "weights": Objectives(10.0, 0.4)}
@@ -52,7 +51,8 @@ async def sought(
     for number in range(STEPS):
         rate = (low * high) ** 0.5
         loaded = await load.opened(web, target, prompts, load.arrivals("poisson", len(prompts), rate, number))
-        share = sum(map(OBJECTIVES[cell.scale].met, loaded.answers)) / len(prompts)
+        met = [OBJECTIVES[cell.scale].met(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
+        share = sum(met) / len(prompts)
         steps.append((rate, share, loaded.late_ns / 1e9))
         if share >= ENOUGH:
             low, best = rate, loaded

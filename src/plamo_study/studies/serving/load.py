@@ -15,6 +15,7 @@ import httpx2
 import numpy as np
 
 from plamo_study.errors import StudyError
+from plamo_study.measure.arrivals import since_first
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 
@@ -43,9 +44,14 @@ class Loaded:
         """How late the client is now and then: the 95th percentile of its lag."""
         return float(np.quantile(self.lag_ns, 0.95)) if self.lag_ns else 0.0
 
+    @property
+    def gaps_ns(self) -> list[int]:
+        """Between any two chunks of an answer."""
+        return [b - a for answer in self.answers for a, b in pairwise(answer.chunk_ns)]
+
     def client_binds(self) -> bool:
         """Whether the client's usual lag is more than LATE of the median gap between two chunks, or of a request."""
-        gaps = [b - a for answer in self.answers for a, b in pairwise(answer.chunk_ns)]
+        gaps = self.gaps_ns
         if not gaps:
             gaps = [answer.ended_ns - answer.sent_ns for answer in self.answers if not answer.failure]
         return bool(gaps) and float(np.median(self.lag_ns or [0])) > LATE * float(np.median(gaps))
@@ -126,7 +132,7 @@ def arrivals(kind: str, n: int, per_second: float, seed: int) -> list[float]:
         gaps = rng.gamma(shape, 1 / (per_second * shape), n)
     else:
         return _recorded(Path(kind), n)
-    return (np.cumsum(gaps) - gaps[0]).tolist()
+    return since_first(gaps).tolist()
 
 
 def _recorded(path: Path, n: int) -> list[float]:

@@ -62,15 +62,9 @@ def span(requests: Sequence[Request]) -> float:
 
 def goodput(requests: Sequence[Request], objectives: Objectives) -> float:
     """Requests per second that kept to the objectives."""
-    kept = [r for r in requests if not r.failure and r.token_ns and _kept(r, objectives)]
+    kept = [r for r in requests if objectives.met(r.arrived_ns, r.token_ns, r.failure)]
     answered = [r for r in requests if r.token_ns]
     return len(kept) / span(answered) if answered else NAN
-
-
-def _kept(request: Request, objectives: Objectives) -> bool:
-    first = (request.token_ns[0] - request.arrived_ns) / NS
-    rest = tpot(request) if len(request.token_ns) > 1 else 0.0
-    return first <= objectives.ttft_s and rest <= objectives.tpot_s
 
 
 def by_tool(requests: Sequence[Request]) -> dict[str, dict[str, float]]:

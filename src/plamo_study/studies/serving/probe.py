@@ -10,7 +10,6 @@ import ipaddress
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -458,7 +457,6 @@ def _late_of_request(loads: Iterable[Loaded]) -> float:
     """How late the client is beside the gap between two chunks, median over loads."""
     found = []
     for loaded in loads:
-        gaps = [b - a for answer in loaded.answers for a, b in pairwise(answer.chunk_ns)]
-        if gaps:
+        if gaps := loaded.gaps_ns:
             found.append(loaded.late_ns / max(float(np.median(gaps)), 1.0))
     return float(np.median(found)) if found else 0.0

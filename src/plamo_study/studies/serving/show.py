@@ -7,7 +7,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.analysis.stats import Estimate
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import of_cell, usable
 from plamo_study.measure.defects import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording
 from plamo_study.present import evidence, sentences
@@ -139,10 +139,14 @@ def _who(row: Any) -> str:
     return f"{row.model}, {kind}"
 
 
+def _at_a_time(found: pd.DataFrame) -> list[str]:
+    return ["as they come" if n == 0 else f"{n}" for n in found["n_clients"]]
+
+
 def answers(recording: Recording) -> Table:
     """Answers under load held against those of the same prompts alone, by model, build, server and load."""
     found = analysis.answers(recording.rows)
-    found = found.assign(at=["as they come" if n == 0 else f"{n}" for n in found["n_clients"]])
+    found = found.assign(at=_at_a_time(found))
     columns: Columns = {
         "model": ("model", ""),
         "build": ("build", ""),
@@ -191,7 +195,7 @@ def under_load(recording: Recording) -> Table:
     """Several requests at a time: times, tokens a second, and verdicts; of what was wrong there is no time."""
     found = analysis.table(recording.rows)
     found = found[found["n_clients"] != 1].sort_values(["model", "server", "build", "n_seq", "n_clients"])
-    found = found.assign(at=["as they come" if n == 0 else f"{n}" for n in found["n_clients"]])
+    found = found.assign(at=_at_a_time(found))
     columns: Columns = {
         "model": ("model", ""),
         "server": ("server", ""),
@@ -249,7 +253,7 @@ def tools(recording: Recording) -> Table:
     if rows.empty:
         return table(pd.DataFrame(), {})
     cell = rows.iloc[-1]
-    same = rows[(rows[analysis.CELL] == cell[analysis.CELL]).all(axis=1)]
+    same = of_cell(rows, cell, analysis.CELL)
     columns: Columns = {"tool": ("as it is told by", "")}
     columns |= {name: (f"{name.upper()} (ms)", _or_none) for name in ("ttft", "itl", "tpot")}  # type: ignore[operator]
     which = f"{cell['model']} on {cell['server']}, {cell['n_clients']} at a time."

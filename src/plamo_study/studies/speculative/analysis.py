@@ -6,7 +6,7 @@ before it are, n are accepted with probability a^n (1 - a), all k with a^k; so a
 n gives the speed at any a.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -17,13 +17,13 @@ import pandas as pd
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import usable, verdict_of
+from plamo_study.analysis.usable import of_cell, usable, verdict_of
+from plamo_study.studies.speculative.plan import TERMS
 
 CELL = ["model", "dtype", "n_prompt", "n_seq", "n_draft", "how", "label", "accepts", "text", "draft", "draft_dtype"]
 CELL += ["temperature"]
 SPEED = ["build", "model", "n_prompt", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
-TERMS = ("draft", "save", "verify", "restore", "replay")
 LAW = 0.10  # of the predicted sum that a round may be off
 NATIVE, PART = "tokens removed", "part put back"
 WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined", "": "plain decode"}
@@ -175,7 +175,7 @@ def forced(rows: pd.DataFrame) -> pd.DataFrame:
         rate, steps = (each.groupby("block")["rate"].median() for each in (group, plain))
         entry |= {"taken": stats.median(group["taken"].tolist()), "rate": stats.median(rate.tolist())}
         entry |= {"plain": stats.median(steps.tolist()), "speed": timing.paired_ratio(rate, steps)}
-        entry["verdict"] = verdict_of(_cell(every, entry)["verdict"])
+        entry["verdict"] = verdict_of(of_cell(every, entry, ["build", *CELL])["verdict"])
         ratios = known.get(tuple(entry[name] for name in SPEED))
         if ratios is not None:
             entry["computed"] = _of_blocks(ratios[int(np.abs(RATES - entry["accepts"]).argmin())])
@@ -186,16 +186,8 @@ def forced(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _same(found: pd.DataFrame, entry: dict[str, Any]) -> pd.DataFrame:
     """Plain decode of the same model, build, prompts and sequences."""
-    alike = found[found["n_draft"] == 0]
-    for name in ("build", "model", "dtype", "n_prompt", "n_seq", "text", "temperature"):
-        alike = alike[alike[name] == entry[name]]
-    return alike
-
-
-def _cell(found: pd.DataFrame, entry: dict[str, Any]) -> pd.DataFrame:
-    for name in ("build", *CELL):
-        found = found[found[name] == entry[name]]
-    return found
+    names = ["build", "model", "dtype", "n_prompt", "n_seq", "text", "temperature"]
+    return of_cell(found[found["n_draft"] == 0], entry, names)
 
 
 def beside(rows: pd.DataFrame) -> pd.DataFrame:
@@ -383,6 +375,12 @@ def adapted(rows: pd.DataFrame) -> pd.DataFrame:
             entry |= {"adapts": stats.median(adapts.tolist()), "fixed": stats.median(fixed[k].tolist())}
             entries.append(entry | {"ratio": timing.paired_ratio(adapts, fixed[k])})
     return pd.DataFrame(entries, columns=["model", "n_prompt", "accepts", "n_draft", "adapts", "fixed", "ratio"])
+
+
+def drafted_at(row: Mapping[str, Any], cost: float) -> np.ndarray:
+    """The `ratios` of a line of `speed_ups` where each drafted token costs so much of a plain step."""
+    given = tokens(RATES, row["n_draft"])[:, None]
+    return np.asarray(1 / (1 / row["ratios"] + row["n_draft"] * cost / given))
 
 
 def implied(ratios: np.ndarray, speed: float) -> float:

@@ -3,7 +3,7 @@
 import altair as alt
 import pandas as pd
 
-from plamo_study.present.figures import Chart, spread
+from plamo_study.present.figures import Chart, spread, whiskered
 from plamo_study.present.theme import CATEGORIES
 
 LINE = 1.0  # as fast as plain decode
@@ -46,18 +46,14 @@ def columns(data: pd.DataFrame, title: str) -> Chart:
     """What a call of several tokens costs over a call of one, a line a model."""
     tidy = spread(data[["model", "n_tokens", "ratio"]], "ratio")
     x = alt.X("n_tokens:Q", title="Tokens in the call", axis=alt.Axis(values=sorted(set(tidy["n_tokens"]))))
-    y = alt.Y("value:Q", title="Time, a call of one token = 1")
     base = alt.Chart(tidy).encode(x=x, color=alt.Color("model:N", title=None, scale=alt.Scale(range=CATEGORIES)))
-    layers = [
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title="Time, a call of one token = 1"), y2="high:Q"),
-        base.mark_line().encode(y=y),
-        base.mark_point().encode(y=y),
-    ]
     last = tidy.sort_values("n_tokens").groupby("model").last()
     words = "; ".join(
         f"{model}: {row['value']:.2f} for {row['n_tokens']} tokens" for model, row in last.to_dict("index").items()
     )
-    return alt.layer(*layers).properties(title=title, description=f"{title}. {words}.", width=420, height=240)
+    return alt.layer(*whiskered(base, "Time, a call of one token = 1")).properties(
+        title=title, description=f"{title}. {words}.", width=420, height=240
+    )
 
 
 def _below() -> alt.Legend:

@@ -13,6 +13,8 @@ from plamo_study.measure.cells import Cell, Speculate
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
 
 HYBRID, ATTENTION = MODELS
+TERMS = ("draft", "save", "verify", "restore", "replay")  # of a round: what is timed in each
+BOTH_MOVE = 2  # times the rounding of a logit: two of them may come together by that
 LARGER = "plamo-2-8b"  # of the same vocabulary as the first model
 DRAFTS = (1, 2, 4, 8)  # tokens of a draft
 USUAL = 4

@@ -7,14 +7,13 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.analysis import stats
-from plamo_study.analysis.usable import verdict_of
+from plamo_study.analysis.usable import of_cell, verdict_of
 from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.speculative import analysis
-from plamo_study.studies.speculative.plan import RATES, USUAL
-from plamo_study.studies.speculative.workload import BOTH_MOVE
+from plamo_study.studies.speculative.plan import BOTH_MOVE, RATES, TERMS, USUAL
 
 MS = 1e3
 NO_HEADS = (
@@ -56,8 +55,7 @@ def _usual(found: pd.DataFrame, build: str = "stock") -> pd.DataFrame:
 
 def _of(found: pd.DataFrame, **fields: Any) -> pd.DataFrame:
     usual = {"n_seq": 1, "n_draft": USUAL} | fields
-    for name, value in usual.items():
-        found = found[found[name] == value]
+    found = of_cell(found, usual, list(usual))
     return found[found["n_prompt"] == found["n_prompt"].min()]
 
 
@@ -161,7 +159,7 @@ def split(recording: Recording, accepts: float) -> pd.DataFrame:
     entries = []
     for row in found.to_dict("records"):
         who = row["how"] + ("" if row["build"] == "stock" else f", build {row['build']}")
-        for order, term in enumerate(analysis.TERMS):
+        for order, term in enumerate(TERMS):
             if row[term] is not None:
                 entry = {"model": row["model"], "who": who, "term": term, "ms": row[term].value * MS, "order": order}
                 entries.append(entry)
@@ -356,8 +354,7 @@ def published(recording: Recording) -> Table:
     entries = []
     for who, low, high, cost in PUBLISHED:
         for row in found.to_dict("records"):
-            given = analysis.tokens(analysis.RATES, row["n_draft"])[:, None]
-            ratios = 1 / (1 / row["ratios"] + row["n_draft"] * cost / given)
+            ratios = analysis.drafted_at(row, cost)
             fastest = float(np.median(ratios, axis=1).max())
             entry = {"published for plamo-2-8b": who, "times plain decode": f"{low} to {high}"}
             entry |= {"on the curve of": f"{row['model']}, {row['n_draft']} drafted"}
@@ -378,8 +375,7 @@ def heads(recording: Recording) -> Table:
     for row in found.to_dict("records"):
         for layers in (1, 2):
             cost = layers / _layers(recording, row["model"])
-            given = analysis.tokens(analysis.RATES, row["n_draft"])[:, None]
-            ratios = 1 / (1 / row["ratios"] + row["n_draft"] * cost / given)
+            ratios = analysis.drafted_at(row, cost)
             need = analysis.implied(ratios, 1.0)
             never = float(np.median(ratios, axis=1).max()) < 1
             entry = {"target": row["model"], "head": f"{layers} layer{'s' if layers > 1 else ''}"}

@@ -15,7 +15,6 @@ import numpy as np
 
 from plamo_study.engine.session import EngineError, Part, Session
 
-TERMS = ("draft", "save", "verify", "restore", "replay")
 clock = time.perf_counter_ns
 Times = dict[str, int]  # nanoseconds by term
 

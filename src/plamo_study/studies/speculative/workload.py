@@ -20,20 +20,20 @@ import numpy as np
 from plamo_study.engine import binding, library
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import proof, sessions, texts, watch
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
-from plamo_study.measure.workloads import FIRST_TOKEN
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.speculative import drafters, sampling
 from plamo_study.studies.speculative.drafters import Draft
-from plamo_study.studies.speculative.ways import TERMS, Times, Way
+from plamo_study.studies.speculative.plan import BOTH_MOVE, TERMS
+from plamo_study.studies.speculative.ways import Times, Way
 
 PROMPT_LINES = 12  # of a text, from which each prompt takes its first tokens
 ALONE = 3  # calls of every length, saves and restores timed alone, after one that is not
 WARM_ROUNDS = 2
-BOTH_MOVE = 2  # times the rounding of a logit: two of them may come together by that
 clock = time.perf_counter_ns
 
 
@@ -197,7 +197,7 @@ def check(cell: Speculate) -> None:
 def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
     """Do one cell. `samples_ns`: one number a round, all its terms, a list a prompt.
 
-    `series`, a number a round: the terms of `ways.TERMS` in ns, and by round and sequence "drafted", "accepted" and
+    `series`, a number a round: the terms of `plan.TERMS` in ns, and by round and sequence "drafted", "accepted" and
     "sequence". A number each: "gap" and "rounding" of tokens other than the reference's, relative to the largest logit.
     Alone, after the rounds: "columns" and "column ns" (calls of so many tokens, of one length after one another),
     "fresh ns" (the same in turn with other lengths), "save ns", "restore ns".

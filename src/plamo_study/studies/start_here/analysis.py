@@ -17,6 +17,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import serving
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
+from plamo_study.present import sentences
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, show as show_batches
 from plamo_study.studies.disaggregation import sizes
 from plamo_study.studies.phase_asymmetry import analysis as phase_asymmetry
@@ -27,7 +28,6 @@ TOGETHER = 8  # answers at once
 FEWER_BITS = "Q4_0"
 TYPES = ("F16", "Q8_0", FEWER_BITS)
 CONTEXTS = (128, 512, 2048, 8192, 16384)
-CLOSE = 1.5
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,31 @@ def of_first(phases: Recording) -> tuple[Model, Ceilings]:
     return model, usual_limits(phases.rows, model)
 
 
+@dataclass(frozen=True)
+class Token:
+    """What a call of one token needs, and seconds that this machine usually takes for each of the two."""
+
+    weights: int  # bytes fetched
+    flops: float
+    ceilings: Ceilings
+
+    @property
+    def fetching(self) -> float:
+        """Seconds for the weights."""
+        return self.weights / self.ceilings.read
+
+    @property
+    def multiplying(self) -> float:
+        """Seconds for the operations."""
+        return self.flops / self.ceilings.matmul
+
+
+def token(phases: Recording) -> Token:
+    """Of the first model."""
+    model, ceilings = of_first(phases)
+    return Token(roofline.weight_bytes(model), roofline.decode_flops(model, 0), ceilings)
+
+
 def calls(phases: Recording, batches: Recording) -> pd.DataFrame:
     """Seconds of a call against the tokens in it: `tokens`, `seconds` (estimate), `what`."""
     name = mystery(phases).model
@@ -87,24 +112,13 @@ def allowed(phases: Recording, most: int = 2048) -> pd.DataFrame:
     """What a call of so many tokens takes at least: `tokens`, `seconds`, `what` limits it."""
     model, ceilings = of_first(phases)
     tokens = np.unique(np.geomspace(1, most, 40).round().astype(int))
-    weights = roofline.weight_bytes(model) / ceilings.read
-    entries = [{"tokens": int(n), "seconds": weights, "what": "fetching the weights once"} for n in tokens]
+    fetching = token(phases).fetching
+    entries = [{"tokens": int(n), "seconds": fetching, "what": "fetching the weights once"} for n in tokens]
     entries += [
         {"tokens": int(n), "seconds": roofline.prefill_flops(model, int(n)) / ceilings.matmul, "what": "multiplying"}
         for n in tokens
     ]
     return pd.DataFrame(entries)
-
-
-def calls_alone(phases: Recording) -> Estimate:
-    """Seconds of one decode step of the first model."""
-    return mystery(phases).write.per(1.0)
-
-
-def meeting(phases: Recording) -> float:
-    """Tokens in a call for which fetching the weights takes as long as multiplying."""
-    model, ceilings = of_first(phases)
-    return roofline.weight_bytes(model) / ceilings.read / (roofline.decode_flops(model, 0) / ceilings.matmul)
 
 
 def bits(types: Recording) -> pd.DataFrame:
@@ -152,5 +166,7 @@ def score(guesses: dict[str, tuple[float, Estimate | float]]) -> pd.DataFrame:
     for what, (guess, measured) in guesses.items():
         value = measured.value if isinstance(measured, Estimate) else measured
         off = max(guess / value, value / guess) if guess > 0 and value > 0 else float("nan" if guess != value else 1)
-        entries.append({"what": what, "guess": guess, "measured": measured, "off": off, "close": off <= CLOSE})
+        entries.append(
+            {"what": what, "guess": guess, "measured": measured, "off": off, "close": off <= sentences.CLOSE}
+        )
     return pd.DataFrame(entries)

@@ -4,6 +4,7 @@ from IPython.display import Markdown
 
 from plamo_study.measure.recording import Recording
 from plamo_study.present.evidence import chips, escaped
+from plamo_study.present.sentences import CLOSE
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.studies.start_here import analysis
 
@@ -38,18 +39,15 @@ def why_calls(phases: Recording) -> Markdown:
 
 def two_things(phases: Recording) -> Markdown:
     """What a call needs, with this model's and this machine's numbers."""
-    model, ceilings = analysis.of_first(phases)
-    weights = analysis.roofline.weight_bytes(model)
-    flops = analysis.roofline.decode_flops(model, 0)
-    step = analysis.calls_alone(phases)
+    needs, step = analysis.token(phases), analysis.mystery(phases).write.per(1e3)
     return answer(
         "Do it for this model: how long does each take for one token?",
-        f"The weights are {weights / 1e9:.2f} GB, and memory gives {ceilings.read / 1e9:.0f} GB a second: "
-        f"**{1e3 * weights / ceilings.read:.0f} ms** to fetch them. A token needs {flops / 1e9:.2f} billion "
-        f"operations, and the cores do {ceilings.matmul / 1e9:.0f} billion a second: "
-        f"**{1e3 * flops / ceilings.matmul:.0f} ms** to multiply. A decode step was measured at "
-        f"{step.scaled(1e3):.1f} ms. It waits for memory. Both times are equal at {analysis.meeting(phases):.0f} "
-        f"tokens in a call; a prompt has more, so it waits for the multiplications.",
+        f"The weights are {needs.weights / 1e9:.2f} GB, and memory gives {needs.ceilings.read / 1e9:.0f} GB a second: "
+        f"**{1e3 * needs.fetching:.0f} ms** to fetch them. A token needs {needs.flops / 1e9:.2f} billion "
+        f"operations, and the cores do {needs.ceilings.matmul / 1e9:.0f} billion a second: "
+        f"**{1e3 * needs.multiplying:.0f} ms** to multiply. A decode step was measured at {step:.1f} ms. It waits for "
+        f"memory. Both times are equal at {needs.fetching / needs.multiplying:.0f} tokens in a call; a prompt has "
+        f"more, so it waits for the multiplications.",
     )
 
 
@@ -117,6 +115,4 @@ def score(
         "off": ("off by a factor of", ".1f"),
     }
     n = int(scored["close"].sum())
-    return table(
-        scored, columns, f"{n} of {len(scored)} guesses are within {analysis.CLOSE} times of what was measured."
-    )
+    return table(scored, columns, f"{n} of {len(scored)} guesses are within {CLOSE} times of what was measured.")
