@@ -38,11 +38,15 @@ def pack(
 
 
 @app.command()
-def add(file: Annotated[Path, typer.Argument(help="made by `rows pack`")]) -> None:
+def add(
+    file: Annotated[Path, typer.Argument(help="made by `rows pack`")],
+    tracked: Annotated[bool, typer.Option(help="into data/measured/others, which the repository keeps")] = False,
+) -> None:
     """Check every line of a pack, then file its rows under the machine's id. Rows that are here already stay."""
-    found, new = packing.add(file, registry.STUDIES)
+    place = recording.OTHERS if tracked else ""
+    found, new = packing.add(file, registry.STUDIES, place)
     said = f"{new} of {found.rows} rows are new, {escape(found.facts['chip'])}"
-    report.console.print(f"{said}: {report.short(paths.MEASURED / found.machine)}")
+    report.console.print(f"{said}: {report.short(paths.MEASURED / (place or found.machine))}")
 
 
 @app.command("list")

@@ -291,14 +291,15 @@ def _check_texts(value: Any) -> None:
             _check_texts(each)
 
 
-def add(path: Path, studies: Collection[str]) -> tuple[Pack, int]:
-    """File the rows of a pack that are not here yet, in the machine's own folder; the pack, and how many were new.
+def add(path: Path, studies: Collection[str], place: str = "") -> tuple[Pack, int]:
+    """File the rows of a pack that are not here yet, at a place or in the machine's own folder; the pack, and how many
+    were new.
 
     A row that went well replaces a failed one of the same key. Nothing is written before every line was checked.
     """
     found, new = unpack(path, studies), 0
     for name, records in found.journals.items():
-        with journal.Journal(paths.MEASURED / found.machine / f"{name}.jsonl") as here:
+        with journal.Journal(paths.MEASURED / (place or found.machine) / f"{name}.jsonl") as here:
             known = {row.key: row for row in journal.latest_rows(here.records)}
             for record in records:
                 if isinstance(record, Fact):

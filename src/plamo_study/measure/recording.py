@@ -12,7 +12,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, runner
 from plamo_study.measure.rows import Cell, Record, Row
 
-REFERENCE, LOCAL = "reference", "local"
+REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
 SOURCES = ("recorded", "live")
 
 

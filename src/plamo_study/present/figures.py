@@ -38,7 +38,8 @@ def anchors(data: pd.DataFrame, limit: float, title: str) -> Chart:
 def marks(field: str, names: list[str]) -> tuple[alt.Color, alt.Shape]:
     """Colour and shape of one field; the same domain and no title make them one legend."""
     domain = alt.Scale(domain=names)
-    legend = alt.Legend(columns=1 if max(map(len, names), default=0) > LONG_NAME else 0)
+    long = max(map(len, names), default=0) > LONG_NAME
+    legend = alt.Legend(columns=1, labelLimit=500) if long else alt.Legend(columns=0)
     color = alt.Color(f"{field}:N", title=None, scale=domain, legend=legend)
     return color, alt.Shape(f"{field}:N", title=None, scale=domain, legend=legend)
 
@@ -69,6 +70,23 @@ def curves(
         layers.insert(0, rule)
     ends = "; ".join(f"{name}: {first_and_last(tidy[tidy[series] == name])}" for name in names)
     return alt.layer(*layers).properties(title=title, description=f"{title}. {ends}.")
+
+
+def on_a_line(data: pd.DataFrame, axes: tuple[str, str], which: str, title: str, said: str) -> Chart:
+    """Points `x` against `y`, both on scales of factors, by `which`, around the line on which both are equal.
+
+    `tip`: what a point is; `said`: how many lie near the line, in words.
+    """
+    low, high = (float(getattr(data[["x", "y"]].to_numpy(), name)()) for name in ("min", "max"))
+    scale = alt.Scale(type="log", domain=[low / 1.1, high * 1.1], nice=False)
+    ticks = [value * 10.0**power for power in range(-6, 7) for value in (1, 2, 3, 5, 7)]
+    axis = alt.Axis(values=[tick for tick in ticks if low / 1.1 <= tick <= high * 1.1])
+    x = alt.X("x:Q", title=axes[0], scale=scale, axis=axis)
+    y = alt.Y("y:Q", title=axes[1], scale=scale, axis=axis)
+    line = alt.Chart(pd.DataFrame({"x": [low, high], "y": [low, high]})).mark_line(strokeDash=[4, 4], color="#6b7280")
+    colour, shape = marks(which, list(dict.fromkeys(data[which])))
+    points = alt.Chart(data).mark_point(size=50).encode(x=x, y=y, color=colour, shape=shape, tooltip=["tip:N"])
+    return alt.layer(line.encode(x=x, y=y), points).properties(title=title, description=f"{title}. {said}", height=300)
 
 
 def first_and_last(group: pd.DataFrame) -> str:

@@ -16,6 +16,8 @@ from plamo_study.studies.chunked import show as chunked
 from plamo_study.studies.context import show as context
 from plamo_study.studies.disaggregation import show as disaggregation
 from plamo_study.studies.fragility import show as fragility
+from plamo_study.studies.levers import gains, show as levers
+from plamo_study.studies.machines import analysis as several, show as machines
 from plamo_study.studies.numeric_range import show as numeric_range
 from plamo_study.studies.phase_asymmetry import show as phase_asymmetry
 from plamo_study.studies.quality import show as quality
@@ -55,6 +57,8 @@ def findings() -> str:
         _disaggregation(),
         [str(scheduling.finding(recorded("10-scheduling", "mini")).data)],
         _served(),
+        _levers(),
+        _machines(),
     ]
     headed = [
         [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)
@@ -99,6 +103,18 @@ def _served() -> list[str]:
     loads = recorded("11-serving", "mini")
     tables = [show(loads) for show in (served.answers, served.prediction, served.knees)]
     return [str(served.finding(loads).data), *(table._repr_markdown_() for table in tables)]
+
+
+def _levers() -> list[str]:
+    known = gains.recordings("recorded", "shape")
+    tables = [show(known) for show in (levers.every, levers.claimed, levers.order)]
+    return [str(levers.finding(known).data), *(table._repr_markdown_() for table in tables)]
+
+
+def _machines() -> list[str]:
+    studies = several.recordings("recorded", "shape")
+    tables = [show(studies) for show in (machines.machines, machines.score)]
+    return [str(machines.finding(studies).data), *(table._repr_markdown_() for table in tables)]
 
 
 def _law() -> Recording:

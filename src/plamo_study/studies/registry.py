@@ -53,6 +53,8 @@ NOTEBOOKS = {
     "09-disaggregation": "prefill here, decode there: bytes, time, identity",
     "10-scheduling": "who is served when, simulated and held against the engine",
     "11-serving": "a real server under load: is it right, and which phase binds",
+    "12-levers": "what to do next, by lever and by traffic",
+    "13-machines": "what one machine's rows say about another",
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),
@@ -82,7 +84,7 @@ STUDIES = {
     "10-scheduling": Study(scheduling.scheduling, weight=3),
     "11-serving": Study(serving.serving, weight=3),
 }
-OF_ALL = ("02-roofline",)  # notebooks that show the rows of every study, and so come last
+OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"
 
 

@@ -1,0 +1,180 @@
+"""What the source of the table of levers claims, each beside what the rows say of it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from plamo_study.analysis.stats import Claim, Estimate
+from plamo_study.measure.recording import Recording
+from plamo_study.studies.batch_scaling import analysis as batch_scaling
+from plamo_study.studies.batch_scaling.claims import CORRECT, HYBRID, PUBLISHED
+from plamo_study.studies.chunked import analysis as chunked_prefill
+from plamo_study.studies.disaggregation import analysis as moving
+from plamo_study.studies.levers import gains
+from plamo_study.studies.levers.gains import Line, Recordings
+from plamo_study.studies.quality import analysis as losses
+from plamo_study.studies.quantization import analysis as types
+from plamo_study.studies.replicas import analysis as processes
+from plamo_study.studies.speculative import analysis as drafts
+
+FIVE_TIMES, SEQUENCES = 5.0, 16  # tokens of so many answers over one's
+TWICE = 2.0  # Q4 over Q8
+STOPS = 5  # sequences at which the hybrid's serving is said to end
+CHUNKS_GAIN = 1.03  # the least that cutting a prompt is said to give
+NEEDED = 0.5  # of a loss: what a tensor that needs an exemption causes of it at least
+WHOLE, EXEMPT = "Q4_0", "Q4_0-ssm_out-F16"
+Said = tuple[str, Claim]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One claim: `found`, what the rows say, and whether it holds; `study`: whose rows."""
+
+    claim: str
+    found: str
+    verdict: Claim
+    study: str
+
+
+def agreed(verdicts: Iterable[Claim]) -> Claim:
+    """The one verdict of all models, or inconclusive."""
+    known = set(verdicts)
+    return known.pop() if len(known) == 1 else "inconclusive"
+
+
+def batching(recording: Recording) -> Said | None:
+    """How many times the tokens of one answer sixteen give, attention only."""
+    found = batch_scaling.scaling(recording.rows)
+    found = found[(found["build"] == batch_scaling.STOCK) & (found["n_seq"] == SEQUENCES)]
+    found = found[~found["model"].str.startswith(HYBRID)]
+    factors: dict[str, Estimate] = dict(zip(found["model"], found["factor"], strict=True))
+    if not factors:
+        return None
+    said = "; ".join(f"{factor:.2f} times on {model}" for model, factor in factors.items())
+    within = [factor.within(FIVE_TIMES / (1 + PUBLISHED), FIVE_TIMES * (1 + PUBLISHED)) for factor in factors.values()]
+    return f"{SEQUENCES} answers at once: {said}", agreed(within)
+
+
+def ceiling(recording: Recording) -> Said | None:
+    """How many answers of the hybrid were computed right at once."""
+    known = batch_scaling.curves(recording.rows)
+    most = max((int(curve.index.max()) for (b, m), curve in known.items()
+                if b == batch_scaling.STOCK and m.startswith(HYBRID)), default=0)  # fmt: skip
+    rows = recording.rows
+    shared = rows[(rows["workload"] == "prefill") & (rows["policy"] == "packed") & rows["model"].str.startswith(HYBRID)]
+    shared = shared[shared["n_seq"] > 1]
+    if not most or shared.empty:
+        return None
+    right = shared["verdict"] == "valid"
+    stock, fixed = shared["build"] == batch_scaling.STOCK, shared["build"] == CORRECT
+    said = (
+        f"{most} at once are right on the engine as released if their prompts are fed one by one. Where prompts share "
+        f"a call it is wrong in {int((stock & ~right).sum())} of {int(stock.sum())} processes from two on, without a "
+        f"word; with our patches it is right in {int((fixed & right).sum())} of {int(fixed.sum())}"
+    )
+    return said, "does not hold" if most > STOPS else "holds"
+
+
+def four_bits(recording: Recording, _: Recording) -> Said | None:
+    """Q4 over Q8."""
+    lines: list[Line] = gains.bits(recording, _)
+    if not lines:
+        return None
+    said = "; ".join(f"{line.gain:.2f} times on {line.model}" for line in lines)
+    low, high = TWICE / (1 + PUBLISHED), TWICE * (1 + PUBLISHED)
+    return f"{gains.FEWER_BITS} over {gains.BITS}: {said}", agreed(line.gain.within(low, high) for line in lines)
+
+
+def exemption(speed: Recording, quality: Recording) -> Said | None:
+    """What keeping `ssm_out` in F16 saves, and what it costs; it is needed where it causes half of the loss."""
+    model = next((name for name in speed.rows["model"].unique() if str(name).startswith(HYBRID)), "")
+    lost = {row.file: row.kld for row in losses.table(quality.rows).itertuples() if row.model.startswith(HYBRID)}
+    slower = types.ratio(speed.rows, "decode", str(model), EXEMPT, WHOLE)
+    if not lost.keys() >= {WHOLE, EXEMPT} or slower is None:
+        return None
+    whole, kept = lost[WHOLE].scaled(1e3), lost[EXEMPT].scaled(1e3)
+    said = (
+        f"without it {whole:.3g} thousandths of a nat are lost, with it {kept:.3g} (embedded model); it writes "
+        f"{slower:.2f} times as fast with it"
+    )
+    left = Estimate(kept.value / whole.value, kept.low / whole.high, kept.high / whole.low, kept.n)
+    return said, left.below(1 - NEEDED)
+
+
+def unprofitable(released: Recording, changed: Recording) -> Said | None:
+    """Whether drafts make the hybrid faster, as released and on the build that takes tokens back."""
+    stock = [line for line in gains.heads(released) if line.model.startswith(HYBRID)]
+    ours = drafts.break_even(changed.rows)
+    ours = ours[(ours["build"] != batch_scaling.STOCK) & (ours["n_draft"] == gains.DRAFTED) & (ours["n_seq"] == 1)]
+    if not stock:
+        return None
+    said = f"as released {stock[0].gain:.2f} times as fast with free drafts, {gains.ACCEPTED:.0%} of them right"
+    if len(ours) and ours["pays"].iloc[0] == "from":
+        said += f"; on the build `rollback` drafts pay from an acceptance of {ours['from'].iloc[0]:.2f}"
+    return said, stock[0].gain.below(1.0)
+
+
+def chunks(recording: Recording) -> Said | None:
+    """Whether cutting a prompt makes the same work faster."""
+    found = chunked_prefill.equal_work(recording.rows)
+    if found.empty:
+        return None
+    faster, slower = (sum(each) for each in ((g.low > 1 for g in found["gain"]), (g.high < 1 for g in found["gain"])))
+    said = f"of {len(found)} ways to cut a prompt {faster} do the same work faster and {slower} slower"
+    return said, agreed(gain.above(CHUNKS_GAIN) for gain in found["gain"])
+
+
+def transfer(recording: Recording) -> Said | None:
+    """Whether a state of the hybrid goes on in another process."""
+    found = moving.identity(recording.rows)
+    found = found[found["model"].str.startswith(HYBRID)]
+    if found.empty:
+        return None
+    n, valid, same = (int(found[name].sum()) for name in ("n", "valid", "identical"))
+    said = f"{valid} of {n} shipments of {HYBRID} over TCP go on as if they had stayed, {same} of them in every bit"
+    return said, "does not hold" if valid == n else "inconclusive"
+
+
+def duplicates(recording: Recording) -> Said | None:
+    """How many copies of the weights several processes hold."""
+    found = processes.weights(recording.rows, recording.facts)
+    if found.empty:
+        return None
+    kinds = found.groupby("n_processes")["copies"].size()  # the one number that was tried in most ways
+    found = found[found["n_processes"] == kinds.idxmax()]
+    ways = {(row.dtype, row.use_mmap): row for row in found[found["model"] == found["model"].iloc[0]].itertuples()}
+    said = "; ".join(
+        f"{row.copies:.2f} times in {dtype}, {'mapped' if mapped else 'private'}"
+        for (dtype, mapped), row in ways.items()
+    )
+    n = int(found["n_processes"].iloc[0])
+    verdicts: list[Claim] = ["holds" if row.copies > (n + 1) / 2 else "does not hold" for row in ways.values()]
+    return f"{n} processes hold them {said}", agreed(verdicts)
+
+
+def by_construction(recording: Recording) -> Said | None:
+    """Whether one process for all beats several with a part each."""
+    lines = gains.replicas(recording)
+    if not lines:
+        return None
+    said = "; ".join(f"{line.gain:.2f} times on {line.model}" for line in lines)
+    return f"{lines[0].what}: {said}", "does not hold" if any(line.gain.low > 1 for line in lines) else "inconclusive"
+
+
+CLAIMS: dict[str, tuple[tuple[str, ...], Callable[..., Said | None]]] = {
+    "batching": (("03-batch-scaling",), batching),
+    "ceiling": (("03-batch-scaling",), ceiling),
+    "four bits": (("04-quantization", "04-quality"), four_bits),
+    "exemption": (("04-quantization", "04-quality"), exemption),
+    "unprofitable": (("08-speculative", "08-rollback"), unprofitable),
+    "chunks": (("06-chunked",), chunks),
+    "transfer": (("09-disaggregation",), transfer),
+    "duplicates": (("07-replicas",), duplicates),
+    "by construction": (("07-replicas",), by_construction),
+}
+
+
+def checked(known: Recordings) -> Iterator[Checked]:
+    """Every claim whose studies have rows."""
+    for claim, (studies, check) in CLAIMS.items():
+        if known.keys() >= set(studies) and (said := check(*(known[study] for study in studies))) is not None:
+            yield Checked(claim, *said, studies[0])

@@ -1,0 +1,304 @@
+"""What each lever gives and what it costs, from the rows of the study that measured it and from nowhere else.
+
+A lever changes one thing about how a model is served. Every function takes the recordings of its studies, in the order
+that `LEVERS` names them, and gives a line a model. More is better: a wait that becomes a third is a gain of 3.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+
+from plamo_study.analysis import timing
+from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.usable import usable
+from plamo_study.errors import StudyError
+from plamo_study.measure.plan import check_scale
+from plamo_study.measure.recording import Recording, check_source, read
+from plamo_study.studies.batch_scaling import analysis as batch_scaling
+from plamo_study.studies.batch_scaling.claims import CORRECT, FLAT, HYBRID
+from plamo_study.studies.chunked import analysis as chunked_prefill
+from plamo_study.studies.chunked.plan import DECODING, PROMPT, USUAL_CHUNK
+from plamo_study.studies.context import analysis as context, memory
+from plamo_study.studies.disaggregation import analysis as moving, sizes
+from plamo_study.studies.quality import analysis as losses
+from plamo_study.studies.quantization import analysis as types
+from plamo_study.studies.replicas import analysis as processes
+from plamo_study.studies.speculative import analysis as drafts
+from plamo_study.studies.speculative.plan import USUAL as DRAFTED
+
+TOGETHER = 8  # answers at once, where a lever is about a batch
+FEWER_BITS, BITS = "Q4_0", "Q8_0"
+ACCEPTED = 0.7  # of a draft, where a lever is about drafting
+KEPT = 2048  # tokens of a prompt that is read once and kept
+SPLIT = (2, 4)  # processes, and sequences of each
+AT_ONCE = 10**18  # bits per second of a link that takes no time
+FALLBACK = "mini"
+Recordings = Mapping[str, Recording]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a lever gives a model: `gain`, how many times better `what` becomes; `price`: what becomes worse, in words.
+
+    `study`: whose rows say so.
+    """
+
+    lever: str
+    model: str
+    what: str
+    gain: Estimate
+    price: str
+    study: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a lever's own rows say of one model, before its name and its study stand beside it."""
+
+    model: str
+    what: str
+    gain: Estimate
+    price: str = ""
+
+
+def batch(recording: Recording) -> list[Line]:
+    """Answers at once, the engine as released."""
+    found = batch_scaling.scaling(recording.rows)
+    found = found[(found["build"] == batch_scaling.STOCK) & (found["n_seq"] == TOGETHER)]
+    return [
+        Line(
+            row.model, f"tokens a second of {TOGETHER} answers", row.factor,
+            f"a token of each answer takes {row.factor.per(TOGETHER):.1f} times as long",
+        )
+        for row in found.itertuples()
+    ]  # fmt: skip
+
+
+def one_by_one(recording: Recording) -> list[Line]:
+    """Prompts of the hybrid read one after the other, beside those that share a call where that is computed right."""
+    found = usable(recording.rows)
+    found = found[(found["workload"] == "prefill") & found["model"].str.startswith(HYBRID)]
+    lines = []
+    for model, own in found.groupby("model"):
+        alone = own[(own["build"] == batch_scaling.STOCK) & (own["policy"] == "per_sequence")]
+        shared = own[(own["build"] == CORRECT) & (own["policy"] == "packed")]
+        n_seq = max(set(alone["n_seq"]) & set(shared["n_seq"]), default=0)
+        if n_seq:
+            times = (timing.median_by_block(each[each["n_seq"] == n_seq]) for each in (shared, alone))
+            what = f"{n_seq} short prompts, all right, over a shared call on our build"
+            lines.append(Line(str(model), what, timing.paired_ratio(*times), "one call for each prompt"))
+    return lines
+
+
+def corrected(recording: Recording) -> list[Line]:
+    """The hybrid's step with its projections computed by one product for all sequences."""
+    known, lines = batch_scaling.curves(recording.rows), []
+    for build, model in known:
+        if build == FLAT and (stock := known.get((batch_scaling.STOCK, model))) is not None:
+            n_seq = max(set(known[build, model].index) & set(stock.index))
+            gain = timing.paired_ratio(stock.loc[n_seq], known[build, model].loc[n_seq])
+            lines.append(Line(model, f"tokens a second of {n_seq} answers", gain, "a build of one's own"))
+    return lines
+
+
+def bits(speed: Recording, quality: Recording) -> list[Line]:
+    """Four bits a weight instead of eight, one answer."""
+    lost = {(row.model, row.file): row.kld for row in losses.table(quality.rows).itertuples()}
+    lines = []
+    for model in dict.fromkeys(speed.rows[speed.rows["model"] != ""]["model"]):
+        gain, reading = (types.ratio(speed.rows, phase, model, FEWER_BITS, BITS) for phase in ("decode", "prefill"))
+        if gain is None or reading is None:
+            continue
+        kld = lost.get((types.unstarred(model), FEWER_BITS))
+        price = f"; {1e3 * kld.value:.2g} thousandths of a nat are lost (mini)" if kld else ""
+        said = f"a prompt is read {reading:.2f} times as fast{price}"
+        lines.append(Line(model, f"tokens a second of an answer, {FEWER_BITS} over {BITS}", gain, said))
+    return lines
+
+
+def drafting(recording: Recording) -> list[Line]:
+    """Drafts looked up in the text itself, on real text, greedily."""
+    found = drafts.on_text(recording.rows)
+    usual = (found["label"] == "lookup") & (found["n_draft"] == DRAFTED) & (found["temperature"] == 0)
+    usual &= found["build"] == batch_scaling.STOCK
+    return [
+        Line(
+            row.model, f"tokens a second of an answer, {DRAFTED} looked up in the text", row.speed,
+            f"{row.taken:.0%} of what is drafted is right",
+        )
+        for row in found[usual].itertuples()
+    ]  # fmt: skip
+
+
+def heads(recording: Recording) -> list[Line]:
+    """The most that a head of the model's own could give: drafts that cost nothing, of a given acceptance."""
+    found = drafts.curves(recording.rows, (ACCEPTED,))
+    found = found[(found["n_seq"] == 1) & (found["n_draft"] == DRAFTED) & (found["build"] == batch_scaling.STOCK)]
+    found = found[(found["n_prompt"] == found["n_prompt"].min()) & (found["how"] != drafts.WORDS["full"])]
+    what = f"tokens a second of an answer, if drafts cost nothing and {ACCEPTED:.0%} are right"
+    return [Line(row.model, what, row.speed, row.how) for row in found.itertuples()]
+
+
+def rollback(recording: Recording) -> list[Line]:
+    """The hybrid's drafts on a build that keeps the states of its last tokens, over the engine as released."""
+    found = drafts.beside(recording.rows)
+    found = found[(found["accepts"] == ACCEPTED) & (found["n_draft"] == DRAFTED) & (found["n_seq"] == 1)]
+    found = found[found["n_prompt"] == found["n_prompt"].min()]
+    lines = []
+    for row in found.itertuples():
+        state = sizes.size(recording.facts[row.model]["shape"], 0, "f16", "f16").recurrent
+        price = f"{DRAFTED * state / 1e6:.2g} MB more for each answer, and a build of one's own"
+        what = f"tokens a second of an answer with drafts, {ACCEPTED:.0%} right"
+        lines.append(Line(row.model, what, row.ratio, price))
+    return lines
+
+
+def chunked(recording: Recording) -> list[Line]:
+    """A prompt in chunks between the steps of others, who wait for it otherwise."""
+    lines = []
+    for model in dict.fromkeys(recording.rows[recording.rows["workload"] == "arrival"]["model"]):
+        waits = waited(recording.rows, model, DECODING)
+        if waits is not None:
+            price = f"the prompt's own first token takes {waits['ttft'].per(1):.2f} times as long"
+            what = f"longest wait of {DECODING} others while a prompt of {PROMPT} tokens is read"
+            lines.append(Line(model, what, waits["largest"], price))
+    return lines
+
+
+def waited(rows: pd.DataFrame, model: str, n_seq: int) -> dict[str, Estimate] | None:
+    """How many times as long a prompt at once makes `n_seq` others wait as one in chunks (`largest`), and `ttft`, its
+    own first token; None where one of the two was not measured."""
+    found = chunked_prefill.processes(usable(rows))
+    found = found[(found["model"] == model) & (found["n_seq"] == n_seq) & (found["n_arriving"] == PROMPT)]
+    found = found[(found["flash_attn"] == "auto") & ~found["kv_unified"]]
+    found = found[found["n_prompt"] == found["n_prompt"].min()]
+    whole = found[found["way"] == "whole"]
+    cut = found[(found["way"] == "apart") & (found["n_chunk"] == USUAL_CHUNK)]
+    if whole.empty or cut.empty:
+        return None
+    at_once, in_chunks = (each.groupby("block")[["largest", "ttft"]].median() for each in (whole, cut))
+    return {name: timing.paired_ratio(at_once[name], in_chunks[name]) for name in ("largest", "ttft")}
+
+
+def replicas(recording: Recording) -> list[Line]:
+    """Two processes with half of the sequences and of the threads each, over one process with all of them."""
+    found = processes.weights(recording.rows, recording.facts)
+    usual = found["use_mmap"] & (found["dtype"] == found["dtype"].iloc[0])
+    found = found[usual & (found["n_processes"] == SPLIT[0]) & (found["n_seq"] == SPLIT[1])]
+    what = f"tokens a second of {SPLIT[0] * SPLIT[1]} answers, {SPLIT[0]} processes over one"
+    return [
+        Line(row.model, what, row.against_one, f"the weights are in memory {row.copies:.2f} times")
+        for row in found.itertuples()
+        if row.against_one is not None
+    ]
+
+
+def split(recording: Recording) -> list[Line]:
+    """One half of the threads reads prompts and the other writes answers, at the highest load that was tried."""
+    found, lines = moving.compared(recording.rows), []
+    for model, group in found.groupby("model"):
+        row = group.loc[group["per_second"].idxmax()]
+        price = f"{row['throughput_ratio']:.2f} times the tokens a second; "
+        price += f"the first token takes {row['ttft_ratio']:.2f} times as long"
+        what = f"longest gap between two tokens, {row['per_second']:g} requests a second"
+        lines.append(Line(str(model), what, row["largest_ratio"].per(1), price))
+    return lines
+
+
+def reuse(recording: Recording) -> list[Line]:
+    """A prompt's state kept and put back, instead of reading the prompt again."""
+    found, lines = moving.shares(recording.rows, (AT_ONCE,)), []
+    for model, group in found[found["n_prompt"] <= KEPT].groupby("model"):
+        row = group.loc[group["n_prompt"].idxmax()]
+        size = sizes.size(recording.facts[str(model)]["shape"], int(row["n_prompt"]), "f16", "f16").total
+        what = f"a prompt of {row['n_prompt']:,} tokens that was read before"
+        lines.append(Line(str(model), what, row["ratio"].per(1), f"{size / 1e6:.2g} MB for each that is kept"))
+    return lines
+
+
+def cache(recording: Recording) -> list[Line]:
+    """Keys and values in 8 bits, with the flash attention that this needs, over F16 without."""
+    return _kind(recording, "on/q8_0/q8_0")
+
+
+def flash(recording: Recording) -> list[Line]:
+    """Flash attention over F16, over none."""
+    return _kind(recording, "on/f16/f16")
+
+
+def _kind(recording: Recording, kind: str) -> list[Line]:
+    found = memory.kinds(recording.rows)
+    plain = found[~found["whole"] & (found["kind"] == memory.PLAIN)].set_index("model")["kv"]
+    lines = []
+    for row in found[~found["whole"] & (found["kind"] == kind)].itertuples():
+        smaller = plain[row.model] / row.kv
+        price = f"a prompt's token is read {row.prefill_gain:.2f} times as fast"
+        price += f"; keys and values are {smaller:.2f} times smaller" if smaller > 1 else ""
+        lines.append(Line(row.model, f"a token written after {row.depth:,}", row.decode_gain, price))
+    return lines
+
+
+def window(recording: Recording) -> list[Line]:
+    """The attention window that the hybrid is published with, built into the engine."""
+    found, lines = context.explained(recording.rows), []
+    for model, group in found.groupby("model"):
+        deepest = group[group["depth"] == group["depth"].max()].set_index("phase")
+        written, known = deepest.loc["decode"], deepest.loc["prefill"]
+        price = f"a token is read {known['ratio'].per(1):.2f} times as fast; a build of one's own"
+        name = str(model).replace(context.WITH_WINDOW, "")
+        lines.append(Line(name, f"a token written after {written['depth']:,}", written["ratio"].per(1), price))
+    return lines
+
+
+LEVERS: dict[str, tuple[tuple[str, ...], Callable[..., list[Line]]]] = {
+    "batch": (("03-batch-scaling",), batch),
+    "one by one": (("03-batch-scaling",), one_by_one),
+    "corrected": (("03-batch-scaling",), corrected),
+    "bits": (("04-quantization", "04-quality"), bits),
+    "drafting": (("08-speculative",), drafting),
+    "heads": (("08-speculative",), heads),
+    "rollback": (("08-rollback",), rollback),
+    "chunked": (("06-chunked",), chunked),
+    "split": (("09-disaggregation",), split),
+    "replicas": (("07-replicas",), replicas),
+    "flash": (("05-memory",), flash),
+    "cache": (("05-memory",), cache),
+    "window": (("05-beside",), window),
+    "reuse": (("09-disaggregation",), reuse),
+}
+STUDIES = tuple(dict.fromkeys(study for studies, _ in LEVERS.values() for study in studies))
+FURTHER = ("05-context",)  # for what a request is made of
+
+
+def recordings(source: str, scale: str) -> Recordings:
+    """The rows of every study that a lever or a claim rests on: at this scale, at mini where there are none.
+
+    StudyError for an unknown source or scale, or where no study has any row.
+    """
+    check_source(source)
+    check_scale(scale)
+    found = {}
+    for study in (*STUDIES, *FURTHER):
+        recording = read(study, source, scale) or read(study, source, FALLBACK)
+        if recording is not None:
+            found[study] = recording
+    if not found:
+        raise StudyError("levers", f"no study has {source} rows to show", f"plamo-study study --scale {scale}")
+    return found
+
+
+def gains(known: Recordings) -> list[Gain]:
+    """What every lever gives whose studies have rows, in the order of `LEVERS`."""
+    return [
+        Gain(lever, line.model, line.what, line.gain, line.price, studies[0])
+        for lever, (studies, lines) in LEVERS.items()
+        if known.keys() >= set(studies)
+        for line in lines(*(known[study] for study in studies))
+    ]
+
+
+def lacking(known: Recordings) -> dict[str, tuple[str, ...]]:
+    """The levers of which nothing is measured, with the studies that they wait for."""
+    said = {gain.lever for gain in gains(known)}
+    return {lever: studies for lever, (studies, _) in LEVERS.items() if lever not in said}

@@ -1,0 +1,117 @@
+"""Do levers multiply? A lever's gain alone, held against its gain where another lever is pulled already.
+
+The cells it is held against have no part in what is predicted: other numbers of answers, other types.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+from scipy import stats as distributions
+
+from plamo_study.analysis.stats import Estimate
+from plamo_study.present.sentences import is_close
+from plamo_study.studies.batch_scaling.analysis import STOCK
+from plamo_study.studies.chunked.plan import DECODING, OTHERS
+from plamo_study.studies.levers import gains
+from plamo_study.studies.levers.gains import Recordings
+from plamo_study.studies.quantization import analysis as types
+from plamo_study.studies.replicas import analysis as processes
+from plamo_study.studies.replicas.plan import REPACKED
+from plamo_study.studies.speculative import analysis as drafts
+from plamo_study.studies.speculative.plan import RATES
+
+COLUMNS = ["lever", "kind", "model", "beside", "alone", "measured", "ratio", "close", "study"]
+
+
+def stacked(known: Recordings) -> pd.DataFrame:
+    """A line a lever that was measured alone and beside another: COLUMNS.
+
+    `alone` and `measured`: its gain in both; `ratio`: measured over alone; `close`: within 1.5 times.
+    """
+    entries: list[dict[str, Any]] = []
+    for parts in (_types, _drafts, _chunks, _replicas):
+        for entry in parts(known):
+            ratio = entry["measured"].value / entry["alone"].value
+            entries.append(entry | {"ratio": ratio, "close": is_close(ratio)})
+    return pd.DataFrame(entries, columns=COLUMNS)
+
+
+def _line(
+    lever: str, kind: Any, model: str, beside: str, pair: tuple[Estimate, Estimate], study: str
+) -> dict[str, Any]:
+    alone, measured = pair
+    return {"lever": lever, "kind": kind, "model": model, "beside": beside, "alone": alone, "measured": measured,
+            "study": study}  # fmt: skip
+
+
+def _types(known: Recordings) -> Iterator[dict[str, Any]]:
+    """A type's gain for one answer, and for a batch."""
+    if (recording := known.get("04-quantization")) is None:
+        return
+    rows = recording.rows
+    for model in dict.fromkeys(rows[rows["model"] != ""]["model"]):
+        for dtype in dict.fromkeys(rows[rows["model"] == model]["dtype"]):
+            pair = tuple(types.ratio(rows, phase, model, dtype, gains.BITS) for phase in ("decode", "batch"))
+            if dtype != gains.BITS and pair[0] is not None and pair[1] is not None:
+                yield _line("bits", dtype, model, f"{gains.TOGETHER} answers", (pair[0], pair[1]), "04-quantization")
+
+
+def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
+    """Drafts that cost nothing for one answer, and for several at once."""
+    for study in ("08-speculative", "08-rollback"):
+        if (recording := known.get(study)) is None:
+            continue
+        found = drafts.curves(recording.rows, RATES)
+        found = found[(found["n_draft"] == gains.DRAFTED) & (found["how"] != drafts.WORDS["full"])]
+        found = found[(found["build"] == STOCK) == (study == "08-speculative")]
+        found = found[found["n_prompt"] == found["n_prompt"].min()]
+        for (model, accepts), group in found.groupby(["model", "accepts"]):
+            by_n = group.set_index("n_seq")["speed"]
+            lever = "heads" if study == "08-speculative" else "rollback"
+            for n in sorted(set(by_n.index) - {1}) if 1 in by_n.index else ():
+                kind = f"{accepts:.0%} right"
+                yield _line(lever, kind, str(model), f"{n} answers", (by_n[1], by_n[n]), study)
+
+
+def _chunks(known: Recordings) -> Iterator[dict[str, Any]]:
+    """Chunks beside the usual number of answers, and beside fewer and more."""
+    if (recording := known.get("06-chunked")) is None:
+        return
+    for model in dict.fromkeys(recording.rows[recording.rows["workload"] == "arrival"]["model"]):
+        usual = gains.waited(recording.rows, model, DECODING)
+        for n in OTHERS if usual else ():
+            if other := gains.waited(recording.rows, model, n):
+                pair = (usual["largest"], other["largest"])  # type: ignore[index] # the loop is empty without it
+                yield _line("chunked", "", model, f"{n} others", pair, "06-chunked")
+
+
+def _replicas(known: Recordings) -> Iterator[dict[str, Any]]:
+    """Two processes over one with the usual type, and with one that each process lays out anew."""
+    if (recording := known.get("07-replicas")) is None:
+        return
+    found = processes.table(recording.rows).dropna(subset=["against_one"])
+    found = found[found["use_mmap"] & (found["n_processes"] == gains.SPLIT[0])]
+    for (model, total), group in found.groupby(["model", "total"]):
+        by_type = group.drop_duplicates("dtype").set_index("dtype")["against_one"]
+        for dtype in by_type.index.difference([REPACKED]) if REPACKED in by_type.index else ():
+            pair = (by_type[dtype], by_type[REPACKED])
+            yield _line("replicas", f"{total} answers", str(model), REPACKED, pair, "07-replicas")
+
+
+def order(found: pd.DataFrame) -> pd.DataFrame:
+    """Whether types keep their order in a batch: `model`, `n` types, Kendall's `tau`, and `kept` of `pairs` of types.
+
+    A pair is one that the batch tells apart: whose intervals do not overlap.
+    """
+    entries = []
+    for model, group in found[found["lever"] == "bits"].groupby("model"):
+        alone = [each.value for each in group["alone"]]
+        measured = [each.value for each in group["measured"]]
+        both = list(zip(group["alone"], group["measured"], strict=True))
+        told = [(a, b) for a, b in combinations(both, 2) if a[1].low > b[1].high or b[1].low > a[1].high]
+        kept = sum((a[0].value > b[0].value) == (a[1].value > b[1].value) for a, b in told)
+        tau = float(distributions.kendalltau(alone, measured).statistic)
+        entries.append({"model": model, "n": len(group), "tau": tau, "kept": kept, "pairs": len(told)})
+    return pd.DataFrame(entries, columns=["model", "n", "tau", "kept", "pairs"])

@@ -1,0 +1,112 @@
+"""The same passes on several machines, and what one machine's rows predict for another from its ceilings alone.
+
+A pass takes as many times its roof on one machine as on another: that is the whole prediction. The roof is the time
+that the nearer of a machine's two measured ceilings allows.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+
+from plamo_study import paths
+from plamo_study.analysis.stats import Estimate
+from plamo_study.errors import StudyError
+from plamo_study.measure import frame, journal
+from plamo_study.measure.plan import check_scale
+from plamo_study.measure.recording import OTHERS, REFERENCE, check_source
+from plamo_study.studies.roofline import every_cell
+
+STOCK = "stock"
+SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, up to which two passes are at the same one
+PASS = ["model", "dtype", "phase", "tokens", "n_seq", "policy", "type_k", "type_v", "attention"]
+MACHINE = ["machine", "chip"]
+Studies = list[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]
+
+
+def recordings(source: str, scale: str) -> Studies:
+    """The rows of every machine: the tracked ones, and where `source` is live also those measured or added here.
+
+    A recording for each journal and machine. StudyError for an unknown source or scale, or where there are none.
+    """
+    check_source(source)
+    check_scale(scale)
+    folders = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
+    if source == "live":
+        folders += sorted(path for path in paths.MEASURED.glob("*") if path.is_dir() and path not in folders)
+    found = list(_of(folders, scale))
+    if not found:
+        raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
+    return found
+
+
+def _of(folders: list[Any], scale: str) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
+    for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
+        records = journal.read(path)
+        facts, rows = frame.facts(records), journal.latest_rows(records)
+        for machine in dict.fromkeys(row.machine for row in rows):
+            own = [row for row in rows if row.machine == machine]
+            yield path.name.partition(".")[0], frame.frame(own, facts), facts
+
+
+def passes(studies: Studies) -> pd.DataFrame:
+    """Every usable pass of the engine as released, with all threads, on every machine that measured its ceilings.
+
+    MACHINE, PASS, `depth`, `study`, `measured` (estimate, s), `low` (s: its roof), `bound`, and `share` of the roof.
+    """
+    found = every_cell.cells(studies)
+    found = found[(found["build"] == STOCK) & (found["label"] == "")]
+    most = found.groupby("machine")["n_threads"].transform("max")
+    found = found[found["n_threads"] == most]
+    # "auto" chooses flash attention on every backend that was run here, so the two are one kind
+    found = found.assign(attention=found["flash_attn"].replace("auto", "on"))
+    return found[[*MACHINE, *PASS, "depth", "study", "measured", "low", "bound", "share", "compute", "read"]]
+
+
+def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
+    """A line a machine: MACHINE, `cores`, `memory` (bytes), `os`, its ceilings `read` (B/s) and `compute` (FLOP/s) for
+    weights of the commonest type (best samples), `balance` (FLOP a byte), `passes`, and `share`, their median share."""
+    facts = {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
+    usual = found["dtype"].mode().iloc[0]
+    entries = []
+    for (machine, chip), group in found.groupby(MACHINE, sort=False):
+        fact = facts[str(machine)]
+        read, compute = group["read"].max(), group[group["dtype"] == usual]["compute"].max()
+        entry = {"machine": machine, "chip": chip, "cores": fact["performance_cores"], "memory": fact["memory_bytes"]}
+        entry |= {"os": fact["os"], "read": read, "compute": compute, "balance": compute / read}
+        entries.append(entry | {"passes": len(group), "share": float(group["share"].median())})
+    return pd.DataFrame(entries)
+
+
+def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
+    """Pairs of lines, the same pass on two machines; of several alike the one nearest in depth."""
+    for _, group in found.groupby(PASS, sort=False):
+        by_machine = {machine: own for machine, own in group.groupby("machine", sort=False)}
+        for known, asked in combinations(by_machine, 2):
+            for line in by_machine[asked].itertuples():
+                off = (by_machine[known]["depth"] - line.depth).abs()
+                if off.min() <= max(SAME_DEPTH, SAME_SHARE * line.depth):
+                    yield by_machine[known].loc[off.idxmin()], line
+
+
+def predicted(found: pd.DataFrame) -> pd.DataFrame:
+    """What one machine's rows say of the same pass on another: PASS, `depth`, `known` and `asked` (chips).
+
+    `promised`: seconds, as many times the roof of the one asked about; `measured` there; `ratio`, measured over
+    promised, an estimate whose interval takes both intervals at their worst; `bound`: what binds there. The other way
+    round the ratio is the inverse. Beside it what less would say: `same` that it takes as long as on the known one, and
+    `roof` that it takes what the ceilings allow, as ratios too.
+    """
+    entries = []
+    for known, asked in common(found):
+        promised = known["measured"].scaled(asked.low / known["low"])
+        took = asked.measured
+        ratio = Estimate(
+            took.value / promised.value, took.low / promised.high, took.high / promised.low, min(took.n, promised.n)
+        )
+        entry = {name: known[name] for name in PASS} | {"depth": asked.depth, "bound": asked.bound}
+        entry |= {"known": known["chip"], "asked": asked.chip, "promised": promised, "measured": took, "ratio": ratio}
+        entries.append(entry | {"same": took.value / known["measured"].value, "roof": took.value / asked.low})
+    names = [*PASS, "depth", "bound", "known", "asked", "promised", "measured", "ratio", "same", "roof"]
+    return pd.DataFrame(entries, columns=names)

@@ -1,0 +1,208 @@
+"""Notebook 12: every gain comes from the rows it names, and the ranking is Amdahl's law and nothing else."""
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pandas as pd
+import pytest
+
+from plamo_study import paths
+from plamo_study.analysis.stats import Estimate
+from plamo_study.errors import StudyError
+from plamo_study.studies.levers import claims, gains, show, stacked, traffic
+from plamo_study.studies.levers.traffic import Effect, Traffic
+from plamo_study.studies.serving.probe import Binding, Budget, Interval, Report, Rightness
+
+HYBRID, LARGE = "plamo-2-1b", "plamo-3-nict-2b"
+
+
+@pytest.fixture(scope="module")
+def known():
+    return gains.recordings("recorded", "shape")
+
+
+def estimate(value, n=5):
+    return Estimate(value, value * 0.9, value * 1.1, n)
+
+
+def test_every_lever_and_every_claim_says_what_it_is_and_where_that_was_read():
+    assert list(show.levers()) == list(gains.LEVERS)
+    assert [entry["key"] for entry in show.published()["claim"]] == list(claims.CLAIMS)
+    for lever in show.levers().values():
+        assert set(lever) == {"key", "name", "idea", "status", "as_of", "read", "needs"}
+        assert all(lever.values())
+
+
+@pytest.mark.parametrize("study", gains.STUDIES)
+def test_a_gain_is_there_only_with_the_rows_it_names_and_changes_with_no_others(known, study):
+    every = {(gain.lever, gain.model): gain for gain in gains.gains(known)}
+    without = {(gain.lever, gain.model): gain for gain in gains.gains({n: r for n, r in known.items() if n != study})}
+    gone = {lever for lever, (studies, _) in gains.LEVERS.items() if study in studies}
+    assert {key[0] for key in every.keys() - without.keys()} == gone
+    assert all(every[key] == gain for key, gain in without.items())
+
+
+def test_every_gain_moves_with_the_times_in_its_rows(known):
+    """Slower by one third wherever a lever is not pulled: no gain is a number that somebody wrote down."""
+    rows = known["03-batch-scaling"].rows
+    alone = (rows["workload"] == "decode") & (rows["n_seq"] == 1)
+    slower = rows["samples_ns"].where(~alone, rows["samples_ns"].map(lambda s: [[t * 1.5 for t in p] for p in s]))
+    planted = replace(known["03-batch-scaling"], rows=rows.assign(samples_ns=slower))
+    before, after = (
+        {line.model: line.gain.value for line in gains.batch(r)} for r in (known["03-batch-scaling"], planted)
+    )
+    assert before.keys() == after.keys()
+    assert all(after[model] == pytest.approx(1.5 * before[model], rel=1e-6) for model in before)
+
+
+def test_a_lever_that_is_not_measured_is_named_with_the_study_it_waits_for(known):
+    without = {name: recording for name, recording in known.items() if name != "07-replicas"}
+    assert gains.lacking(without) == {"replicas": ("07-replicas",)}
+    assert "two processes instead of one (07-replicas)" in "".join(show.every(without).notes)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_request_gains_as_amdahl_says(share):
+    effect = Effect("", "", "", "", reading=estimate(4.0), writing=estimate(0.5))
+    seconds = share / 4.0 + (1 - share) / 0.5
+    assert traffic.whole(effect, share).value == pytest.approx(1 / seconds)
+    assert traffic.whole(effect, share).low <= 1 / seconds <= traffic.whole(effect, share).high
+
+
+def test_long_prompts_favour_what_reads_faster_and_long_answers_what_writes_faster(known):
+    def types(asked):
+        found = traffic.ranked(known, HYBRID, asked, "tokens").set_index("lever")["gain"]
+        return found["bits: Q5_K_M"].value / found["bits: Q4_0"].value
+
+    read, written = (dict(zip(("prefill", "decode"), ratios, strict=True)) for ratios in _ratios(known))
+    assert read["prefill"] > written["prefill"], "one of the two reads faster"
+    assert read["decode"] < written["decode"], "and the other writes faster"
+    assert types(Traffic(8000, 1, 1)) > 1 > types(Traffic(1, 2000, 1))
+
+
+def _ratios(known):
+    rows = known["04-quantization"].rows
+    for dtype in ("Q5_K_M", "Q4_0"):
+        yield [gains.types.ratio(rows, phase, f"{HYBRID}*", dtype, gains.BITS).value for phase in ("prefill", "decode")]
+
+
+def test_what_is_put_back_need_not_be_read(known):
+    found = traffic.ranked(known, HYBRID, Traffic(4000, 1, 1, shared=0.75), "wait").set_index("lever")["gain"]
+    assert 3.5 < found["reuse"].value < 4.0
+    assert "reuse" not in set(traffic.ranked(known, HYBRID, Traffic(4000, 1, 1), "wait")["lever"])
+
+
+def test_waiting_and_tokens_are_not_mixed(known):
+    asked = Traffic(2000, 200, 8)
+    tokens, wait = (set(traffic.ranked(known, HYBRID, asked, aim)["lever"]) for aim in traffic.OBJECTIVES)
+    assert {"chunked", "split"} <= wait - tokens
+    assert {"batch", "replicas"} <= tokens - wait
+
+
+def test_a_batch_gains_less_where_most_of_the_time_is_reading(known):
+    asked = (Traffic(n_prompt, 200, 8) for n_prompt in (100, 8000))
+    few, many = (traffic.ranked(known, LARGE, each, "tokens").set_index("lever")["gain"]["batch"] for each in asked)
+    assert few.value > many.value > 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"n_prompt": 0}, {"n_gen": -1}, {"n_users": 0}, {"accepts": 1.0}, {"shared": 1.0}, {"shared": -0.1}],
+)
+def test_a_traffic_that_cannot_be_is_refused(wrong):
+    with pytest.raises(StudyError, match=next(iter(wrong))):
+        Traffic(**({"n_prompt": 1, "n_gen": 1, "n_users": 1} | wrong))
+
+
+def test_an_unknown_objective_model_or_scale_is_refused_with_those_there_are(known):
+    with pytest.raises(StudyError, match="one of: tokens, wait"):
+        traffic.ranked(known, HYBRID, Traffic(1, 1, 1), "joy")
+    with pytest.raises(StudyError, match=f"one of: {HYBRID}"):
+        traffic.ranked(known, "gpt", Traffic(1, 1, 1), "tokens")
+    with pytest.raises(StudyError, match="huge"):
+        gains.recordings("recorded", "huge")
+    with pytest.raises(StudyError, match="elsewhere"):
+        gains.recordings("elsewhere", "mini")
+
+
+def test_where_nothing_was_measured_the_command_that_does_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    with pytest.raises(StudyError, match="plamo-study study --scale mini"):
+        gains.recordings("live", "mini")
+
+
+def test_without_what_a_request_is_made_of_nothing_is_ranked(known):
+    few = {"07-replicas": known["07-replicas"]}
+    assert "measure these first" in show.for_you(few, HYBRID, Traffic(1, 1, 1), "tokens").data
+
+
+def report(**shares):
+    each = {name: Interval(share, share, share) for name, share in shares.items()}
+    return Report(
+        url="http://127.0.0.1:1", server="llama-server", model="m", budget=Budget(1, 1, 1.0), requests=1, seconds=1.0,
+        right=Rightness(verdict="cannot tell", why=""), phase=Binding(verdict="decode", why="", shares=each),
+    )  # fmt: skip
+
+
+def test_a_probe_s_report_says_what_requests_are_made_of(tmp_path):
+    path = tmp_path / "probe.json"
+    path.write_bytes(msgspec.json.encode(report(prefill=0.15, decode=0.45, queue=0.4)))
+    assert traffic.probed(str(path), Traffic(1, 1, 1)).reading == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", json.dumps({"phase": {"shares": {}}}), "null", '{"phase": 3}'])
+def test_a_file_that_is_no_report_is_refused_with_the_command_that_writes_one(tmp_path, text):
+    path = tmp_path / "probe.json"
+    path.write_text(text)
+    with pytest.raises(StudyError, match=r"plamo-study probe URL --json > probe\.json"):
+        traffic.probed(str(path), Traffic(1, 1, 1))
+    with pytest.raises(StudyError, match=r"missing\.json"):
+        traffic.probed(str(tmp_path / "missing.json"), Traffic(1, 1, 1))
+
+
+def test_what_is_predicted_has_no_part_in_what_it_is_held_against(known):
+    """The gains beside another lever change with their own rows, and leave those alone as they are."""
+    rows = known["04-quantization"].rows
+    several = (rows["workload"] == "decode") & (rows["n_seq"] > 1) & (rows["dtype"] == "Q4_0")
+    twice = rows["samples_ns"].where(~several, rows["samples_ns"].map(lambda s: [[t * 2 for t in p] for p in s]))
+    planted = {**known, "04-quantization": replace(known["04-quantization"], rows=rows.assign(samples_ns=twice))}
+    before, after = (stacked.stacked(each).set_index(["lever", "kind", "model", "beside"]) for each in (known, planted))
+    for key, row in after.iterrows():
+        factor = 2 if key[1] == "Q4_0" else 1
+        assert row["alone"].value == pytest.approx(before.loc[key, "alone"].value)
+        assert row["measured"].value == pytest.approx(before.loc[key, "measured"].value / factor)
+
+
+def test_types_in_the_same_order_have_a_tau_of_one_and_only_pairs_told_apart_count():
+    alone, beside = [1.0, 2.0, 3.0], [1.0, 1.05, 3.0]
+    lines = [
+        {"lever": "bits", "model": "m", "alone": estimate(a), "measured": estimate(b)}
+        for a, b in zip(alone, beside, strict=True)
+    ]
+    found = stacked.order(pd.DataFrame(lines)).iloc[0]
+    assert (found["tau"], found["pairs"], found["kept"]) == (1.0, 2, 2)
+    turned = pd.DataFrame(lines).assign(measured=[estimate(b) for b in reversed(beside)])
+    assert (stacked.order(turned).iloc[0]["tau"], stacked.order(turned).iloc[0]["kept"]) == (-1.0, 0)
+
+
+def test_the_best_lever_is_said_with_an_interval_for_all_it_was_chosen_from(known):
+    found = show._gains(known)
+    for what, words in show.AIMS.items():
+        group = found[found["what"].str.startswith(what)]
+        widened = [gains.types.simultaneous(gain, len(group)) for gain in group["gain"]]
+        best = max(widened, key=lambda gain: gain.low)
+        line = next(line for line in show.finding(known).data.splitlines() if words in line)
+        assert show.times(best) in line
+        assert all(wide.high - wide.low > own.high - own.low for wide, own in zip(widened, group["gain"], strict=True))
+
+
+def test_every_claim_of_the_source_is_checked(known):
+    checked = list(claims.checked(known))
+    assert [each.claim for each in checked] == list(claims.CLAIMS)
+    assert {each.verdict for each in checked} <= {"holds", "does not hold", "inconclusive"}
+
+
+def test_a_claim_about_several_models_holds_only_for_all():
+    assert claims.agreed(["holds", "holds"]) == "holds"
+    assert claims.agreed(["holds", "inconclusive"]) == "inconclusive"
