@@ -29,7 +29,18 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import registry
 from plamo_study.oracle.compare import agreement
 from plamo_study.oracle.forward import Oracle
-from plamo_study.studies.disaggregation import analysis, contexts, plan, requests, shipment, show, sizes, wire
+from plamo_study.studies.disaggregation import (
+    analysis,
+    contexts,
+    peers,
+    plan,
+    requests,
+    sender,
+    shipment,
+    show,
+    sizes,
+    wire,
+)
 from plamo_study.studies.disaggregation.wire import Reply, State
 
 WORKER = "plamo_study.studies.disaggregation.worker"
@@ -392,6 +403,17 @@ def test_a_sender_that_dies_is_named_and_nobody_waits_for_it(tmp_path):
     assert outcome.status == "error"
     assert "the peer" in outcome.failure.message
     assert "SIGKILL" in outcome.failure.message
+
+
+def test_the_other_half_of_a_cell_is_waited_for_as_long_as_the_cell_may_take():
+    """Reading 2,048 tokens at full size takes more than a minute on a slow machine, and nothing is said meanwhile."""
+    with wire.listen() as door, wire.connect(door.getsockname()[1], patience_s=wire.OWN_S) as peer:
+        wire.send(peer, sender.Hello(pid=os.getpid()))
+        other, pid = peers.accepted(threading.main_thread(), door)
+        with other:
+            assert pid == os.getpid()
+            for each in (peer, other):
+                assert each.gettimeout() >= max(plan.disaggregation(scale).time_limit_s for scale in plan.LENGTHS)
 
 
 def _kill_first_sender(pid):

@@ -1,6 +1,7 @@
 """Notebook 12: every gain comes from the rows it names, and the ranking is Amdahl's law and nothing else."""
 
 import json
+import re
 from dataclasses import replace
 
 import msgspec
@@ -15,11 +16,17 @@ from plamo_study.studies.levers.traffic import Effect, Traffic
 from plamo_study.studies.serving.probe import Binding, Budget, Interval, Report, Rightness
 
 HYBRID, LARGE = "plamo-2-1b", "plamo-3-nict-2b"
+DEEP, HUGE = "[" * 100_000, "1" + "0" * 400
+NAN, BELOW = (json.dumps({"phase": {"shares": {"prefill": n, "decode": 0.5}}}) for n in (float("nan"), -0.1))
 
 
 @pytest.fixture(scope="module")
 def known():
     return gains.recordings("recorded", "shape")
+
+
+def ranked(known, model, asked):
+    return traffic.ranked(known, model, asked).set_index("lever")
 
 
 def estimate(value, n=5):
@@ -72,7 +79,7 @@ def test_a_request_gains_as_amdahl_says(share):
 
 def test_long_prompts_favour_what_reads_faster_and_long_answers_what_writes_faster(known):
     def types(asked):
-        found = traffic.ranked(known, HYBRID, asked, "tokens").set_index("lever")["gain"]
+        found = ranked(known, HYBRID, asked)["tokens"]
         return found["bits: Q5_K_M"].value / found["bits: Q4_0"].value
 
     read, written = (dict(zip(("prefill", "decode"), ratios, strict=True)) for ratios in _ratios(known))
@@ -88,27 +95,72 @@ def _ratios(known):
 
 
 def test_what_is_put_back_need_not_be_read(known):
-    found = traffic.ranked(known, HYBRID, Traffic(4000, 1, 1, shared=0.75), "wait").set_index("lever")["gain"]
+    found = ranked(known, HYBRID, Traffic(4000, 1, 1, shared=0.75))["reading"]
     assert 3.5 < found["reuse"].value < 4.0
-    assert "reuse" not in set(traffic.ranked(known, HYBRID, Traffic(4000, 1, 1), "wait")["lever"])
+    assert "reuse" not in ranked(known, HYBRID, Traffic(4000, 1, 1)).index
 
 
-def test_waiting_and_tokens_are_not_mixed(known):
-    asked = Traffic(2000, 200, 8)
-    tokens, wait = (set(traffic.ranked(known, HYBRID, asked, aim)["lever"]) for aim in traffic.OBJECTIVES)
-    assert {"chunked", "split"} <= wait - tokens
-    assert {"batch", "replicas"} <= tokens - wait
+def test_the_type_in_use_is_what_others_are_held_against(known):
+    over = {dtype: ranked(known, HYBRID, Traffic(2000, 200, 8, dtype)) for dtype in ("Q8_0", "Q4_K_M")}
+    for phase in ("reading", "writing"):
+        chained = over["Q8_0"][phase]["bits: Q4_K_M"].value * over["Q4_K_M"][phase]["bits: Q5_K_M"].value
+        assert chained == pytest.approx(over["Q8_0"][phase]["bits: Q5_K_M"].value, rel=1e-6)
+    took = {dtype: traffic.spent(known, f"{HYBRID}*", Traffic(2000, 200, 8, dtype)) for dtype in over}
+    faster = over["Q8_0"]["reading"]["bits: Q4_K_M"].value
+    assert took["Q8_0"].reading == pytest.approx(faster * took["Q4_K_M"].reading)
+    with pytest.raises(StudyError, match=r"there are: .*Q4_0"):
+        traffic.ranked(known, HYBRID, Traffic(1, 1, 1, "Q9_9"))
+
+
+def test_a_request_takes_what_its_tokens_take_at_their_depths(known):
+    short, long = (traffic.spent(known, f"{HYBRID}*", Traffic(n, 10, 1)) for n in (100, 10_000))
+    assert long.reading > 100 * short.reading, "deep tokens take longer"
+    assert long.alone > short.alone
+    assert short.alone == pytest.approx(short.writing), "one answer shares nothing"
+
+
+def test_nothing_is_advised_for_the_hybrid_before_its_answers_are_right():
+    assert "engine build corrected" in show.right_first(HYBRID, Traffic(1, 1, 2)).data
+    assert "Nothing is known to be wrong" in show.right_first(HYBRID, Traffic(1, 1, 1)).data
+    assert "Nothing is known to be wrong" in show.right_first(LARGE, Traffic(1, 1, 8)).data
+
+
+def test_the_advice_divides_to_what_it_says(known):
+    said = show.advice(known, HYBRID, Traffic(2000, 200, 8)).data
+    share, read, rest, write, whole = (
+        float(number)
+        for number in re.search(r"1 / \(([\d.]+) / ([\d.]+) \+ ([\d.]+) / ([\d.]+)\) = ([\d.]+)", said).groups()
+    )
+    assert 1 / (share / read + rest / write) == pytest.approx(whole, rel=0.02)
+
+
+def test_how_requests_share_an_engine_is_shown_as_measured_and_never_computed(known):
+    shown = set(show.as_measured(known, HYBRID).frame["lever"])
+    assert shown == {show.levers()[key]["name"] for key in show.SHARING}
+    assert not set(show.SHARING) & set(ranked(known, HYBRID, Traffic(2000, 200, 8)).index)
 
 
 def test_a_batch_gains_less_where_most_of_the_time_is_reading(known):
     asked = (Traffic(n_prompt, 200, 8) for n_prompt in (100, 8000))
-    few, many = (traffic.ranked(known, LARGE, each, "tokens").set_index("lever")["gain"]["batch"] for each in asked)
+    few, many = (ranked(known, LARGE, each)["tokens"]["batch"] for each in asked)
     assert few.value > many.value > 1
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"n_prompt": 0}, {"n_gen": -1}, {"n_users": 0}, {"accepts": 1.0}, {"shared": 1.0}, {"shared": -0.1}],
+    [
+        {"n_prompt": 0},
+        {"n_gen": -1},
+        {"n_users": 0},
+        {"accepts": 1.0},
+        {"shared": 1.0},
+        {"shared": -0.1},
+        {"n_prompt": "2000"},
+        {"n_gen": 2.5},
+        {"n_users": None},
+        {"accepts": float("nan")},
+        {"reading": 5},
+    ],
 )
 def test_a_traffic_that_cannot_be_is_refused(wrong):
     with pytest.raises(StudyError, match=next(iter(wrong))):
@@ -116,7 +168,7 @@ def test_a_traffic_that_cannot_be_is_refused(wrong):
 
 
 def test_an_unknown_objective_model_or_scale_is_refused_with_those_there_are(known):
-    with pytest.raises(StudyError, match="one of: tokens, wait"):
+    with pytest.raises(StudyError, match="one of: tokens, reading"):
         traffic.ranked(known, HYBRID, Traffic(1, 1, 1), "joy")
     with pytest.raises(StudyError, match=f"one of: {HYBRID}"):
         traffic.ranked(known, "gpt", Traffic(1, 1, 1), "tokens")
@@ -151,7 +203,34 @@ def test_a_probe_s_report_says_what_requests_are_made_of(tmp_path):
     assert traffic.probed(str(path), Traffic(1, 1, 1)).reading == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", json.dumps({"phase": {"shares": {}}}), "null", '{"phase": 3}'])
+def test_of_the_engine_s_time_answers_written_together_take_less_than_each_of_them_waits(known, tmp_path):
+    """What a probe sees and what the rows say of the same traffic lead to the same share."""
+    asked = Traffic(2000, 200, 8)
+    took = traffic.spent(known, f"{HYBRID}*", asked)
+    path = tmp_path / "probe.json"
+    path.write_bytes(msgspec.json.encode(report(prefill=took.reading, decode=8 * took.writing)))
+    seen = traffic.probed(str(path), asked)
+    assert seen.reading == pytest.approx(traffic.reading_share(known, f"{HYBRID}*", asked))
+    assert "batch" not in ranked(known, HYBRID, seen).index, "a server that was probed answers together already"
+
+
+def test_what_lies_beyond_the_rows_is_refused(known):
+    for asked in (Traffic(100_000, 1, 1), Traffic(1, 1, 1000)):
+        with pytest.raises(StudyError, match="beyond"):
+            traffic.ranked(known, HYBRID, asked)
+
+
+def test_few_blocks_at_full_size_do_not_replace_a_finished_recording(known, monkeypatch):
+    rows = known["03-batch-scaling"].rows
+    few = replace(known["03-batch-scaling"], rows=rows[rows["block"] < 1])
+    shown = {"shape": few, "mini": known["07-replicas"]}
+    monkeypatch.setattr(gains, "read", lambda study, source, scale: shown[scale])
+    assert all(each is known["07-replicas"] for each in gains.recordings("recorded", "shape").values())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", json.dumps({"phase": {"shares": {}}}), "null", '{"phase": 3}', NAN, BELOW, DEEP, HUGE]
+)
 def test_a_file_that_is_no_report_is_refused_with_the_command_that_writes_one(tmp_path, text):
     path = tmp_path / "probe.json"
     path.write_text(text)
@@ -174,22 +253,22 @@ def test_what_is_predicted_has_no_part_in_what_it_is_held_against(known):
         assert row["measured"].value == pytest.approx(before.loc[key, "measured"].value / factor)
 
 
-def test_types_in_the_same_order_have_a_tau_of_one_and_only_pairs_told_apart_count():
+def test_only_pairs_of_types_that_a_batch_tells_apart_are_counted():
     alone, beside = [1.0, 2.0, 3.0], [1.0, 1.05, 3.0]
     lines = [
-        {"lever": "bits", "model": "m", "alone": estimate(a), "measured": estimate(b)}
-        for a, b in zip(alone, beside, strict=True)
+        {"lever": "bits", "kind": f"type {n}", "model": "m", "alone": estimate(a), "measured": estimate(b)}
+        for n, (a, b) in enumerate(zip(alone, beside, strict=True))
     ]
     found = stacked.order(pd.DataFrame(lines)).iloc[0]
-    assert (found["tau"], found["pairs"], found["kept"]) == (1.0, 2, 2)
-    turned = pd.DataFrame(lines).assign(measured=[estimate(b) for b in reversed(beside)])
-    assert (stacked.order(turned).iloc[0]["tau"], stacked.order(turned).iloc[0]["kept"]) == (-1.0, 0)
+    assert (found["best"], found["best_beside"], found["pairs"], found["kept"]) == ("type 2", "type 2", 2, 2)
+    turned = stacked.order(pd.DataFrame(lines).assign(measured=[estimate(b) for b in reversed(beside)])).iloc[0]
+    assert (turned["best_beside"], turned["pairs"], turned["kept"]) == ("type 0", 2, 0)
 
 
 def test_the_best_lever_is_said_with_an_interval_for_all_it_was_chosen_from(known):
     found = show._gains(known)
-    for what, words in show.AIMS.items():
-        group = found[found["what"].str.startswith(what)]
+    for aim, words in show.AIMS.items():
+        group = found[found["aim"] == aim]
         widened = [gains.types.simultaneous(gain, len(group)) for gain in group["gain"]]
         best = max(widened, key=lambda gain: gain.low)
         line = next(line for line in show.finding(known).data.splitlines() if words in line)

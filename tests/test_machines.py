@@ -77,6 +77,12 @@ def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(stu
     assert set(drawn.groupby("name")["chip"].nunique()) >= {2}
 
 
+def test_a_pass_that_was_timed_twice_foretells_one_pass_and_not_two():
+    twice = [line("a", 0.1, 0.05, 128.0), line("a", 0.1, 0.05, 131.0)]
+    assert len(list(analysis.common(pd.DataFrame([*twice, line("b", 0.1, 0.05)])))) == 1
+    assert len(list(analysis.common(pd.DataFrame([line("b", 0.1, 0.05), *twice])))) == 1
+
+
 def test_a_machine_alone_says_how_to_add_another(studies):
     first = studies[0][1]["machine"].iloc[0]
     alone = [(name, rows, facts) for name, rows, facts in studies if rows["machine"].iloc[0] == first]

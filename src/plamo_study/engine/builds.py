@@ -1,7 +1,8 @@
 """Corrected builds of llama.cpp by name: the locked sdist, patched, one library of it compiled.
 
 That library, nearly always libllama, is all that differs from the installed engine; every other one is the installed
-one, copied. So a difference in speed or result between two builds is the patches'.
+one, copied. So a difference in speed or result between two builds is the patches'. A build with one more backend brings
+that backend's library, and the one that registers it.
 """
 
 import hashlib
@@ -49,6 +50,8 @@ OPTIONS = (
 )  # fmt: skip
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
 MISSING = "plamo-study engine list"
+COMPILER_HELP = "see above; a full disk and a missing compiler are usual"
+ASIDE = ("patches", "tests", "target", "libraries", "packages")  # of a definition: says how it is made, not what it is
 
 OnStep = Callable[[str, int, int], None]  # what is done now, steps finished, steps in all (0: unknown)
 
@@ -137,8 +140,9 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
         for patch in asked["patches"]:
             apply(PATCHES / f"{patch}.patch", source)
         target = asked.get("target", "llama")
-        compile_target(target, source, partial / "build", tools, on_step)
-        made = assemble(target, partial / "build" / "bin", partial / "engine")
+        options, packages = asked.get("options", []), asked.get("packages", [])
+        compile_target(target, source, partial / "build", tools, on_step, options=options, packages=packages)
+        made = assemble(asked.get("libraries", [target]), partial / "build" / "bin", partial / "engine")
         (made / NOTE).write_text(_note_text(asked), encoding="utf-8")
         _check_loads(made)
         shutil.rmtree(folder(name), ignore_errors=True)
@@ -241,11 +245,19 @@ def apply(patch: Path, source: Path) -> None:
 
 
 def compile_target(
-    target: str, source: Path, into: Path, tools: dict[str, str], on_step: OnStep, turned_on: Sequence[str] = ()
+    target: str,
+    source: Path,
+    into: Path,
+    tools: dict[str, str],
+    on_step: OnStep,
+    turned_on: Sequence[str] = (),
+    options: Sequence[str] = (),
+    packages: Sequence[str] = (),
 ) -> None:
-    """Compile a target against the ggml of the installed package, or ggml's CPU backend; `into` / bin holds the result.
+    """Compile a target against the ggml of the installed package, or a part of ggml; `into` / bin holds the result.
 
-    The sdist's headers are used. `turned_on`: those of OPTIONS that the target needs.
+    The sdist's headers are used. `turned_on`: those of OPTIONS that the target needs; `options`: further ones of
+    CMake's, as NAME=VALUE; `packages`: of Debian, which they need.
     """
     config = into / "ggml-config"
     config.mkdir(parents=True, exist_ok=True)
@@ -257,7 +269,7 @@ def compile_target(
         "CMAKE_INSTALL_RPATH": RPATH,
         **{f"LLAMA_{option}": "ON" if option in turned_on else "OFF" for option in OPTIONS},
     }
-    if target == "ggml-cpu":  # as the Makefile builds the installed one, and says why
+    if target.startswith("ggml"):  # as the Makefile builds the installed one, and says why
         values |= {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
     else:
         values |= {
@@ -269,17 +281,19 @@ def compile_target(
     command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
     on_step("configuring", 0, 0)
     own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as it reached the installed engine's build
-    _run([*command, *(f"-D{key}={value}" for key, value in values.items()), *own], "CMake", lambda line: None)
+    own += [f"-D{option}" for option in options]
+    how = f"Debian: apt-get install {' '.join(packages)}" if packages else COMPILER_HELP
+    _run([*command, *(f"-D{key}={value}" for key, value in values.items()), *own], "CMake", lambda line: None, how)
     jobs = str(os.cpu_count() or 1)
     compiling = [tools["ninja"], "-j", jobs, "-C", str(into), target]
     _run(compiling, "the compiler", lambda line: _steps(line, on_step))
 
 
-def assemble(target: str, built: Path, into: Path) -> Path:
-    """The installed engine's libraries with one replaced by the one in `built`; returns the folder."""
-    replaced = f"lib{target}.*"
-    shutil.copytree(installed_libraries(), into, ignore=shutil.ignore_patterns(replaced, "*.a"))
-    for file in built.glob(replaced):
+def assemble(libraries: Sequence[str], built: Path, into: Path) -> Path:
+    """The installed engine's libraries with these replaced, or joined, by those in `built`; returns the folder."""
+    replaced = [f"lib{library}.*" for library in libraries]
+    shutil.copytree(installed_libraries(), into, ignore=shutil.ignore_patterns(*replaced, "*.a"))
+    for file in (file for pattern in replaced for file in built.glob(pattern)):
         shutil.copy2(file, into / file.name, follow_symlinks=False)
     return into
 
@@ -304,7 +318,7 @@ def _note_text(asked: dict[str, Any]) -> str:
     ggml = hashlib.sha256(
         b"".join(file.read_bytes() for file in sorted(installed_libraries().glob(f"libggml*{SUFFIX}")))
     )
-    said = {key: value for key, value in asked.items() if key not in ("patches", "tests", "target")}
+    said = {key: value for key, value in asked.items() if key not in ASIDE}
     said |= {"source": f"{PACKAGE} {release}, sha256 {sha256}", "ggml": f"sha256 {ggml.hexdigest()}"}
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())  # such JSON is TOML, too
     return f"{lines}\n[patches]\n{patches}"
@@ -347,7 +361,7 @@ def _download(requirement: str, into: Path) -> None:
         raise StudyError(f"pip download {PACKAGE}", why, "check the network (or pip's index), then try again")
 
 
-def _run(command: Sequence[str], what: str, on_line: Callable[[str], None]) -> None:
+def _run(command: Sequence[str], what: str, on_line: Callable[[str], None], how: str = COMPILER_HELP) -> None:
     """Run a tool, every line of its output to `on_line`; StudyError with its last lines when it fails."""
     said = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
@@ -361,9 +375,7 @@ def _run(command: Sequence[str], what: str, on_line: Callable[[str], None]) -> N
             raise
     if process.returncode:
         errors = [line for line in said if "error" in line.lower()] or said
-        raise StudyError(
-            what, "failed: " + "".join(errors[:3]).strip(), "see above; a full disk and a missing compiler are usual"
-        )
+        raise StudyError(what, "failed: " + "".join(errors[:3]).strip(), how)
 
 
 def _steps(line: str, on_step: OnStep) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from plamo_study.engine.bindings import llama
 
-LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas")
+LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas", "ggml-vulkan")
 GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: with memory of its own, and in the host's
 _keep_alive: list[Any] = []
 

@@ -8,10 +8,12 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from plamo_study.engine import builds
 from plamo_study.measure import machine, watch
 from plamo_study.measure.rows import Evidence, Failure, Measured, Status
 
@@ -63,7 +65,7 @@ def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str
             stderr=log,
             pass_fds=[lifeline],
             start_new_session=True,
-            env=os.environ | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {}),
+            env=_environment(engine),
         )
         result, late = b"", None
         try:
@@ -76,6 +78,13 @@ def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str
         log.seek(0)
         text = log.read().decode(errors="replace")
     return _outcome(child, result, late, text, evidence)
+
+
+def _environment(engine: str) -> dict[str, str]:
+    """Ours, with the engine's folder and what that build asks for where it is not set."""
+    ours = os.environ | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {})
+    asked = builds.note(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
+    return dict(setting.split("=", 1) for setting in asked) | ours
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

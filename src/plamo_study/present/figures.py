@@ -3,11 +3,12 @@
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.stats import Estimate
 
-Chart = alt.LayerChart | alt.FacetChart | alt.HConcatChart
+Chart = alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
 TICKS = [1, 4, 8, 12, 16, 24, 32]  # numbers of sequences
 LONG_NAME = 24  # characters from which names of a legend stand one below the other
 
@@ -77,7 +78,8 @@ def on_a_line(data: pd.DataFrame, axes: tuple[str, str], which: str, title: str,
 
     `tip`: what a point is; `said`: how many lie near the line, in words.
     """
-    low, high = (float(getattr(data[["x", "y"]].to_numpy(), name)()) for name in ("min", "max"))
+    known = data[["x", "y"]].to_numpy() if len(data) else np.ones(1)
+    low, high = float(known.min()), float(known.max())
     scale = alt.Scale(type="log", domain=[low / 1.1, high * 1.1], nice=False)
     ticks = [value * 10.0**power for power in range(-6, 7) for value in (1, 2, 3, 5, 7)]
     axis = alt.Axis(values=[tick for tick in ticks if low / 1.1 <= tick <= high * 1.1])

@@ -12,7 +12,6 @@ from plamo_study.measure.cells import Service, Shipment
 from plamo_study.studies.disaggregation import sender, wire
 from plamo_study.studies.disaggregation.sender import Hello, Order
 
-LIMIT_S = 3600.0  # the receiver has the cell's own limit, and ends the sender with itself
 LOOK_S = 0.1  # between two looks at whether the sender still lives
 
 
@@ -26,7 +25,7 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         """Wait for the process."""
-        self.outcome = process.work(self.order, LIMIT_S, worker=sender.__name__)
+        self.outcome = process.work(self.order, wire.OWN_S, worker=sender.__name__)
 
 
 @contextmanager
@@ -53,7 +52,7 @@ def accepted(thread: Sender, door: socket.socket) -> tuple[socket.socket, int]:
             if thread.is_alive():
                 continue
             raise StudyError("the sender", "ended before it called", "start it again") from None
-        wire.ready(peer)
+        wire.ready(peer, wire.OWN_S)
         return peer, wire.receive(peer, Hello).pid
 
 

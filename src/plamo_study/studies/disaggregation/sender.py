@@ -50,7 +50,7 @@ def serve(order: Order) -> Measured:
         own = contexts.origin(path, requests.receiving(cell))
         prompts = requests.tokens(cell, session.n_vocab)
         requests.warm(session, prompts[0])
-        with wire.connect(order.port) as peer:
+        with wire.connect(order.port, patience_s=wire.OWN_S) as peer:
             wire.send(peer, Hello(pid=os.getpid()))
             if isinstance(cell, Service):
                 _ship_all(peer, session, cell, own, prompts)

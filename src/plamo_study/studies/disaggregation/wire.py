@@ -21,6 +21,7 @@ PREFIX = struct.Struct(">4sHI")  # magic, version, bytes of the header
 MOST_HEADER = 1 << 16
 PIECE = 1 << 16  # bytes that a limited sender sends at once
 PATIENCE_S = 60.0  # without a byte
+OWN_S = 3600.0  # the same between two processes of one cell: a prompt may take minutes, and the runner ends a hang
 AGAIN = "send it again"
 
 clock = time.perf_counter_ns  # one clock for all processes of a machine
@@ -75,10 +76,10 @@ def listen(host: str = LOOPBACK) -> socket.socket:
     return socket.create_server((host, 0), backlog=1)
 
 
-def connect(port: int, host: str = LOOPBACK) -> socket.socket:
+def connect(port: int, host: str = LOOPBACK, patience_s: float = PATIENCE_S) -> socket.socket:
     """A connection to a listening peer; StudyError where nobody answers."""
     try:
-        return ready(socket.create_connection((host, port), timeout=PATIENCE_S))
+        return ready(socket.create_connection((host, port), timeout=PATIENCE_S), patience_s)
     except OSError as error:
         raise StudyError(f"{host}:{port}", f"nobody answers ({error})", "start the receiver first") from error
 

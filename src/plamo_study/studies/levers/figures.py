@@ -7,22 +7,31 @@ from plamo_study.present.figures import Chart, marks, on_a_line, spread
 
 
 def gains(data: pd.DataFrame, title: str) -> Chart:
-    """Every gain with its interval, by lever and model, on a scale of factors; 1 is no change."""
-    tidy = spread(data[["name", "model", "gain"]], "gain")
+    """Every gain with its interval, by lever and model, a panel for each aim; full size filled, small models hollow."""
+    tidy = spread(data[["name", "model", "size", "aim", "gain"]], "gain")
     models = list(dict.fromkeys(tidy["model"]))
-    order = list(dict.fromkeys(tidy["name"]))
-    colour, shape = marks("model", models)
-    axis = "Times as good as without it (log); 1: no change"
-    x = alt.Scale(type="log", nice=False, padding=10)
-    y = alt.Y("name:N", title=None, sort=order, axis=alt.Axis(labelLimit=240))
-    base = alt.Chart(tidy).encode(y=y, yOffset=alt.YOffset("model:N", sort=models), color=colour)
-    layers = [
-        alt.Chart(pd.DataFrame({"x": [1.0]})).mark_rule(strokeDash=[4, 4]).encode(x=alt.X("x:Q", title=axis)),
-        base.mark_rule(strokeWidth=2).encode(alt.X("low:Q", title=axis, scale=x), alt.X2("high:Q")),
-        base.mark_point(size=50, filled=True).encode(alt.X("value:Q", title=axis, scale=x), shape=shape),
-    ]
+    low, high = tidy["low"].min() / 1.1, tidy["high"].max() * 1.1
+    panels = [_panel(tidy[tidy["aim"] == aim], str(aim), models, (low, high)) for aim in tidy["aim"].unique()]
     said = "; ".join(f"{row['name']}, {row['model']}: {row['value']:.3g}" for row in tidy.to_dict("records"))
-    return alt.layer(*layers).properties(title=title, description=f"{title}. {said}.", height=26 * len(order))
+    return alt.vconcat(*panels).properties(title=title, description=f"{title}. {said}.")
+
+
+def _panel(tidy: pd.DataFrame, aim: str, models: list[str], domain: tuple[float, float]) -> Chart:
+    colour, shape = marks("model", models)
+    order = list(dict.fromkeys(tidy["name"]))
+    axis = alt.Axis(values=[0.2, 0.5, 1, 2, 5, 10, 20, 50, 100])
+    x = alt.X(
+        "value:Q", title="Times as good as without it (log)", scale=alt.Scale(type="log", domain=domain), axis=axis
+    )
+    y = alt.Y("name:N", title=None, sort=order, axis=alt.Axis(labelLimit=260))
+    base = alt.Chart(tidy).encode(y=y, yOffset=alt.YOffset("model:N", sort=models), color=colour)
+    fill = alt.FillOpacity("size:N", title=None, scale=alt.Scale(domain=["full size", "small model"], range=[1, 0]))
+    layers = [
+        alt.Chart(pd.DataFrame({"value": [1.0]})).mark_rule(strokeDash=[4, 4]).encode(x=x),
+        base.mark_rule(strokeWidth=2).encode(alt.X("low:Q"), alt.X2("high:Q")),
+        base.mark_point(size=50, filled=False).encode(x=x, shape=shape, fill=colour, fillOpacity=fill),
+    ]
+    return alt.layer(*layers).properties(title=aim, height=26 * len(order))
 
 
 def stacked(data: pd.DataFrame, title: str) -> Chart:

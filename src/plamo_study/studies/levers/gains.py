@@ -6,6 +6,7 @@ that `LEVERS` names them, and gives a line a model. More is better: a wait that 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -32,34 +33,38 @@ FEWER_BITS, BITS = "Q4_0", "Q8_0"
 ACCEPTED = 0.7  # of a draft, where a lever is about drafting
 KEPT = 2048  # tokens of a prompt that is read once and kept
 SPLIT = (2, 4)  # processes, and sequences of each
+FREE = f"tokens a second of an answer, over no drafts, if {ACCEPTED:.0%} of them are right"
+BACK = {
+    drafts.NATIVE: "rejected tokens are deleted from the cache",
+    drafts.PART: "after a rejection the state from before the draft is put back, and part of it computed again",
+}
 AT_ONCE = 10**18  # bits per second of a link that takes no time
 FALLBACK = "mini"
+LEAST = 3  # blocks from which a recording stands before one at a smaller scale
+TOKENS, WAITS, PROMPTS, IF_FREE = "more tokens a second", "shorter waits", "prompts", "if drafts cost nothing"
 Recordings = Mapping[str, Recording]
 
 
 @dataclass(frozen=True)
-class Gain:
+class Line:
     """What a lever gives a model: `gain`, how many times better `what` becomes; `price`: what becomes worse, in words.
 
-    `study`: whose rows say so.
+    `aim`: what the lever is for; gains of one aim may be compared.
     """
-
-    lever: str
-    model: str
-    what: str
-    gain: Estimate
-    price: str
-    study: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """What a lever's own rows say of one model, before its name and its study stand beside it."""
 
     model: str
     what: str
     gain: Estimate
     price: str = ""
+    aim: str = TOKENS
+
+
+@dataclass(frozen=True)
+class Gain(Line):
+    """The same with the lever's name, and the study whose rows say so."""
+
+    lever: str = ""
+    study: str = ""
 
 
 def batch(recording: Recording) -> list[Line]:
@@ -87,18 +92,18 @@ def one_by_one(recording: Recording) -> list[Line]:
         if n_seq:
             times = (timing.median_by_block(each[each["n_seq"] == n_seq]) for each in (shared, alone))
             what = f"{n_seq} short prompts, all right, over a shared call on our build"
-            lines.append(Line(str(model), what, timing.paired_ratio(*times), "one call for each prompt"))
+            lines.append(Line(str(model), what, timing.paired_ratio(*times), "one call for each prompt", PROMPTS))
     return lines
 
 
 def corrected(recording: Recording) -> list[Line]:
-    """The hybrid's step with its projections computed by one product for all sequences."""
+    """The hybrid's step with its projections computed by one product for all sequences, over the other corrections."""
     known, lines = batch_scaling.curves(recording.rows), []
     for build, model in known:
-        if build == FLAT and (stock := known.get((batch_scaling.STOCK, model))) is not None:
-            n_seq = max(set(known[build, model].index) & set(stock.index))
-            gain = timing.paired_ratio(stock.loc[n_seq], known[build, model].loc[n_seq])
-            lines.append(Line(model, f"tokens a second of {n_seq} answers", gain, "a build of one's own"))
+        other = known.get((CORRECT, model))
+        if build == FLAT and other is not None and TOGETHER in known[build, model].index.intersection(other.index):
+            gain = timing.paired_ratio(other.loc[TOGETHER], known[build, model].loc[TOGETHER])
+            lines.append(Line(model, f"tokens a second of {TOGETHER} answers", gain, "a build of one's own"))
     return lines
 
 
@@ -125,7 +130,7 @@ def drafting(recording: Recording) -> list[Line]:
     return [
         Line(
             row.model, f"tokens a second of an answer, {DRAFTED} looked up in the text", row.speed,
-            f"{row.taken:.0%} of what is drafted is right",
+            f"{1 - row.taken:.0%} of what is drafted is computed for nothing",
         )
         for row in found[usual].itertuples()
     ]  # fmt: skip
@@ -133,25 +138,25 @@ def drafting(recording: Recording) -> list[Line]:
 
 def heads(recording: Recording) -> list[Line]:
     """The most that a head of the model's own could give: drafts that cost nothing, of a given acceptance."""
-    found = drafts.curves(recording.rows, (ACCEPTED,))
-    found = found[(found["n_seq"] == 1) & (found["n_draft"] == DRAFTED) & (found["build"] == batch_scaling.STOCK)]
-    found = found[(found["n_prompt"] == found["n_prompt"].min()) & (found["how"] != drafts.WORDS["full"])]
-    what = f"tokens a second of an answer, if drafts cost nothing and {ACCEPTED:.0%} are right"
-    return [Line(row.model, what, row.speed, row.how) for row in found.itertuples()]
+    return [Line(row.model, FREE, row.speed, BACK[row.how], IF_FREE) for row in _free(recording, batch_scaling.STOCK)]
 
 
 def rollback(recording: Recording) -> list[Line]:
-    """The hybrid's drafts on a build that keeps the states of its last tokens, over the engine as released."""
-    found = drafts.beside(recording.rows)
-    found = found[(found["accepts"] == ACCEPTED) & (found["n_draft"] == DRAFTED) & (found["n_seq"] == 1)]
-    found = found[found["n_prompt"] == found["n_prompt"].min()]
+    """The same on the build that keeps the states of the hybrid's last tokens."""
     lines = []
-    for row in found.itertuples():
+    for row in _free(recording, "rollback"):
         state = sizes.size(recording.facts[row.model]["shape"], 0, "f16", "f16").recurrent
         price = f"{DRAFTED * state / 1e6:.2g} MB more for each answer, and a build of one's own"
-        what = f"tokens a second of an answer with drafts, {ACCEPTED:.0%} right"
-        lines.append(Line(row.model, what, row.ratio, price))
+        lines.append(Line(row.model, FREE, row.speed, price, IF_FREE))
     return lines
+
+
+def _free(recording: Recording, build: str) -> list[Any]:
+    """Speed over plain decode of one answer whose drafts cost nothing."""
+    found = drafts.curves(recording.rows, (ACCEPTED,))
+    found = found[(found["n_seq"] == 1) & (found["n_draft"] == DRAFTED) & (found["build"] == build)]
+    found = found[(found["n_prompt"] == found["n_prompt"].min()) & (found["how"] != drafts.WORDS["full"])]
+    return list(found.itertuples())
 
 
 def chunked(recording: Recording) -> list[Line]:
@@ -162,7 +167,7 @@ def chunked(recording: Recording) -> list[Line]:
         if waits is not None:
             price = f"the prompt's own first token takes {waits['ttft'].per(1):.2f} times as long"
             what = f"longest wait of {DECODING} others while a prompt of {PROMPT} tokens is read"
-            lines.append(Line(model, what, waits["largest"], price))
+            lines.append(Line(model, what, waits["largest"], price, WAITS))
     return lines
 
 
@@ -202,7 +207,7 @@ def split(recording: Recording) -> list[Line]:
         price = f"{row['throughput_ratio']:.2f} times the tokens a second; "
         price += f"the first token takes {row['ttft_ratio']:.2f} times as long"
         what = f"longest gap between two tokens, {row['per_second']:g} requests a second"
-        lines.append(Line(str(model), what, row["largest_ratio"].per(1), price))
+        lines.append(Line(str(model), what, row["largest_ratio"].per(1), price, WAITS))
     return lines
 
 
@@ -213,7 +218,7 @@ def reuse(recording: Recording) -> list[Line]:
         row = group.loc[group["n_prompt"].idxmax()]
         size = sizes.size(recording.facts[str(model)]["shape"], int(row["n_prompt"]), "f16", "f16").total
         what = f"a prompt of {row['n_prompt']:,} tokens that was read before"
-        lines.append(Line(str(model), what, row["ratio"].per(1), f"{size / 1e6:.2g} MB for each that is kept"))
+        lines.append(Line(str(model), what, row["ratio"].per(1), f"{size / 1e6:.2g} MB for each that is kept", PROMPTS))
     return lines
 
 
@@ -268,7 +273,7 @@ LEVERS: dict[str, tuple[tuple[str, ...], Callable[..., list[Line]]]] = {
     "reuse": (("09-disaggregation",), reuse),
 }
 STUDIES = tuple(dict.fromkeys(study for studies, _ in LEVERS.values() for study in studies))
-FURTHER = ("05-context",)  # for what a request is made of
+FURTHER = ("05-context", "03-source-table")  # for what a request is made of, and for a claim
 
 
 def recordings(source: str, scale: str) -> Recordings:
@@ -280,8 +285,9 @@ def recordings(source: str, scale: str) -> Recordings:
     check_scale(scale)
     found = {}
     for study in (*STUDIES, *FURTHER):
-        recording = read(study, source, scale) or read(study, source, FALLBACK)
-        if recording is not None:
+        asked, smaller = (read(study, source, each) for each in (scale, FALLBACK))
+        enough = asked is not None and (smaller is None or asked.rows["block"].nunique() > LEAST)
+        if (recording := asked if enough else smaller) is not None:
             found[study] = recording
     if not found:
         raise StudyError("levers", f"no study has {source} rows to show", f"plamo-study study --scale {scale}")
@@ -291,7 +297,7 @@ def recordings(source: str, scale: str) -> Recordings:
 def gains(known: Recordings) -> list[Gain]:
     """What every lever gives whose studies have rows, in the order of `LEVERS`."""
     return [
-        Gain(lever, line.model, line.what, line.gain, line.price, studies[0])
+        Gain(line.model, line.what, line.gain, line.price, line.aim, lever, studies[0])
         for lever, (studies, lines) in LEVERS.items()
         if known.keys() >= set(studies)
         for line in lines(*(known[study] for study in studies))

@@ -12,14 +12,27 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import escaped
 from plamo_study.present.sentences import CLOSE
-from plamo_study.present.tables import Columns, Table, significant, table
+from plamo_study.present.tables import Columns, Table, table
+from plamo_study.studies.batch_scaling.claims import HYBRID
 from plamo_study.studies.levers import claims, gains, stacked, traffic as traffics
 from plamo_study.studies.levers.gains import Recordings
 from plamo_study.studies.levers.traffic import Traffic
+from plamo_study.studies.quality import analysis as losses
 from plamo_study.studies.quantization.analysis import simultaneous
 
+SHARING = ("chunked", "split", "replicas")
 VERDICTS = {"holds": "gains", "does not hold": "loses", "inconclusive": "not decided"}
-AIMS = {"tokens a second": "For tokens a second", "longest": "For the longest wait"}
+AIMS = {gains.TOKENS: "For tokens a second", gains.WAITS: "For the longest wait"}
+STARS = (
+    "A star means full size with random weights, whose speed is that of released ones. No star means a small trained "
+    "model that fits into a processor's cache: its gains show that a lever works, not how much it gives on a large one."
+)
+WRONG = (
+    "**Right first.** PLaMo 2 answers wrongly when the prompts of two users share a call, and the engine as released "
+    "says nothing of it (notebook 03). A `llama-server` lets prompts share calls. So do one of three things before "
+    "any lever: build the corrected engine (`plamo-study engine build corrected`), feed prompts one by one (a server "
+    "with one slot), or take PLaMo 3. The gains below count only then."
+)
 MANY = 10  # times from which nobody needs a digit after the point
 
 
@@ -36,51 +49,46 @@ def levers() -> dict[str, dict[str, str]]:
 def finding(known: Recordings) -> Markdown:
     """The largest gain, what loses, and whether levers multiply."""
     found = _gains(known)
-    if found.empty:
-        return Markdown("Nothing is measured here yet: `plamo-study study` measures what this page needs.")
-    sure = found[[gain.low > 1 for gain in found["gain"]]]
     loses = found[[gain.high < 1 for gain in found["gain"]]]
-    parts = [_best(known, found, what, words) for what, words in AIMS.items()]
+    parts = [_best(known, found, aim, words) for aim, words in AIMS.items()]
     if len(loses):
-        said = ", ".join(
-            f"{row['name']} ({escaped(row['model'])}, {row['gain']:.2f})" for row in loses.to_dict("records")
-        )
+        lines = loses.to_dict("records")
+        said = ", ".join(f"{line['name']} ({escaped(line['model'])}, {line['gain']:.2f})" for line in lines)
         parts.append(f"- **These make it worse here**: {said}.")
-    n = len(found)
+    helps, n = sum(gain.low > 1 for gain in found["gain"]), len(found)
     parts.append(
-        f"- Of {n} gains of {found['lever'].nunique()} levers {len(sure)} are shown to help, {len(loses)} to hurt, and "
-        f"{n - len(sure) - len(loses)} are not decided."
+        f"- Of {n} gains of {found['lever'].nunique()} levers {helps} are shown to help, {len(loses)} to hurt, and "
+        f"{n - helps - len(loses)} are not decided."
     )
     pairs = stacked.stacked(known)
     if len(pairs):
         parts.append(
-            f"- **Levers do not simply multiply**: beside another lever {int(pairs['close'].sum())} of {len(pairs)} "
-            f"gains are within {CLOSE} times of what they are alone."
-            if not pairs["close"].all()
-            else f"- Levers multiply: beside another lever all {len(pairs)} gains are within {CLOSE} times."
+            f"- **A gain alone does not say what it is beside another lever.** Of {len(pairs)} such pairs "
+            f"{len(pairs) - int(pairs['close'].sum())} are more than {CLOSE} times off, and "
+            f"{int(pairs['turned'].sum())} turn from a gain into a loss or back, both shown."
         )
-    return Markdown("\n".join(filter(None, parts)))
+    return Markdown("\n".join(filter(None, parts)) + f"\n\n{STARS}")
 
 
-def _best(known: Recordings, found: pd.DataFrame, what: str, words: str) -> str:
+def _best(known: Recordings, found: pd.DataFrame, aim: str, words: str) -> str:
     """The lever that surely gives most of something; its interval holds for all that it was chosen from."""
-    group = found[found["what"].str.startswith(what)]
+    group = found[found["aim"] == aim]
     widened = [simultaneous(gain, len(group)) for gain in group["gain"]]
     group = group.assign(gain=widened, least=[gain.low for gain in widened])
     if group.empty or not group["least"].max() > 1:
         return ""
     best = group.loc[group["least"].idxmax()]
     return (
-        f"- **{words}: {best['name']}.** On {escaped(best['model'])} it makes the {best['what']} {times(best['gain'])} "
-        f"times as good ({_where(known[best['study']])}; the interval holds for all {len(group)} that it was chosen "
-        f"from). Its price: {best['price']}."
+        f"- **{words}: {best['name']}.** On {escaped(best['model'])} {times(best['gain'])} times as good: "
+        f"{best['what']}. The interval is widened to hold for all {len(group)} gains that this one was chosen from "
+        f"({_where(known[best['study']])}). Its price: {best['price']}."
     )
 
 
 def _gains(known: Recordings) -> pd.DataFrame:
     names = levers()
     entries = [vars(gain) | {"name": names[gain.lever]["name"]} for gain in gains.gains(known)]
-    return pd.DataFrame(entries, columns=["name", "lever", "model", "what", "gain", "price", "study"])
+    return pd.DataFrame(entries, columns=["name", "lever", "model", "what", "gain", "price", "aim", "study"])
 
 
 def _where(recording: Recording) -> str:
@@ -88,9 +96,10 @@ def _where(recording: Recording) -> str:
 
 
 def drawn(known: Recordings) -> pd.DataFrame:
-    """What the figure draws: `name`, `model` without its star, `gain`."""
+    """What the figure draws: `name`, `model` without its star, its `size`, `gain`, and the `aim` of a lever."""
     found = _gains(known)
-    return found.assign(model=found["model"].str.rstrip("*"))
+    size = ["full size" if "*" in model else "small model" for model in found["model"]]
+    return found.assign(model=found["model"].str.rstrip("*"), size=size)
 
 
 def beside(known: Recordings) -> pd.DataFrame:
@@ -110,7 +119,7 @@ def every(known: Recordings) -> Table:
         "model": ("model", ""),
         "what": ("what gets better", ""),
         "gain": ("times", times),
-        "verdict": ("verdict", ""),
+        "verdict": ("it", ""),
         "price": ("what it costs", ""),
         "where": ("notebook and machine", ""),
     }
@@ -137,26 +146,90 @@ def status() -> Table:
     return table(pd.DataFrame(levers().values()), columns)
 
 
+def right_first(model: str, traffic: Traffic) -> Markdown:
+    """What has to be right before anything is made faster."""
+    hybrid = model.startswith(HYBRID.rpartition("-")[0]) and traffic.n_users > 1
+    return Markdown(WRONG if hybrid else f"Nothing is known to be wrong with the released engine here ({model}).")
+
+
 def for_you(known: Recordings, model: str, traffic: Traffic, objective: str) -> Table | Markdown:
-    """Levers for this traffic by predicted gain."""
+    """Levers for this traffic by predicted gain, with what they do to each phase and what they lose."""
     if not traffics.models(known):
-        return Markdown(
-            "It takes the rows of notebooks 03 and 05 to say what a request is made of: measure these first."
-        )
+        return Markdown("What a request is made of takes the rows of notebooks 03 and 05: measure these first.")
     found = traffics.ranked(known, model, traffic, objective)
+    lost = _lost(known, model)
+    found["lost"] = [lost.get(lever.partition(": ")[2], "") for lever in found["lever"]]
     found["name"] = [_named(lever) for lever in found["lever"]]
-    found["verdict"] = [VERDICTS[gain.above(1.0)] for gain in found["gain"]]
     found["from"] = [f"{study[:2]}, {_where(known[study])}" for study in found["study"]]
-    aim = {"tokens": "tokens a second", "wait": "times as short, the longest wait"}[objective]
     columns: Columns = {
         "name": ("lever", ""),
         "over": ("instead of", ""),
-        "gain": (f"{aim}, predicted", times),
-        "verdict": ("verdict", ""),
+        "tokens": ("tokens a second, predicted", times),
+        "reading": ("reading, times as fast", _changed),
+        "writing": ("writing, times as fast", _changed),
+        "lost": ("lost, 0.001 nats", ""),
         "where": ("measured with", ""),
         "from": ("notebook and machine", ""),
     }
-    return table(found, columns, _share(known, model, traffic))
+    left = "" if traffic.shared else " Keeping what was read is left out, because `shared` is 0."
+    left += " So are levers that were measured at one length only: attention, its cache, and looked-up drafts."
+    return table(found, columns, f"{_share(known, model, traffic)}{left}")
+
+
+def _changed(gain: Estimate) -> str:
+    return "as before" if gain == traffics.SAME else times(gain)
+
+
+def _lost(known: Recordings, model: str) -> dict[str, str]:
+    """What each type loses, where that was measured: on the embedded model of the same name."""
+    if "04-quality" not in known:
+        return {}
+    lines = losses.table(known["04-quality"].rows).itertuples()
+    return {
+        line.file: f"{1e3 * line.kld.value:.2g}" for line in lines if line.model == model.rstrip("*") and line.kld.n
+    }
+
+
+def advice(known: Recordings, model: str, traffic: Traffic) -> Markdown:
+    """The first lever to pull, as arithmetic, and what requests take before it."""
+    if not traffics.models(known):
+        return Markdown("")
+    name = traffics.named(known, model)
+    took, best = traffics.spent(known, name, traffic), traffics.best(known, model, traffic)
+    rate = traffic.n_gen / (took.reading + took.writing)
+    base = (
+        f"By the rows a prompt of {traffic.n_prompt:,} tokens takes {took.reading:.3g} s to read with "
+        f"{traffic.dtype} weights on {evidence.chips(known[took.study])}. If {traffic.n_users} come at once, the last "
+        f"first token comes after {traffic.n_users * took.reading:.3g} s. All answers together get {rate:.3g} tokens a "
+        f"second, the time for prompts included."
+    )
+    if best is None:
+        return Markdown(f"{base} No lever is shown to make that better.")
+    share = best["share"]
+    return Markdown(
+        f"{base}\n\n**First: {_named(best['lever'])}.** Requests read for {share:.0%} of their time, which becomes "
+        f"{best['reading'].value:.2f} times as fast, and write for {1 - share:.0%}, which becomes "
+        f"{best['writing'].value:.2f} times as fast. Together: 1 / ({share:.2f} / {best['reading'].value:.2f} + "
+        f"{1 - share:.2f} / {best['writing'].value:.2f}) = {best['tokens']:.2f}. The interval is widened to hold for "
+        f"all levers of the list."
+    )
+
+
+def as_measured(known: Recordings, model: str) -> Table:
+    """Levers on how requests share an engine: as they were measured, not computed for any traffic."""
+    found = _gains(known)
+    found = found[found["lever"].isin(SHARING) & (found["model"].str.rstrip("*") == model.rstrip("*"))]
+    found["verdict"] = [VERDICTS[gain.above(1.0)] for gain in found["gain"]]
+    found["where"] = [f"{row['study'][:2]}, {_where(known[row['study']])}" for row in found.to_dict("records")]
+    columns: Columns = {
+        "name": ("lever", ""),
+        "what": ("what gets better", ""),
+        "gain": ("times", times),
+        "verdict": ("it", ""),
+        "price": ("what it costs", ""),
+        "where": ("notebook and machine", ""),
+    }
+    return table(found, columns)
 
 
 def _named(lever: str, kind: str = "") -> str:
@@ -168,8 +241,7 @@ def _named(lever: str, kind: str = "") -> str:
 
 
 def _share(known: Recordings, model: str, traffic: Traffic) -> str:
-    full = next(name for name in traffics.models(known) if name.rstrip("*") == model.rstrip("*"))
-    share = traffics.reading_share(known, full, traffic)
+    share = traffics.reading_share(known, traffics.named(known, model), traffic)
     by = "by a probe" if traffic.reading is not None else "by the rows of notebooks 03 and 05"
     return f"Of this traffic's time {share:.0%} reads prompts and {1 - share:.0%} writes answers, {by}."
 
@@ -186,22 +258,24 @@ def scored(known: Recordings) -> Table:
         "alone": ("alone", ".2f"),
         "measured": ("beside it", ".2f"),
         "ratio": ("beside it / alone", ".2f"),
+        "turned": ("changes sides", lambda turned: "yes" if turned else ""),
     }
-    n = int(found["close"].sum())
-    return table(found, columns, f"{n} of {len(found)} are within {CLOSE} times.")
+    n, turned = int(found["close"].sum()), int(found["turned"].sum())
+    said = f"{n} of {len(found)} are within {CLOSE} times of what they are alone, {turned} change sides."
+    return table(found, columns, said)
 
 
-def order(known: Recordings) -> Table:
-    """Whether the types that are best for one answer are best for a batch."""
-    found = stacked.order(stacked.stacked(known))
-    columns: Columns = {
-        "model": ("model", ""),
-        "n": ("types", ""),
-        "pairs": ("pairs that a batch tells apart", ""),
-        "kept": ("of these in the order of one answer", ""),
-        "tau": ("Kendall's tau of all", significant(2)),
-    }
-    return table(found, columns)
+def order(known: Recordings) -> Markdown:
+    """Whether the type that is best for one answer is best for a batch."""
+    lines = []
+    for row in stacked.order(stacked.stacked(known)).itertuples():
+        same = row.best == row.best_beside
+        said = f"yes, {row.best}" if same else f"no: {row.best} alone, {row.best_beside} in a batch"
+        lines.append(
+            f"- {escaped(row.model)}: {said}. Of the {row.pairs} pairs of types that a batch tells apart {row.kept} "
+            f"stand in the same order for one answer."
+        )
+    return Markdown("\n".join(lines))
 
 
 def claimed(known: Recordings) -> Table:
@@ -226,9 +300,11 @@ def claimed(known: Recordings) -> Table:
 def sources(known: Recordings) -> Table:
     """The rows behind this page."""
     entries = [
-        {"study": study, "scale": each.scale, "rows": len(each.rows), "machine": evidence.chips(each),
-         "computed": evidence.computed(each.rows)}
+        {"study": study, "scale": each.scale, "machine": evidence.chips(each), "rows": len(each.rows),
+         "right": int(each.rows["verdict"].isin(["valid"]).sum())}
         for study, each in known.items()
     ]  # fmt: skip
-    columns: Columns = {name: (name, "") for name in ("study", "scale", "rows", "machine", "computed")}
-    return table(pd.DataFrame(entries), columns)
+    columns: Columns = {name: (name, "") for name in ("study", "scale", "machine", "rows")}
+    columns = {**columns, "right": ("of them computed right", "")}
+    note = "The rest are ceilings, anchors, and what was asked whether it is right and is not: it is in no number here."
+    return table(pd.DataFrame(entries), columns, note)

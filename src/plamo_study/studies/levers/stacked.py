@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pandas as pd
-from scipy import stats as distributions
 
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present.sentences import is_close
@@ -20,21 +20,23 @@ from plamo_study.studies.quantization import analysis as types
 from plamo_study.studies.replicas import analysis as processes
 from plamo_study.studies.replicas.plan import REPACKED
 from plamo_study.studies.speculative import analysis as drafts
-from plamo_study.studies.speculative.plan import RATES
 
-COLUMNS = ["lever", "kind", "model", "beside", "alone", "measured", "ratio", "close", "study"]
+COLUMNS = ["lever", "kind", "model", "beside", "alone", "measured", "ratio", "close", "turned", "study"]
 
 
 def stacked(known: Recordings) -> pd.DataFrame:
     """A line a lever that was measured alone and beside another: COLUMNS.
 
-    `alone` and `measured`: its gain in both; `ratio`: measured over alone; `close`: within 1.5 times.
+    `alone` and `measured`: its gain in both; `ratio`: measured over alone; `close`: within 1.5 times; `turned`: shown
+    to be a gain in one and a loss in the other.
     """
     entries: list[dict[str, Any]] = []
     for parts in (_types, _drafts, _chunks, _replicas):
         for entry in parts(known):
             ratio = entry["measured"].value / entry["alone"].value
-            entries.append(entry | {"ratio": ratio, "close": is_close(ratio)})
+            said = {entry["measured"].above(1.0), entry["alone"].above(1.0)}
+            turned = said == {"holds", "does not hold"}
+            entries.append(entry | {"ratio": ratio, "close": is_close(ratio), "turned": turned})
     return pd.DataFrame(entries, columns=COLUMNS)
 
 
@@ -63,7 +65,7 @@ def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
     for study in ("08-speculative", "08-rollback"):
         if (recording := known.get(study)) is None:
             continue
-        found = drafts.curves(recording.rows, RATES)
+        found = drafts.curves(recording.rows, (gains.ACCEPTED,))
         found = found[(found["n_draft"] == gains.DRAFTED) & (found["how"] != drafts.WORDS["full"])]
         found = found[(found["build"] == STOCK) == (study == "08-speculative")]
         found = found[found["n_prompt"] == found["n_prompt"].min()]
@@ -101,17 +103,17 @@ def _replicas(known: Recordings) -> Iterator[dict[str, Any]]:
 
 
 def order(found: pd.DataFrame) -> pd.DataFrame:
-    """Whether types keep their order in a batch: `model`, `n` types, Kendall's `tau`, and `kept` of `pairs` of types.
-
-    A pair is one that the batch tells apart: whose intervals do not overlap.
-    """
+    """Whether types keep their order in a batch: `model`, `best` type alone and `best_beside` others, and `kept` of
+    `pairs` of types that the batch tells apart: whose intervals do not overlap."""
     entries = []
     for model, group in found[found["lever"] == "bits"].groupby("model"):
-        alone = [each.value for each in group["alone"]]
-        measured = [each.value for each in group["measured"]]
         both = list(zip(group["alone"], group["measured"], strict=True))
         told = [(a, b) for a, b in combinations(both, 2) if a[1].low > b[1].high or b[1].low > a[1].high]
         kept = sum((a[0].value > b[0].value) == (a[1].value > b[1].value) for a, b in told)
-        tau = float(distributions.kendalltau(alone, measured).statistic)
-        entries.append({"model": model, "n": len(group), "tau": tau, "kept": kept, "pairs": len(told)})
-    return pd.DataFrame(entries, columns=["model", "n", "tau", "kept", "pairs"])
+        best, beside = (group["kind"].iloc[_largest(group[name])] for name in ("alone", "measured"))
+        entries.append({"model": model, "best": best, "best_beside": beside, "kept": kept, "pairs": len(told)})
+    return pd.DataFrame(entries, columns=["model", "best", "best_beside", "kept", "pairs"])
+
+
+def _largest(gains_of: "pd.Series[Estimate]") -> int:
+    return int(np.argmax([gain.value for gain in gains_of]))

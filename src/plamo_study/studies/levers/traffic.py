@@ -4,12 +4,13 @@ A request reads its prompt and writes its answer. A lever makes each of the two 
 Amdahl's law says: 1 / (reading / gain of reading + writing / gain of writing), both as shares of the time without it.
 """
 
-import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -18,30 +19,34 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure.recording import Recording
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
-from plamo_study.studies.batch_scaling.claims import FLAT
+from plamo_study.studies.batch_scaling.claims import CORRECT, FLAT
 from plamo_study.studies.context import analysis as context
 from plamo_study.studies.disaggregation import analysis as moving
 from plamo_study.studies.levers import gains
 from plamo_study.studies.levers.gains import BITS, Recordings
 from plamo_study.studies.quantization import analysis as types
-from plamo_study.studies.replicas import analysis as processes
+from plamo_study.studies.serving.probe import Report
 from plamo_study.studies.speculative import analysis as drafts
 
-OBJECTIVES = ("tokens", "wait")
+OBJECTIVES = ("tokens", "reading")
+FURTHEST = 1.1  # times the deepest measured token up to which a request is taken apart
 FEW = 2  # answers at once up to which a type's gain is that of one answer
 NAMED = ["lever", "over", "where", "study"]
+RANKED = [*NAMED, "tokens", "reading", "writing", "share"]
 SAME = Estimate(1.0, 1.0, 1.0, 0)
 HOW_PROBE = "plamo-study probe URL --json > probe.json"
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of so many tokens, so many at once. `shared`: the share of a prompt that was read before; `accepts`: of
-    drafted tokens, how many are right; `reading`: the share of time that reads prompts, where it was measured."""
+    """Requests of so many tokens, so many at once, with weights of a type. `accepts`: of drafted tokens, how many are
+    right; `shared`: the share of a prompt that was read before; `reading`: the share of time that reads prompts, where
+    it was measured."""
 
     n_prompt: int
     n_gen: int
     n_users: int
+    dtype: str = BITS
     accepts: float = gains.ACCEPTED
     shared: float = 0.0
     reading: float | None = None
@@ -49,19 +54,22 @@ class Traffic:
     def __post_init__(self) -> None:
         how = "set the parameters in the first cell"
         for name in ("n_prompt", "n_gen", "n_users"):
-            if getattr(self, name) < 1:
-                raise StudyError(f"{name} {getattr(self, name)}", "must be at least 1", how)
-        for name in ("accepts", "shared"):
-            if not 0 <= getattr(self, name) < 1:
-                raise StudyError(f"{name} {getattr(self, name)}", "must be at least 0 and less than 1", how)
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise StudyError(f"{name} {value!r}", "must be a whole number, at least 1", how)
+        for name in ("accepts", "shared", "reading"):
+            value = getattr(self, name)
+            if value is None and name == "reading":
+                continue
+            if not isinstance(value, int | float) or not 0 <= value < 1:
+                raise StudyError(f"{name} {value!r}", "must be at least 0 and less than 1", how)
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a lever does to both phases, times as fast; `over`: what it is compared with; `where`: measured where.
+    """What a lever does to both phases, times as fast; `over`: what it is compared with; `where`: how it was measured.
 
-    `tokens`: times as many tokens a second, where that was measured as a whole; `waiting`: times as short as the
-    longest wait becomes, where that was measured and does not follow from reading.
+    `alone`: whether without it answers are written one after another.
     """
 
     lever: str
@@ -70,24 +78,36 @@ class Effect:
     study: str
     reading: Estimate = SAME
     writing: Estimate = SAME
-    tokens: Estimate | None = None
-    waiting: Estimate | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of a request: to read its prompt, to write its answer alone, and its part of writing with all others;
+    `study`: whose machine."""
+
+    reading: float
+    alone: float
+    writing: float
+    study: str = "05-context"
 
 
 def probed(path: str, traffic: Traffic) -> Traffic:
-    """The traffic with the share of reading that a probe of a server saw; StudyError for a file that holds none."""
+    """The traffic with the share of reading that a probe of a server saw; StudyError for a file that holds none.
+
+    A probe and a server's counters tell what each request waits for. All answers wait for the same steps at once, so of
+    the engine's time their part is `n_users` times smaller.
+    """
     try:
-        report = json.loads(Path(path).read_text(encoding="utf-8"))
-        shares = (report.get("traffic") or report["phase"])["shares"]
-        read, written = (_value(shares[name]) for name in ("prefill", "decode"))
+        report = msgspec.json.decode(Path(path).read_bytes(), type=Report)
+        shares = {name: share.value for name, share in report.phase.shares.items()}
+        if report.traffic and report.traffic.shares:
+            shares = report.traffic.shares
+        read, written = shares["prefill"], shares["decode"] / traffic.n_users
         return replace(traffic, reading=read / (read + written))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except (OSError, ValueError, KeyError, ZeroDivisionError, RecursionError) as error:
         why = f"is no report of a probe that told the phases apart ({type(error).__name__})"
         raise StudyError(path, why, HOW_PROBE) from None
-
-
-def _value(share: Any) -> float:
-    return float(share["value"] if isinstance(share, dict) else share)
 
 
 def models(known: Recordings) -> list[str]:
@@ -102,35 +122,60 @@ def _steps(known: Recordings) -> dict[batch_scaling.Curve, pd.DataFrame]:
     return batch_scaling.curves(known["03-batch-scaling"].rows)
 
 
-def seconds(known: Recordings, model: str, traffic: Traffic) -> tuple[float, float, float]:
-    """Seconds that a request reads, that it writes alone, and that it adds where all write together.
+def spent(known: Recordings, model: str, traffic: Traffic) -> Spent:
+    """What a request takes with weights of the traffic's type.
 
     By the ladders of notebook 05: reading is the sum over its tokens, each at its depth. A step of all takes as many
-    times as long as one of one as notebook 03 measured.
+    times as long as one of one as notebook 03 measured, and another type than that of the ladders so much less as
+    notebook 04 did. StudyError for a type that was not measured.
     """
     rows = known["05-context"].rows
     read, written = (
         context.curves(rows, phase, index="at")[model].median(axis=1).dropna() for phase in ("prefill", "decode")
     )
+    deepest = float(min(read.index.max(), written.index.max()))
+    if traffic.n_prompt + traffic.n_gen > FURTHEST * deepest:
+        why = f"is beyond the {deepest:,.0f} tokens up to which {model} was measured"
+        raise StudyError(f"n_prompt {traffic.n_prompt:,} and n_gen {traffic.n_gen:,}", why, "ask for less")
     depths = np.arange(traffic.n_prompt) + 0.5
     reading = float(np.interp(depths, read.index, read).sum())
     step = float(np.interp(traffic.n_prompt + traffic.n_gen / 2, written.index, written))
-    alone = traffic.n_gen * step
-    return reading, alone, alone / together(known, model, traffic.n_users).value
+    faster = of_type(known, model, traffic.dtype, str(rows["dtype"].mode().iloc[0]), traffic.n_users)
+    alone = traffic.n_gen * step / faster[1].value
+    return Spent(reading / faster[0].value, alone, alone / together(known, model, traffic.n_users).value)
 
 
-def reading_share(known: Recordings, model: str, traffic: Traffic) -> float:
-    """The share of a request's time that reads its prompt, where all write together."""
+def of_type(known: Recordings, model: str, dtype: str, over: str, n_users: int) -> tuple[Estimate, Estimate]:
+    """How many times as fast one type reads and writes as another; StudyError where one was not measured."""
+    if dtype == over:
+        return SAME, SAME
+    recording = known.get("04-quantization")
+    rows = recording.rows if recording else pd.DataFrame({"model": [], "dtype": []})
+    own = _same(recording, model) if recording else ""
+    phase = "decode" if n_users <= FEW else "batch"
+    pair = [types.ratio(rows, each, own, dtype, over) for each in ("prefill", phase)] if own else [None]
+    if None in pair:
+        there = ", ".join(dict.fromkeys(rows[rows["model"] == own]["dtype"])) or "none"
+        raise StudyError(f"type {dtype!r}", f"was not measured beside {over} for {model}; there are: {there}",
+                         "plamo-study measure 04-quantization")  # fmt: skip
+    return pair[0], pair[1]  # type: ignore[return-value] # neither is None
+
+
+def reading_share(known: Recordings, model: str, traffic: Traffic, alone: bool = False) -> float:
+    """The share of a request's time that reads its prompt; `alone`: where answers are written one after another."""
     if traffic.reading is not None:
         return traffic.reading
-    reading, _, writing = seconds(known, model, traffic)
-    return reading / (reading + writing)
+    took = spent(known, model, traffic)
+    return took.reading / (took.reading + (took.alone if alone else took.writing))
 
 
 def together(known: Recordings, model: str, n_users: int) -> Estimate:
     """How many times the tokens of one answer the nearest measured number of answers writes."""
     curve = _steps(known)[batch_scaling.STOCK, model]
     n = _nearest(curve.index, n_users)
+    if n_users > 2 * curve.index.max():
+        why = f"is far beyond the {curve.index.max()} answers up to which {model} was measured"
+        raise StudyError(f"n_users {n_users:,}", why, "ask for fewer")
     return timing.paired_ratio(curve.loc[1] * n, curve.loc[n])
 
 
@@ -139,23 +184,24 @@ def _nearest(measured: Any, wanted: float) -> int:
 
 
 def effects(known: Recordings, model: str, traffic: Traffic) -> Iterator[Effect]:
-    """Every lever that was measured for this model at the nearest number of answers and the nearest depth."""
+    """Levers on either phase that were measured for this model, at the nearest number of answers and the nearest depth.
+
+    Not those on how requests share an engine, nor those whose gain is known of one length of prompt only.
+    """
     own = {study: _same(recording, model) for study, recording in known.items()}
     n = _nearest(_steps(known)[batch_scaling.STOCK, model].index, traffic.n_users)
-    if n > 1:
+    if n > 1 and traffic.reading is None:  # a server that was probed answers together already
         gain = together(known, model, n)
-        yield Effect("batch", "one after another", f"{n} answers at once", "03-batch-scaling", writing=gain)
-    yield from _types(known, own, traffic)
+        yield Effect("batch", "one after another", f"{n} answers at once", "03-batch-scaling", writing=gain, alone=True)
+    yield from _types(known, own, model, traffic)
     yield from _drafts(known, own, traffic)
     curves = _steps(known)
-    if FLAT in {build for build, name in curves if name == model}:
-        flat, stock = curves[FLAT, model], curves[batch_scaling.STOCK, model]
-        n = _nearest(flat.index.intersection(stock.index), traffic.n_users)
-        gain = timing.paired_ratio(stock.loc[n], flat.loc[n])
-        yield Effect("corrected", "the engine as released", f"{n} answers at once", "03-batch-scaling", writing=gain)
+    if {(FLAT, model), (CORRECT, model)} <= curves.keys():
+        flat, other = curves[FLAT, model], curves[CORRECT, model]
+        n = _nearest(flat.index.intersection(other.index), traffic.n_users)
+        gain = timing.paired_ratio(other.loc[n], flat.loc[n])
+        yield Effect("corrected", "the build `corrected`", f"{n} answers at once", "03-batch-scaling", writing=gain)
     yield from _window(known, own, traffic)
-    yield from _arrangements(known, own, traffic)
-    yield from _waits(known, own)
     if traffic.shared and own.get("09-disaggregation"):
         found = moving.shares(known["09-disaggregation"].rows, (gains.AT_ONCE,))
         found = found[found["model"] == own["09-disaggregation"]]
@@ -174,17 +220,17 @@ def _same(recording: Recording, model: str) -> str:
     return next((name for name in names if types.unstarred(name) == types.unstarred(model)), "")
 
 
-def _types(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
-    """Every type over the usual one, of one answer or of several."""
-    model, study = own.get("04-quantization"), "04-quantization"
-    if not model:
+def _types(known: Recordings, own: dict[str, str], model: str, traffic: Traffic) -> Iterator[Effect]:
+    """Every type over the one in use, of one answer or of several."""
+    if not own.get("04-quantization"):
         return
-    rows = known[study].rows
-    phase, where = ("decode", "one answer") if traffic.n_users <= FEW else ("batch", f"{gains.TOGETHER} answers")
-    for dtype in dict.fromkeys(rows[rows["model"] == model]["dtype"]):
-        read, written = (types.ratio(rows, each, model, dtype, BITS) for each in ("prefill", phase))
-        if dtype != BITS and read is not None and written is not None:
-            yield Effect(f"bits: {dtype}", BITS, where, study, reading=read, writing=written)
+    rows = known["04-quantization"].rows
+    where = "one answer" if traffic.n_users <= FEW else f"{gains.TOGETHER} answers"
+    for dtype in dict.fromkeys(rows[rows["model"] == own["04-quantization"]]["dtype"]):
+        with suppress(StudyError):
+            if dtype != traffic.dtype:
+                read, written = of_type(known, model, dtype, traffic.dtype, traffic.n_users)
+                yield Effect(f"bits: {dtype}", traffic.dtype, where, "04-quantization", reading=read, writing=written)
 
 
 def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
@@ -218,56 +264,47 @@ def _window(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterato
         yield Effect("window", "the engine as released", where, "05-beside", **gain)
 
 
-def _arrangements(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
-    model, study = own.get("07-replicas"), "07-replicas"
-    found = processes.table(known[study].rows) if model else pd.DataFrame(columns=["model"])
-    found = found[found["model"] == model].dropna(subset=["against_one"]) if len(found) else found
-    found = found[found["use_mmap"] & (found["n_processes"] == gains.SPLIT[0])] if len(found) else found
-    if len(found) and traffic.n_users > 1:
-        row = found[found["total"] == _nearest(found["total"], traffic.n_users)].iloc[0]
-        gain, where = row["against_one"], f"{row['n_processes']} × {row['n_seq']} answers, short prompts"
-        yield Effect("replicas", "one process", where, study, tokens=gain)
+def ranked(known: Recordings, model: str, traffic: Traffic, objective: str = OBJECTIVES[0]) -> pd.DataFrame:
+    """Levers by predicted gain: RANKED. `tokens`: times the tokens a second of all requests, by Amdahl's law from
+    `reading` and `writing` (times as fast, as measured) and the `share` of time that reads; all estimates but this.
 
-
-def _waits(known: Recordings, own: dict[str, str]) -> Iterator[Effect]:
-    """Levers that are about how long others wait."""
-    named = {"chunked": ("06-chunked", "a prompt at once"), "split": ("09-disaggregation", "one engine")}
-    for lever, (study, over) in named.items():
-        if own.get(study):
-            for line in gains.LEVERS[lever][1](known[study]):
-                if line.model == own[study]:
-                    yield Effect(lever, over, line.what, study, waiting=line.gain)
-
-
-def ranked(known: Recordings, model: str, traffic: Traffic, objective: str) -> pd.DataFrame:
-    """Levers by predicted gain: `lever`, `over`, `gain` (estimate), `where`, `study`.
-
-    `objective`: "tokens" a second of all requests, or the longest "wait" of those being answered while somebody's
-    prompt is read, which as many times shorter as reading is faster. StudyError for another word or an unknown model.
+    `objective`: what is sorted by. StudyError for another word or an unknown model.
     """
     if objective not in OBJECTIVES:
         raise StudyError(f"objective {objective!r}", "unknown", f"one of: {', '.join(OBJECTIVES)}")
+    model = named(known, model)
+    entries = []
+    for effect in effects(known, model, traffic):
+        share = reading_share(known, model, traffic, effect.alone)
+        entry = {name: getattr(effect, name) for name in (*NAMED, "reading", "writing")}
+        entries.append(entry | {"tokens": whole(effect, share), "share": share})
+    found = pd.DataFrame(entries, columns=RANKED)
+    return found.sort_values(objective, key=lambda gained: -gained.map(lambda each: each.value), ignore_index=True)
+
+
+def best(known: Recordings, model: str, traffic: Traffic) -> dict[str, Any] | None:
+    """The lever that surely gives most tokens a second, a line of `ranked`; None where none is shown to give any.
+
+    Its intervals are widened to hold for all levers it was chosen from.
+    """
+    found = ranked(known, model, traffic)
+    lines = found.to_dict("records")
+    for line in lines:
+        for phase in ("reading", "writing"):
+            if line[phase].units:
+                line[phase] = types.simultaneous(line[phase], 2 * len(lines))
+        line["tokens"] = whole(Effect("", "", "", "", line["reading"], line["writing"]), line["share"])
+    line = max(lines, key=lambda line: float(line["tokens"].low), default=None)
+    return line if line and line["tokens"].above(1.0) == "holds" else None
+
+
+def named(known: Recordings, model: str) -> str:
+    """A model's name as the rows have it, with a star or without; StudyError for one that cannot be taken apart."""
     names = {types.unstarred(name): name for name in models(known)}
     if types.unstarred(model) not in names:
         how = f"one of: {', '.join(names)}" if names else "plamo-study measure 05-context, then 03-batch-scaling"
         raise StudyError(f"model {model!r}", "has no rows that its requests could be taken apart by", how)
-    model = names[types.unstarred(model)]
-    entries = []
-    for effect in effects(known, model, traffic):
-        share = _share(known, model, traffic, effect)
-        gain = effect.waiting or effect.reading if objective == "wait" else effect.tokens or whole(effect, share)
-        if gain != SAME:
-            entries.append({name: getattr(effect, name) for name in NAMED} | {"gain": gain})
-    found = pd.DataFrame(entries, columns=[*NAMED, "gain"])
-    return found.sort_values("gain", key=lambda gained: -gained.map(lambda each: each.value), ignore_index=True)
-
-
-def _share(known: Recordings, model: str, traffic: Traffic, effect: Effect) -> float:
-    """Of the time without a lever, what reads: those who write one after another write longer."""
-    if effect.lever != "batch" or traffic.reading is not None:
-        return reading_share(known, model, traffic)
-    reading, alone, _ = seconds(known, model, traffic)
-    return reading / (reading + alone)
+    return names[types.unstarred(model)]
 
 
 def whole(effect: Effect, share: float) -> Estimate:

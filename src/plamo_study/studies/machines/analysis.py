@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from plamo_study import paths
@@ -53,20 +54,30 @@ def _of(folders: list[Any], scale: str) -> Iterator[tuple[str, pd.DataFrame, dic
 def passes(studies: Studies) -> pd.DataFrame:
     """Every usable pass of the engine as released, with all threads, on every machine that measured its ceilings.
 
-    MACHINE, PASS, `depth`, `study`, `measured` (estimate, s), `low` (s: its roof), `bound`, and `share` of the roof.
+    MACHINE, PASS, `depth`, `study`, `measured` (estimate, s), `low` (s: its roof), `bound`, `share` of the roof, and
+    the ceilings that made it: `read` (B/s) and `compute` (FLOP/s), the best samples of all of the machine's studies.
+    StudyError where no pass can be held against ceilings.
     """
     found = every_cell.cells(studies)
+    if found.empty:
+        raise StudyError("machines", "no pass was timed beside its ceilings", "plamo-study run 01")
     found = found[(found["build"] == STOCK) & (found["label"] == "")]
     most = found.groupby("machine")["n_threads"].transform("max")
     found = found[found["n_threads"] == most]
     # "auto" chooses flash attention on every backend that was run here, so the two are one kind
     found = found.assign(attention=found["flash_attn"].replace("auto", "on"))
-    return found[[*MACHINE, *PASS, "depth", "study", "measured", "low", "bound", "share", "compute", "read"]]
+    found = found.assign(read=found.groupby("machine")["read"].transform("max"), least=found["read"])
+    found = found.assign(compute=found.groupby(["machine", "dtype"])["compute"].transform("max"))
+    memory, compute = found["bytes"] / found["read"], found["flops"] / found["compute"]
+    found = found.assign(low=np.maximum(memory, compute), bound=np.where(memory > compute, "memory", "compute"))
+    found = found.assign(share=found["low"] / found["measured"].map(lambda took: took.value))
+    return found[[*MACHINE, *PASS, "depth", "study", "measured", "low", "bound", "share", "compute", "read", "least"]]
 
 
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
-    """A line a machine: MACHINE, `cores`, `memory` (bytes), `os`, its ceilings `read` (B/s) and `compute` (FLOP/s) for
-    weights of the commonest type (best samples), `balance` (FLOP a byte), `passes`, and `share`, their median share."""
+    """A line a machine: MACHINE, `cores`, `memory` (bytes), `os`, its ceilings `read` (B/s; `least`: the best of the
+    study that read slowest) and `compute` (FLOP/s) for weights of the commonest type, `balance` (FLOP a byte),
+    `passes`, and `share`, their median share."""
     facts = {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
     usual = found["dtype"].mode().iloc[0]
     entries = []
@@ -74,20 +85,26 @@ def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
         fact = facts[str(machine)]
         read, compute = group["read"].max(), group[group["dtype"] == usual]["compute"].max()
         entry = {"machine": machine, "chip": chip, "cores": fact["performance_cores"], "memory": fact["memory_bytes"]}
-        entry |= {"os": fact["os"], "read": read, "compute": compute, "balance": compute / read}
-        entries.append(entry | {"passes": len(group), "share": float(group["share"].median())})
+        entry |= {"os": fact["os"], "read": read, "least": group["least"].min(), "compute": compute}
+        entry |= {"balance": compute / read, "passes": len(group), "share": float(group["share"].median())}
+        entries.append(entry)
     return pd.DataFrame(entries)
 
 
 def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
-    """Pairs of lines, the same pass on two machines; of several alike the one nearest in depth."""
+    """Pairs of lines, the same pass on two machines: each line once, of several alike those nearest in depth."""
     for _, group in found.groupby(PASS, sort=False):
         by_machine = {machine: own for machine, own in group.groupby("machine", sort=False)}
         for known, asked in combinations(by_machine, 2):
-            for line in by_machine[asked].itertuples():
-                off = (by_machine[known]["depth"] - line.depth).abs()
-                if off.min() <= max(SAME_DEPTH, SAME_SHARE * line.depth):
-                    yield by_machine[known].loc[off.idxmin()], line
+            yield from _nearest(by_machine[known], by_machine[asked])
+
+
+def _nearest(known: pd.DataFrame, asked: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
+    left, right = dict(known.iterrows()), {line.Index: line for line in asked.itertuples()}
+    apart = sorted((abs(mine["depth"] - line.depth), n, m) for n, mine in left.items() for m, line in right.items())
+    for off, n, m in apart:
+        if n in left and m in right and off <= max(SAME_DEPTH, SAME_SHARE * right[m].depth):
+            yield left.pop(n), right.pop(m)
 
 
 def predicted(found: pd.DataFrame) -> pd.DataFrame:

@@ -154,10 +154,10 @@ def kept(phases: Recording) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
-def served(at_once: int = 2) -> serving.Served:
-    """What a server as released did to so many users of the first model at once."""
+def served(at_once: int = 2, build: str = "stock") -> serving.Served:
+    """What a server did to so many users of the first model at once, on a build of the engine."""
     runs = (run for run in serving.recorded() if run.at_once == at_once and run.model.startswith(MODELS[0]))
-    return next(run for run in runs if run.build == "stock")
+    return next(run for run in runs if run.build == build)
 
 
 def score(guesses: dict[str, tuple[float, Estimate | float]]) -> pd.DataFrame:
