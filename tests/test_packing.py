@@ -25,7 +25,8 @@ MUTANTS = 250  # of either kind
 @pytest.fixture(scope="module")
 def machine() -> str:
     """The recorded machine with the fewest rows."""
-    return min(packing.machines(), key=lambda found: len(found[3]))[1]
+    tracked = (found for found in packing.machines() if found[0] == REFERENCE.name)
+    return min(tracked, key=lambda found: len(found[3]))[1]
 
 
 @pytest.fixture(scope="module")

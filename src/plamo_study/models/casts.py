@@ -16,6 +16,7 @@ from plamo_study import paths
 
 TABLE = paths.PUBLISHED / "backend-casts.csv"
 BACKENDS = ("CPU x86", "CPU ARM", "Metal", "CUDA")
+BLAS = "OpenBLAS x86"  # of products with many columns only; the others are the CPU's
 PATHS = ("mat-vec", "mat-mul")
 ROUNDS_UP = 65520 / 65504  # F16 rounds to its largest number what lies below 65,520
 INSIDE = ("kq", "kqv", "cache_k", "cache_v")  # products that meet the key/value cache, and what it stores
@@ -105,6 +106,11 @@ def met(kind: str, dtype: str) -> str:
 def host(machine: str) -> str:
     """The CPU backend of a machine as `platform.machine()` names it."""
     return "CPU ARM" if machine.lower().startswith(("arm", "aarch")) else "CPU x86"
+
+
+def of_engine(corrects: Sequence[str], machine: str, path: str) -> str:
+    """The backend that computes products of a path, by what a build adds and the machine it runs on."""
+    return BLAS if "blas" in corrects and path == "mat-mul" else host(machine)
 
 
 def known_types(casts: Sequence[Cast] | None = None) -> list[str]:

@@ -70,6 +70,7 @@ STUDIES = {
     "04-quality": Study(quality.quality, of_weights=True, weight=2, whole=True),
     "04-scan": Study(fragility.scan, of_weights=True, weight=2, whole=True),
     "04-ranges": Study(numeric_range.numeric_range, of_weights=True, whole=True),
+    "04-backends": Study(numeric_range.backends, at_mini=True, aside=True, whole=True),
     "05-context": Study(context.context, weight=3),
     "05-memory": Study(context.memory, weight=2),
     "05-naive": Study(context.naive),

@@ -106,18 +106,21 @@ def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.Da
     """Predicted against observed for every type, phase and amplitude.
 
     Columns: dtype, phase, path, amplitude (asked for), largest (what entered), factor, predicted and observed
-    ("finite" or "not finite"; a worker that did not end well is "failed"), agrees. The backend is the CPU's of the
-    machine the row is from.
+    ("finite" or "not finite"; a worker that did not end well is "failed"), agrees, build. The backend is that of the
+    row's engine and machine.
     """
     found = rows[(rows["workload"] == "ranges") & rows["label"].str.startswith(PLANTED)]
     cells: list[dict[str, Any]] = []
     for _, row in found.iterrows():
-        dtype, backend = row["label"].removeprefix(PLANTED), casts.host(str(facts[row["machine"]]["architecture"]))
+        dtype, machine = row["label"].removeprefix(PLANTED), str(facts[row["machine"]]["architecture"])
+        corrects = facts[row["engine"]].get("corrects", ())
         if row["status"] != "ok":
-            cells.append({"dtype": dtype, "observed": "failed", "agrees": False})
+            cells.append({"dtype": dtype, "observed": "failed", "agrees": False, "build": row["build"]})
             continue
-        cells += [cell for phase in PHASES for cell in _cells(row["series"], dtype, backend, phase)]
-    columns = ["dtype", "phase", "path", "amplitude", "largest", "factor", "predicted", "observed", "agrees"]
+        for phase, path in PHASES.items():
+            backend = casts.of_engine(corrects, machine, path)
+            cells += [cell | {"build": row["build"]} for cell in _cells(row["series"], dtype, backend, phase)]
+    columns = ["dtype", "phase", "path", "amplitude", "largest", "factor", "predicted", "observed", "agrees", "build"]
     return pd.DataFrame(cells, columns=columns)
 
 
@@ -136,13 +139,14 @@ def _cells(series: Series, dtype: str, backend: str, phase: str) -> list[dict[st
 
 
 def thresholds(grid: pd.DataFrame) -> pd.DataFrame:
-    """Per type and phase the largest input that stayed finite and the smallest that did not (NaN: none)."""
+    """Per build, type and phase the largest input that stayed finite and the smallest that did not (NaN: none)."""
     ended = grid[grid["observed"].isin(["finite", "not finite"])]
     entries = []
-    for (dtype, phase), group in ended.groupby(["dtype", "phase"], sort=False):
+    for (build, dtype, phase), group in ended.groupby(["build", "dtype", "phase"], sort=False):
         good, bad = (group[group["observed"] == word]["largest"] for word in ("finite", "not finite"))
         entries.append(
-            {"dtype": dtype, "phase": phase, "finite_up_to": good.max(), "not_finite_from": bad.min(),
+            {"build": build, "dtype": dtype, "phase": phase, "finite_up_to": good.max(), "not_finite_from": bad.min(),
              "cells": len(group), "agree": int(group["agrees"].sum())}
         )  # fmt: skip
-    return pd.DataFrame(entries, columns=["dtype", "phase", "finite_up_to", "not_finite_from", "cells", "agree"])
+    names = ["build", "dtype", "phase", "finite_up_to", "not_finite_from", "cells", "agree"]
+    return pd.DataFrame(entries, columns=names)

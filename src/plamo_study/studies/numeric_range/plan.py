@@ -10,6 +10,7 @@ TEXT = "python-heldout"  # of data/corpus
 N_PROMPT, N_GEN = {"mini": 256, "shape": 64, "weights": 512}, {"mini": 32, "shape": 8, "weights": 64}
 PLANTED_TOKENS = 10  # more than the 8 columns from which every backend takes its matrix kernels
 REPETITIONS = 3
+BACKEND_TOKENS = 40  # more than the 32 columns from which BLAS is handed a product
 
 
 def numeric_range(scale: str, gpu: bool = False) -> Plan:
@@ -32,3 +33,12 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
         check_cell(cell)
     anchor = change(base, workload="decode", model=MODELS[0], depth=16, n_gen=32)
     return Plan("04-ranges", scale, tuple(cells), (), anchor, 1, 0, TIME_LIMIT_S[scale])
+
+
+def backends(scale: str, gpu: bool = False) -> Plan:
+    """Amplitudes planted in longer prompts, beside a build with another backend (`blas`)."""
+    check_scale(scale)
+    plant = Ranges(model=MODELS[0], scale="mini", dtype=DTYPE["mini"], n_prompt=BACKEND_TOKENS)
+    cells = tuple(change(plant, mode=PLANTED + name) for name in casts.known_types())
+    anchor = change(plant, workload="decode", depth=16, n_gen=32)
+    return Plan("04-backends", scale, cells, (), anchor, 1, 0, TIME_LIMIT_S[scale], compared=cells)

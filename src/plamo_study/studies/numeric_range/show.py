@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.measure.recording import Recording
+from plamo_study.measure.recording import Recording, read
 from plamo_study.models import casts
+from plamo_study.present import evidence
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.studies.numeric_range import analysis
 
@@ -148,6 +149,25 @@ def thresholds(recording: Recording) -> Table:
         "agree": ("as predicted", "d"),
     }
     return table(data, columns)
+
+
+def other_backend() -> Table | Markdown:
+    """The same amplitudes in longer prompts on a build with another backend, beside the engine as released."""
+    found = read("04-backends", "recorded", "mini")
+    if found is None:
+        return Markdown("Nothing is recorded: `plamo-study measure 04-backends --beside blas`.")
+    grid = analysis.planted(found.rows, found.facts)
+    data = analysis.thresholds(grid).pivot(index=["dtype", "phase"], columns="build", values="not_finite_from")
+    agree = grid.groupby(["dtype", "phase"])["agrees"].agg(["sum", "size"])
+    shown = data.join(agree).reset_index()
+    shown["as predicted"] = [f"{row['sum']} of {row['size']}" for _, row in shown.iterrows()]
+    for build in data.columns:
+        shown[build] = [f"from {value:,.3g}" if value == value else "never" for value in shown[build]]
+    columns: Columns = {"dtype": ("ssm_out", ""), "phase": ("phase", "")}
+    columns = {**columns, **{str(build): (f"not finite, {build}", "") for build in data.columns}}
+    n, right = len(grid), int(grid["agrees"].astype(bool).sum())
+    note = f"{right} of {n} cases as predicted from the source. Recorded on {evidence.chips(found)}."
+    return table(shown, {**columns, "as predicted": ("as predicted, both", "")}, note)
 
 
 def summary(grid: pd.DataFrame) -> str:
