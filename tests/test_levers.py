@@ -17,7 +17,6 @@ from plamo_study.studies.serving.probe import Binding, Budget, Interval, Report,
 
 HYBRID, LARGE = "plamo-2-1b", "plamo-3-nict-2b"
 DEEP, HUGE = "[" * 100_000, "1" + "0" * 400
-NAN, BELOW = (json.dumps({"phase": {"shares": {"prefill": n, "decode": 0.5}}}) for n in (float("nan"), -0.1))
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +228,7 @@ def test_few_blocks_at_full_size_do_not_replace_a_finished_recording(known, monk
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", json.dumps({"phase": {"shares": {}}}), "null", '{"phase": 3}', NAN, BELOW, DEEP, HUGE]
+    "text", ["", "[]", "{", json.dumps({"phase": {"shares": {}}}), "null", '{"phase": 3}', DEEP, HUGE]
 )
 def test_a_file_that_is_no_report_is_refused_with_the_command_that_writes_one(tmp_path, text):
     path = tmp_path / "probe.json"
@@ -238,6 +237,25 @@ def test_a_file_that_is_no_report_is_refused_with_the_command_that_writes_one(tm
         traffic.probed(str(path), Traffic(1, 1, 1))
     with pytest.raises(StudyError, match=r"missing\.json"):
         traffic.probed(str(tmp_path / "missing.json"), Traffic(1, 1, 1))
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(float("nan"), 0.5), (-0.1, 0.5), (0.5, -0.1), (0.0, 0.0), (0.5, 0.0)])
+def test_a_report_whose_shares_cannot_be_is_refused(tmp_path, prefill, decode):
+    path = tmp_path / "probe.json"
+    path.write_text(json.dumps(msgspec.to_builtins(report(prefill=prefill, decode=decode))))
+    with pytest.raises(StudyError, match="told the phases apart"):
+        traffic.probed(str(path), Traffic(1, 1, 1))
+
+
+def test_an_interval_that_is_not_known_does_not_spoil_a_report(tmp_path):
+    path = tmp_path / "probe.json"
+    unknown = msgspec.structs.replace(report().phase, elasticities={"load": Interval(1.0, float("nan"), float("nan"))})
+    said = msgspec.structs.replace(
+        report(prefill=0.5, decode=0.5),
+        phase=msgspec.structs.replace(unknown, shares=report(prefill=0.5, decode=0.5).phase.shares),
+    )
+    path.write_text(json.dumps(msgspec.to_builtins(said)))
+    assert traffic.probed(str(path), Traffic(1, 1, 1)).reading == 0.5
 
 
 def test_what_is_predicted_has_no_part_in_what_it_is_held_against(known):

@@ -67,9 +67,8 @@ def ceiling(scaling: Recording, table: Recording) -> Said | None:
     ends = {word: sorted(int(n) for n in ways.index[ways == word]) for word in ("abort", "wrong")}
     said = (
         f"as the source ran it, prompts in one call: aborts at {_numbers(ends['abort'])} sequences and is wrong "
-        f"without a word at {_numbers(ends['wrong'])}. It is a defect and no limit: with prompts fed one by one {most} "
-        "at once "
-        f"are right"
+        f"without a word at {_numbers(ends['wrong'])}. It is a defect and no limit: with prompts fed one by one "
+        f"{most} at once are right"
     )
     return said, "holds" if ends["abort"] and min(ends["abort"]) > STOPS else "inconclusive"
 
@@ -78,9 +77,9 @@ def _numbers(found: list[int]) -> str:
     return ", ".join(map(str, found)) or "no number of"
 
 
-def four_bits(recording: Recording, _: Recording) -> Said | None:
+def four_bits(speed: Recording, quality: Recording) -> Said | None:
     """Q4 over Q8."""
-    lines: list[Line] = gains.bits(recording, _)
+    lines: list[Line] = gains.bits(speed, quality)
     if not lines:
         return None
     said = "; ".join(f"{line.gain:.2f} times on {line.model}" for line in lines)

@@ -197,9 +197,10 @@ def advice(known: Recordings, model: str, traffic: Traffic) -> Markdown:
     name = traffics.named(known, model)
     took, best = traffics.spent(known, name, traffic), traffics.best(known, model, traffic)
     rate = traffic.n_gen / (took.reading + took.writing)
+    machine = evidence.chips(known["05-context"])
     base = (
         f"By the rows a prompt of {traffic.n_prompt:,} tokens takes {took.reading:.3g} s to read with "
-        f"{traffic.dtype} weights on {evidence.chips(known[took.study])}. If {traffic.n_users} come at once, the last "
+        f"{traffics.in_use(known, traffic)} weights on {machine}. If {traffic.n_users} come at once, the last "
         f"first token comes after {traffic.n_users * took.reading:.3g} s. All answers together get {rate:.3g} tokens a "
         f"second, the time for prompts included."
     )

@@ -4,6 +4,7 @@ A request reads its prompt and writes its answer. A lever makes each of the two 
 Amdahl's law says: 1 / (reading / gain of reading + writing / gain of writing), both as shares of the time without it.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from plamo_study.studies.batch_scaling.claims import CORRECT, FLAT
 from plamo_study.studies.context import analysis as context
 from plamo_study.studies.disaggregation import analysis as moving
 from plamo_study.studies.levers import gains
-from plamo_study.studies.levers.gains import BITS, Recordings
+from plamo_study.studies.levers.gains import Recordings
 from plamo_study.studies.quantization import analysis as types
 from plamo_study.studies.serving.probe import Report
 from plamo_study.studies.speculative import analysis as drafts
@@ -39,14 +40,14 @@ HOW_PROBE = "plamo-study probe URL --json > probe.json"
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of so many tokens, so many at once, with weights of a type. `accepts`: of drafted tokens, how many are
-    right; `shared`: the share of a prompt that was read before; `reading`: the share of time that reads prompts, where
-    it was measured."""
+    """Requests of so many tokens, so many at once. `dtype`: of the weights in use, "" for that of notebook 05's rows;
+    `accepts`: of drafted tokens, how many are right; `shared`: the share of a prompt that was read before; `reading`:
+    the share of time that reads prompts, where it was measured."""
 
     n_prompt: int
     n_gen: int
     n_users: int
-    dtype: str = BITS
+    dtype: str = ""
     accepts: float = gains.ACCEPTED
     shared: float = 0.0
     reading: float | None = None
@@ -83,13 +84,11 @@ class Effect:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of a request: to read its prompt, to write its answer alone, and its part of writing with all others;
-    `study`: whose machine."""
+    """Seconds of a request: to read its prompt, to write its answer alone, and its part of writing with all others."""
 
     reading: float
     alone: float
     writing: float
-    study: str = "05-context"
 
 
 def probed(path: str, traffic: Traffic) -> Traffic:
@@ -99,13 +98,15 @@ def probed(path: str, traffic: Traffic) -> Traffic:
     the engine's time their part is `n_users` times smaller.
     """
     try:
-        report = msgspec.json.decode(Path(path).read_bytes(), type=Report)
+        report = msgspec.convert(json.loads(Path(path).read_text(encoding="utf-8")), type=Report)  # NaN is none of JSON
         shares = {name: share.value for name, share in report.phase.shares.items()}
         if report.traffic and report.traffic.shares:
             shares = report.traffic.shares
         read, written = shares["prefill"], shares["decode"] / traffic.n_users
+        if not (read >= 0 and written > 0):
+            raise ValueError("no share is negative")
         return replace(traffic, reading=read / (read + written))
-    except (OSError, ValueError, KeyError, ZeroDivisionError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, OverflowError, RecursionError) as error:
         why = f"is no report of a probe that told the phases apart ({type(error).__name__})"
         raise StudyError(path, why, HOW_PROBE) from None
 
@@ -140,9 +141,19 @@ def spent(known: Recordings, model: str, traffic: Traffic) -> Spent:
     depths = np.arange(traffic.n_prompt) + 0.5
     reading = float(np.interp(depths, read.index, read).sum())
     step = float(np.interp(traffic.n_prompt + traffic.n_gen / 2, written.index, written))
-    faster = of_type(known, model, traffic.dtype, str(rows["dtype"].mode().iloc[0]), traffic.n_users)
+    faster = of_type(known, model, in_use(known, traffic), _of_ladders(known), traffic.n_users)
     alone = traffic.n_gen * step / faster[1].value
     return Spent(reading / faster[0].value, alone, alone / together(known, model, traffic.n_users).value)
+
+
+def in_use(known: Recordings, traffic: Traffic) -> str:
+    """The type of the weights that requests are answered with."""
+    return traffic.dtype or _of_ladders(known)
+
+
+def _of_ladders(known: Recordings) -> str:
+    rows = known["05-context"].rows
+    return str(rows[rows["model"] != ""]["dtype"].mode().iloc[0])
 
 
 def of_type(known: Recordings, model: str, dtype: str, over: str, n_users: int) -> tuple[Estimate, Estimate]:
@@ -226,11 +237,12 @@ def _types(known: Recordings, own: dict[str, str], model: str, traffic: Traffic)
         return
     rows = known["04-quantization"].rows
     where = "one answer" if traffic.n_users <= FEW else f"{gains.TOGETHER} answers"
+    over = in_use(known, traffic)
     for dtype in dict.fromkeys(rows[rows["model"] == own["04-quantization"]]["dtype"]):
         with suppress(StudyError):
-            if dtype != traffic.dtype:
-                read, written = of_type(known, model, dtype, traffic.dtype, traffic.n_users)
-                yield Effect(f"bits: {dtype}", traffic.dtype, where, "04-quantization", reading=read, writing=written)
+            if dtype != over:
+                read, written = of_type(known, model, dtype, over, traffic.n_users)
+                yield Effect(f"bits: {dtype}", over, where, "04-quantization", reading=read, writing=written)
 
 
 def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:

@@ -36,18 +36,16 @@ def finding(studies: Studies) -> Markdown:
     missed = sum(ratio.above(1.0) != "inconclusive" for ratio in data["ratio"])
     return Markdown(
         f"- **We foretold {len(data)} passes of one machine from another's rows. {near} came out within {CLOSE} "
-        "times.** "
-        f"Nothing of the machine asked about was known but its two ceilings: what it reads and what it multiplies a "
-        f"second. The passes themselves are up to {max(apart):.1f} times apart.\n"
+        f"times.** Nothing of the machine asked about was known but its two ceilings: what it reads and what it "
+        f"multiplies a second. The passes themselves are up to {max(apart):.1f} times apart.\n"
         f"- Two simpler guesses do worse. That a pass takes as long as on the other machine is within {CLOSE} times in "
         f"{_near(data['same'])} of {len(data)}. That it takes what the ceilings allow, in {_near(data['roof'])}.\n"
         f"- **The misses are real, and lean.** In {missed} of {len(data)} the interval excludes an exact forecast. "
         f"{_leaning(data)} Furthest off is {escaped(worst['model'])}, {_pass(worst)}: {escaped(worst['asked'])} takes "
         f"{worst['ratio']:.2f} times what {escaped(worst['known'])} promises for it.\n\n"
         f"(scale {found_scale(studies)}, {found['machine'].nunique()} machines, the engine as released with all "
-        f"threads; only rows that were computed right. Intervals are those of the times; a ceiling itself is another "
-        "one "
-        f"in another session, see the table.)"
+        f"threads; only rows that were computed right. Intervals are those of the times; a ceiling itself is "
+        f"another one in another session, see the table.)"
     )
 
 
