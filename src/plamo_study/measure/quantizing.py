@@ -21,7 +21,7 @@ import msgspec
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
 from plamo_study.measure.process import ASSERT
-from plamo_study.measure.quantizing_worker import Evaluating, Quantizing
+from plamo_study.measure.quantizing_worker import PARTIAL, Evaluating, Quantizing
 from plamo_study.models import imatrix as matrices, recipes, tensors
 from plamo_study.models.gguf_file import Progress, check_space
 from plamo_study.models.recipes import Recipe
@@ -100,13 +100,16 @@ def compute_imatrix(
 
 
 def _make(job: Quantizing | Evaluating, n_bytes: int, on_line: Callable[[str], None], silence_s: float) -> Path:
-    """Run the job, which writes `<out>.partial` and renames it when it is whole."""
+    """Run the job; a file it wrote to `<out>.partial` is `out` once it ended well, and gone otherwise."""
     out = Path(job.out)
+    partial = out.with_name(out.name + PARTIAL)
     _check_target(Path(job.source), out, n_bytes)
     try:
         code, log = _run(job, on_line, silence_s)
+        if code == 0 and isinstance(job, Quantizing):  # a matrix is written in one go, and small
+            os.replace(partial, out)
     finally:
-        out.with_name(out.name + ".partial").unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     if code is None:
         why = f"the engine gave no sign of life for {silence_s:g} s and was stopped"
         raise StudyError(job.source, why, f"plamo-study models check {job.source}")

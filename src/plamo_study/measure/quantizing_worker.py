@@ -15,6 +15,8 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.worker import end_with_parent
 from plamo_study.models import imatrix as matrices
 
+PARTIAL = ".partial"  # behind the name of a file that is being written
+
 
 class Quantizing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What the child hands to the quantizer. `imatrix`: path of an importance matrix, or empty."""
@@ -58,10 +60,9 @@ def _quantize(job: Quantizing) -> None:
     from plamo_study.engine import quantizer
 
     quantizer.log_to_stderr()
-    partial = Path(job.out + ".partial")
     quantizer.quantize(
         Path(job.source),
-        partial,
+        Path(job.out + PARTIAL),
         job.file_type,
         job.patterns,
         job.metadata,
@@ -69,7 +70,6 @@ def _quantize(job: Quantizing) -> None:
         job.n_threads,
         job.requantize,
     )
-    os.replace(partial, job.out)
 
 
 def _evaluate(job: Evaluating) -> None:

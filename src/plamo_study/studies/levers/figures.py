@@ -9,6 +9,7 @@ from plamo_study.present.figures import Chart, marks, on_a_line, spread
 def gains(data: pd.DataFrame, title: str) -> Chart:
     """Every gain with its interval, by lever and model, a panel for each aim; full size filled, small models hollow."""
     tidy = spread(data[["name", "model", "size", "aim", "gain"]], "gain")
+    tidy["filled"] = (tidy["size"] == "full size").astype(int)
     models = list(dict.fromkeys(tidy["model"]))
     low, high = tidy["low"].min() / 1.1, tidy["high"].max() * 1.1
     panels = [_panel(tidy[tidy["aim"] == aim], str(aim), models, (low, high)) for aim in tidy["aim"].unique()]
@@ -25,7 +26,7 @@ def _panel(tidy: pd.DataFrame, aim: str, models: list[str], domain: tuple[float,
     )
     y = alt.Y("name:N", title=None, sort=order, axis=alt.Axis(labelLimit=260))
     base = alt.Chart(tidy).encode(y=y, yOffset=alt.YOffset("model:N", sort=models), color=colour)
-    fill = alt.FillOpacity("size:N", title=None, scale=alt.Scale(domain=["full size", "small model"], range=[1, 0]))
+    fill = alt.FillOpacity("filled:Q", scale=None)
     layers = [
         alt.Chart(pd.DataFrame({"value": [1.0]})).mark_rule(strokeDash=[4, 4]).encode(x=x),
         base.mark_rule(strokeWidth=2).encode(alt.X("low:Q"), alt.X2("high:Q")),

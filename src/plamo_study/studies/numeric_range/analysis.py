@@ -113,13 +113,13 @@ def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.Da
     cells: list[dict[str, Any]] = []
     for _, row in found.iterrows():
         dtype, machine = row["label"].removeprefix(PLANTED), str(facts[row["machine"]]["architecture"])
-        corrects = facts[row["engine"]].get("corrects", ())
+        corrects, build = facts.get(row.get("engine", ""), {}).get("corrects", ()), row.get("build", "stock")
         if row["status"] != "ok":
-            cells.append({"dtype": dtype, "observed": "failed", "agrees": False, "build": row["build"]})
+            cells.append({"dtype": dtype, "observed": "failed", "agrees": False, "build": build})
             continue
         for phase, path in PHASES.items():
             backend = casts.of_engine(corrects, machine, path)
-            cells += [cell | {"build": row["build"]} for cell in _cells(row["series"], dtype, backend, phase)]
+            cells += [cell | {"build": build} for cell in _cells(row["series"], dtype, backend, phase)]
     columns = ["dtype", "phase", "path", "amplitude", "largest", "factor", "predicted", "observed", "agrees", "build"]
     return pd.DataFrame(cells, columns=columns)
 
