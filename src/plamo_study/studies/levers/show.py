@@ -9,7 +9,7 @@ from IPython.display import Markdown
 from plamo_study import paths
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
-from plamo_study.present import evidence
+from plamo_study.present import evidence, theme
 from plamo_study.present.evidence import escaped
 from plamo_study.present.sentences import CLOSE
 from plamo_study.present.tables import Columns, Table, table
@@ -276,7 +276,7 @@ def order(known: Recordings) -> Markdown:
             f"- {escaped(row.model)}: {said}. Of the {row.pairs} pairs of types that a batch tells apart {row.kept} "
             f"stand in the same order for one answer."
         )
-    return Markdown("\n".join(lines))
+    return Markdown("\n".join(lines) or theme.NOTHING)
 
 
 def claimed(known: Recordings) -> Table:
