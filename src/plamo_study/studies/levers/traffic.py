@@ -167,8 +167,8 @@ def of_type(known: Recordings, model: str, dtype: str, over: str, n_users: int) 
     pair = [types.ratio(rows, each, own, dtype, over) for each in ("prefill", phase)] if own else [None]
     if None in pair:
         there = ", ".join(dict.fromkeys(rows[rows["model"] == own]["dtype"])) or "none"
-        raise StudyError(f"type {dtype!r}", f"was not measured beside {over} in both phases for {model}; there are: {there}",
-                         "plamo-study measure 04-quantization")  # fmt: skip
+        why = f"was not measured beside {over} in both phases for {model}; there are: {there}"
+        raise StudyError(f"type {dtype!r}", why, "plamo-study measure 04-quantization")
     return pair[0], pair[1]  # type: ignore[return-value] # neither is None
 
 
