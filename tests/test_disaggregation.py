@@ -465,7 +465,9 @@ def test_a_crossing_that_the_interval_does_not_support_is_inconclusive():
 def test_the_first_cells_are_what_the_page_needs(scale):
     asked = plan.disaggregation(scale)
     first = asked.cells[: asked.needed]
-    assert {(cell.model, cell.link_bps) for cell in first} == {(m, bps) for m in MODELS for bps in (0, plan.LINKS[0])}
+    assert {(cell.model, cell.n_prompt, cell.link_bps) for cell in first} == {
+        (model, n, 0) for model in MODELS for n in (plan.LENGTHS[scale][0], plan.TRAINED)
+    }, "a crossing follows from two lengths; what a link does to them is a law"
     lengths = [cell.n_prompt for cell in asked.cells if isinstance(cell, Shipment)]
     assert lengths[-1] == max(lengths), "the longest come last"
     assert {cell.link_bps for cell in asked.cells if isinstance(cell, Shipment)} == {0, *plan.LINKS}

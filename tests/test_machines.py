@@ -14,7 +14,7 @@ from plamo_study.studies import registry
 from plamo_study.studies.machines import analysis, show
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
-         "type_k": "f16", "type_v": "f16", "attention": "on", "bound": "memory"}  # fmt: skip
+         "type_k": "f16", "type_v": "f16", "attention": "on"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(stu
     assert set(analysis.machines(studies, found)["machine"]) == set(found["machine"])
     told = analysis.predicted(found)
     assert (told["known"] != told["asked"]).all()
-    drawn = show.shared(studies)
+    drawn = show.shared(found)
     assert set(drawn.groupby("name")["chip"].nunique()) >= {2}
 
 
@@ -86,7 +86,7 @@ def test_a_pass_that_was_timed_twice_foretells_one_pass_and_not_two():
 def test_a_machine_alone_says_how_to_add_another(studies):
     first = studies[0][1]["machine"].iloc[0]
     alone = [(name, rows, facts) for name, rows, facts in studies if rows["machine"].iloc[0] == first]
-    assert "plamo-study rows add FILE" in show.finding(alone).data
+    assert "plamo-study rows add FILE" in show.finding(analysis.passes(alone), "shape").data
 
 
 def test_a_pack_that_is_tracked_is_recorded_and_one_that_is_not_is_live_only(tmp_path, monkeypatch):

@@ -24,7 +24,8 @@ from plamo_study.oracle.forward import Oracle
 from plamo_study.studies.numeric_range import analysis as study, plan as plan_ranges, show as shown
 
 TOKENS = np.random.default_rng(0).integers(5, 500, 16).astype(np.int32)
-FACTS = {"here": {"architecture": "x86_64"}}
+HERE = {"machine": "here", "engine": "released", "build": "stock"}
+FACTS = {"here": {"architecture": "x86_64"}, "released": {}}
 
 
 def probe(model, flash_attn="off", watch=True):
@@ -159,13 +160,13 @@ def grid():
         cell = mini("ranges", n_prompt=plan_ranges.PLANTED_TOKENS, label=ranges.PLANTED + dtype)
         outcome = work(Job(cell=cell, path=str(mini_file())), 100)
         assert outcome.status == "ok", outcome.failure
-        row = {"workload": "ranges", "label": cell.mode, "status": "ok", "model": HYBRID, "machine": "here"}
+        row = {"workload": "ranges", "label": cell.mode, "status": "ok", "model": HYBRID, **HERE}
         rows.append(row | {"series": outcome.measured.series, "checks": outcome.measured.checks})
     return pd.DataFrame(rows)
 
 
 def test_no_planted_amplitude_ends_otherwise_than_predicted(grid):
-    facts = {"here": {"architecture": ranges.machine.facts()["architecture"]}}
+    facts = FACTS | {"here": {"architecture": ranges.machine.facts()["architecture"]}}
     found = study.planted(grid, facts)
     assert found["agrees"].all(), found[~found["agrees"]]
     assert set(found["phase"]) == {"prompt", "decode"}
@@ -193,7 +194,7 @@ def test_a_cell_off_the_diagonal_and_a_worker_that_died_are_counted(grid):
 
 def test_the_paragraph_on_the_issue_says_what_the_rows_say(grid):
     found = probe(HYBRID)[1]
-    probed = {"workload": "ranges", "label": "probe", "status": "ok", "model": HYBRID, "machine": "here"}
+    probed = {"workload": "ranges", "label": "probe", "status": "ok", "model": HYBRID, **HERE}
     checks = {"same_logits": True, "overhead_prompt": 1.5, "overhead_decode": 2.5}
     rows = pd.concat([grid, pd.DataFrame([probed | {"series": ranges.as_series(found), "checks": checks}])])
     recording = SimpleNamespace(rows=rows, facts=FACTS)

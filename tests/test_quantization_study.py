@@ -280,6 +280,16 @@ def test_a_recipe_is_proved_with_the_tolerance_of_its_roughest_type(dtype, rough
     assert tolerance.tolerance(mini("gate", dtype=dtype)) == tolerance.TOLERANCE[roughest]
 
 
+def test_f16_weights_on_a_gpu_are_judged_by_multiplications_in_f16_and_a_fault_is_still_far_outside():
+    whole, exact = {"dtype": "F16"}, {"dtype": "F16", "type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+    for fields in (whole, exact):
+        offloaded = mini("gate", n_gpu_layers=-1, **fields)
+        assert tolerance.tolerance(offloaded) == tolerance.OFFLOADED["F16"] < 0.4 / 2, "of the defects guarded against"
+    assert tolerance.part_tolerance(offloaded) == tolerance.OFFLOADED_PART["F16"] < 0.04, "of the fault that hides best"
+    eight_bits = mini("gate", dtype="Q8_0", n_gpu_layers=-1)
+    assert tolerance.tolerance(eight_bits) == tolerance.TOLERANCE["Q8_0"]
+
+
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 @pytest.mark.parametrize("dtype", ["Q6_K", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K"])
 def test_the_oracle_agrees_on_every_type(model, dtype):

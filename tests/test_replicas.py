@@ -205,6 +205,6 @@ def test_no_row_is_lost_or_doubled_and_no_process_left_when_replicas_and_runners
     written = [record for record in journal.read(path) if isinstance(record, Row)]
     assert len(written) == len({row.key for row in written}) == len(summary.rows) == ROWS
     assert {row.key: row for row in summary.rows} == {row.key: row for row in written}
-    assert killed >= KILLS / 4, "most kills came before anything had started"
+    assert killed > KILLS / 2
     for row in written:
         assert row.status == "ok" or "replica" in row.failure.message, row.failure

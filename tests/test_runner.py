@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
@@ -158,6 +159,17 @@ def test_a_block_whose_anchor_and_cells_drift_is_marked(swept):
     drift = frame.drift_by_block(timed(swept[1].rows, {0: 100, 1: 100, 2: 100, 3: 130}, {0: 1000, 1: 1000, 2: 1250}))
     assert (drift[0], drift[1]) == (0, 0)
     assert drift[2] == pytest.approx(0.25)
+
+
+def test_what_is_added_to_a_block_hours_later_is_compared_with_nothing_measured_before(swept):
+    _, summary, _ = swept
+    rows = [row for row in summary.rows if row.block >= 0 and not row.anchor]
+    assert [row.block for row in frame.in_one_go(rows)] == [row.block for row in rows], "a call that goes on"
+    late = rows[-1]
+    started = datetime.fromisoformat(late.started) + timedelta(hours=3)
+    moved = frame.in_one_go([*rows[:-1], msgspec.structs.replace(late, started=started.isoformat())])
+    assert [row.block for row in moved[:-1]] == [row.block for row in rows[:-1]]
+    assert moved[-1].block not in {row.block for row in rows}
 
 
 def test_an_anchor_alone_marks_nothing(swept):

@@ -1,5 +1,10 @@
 """Notebook 10: the simulator's policies drive the real engine, every answer is right, bad traces are refused."""
 
+import os
+import signal
+import threading
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -7,12 +12,24 @@ from conftest import ATTENTION, HYBRID, mini_file
 
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
-from plamo_study.measure import recording, sessions
+from plamo_study.measure import recording, runner, sessions
 from plamo_study.measure.cells import Traffic
+from plamo_study.measure.plan import change
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.scheduling import analysis, observed, plan, policies, published, traffic, workload
+from plamo_study.studies import cluster
+from plamo_study.studies.scheduling import (
+    analysis,
+    fleets,
+    fleets_plan,
+    observed,
+    plan,
+    policies,
+    published,
+    traffic,
+    workload,
+)
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, serve
 from plamo_study.studies.scheduling.plan import PARTS
@@ -253,3 +270,106 @@ def test_splitting_needs_states_that_can_move():
     assert slow["ttft_p50"] > free["ttft_p50"] + 0.9
     shared = analysis.simulated(load, "prefill first", model, cell.n_seq)
     assert free["itl_p99"] < shared["itl_p99"], "who writes is never kept waiting by who reads"
+
+
+# ------------------------------------------------------------------ fleets
+
+
+def fleet(**fields):
+    base = fleets_plan.fleet("mini").cells[0]
+    usual = {"n_machines": 3, "n_requests": 20, "repetitions": 1, "balance": "least work", "pattern": "steady"}
+    return change(base, **usual | fields)
+
+
+def swept(path, cells, elsewhere=None):
+    planned = replace(fleets_plan.fleet("mini"), cells=cells)
+    summary = runner.sweep(planned, path, elsewhere=elsewhere)
+    assert not summary.failed, summary.failed
+    return summary
+
+
+def what_came(summary):
+    return [(row.cell, row.series, row.checks["complete"]) for row in summary.rows]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A small sweep of simulations by processes of this machine."""
+    path = tmp_path_factory.mktemp("fleet") / "j.jsonl"
+    return path, swept(path, (fleet(), fleet(balance="round robin", n_machines=90)))
+
+
+def test_a_sweep_of_simulations_goes_on_where_it_stopped(here):
+    path, first = here
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    second = swept(path, tuple(row.cell for row in first.rows))
+    assert (first.measured, second.measured) == (2, 1)
+    assert what_came(second) == what_came(first)
+
+
+def test_workers_of_a_cluster_simulate_the_same_and_one_that_dies_is_replaced(here, tmp_path):
+    """A real scheduler and real workers of it, as processes of this machine."""
+    distributed = pytest.importorskip("distributed")
+    cells = tuple(row.cell for row in here[1].rows)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as started,
+        cluster.connected(started.scheduler_address) as elsewhere,
+    ):
+        assert elsewhere.at_once == 2
+        threading.Timer(2.0, os.kill, (next(iter(started.workers.values())).pid, signal.SIGKILL)).start()
+        found = swept(tmp_path / "j.jsonl", cells, elsewhere)
+    assert what_came(found) == what_came(here[1])
+
+
+def test_what_runs_the_engine_is_not_given_away(tmp_path):
+    nowhere = runner.Elsewhere(lambda *told: None, 1)
+    with pytest.raises(StudyError, match="10-scheduling: runs the engine"):
+        runner.sweep(plan.scheduling("mini"), tmp_path / "j.jsonl", elsewhere=nowhere)
+    assert not (tmp_path / "j.jsonl").exists()
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://x"])
+def test_a_scheduler_that_is_not_there_is_named(address, monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(cluster, "PATIENCE_S", 0.5)
+    with pytest.raises(StudyError, match=f"scheduler {address}: is not reached"), cluster.connected(address):
+        pass
+
+
+def test_a_fleet_is_simulated_by_the_rows_that_its_cell_names_or_not_at_all():
+    with pytest.raises(StudyError, match="10-scheduling at mini: the rows that this fleet is simulated by are not"):
+        fleets.measured_calls(change(fleet(), rows_sha256="0" * 64))
+    with pytest.raises(StudyError, match="plamo-study measure 10-scheduling --scale weights"):
+        fleets.measured_calls(change(fleets_plan.fleet("weights").cells[0], rows_sha256=""))
+
+
+def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
+    def needs(least):
+        return lambda machines: {"machines": machines, "well": 1.0 if machines >= least else 0.5}
+
+    found = [each for each in fleets.fewest(needs(1.7)) if each["well"] >= fleets_plan.WELL]
+    assert 1.7 <= min(each["machines"] for each in found) < 1.7 * fleets.MOST ** (1 / 2**fleets.HALVINGS)
+    assert [each["well"] for each in fleets.fewest(needs(100))] == [0.5], "not even the most is enough"
+
+
+def test_a_sample_of_machines_says_what_all_of_them_do(monkeypatch):
+    cell = fleet(n_machines=240, n_requests=40)
+    known = known_and_load()
+    sampled = fleets.Days(cell, *known, 0).served(1.2)
+    monkeypatch.setattr(fleets, "SAMPLE", 240)
+    every = fleets.Days(cell, *known, 0).served(1.2)
+    n = 60 * 40
+    error = (every["well"] * (1 - every["well"]) / n) ** 0.5 + 1 / n
+    assert abs(sampled["well"] - every["well"]) < 6 * error
+    assert sampled["ttft_p99"] == pytest.approx(every["ttft_p99"], rel=0.25)
+
+
+def test_machines_that_share_their_luck_need_less_room_the_more_they_are():
+    found = [fleets.Days(fleet(n_machines=n, n_requests=100), *known_and_load(), 0).served(1.3) for n in (1, 100)]
+    assert found[1]["well"] > found[0]["well"]
+
+
+def known_and_load():
+    rows = fleets.measured_calls(fleet())
+    return analysis.fitted(rows)[HYBRID], analysis.typical(rows)

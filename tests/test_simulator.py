@@ -67,7 +67,7 @@ def test_one_server_waits_as_theory_says(kind):
 def test_least_work_is_one_queue_before_all_servers(n):
     load, work = poisson(0.8 * n), RNG.exponential(1.0, N).tolist()
     of = dict(zip(load.arrives, work, strict=True))
-    shares = clock.least_work(load, n, work)
+    shares = [clock.chosen(load, share) for share in clock.least_work(load, n, work)]
     found = np.concatenate([waited(share, [of[at] for at in share.arrives]) for share in shares])
     order = np.argsort(np.concatenate([share.arrives for share in shares]))
     assert abs(found.mean() - closed.mmc(0.8 * n, 1.0, n)) < SIGMAS * closed.standard_error(found[order])
@@ -75,7 +75,8 @@ def test_least_work_is_one_queue_before_all_servers(n):
 
 def test_round_robin_waits_longer_and_as_theory_says():
     load, work = poisson(1.6), RNG.exponential(1.0, N).tolist()
-    found = np.concatenate([waited(share, work[n::2]) for n, share in enumerate(clock.round_robin(load, 2))])
+    shares = [clock.chosen(load, share) for share in clock.round_robin(load, 2)]
+    found = np.concatenate([waited(share, work[n::2]) for n, share in enumerate(shares)])
     assert abs(found.mean() - closed.em1(1.6, 1.0, 2)) < SIGMAS * closed.standard_error(found)
     assert closed.mmc(1.6, 1.0, 2) < closed.em1(1.6, 1.0, 2) < closed.mm1(0.8, 1.0)
 
@@ -184,19 +185,10 @@ def test_a_chunk_is_no_larger_than_asked_and_a_budget_finds_its_size():
 def test_a_fleet_serves_everybody_once_however_they_are_shared_out():
     load = traffic(600, 100.0)
     work = [1e-4 * prompt + 3e-3 * output for prompt, output in zip(load.prompt, load.output, strict=True)]
-    turns, least = (
-        clock.fleet(shares, "chunked 64", machine(), 4)
-        for shares in (clock.round_robin(load, 6), clock.least_work(load, 6, work))
-    )
-    for served in (turns, least):
-        assert sorted(at for each in served for at in each.load.arrives) == load.arrives
+    for shares in (clock.round_robin(load, 6), clock.least_work(load, 6, work)):
+        assert sorted(number for share in shares for number in share) == list(range(len(load)))
+        served = [serve(clock.chosen(load, share), policies.chunked(64), Simulated(machine()), 4) for share in shares]
         assert sum(each.written for each in served) == sum(load.output)
-
-
-def test_a_fleet_is_the_same_whoever_simulates_it():
-    shares = clock.round_robin(traffic(120, 100.0), 3)
-    alone, together = (clock.fleet(shares, "shared", machine(0.1), 4, processes=n) for n in (1, 2))
-    assert all((one.finish == two.finish).all() for one, two in zip(alone, together, strict=True))
 
 
 @pytest.mark.parametrize("shape", ["steady", "diurnal", "bursty"])

@@ -3,6 +3,8 @@
 # Modules that load Jupyter or SciPy are imported by the commands that need them: the others answer a second sooner.
 
 import sys
+from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +25,7 @@ from plamo_study.cli.options import Accept, Engine, Force, Json, Minutes, Scale,
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, plan, recording, runner
-from plamo_study.studies import budget, registry as studies
+from plamo_study.studies import budget, cluster, registry as studies
 from plamo_study.studies.batching_law import plan as batching_law_plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -81,10 +83,21 @@ def run(
     accept: Accept = None,
     force: Force = False,
     json: Json = False,
+    hosts: Annotated[
+        Path | None, typer.Option(help="measure on the hosts of this file instead, and file the rows that come home")
+    ] = None,
+    divide: Annotated[bool, typer.Option(help="each study on one of the hosts, whichever is free")] = False,
 ) -> None:
     """Measure what is missing, then execute notebooks with papermill into reports/."""
     accept_findings(accept)
     use_engine(engine)
+    if divide and not hosts:
+        raise StudyError("--divide", "divides studies among hosts, and none are named", "add --hosts FILE")
+    if hosts and (engine or accept or force or json or parameter or source != "live"):
+        why = "measures with what is installed there, and executes nothing"
+        raise StudyError("--hosts", why, "leave out all but NOTEBOOKS, --scale, --minutes and --divide")
+    if hosts:
+        raise typer.Exit(_run_on(hosts, notebooks or [], scale or "mini", minutes, divide))
     values = dict(report.name_and_value(text) for text in parameter or [])
     scale = scale or ("mini" if source == "live" else "shape")
     raise typer.Exit(_run_all(notebooks or [], scale, source, values, minutes, force, json))
@@ -104,13 +117,17 @@ def measure(
     ] = None,
     accept: Accept = None,
     json: Json = False,
+    scheduler: Annotated[
+        str | None, typer.Option(help="address of a Dask scheduler whose workers simulate, for a study that only does")
+    ] = None,
 ) -> None:
     """Measure a study without its notebook; finished cells are not measured again."""
     use_engine(engine)
     accept_findings(accept)
     builds = [engines.resolve(build) for build in beside or []]
     place = recording.REFERENCE if reference else recording.LOCAL
-    summary = report.measure(name, scale, place, retry_failed, builds, minutes)
+    with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere:
+        summary = report.measure(name, scale, place, retry_failed, builds, minutes, elsewhere)
     if json:
         _print_rows(summary)
     raise typer.Exit(1 if summary.unexpected else 0)
@@ -282,6 +299,30 @@ def _run_all(
     if published and changed and any(result.output for result in results):
         publish()
     return 1 if report.summary(results) or failed else 0
+
+
+def _run_on(hosts: Path, notebooks: list[str], scale: str, minutes: float, divide: bool) -> int:
+    """Measure notebooks' studies on other machines; returns the exit code."""
+    from plamo_study.publish import runs
+    from plamo_study.studies import fleet
+
+    plan.check_scale(scale)
+    names = [path.stem for path in runs.find_notebooks(notebooks)]
+    shares = budget.of_notebooks(names, minutes)
+    asked = [fleet.Asked(*each) for name in names for each in budget.of_notebook(name, scale, shares[name])]
+    found = fleet.read(hosts)
+    rows: Counter[str] = Counter()
+    outcomes: list[fleet.Outcome] = []
+    total = len(asked) * (1 if divide else len(found.host))
+
+    def tell(host: str, new: int) -> None:
+        rows[host] += new
+        report.step(len(outcomes), total, f"{rows[host]} new rows of {host}")
+
+    for outcome in fleet.measure(found, asked, divide, tell):
+        outcomes.append(outcome)
+        report.of_host(outcome)
+    return int(any(outcome.wrong for outcome in outcomes))
 
 
 def _print_rows(summary: runner.Summary) -> None:

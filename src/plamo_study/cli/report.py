@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -31,6 +32,7 @@ from plamo_study.studies import collect
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait for in vain
     from plamo_study.crosscheck.selfcheck import Check
     from plamo_study.publish.runs import RunEvent, RunResult
+    from plamo_study.studies import fleet
 
 console = Console(stderr=True, highlight=False)
 DONE = ("ok", "unchanged")
@@ -46,14 +48,20 @@ def measure(
     retry_failed: bool = False,
     beside: Sequence[Path] = (),
     minutes: float = 0,
+    elsewhere: runner.Elsewhere | None = None,
 ) -> runner.Summary:
     """Measure a study with a bar that says what runs, what came of the last cell, and how long it will take still."""
     path = recording.journal_path(study, scale, place)
-    return sweep(collect.build(study, scale), path, retry_failed, beside, minutes)
+    return sweep(collect.build(study, scale), path, retry_failed, beside, minutes, elsewhere)
 
 
 def sweep(
-    planned: plan.Plan, path: Path, retry_failed: bool = False, beside: Sequence[Path] = (), minutes: float = 0
+    planned: plan.Plan,
+    path: Path,
+    retry_failed: bool = False,
+    beside: Sequence[Path] = (),
+    minutes: float = 0,
+    elsewhere: runner.Elsewhere | None = None,
 ) -> runner.Summary:
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
@@ -76,7 +84,7 @@ def sweep(
             if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
                 console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
 
-        summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)
+        summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes, elsewhere)
     console.print(
         f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
         f"{len(summary.failed)} failed or wrong ({short(path)})"
@@ -120,6 +128,13 @@ def summary(results: "list[RunResult]") -> bool:
         console.print(f"[{style}]{result.status}[/{style}] {result.notebook.name} in {result.seconds:.0f} s: ", end="")
         console.print(where, markup=False, soft_wrap=True)
     return any(result.status not in DONE for result in results)
+
+
+def of_host(outcome: "fleet.Outcome") -> None:
+    """What became of a study on another machine."""
+    style, said = ("red", outcome.wrong) if outcome.wrong else ("green", "done")
+    where = f"{outcome.host}: " if outcome.host else ""
+    console.print(f"[{style}]{escape(f'{where}{outcome.what}: {said}')}[/{style}]", soft_wrap=True)
 
 
 def selfcheck(checks: "list[Check]") -> None:

@@ -16,7 +16,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
     "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
-    "temperature", "back", "server", "n_clients", "pattern",
+    "temperature", "back", "server", "n_clients", "pattern", "balance",
 )  # fmt: skip
 
 
@@ -28,6 +28,11 @@ class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     n_threads: int = 1
     repetitions: int = 1
     seed: int = 0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the result of this very cell is a time."""
+        return self.timed
 
     @property
     def asks_whether(self) -> bool:
@@ -150,6 +155,11 @@ class OnText(OnModel, frozen=True, kw_only=True):
     text: str = ""  # UTF-8, a name in data/corpus or a path
     text_sha256: str = ""
 
+    @property
+    def is_timed(self) -> bool:
+        """On random tokens only: on a text the question is another one."""
+        return self.timed and not self.text
+
 
 class Comparison(OnText, frozen=True, kw_only=True):
     """Files held against one another on a text."""
@@ -231,6 +241,11 @@ class Replicas(OnModel, frozen=True, kw_only=True):
     n_gen: int = 0  # decode steps
     policy: Literal["per_sequence", "packed"] = "per_sequence"
     killed: int = -1  # the process that is killed halfway through its steps; -1: none
+
+    @property
+    def is_timed(self) -> bool:
+        """Not where one is killed: nobody counts what that one computed, so it looks like another program's work."""
+        return self.killed < 0
 
     @property
     def threads_each(self) -> int:
@@ -320,9 +335,23 @@ class Traffic(OnModel, frozen=True, kw_only=True):
     rule: str = field(default="", name="label")  # a policy's name; "parts": calls alone
 
 
+class Fleet(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Days of requests shared out among simulated machines: how many of these must there be to serve them well?"""
+
+    model: str = ""
+    scale: str = ""
+    rows_sha256: str = field(default="", name="text_sha256")  # of the journal with the calls that were measured
+    rule: str = field(default="", name="label")  # the policy that each machine follows
+    balance: Literal["", "round robin", "least work"] = ""  # how requests are shared out
+    pattern: Literal["", "steady", "diurnal", "bursty"] = ""  # of arrivals over a day
+    n_machines: int = field(default=1, name="n_processes")
+    n_seq: int = 1  # answered at once by each
+    n_requests: int = 1  # of each in a day, in the mean
+
+
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
-    | Replicas | Shipment | Service | Speculate | Serving | Traffic
+    | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
     | Naive | Arrival
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}

@@ -2,10 +2,13 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable
-from itertools import chain, pairwise
+from datetime import datetime
+from itertools import chain, count, pairwise
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from plamo_study.measure import defects, watch
@@ -17,6 +20,7 @@ ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "checks", "series", "requests"]  # fmt: skip
 REQUESTS = ["key", "request", "ttft_ns", "n_tokens", "itl_ns", "largest_gap_ns", "failure"]
+PAUSE_S = 1800.0  # without a row, after which a machine may have another speed
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
 
@@ -30,12 +34,15 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star, and one
     that a build gives a window with that.
     """
-    rows = list(rows)
+    rows = in_one_go(rows)
     gates, drift, disturbed = _gates(rows), drift_by_block(rows), watch.disturbed(rows)
     cells = [columns(row.cell) for row in rows]
     table: dict[str, Any] = {name: [cell[name] for cell in cells] for name in ORDER}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
-    table["model"] = [starred(computed(known[row.model], known[row.engine])) if row.model else "" for row in rows]
+    table["model"] = [
+        starred(computed(known[row.model], known[row.engine])) if row.model else cell["model"]
+        for row, cell in zip(rows, cells, strict=True)
+    ]
     table["build"] = [build_name(known[row.engine]) if row.engine else "" for row in rows]
     table["verdict"] = [_verdict(row, gates) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
@@ -47,6 +54,30 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     return pd.DataFrame(table)
+
+
+def in_one_go(rows: Iterable[Row]) -> list[Row]:
+    """The rows, with what a later call added to a block in a block of its own.
+
+    Numbers of a block are compared because they were measured beside each other. A call is another one where nothing
+    was measured on the machine for PAUSE_S before it.
+    """
+    rows, ends = list(rows), dict[str, float]()
+    calls, of = Counter[str](), dict[str, int]()  # by machine; by row
+    for row in sorted(rows, key=lambda row: row.started):
+        start = datetime.fromisoformat(row.started).timestamp()
+        calls[row.machine] += start > ends.get(row.machine, start) + PAUSE_S
+        ends[row.machine] = max(start + row.elapsed_ns / 1e9, ends.get(row.machine, start))
+        of[row.key] = calls[row.machine]
+    parts = sorted({(row.block, of[row.key]) for row in rows if row.block >= 0 and not row.anchor})
+    fresh, numbers = count(max((row.block for row in rows), default=0) + 1), dict[tuple[int, int], int]()
+    for before, part in pairwise([(-1, 0), *parts]):
+        numbers[part] = next(fresh) if part[0] == before[0] else part[0]
+    moved = [row.block if row.anchor else numbers.get((row.block, of[row.key]), row.block) for row in rows]
+    return [
+        row if row.block == block else msgspec.structs.replace(row, block=block)
+        for row, block in zip(rows, moved, strict=True)
+    ]
 
 
 def requests(rows: Iterable[Row]) -> pd.DataFrame:
@@ -98,13 +129,15 @@ def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:
 
     Of the anchors: how far the one before or after the block lies from the median anchor. Of its cells: how far they
     lie, in the median, from what they took in the median over all blocks. An anchor is one process, and a process
-    varies by some 7 % of itself, so an anchor alone would mark every third steady block.
+    varies by some 7 % of itself, so an anchor alone would mark every third steady block. A block without an anchor,
+    which a later call added, is judged by its cells.
     """
     rows = list(rows)
     marked = watch.disturbed(rows)
     rows = [row for row in rows if row.key not in marked]
     anchors, cells = _anchor_drift(rows), _cell_drift(rows)
-    return {block: min(drift, cells.get(block, drift)) for block, drift in anchors.items()}
+    both = {block: min(drift, cells.get(block, drift)) for block, drift in anchors.items()}
+    return cells | both if anchors else {}
 
 
 def _anchor_drift(rows: list[Row]) -> dict[int, float]:

@@ -7,11 +7,12 @@ every journal its name and its records. It holds no host name, no user name and 
 import getpass
 import gzip
 import hashlib
+import io
 import math
 import re
 import socket
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -88,23 +89,34 @@ def pack(place: str, machine: str = "") -> tuple[str, bytes]:
 
     """
     found = {path.stem: journal.read(path) for path in sorted((paths.MEASURED / place).glob("*.jsonl"))}
-    rows = {name: journal.latest_rows(records) for name, records in found.items()}
-    newest = max(chain(*rows.values()), key=lambda row: row.started, default=None)
+    rows = [record for record in chain(*found.values()) if isinstance(record, Row)]
+    newest = max(rows, key=lambda row: row.started, default=None)
     if newest is None:
         raise StudyError(str(paths.MEASURED / place), "no rows to pack", "plamo-study study")
     machine = machine or newest.machine
+    if not any(row.machine == machine for row in rows):
+        raise StudyError(f"machine {machine!r}", f"has no rows in {place}", "plamo-study rows list")
+    return machine, packed(machine, found)
+
+
+def packed(machine: str, journals: Mapping[str, list[Record]]) -> bytes:
+    """A machine's rows out of journals by their names, `study.scale`, as the bytes of a pack.
+
+    Raises
+    ------
+    StudyError
+        A fact of theirs names a folder.
+
+    """
     lines: list[msgspec.Struct] = [Header(schema=SCHEMA, machine=machine)]
-    for name, records in found.items():
-        own = [row for row in rows[name] if row.machine == machine]
+    for name, records in journals.items():
+        own = [row for row in journal.latest_rows(records) if row.machine == machine]
         named = {fact for row in own for fact in _facts_of(row)}
         facts = {record.id: record for record in records if isinstance(record, Fact) and record.id in named}
         if own:
             study, _, scale = name.rpartition(".")
             lines += [Name(study=study, scale=scale), *facts.values(), *map(_nameless, own)]
-    if len(lines) == 1:
-        raise StudyError(f"machine {machine!r}", f"has no rows in {place}", "plamo-study rows list")
-    text = b"".join(_line(_checked(record)) for record in lines)
-    return machine, gzip.compress(text, mtime=0)
+    return gzip.compress(b"".join(_line(_checked(record)) for record in lines), mtime=0)
 
 
 def _line(record: msgspec.Struct) -> bytes:
@@ -160,8 +172,8 @@ def _checked(record: msgspec.Struct) -> msgspec.Struct:
     return record
 
 
-def unpack(path: Path, studies: Collection[str]) -> Pack:
-    """A pack whose every line was checked; `studies`: those there are.
+def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
+    """A pack whose every line was checked, a file or its bytes; `studies`: those there are.
 
     Raises
     ------
@@ -173,7 +185,7 @@ def unpack(path: Path, studies: Collection[str]) -> Pack:
     keys: set[str] = set()
     known: dict[str, Fact] = {}
     try:
-        for number, line in enumerate(_lines(path), 1):
+        for number, line in enumerate(_lines(source), 1):
             record = _decoded(line)
             if number == 1:
                 _check(isinstance(record, Header), "a pack begins with its header")
@@ -200,15 +212,16 @@ def unpack(path: Path, studies: Collection[str]) -> Pack:
         number += 1
         _check(found.rows, "the pack ends without a row")
     except (ValueError, OSError, EOFError, zlib.error, OverflowError) as error:
-        raise StudyError(f"{path}, line {max(number, 1)}", str(error) or type(error).__name__, MEND) from error
+        name = "what came" if isinstance(source, bytes) else str(source)
+        raise StudyError(f"{name}, line {max(number, 1)}", str(error) or type(error).__name__, MEND) from error
     return found
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(source: Path | bytes) -> Iterator[bytes]:
     """The lines of a pack, no more of them in memory than one, and none longer than MOST_OF_A_LINE."""
     total = 0
-    with gzip.open(path) as packed:
-        while line := packed.readline(MOST_OF_A_LINE + 1):
+    with gzip.open(io.BytesIO(source) if isinstance(source, bytes) else source) as text:
+        while line := text.readline(MOST_OF_A_LINE + 1):
             total += len(line)
             _check(len(line) <= MOST_OF_A_LINE and total <= MOST_BYTES, "larger than any pack of rows")
             _check(line.endswith(b"\n"), "the line is cut off")
@@ -291,13 +304,13 @@ def _check_texts(value: Any) -> None:
             _check_texts(each)
 
 
-def add(path: Path, studies: Collection[str], place: str = "") -> tuple[Pack, int]:
+def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tuple[Pack, int]:
     """File the rows of a pack that are not here yet, at a place or in the machine's own folder; the pack, and how many
     were new.
 
     A row that went well replaces a failed one of the same key. Nothing is written before every line was checked.
     """
-    found, new = unpack(path, studies), 0
+    found, new = unpack(source, studies), 0
     for name, records in found.journals.items():
         with journal.Journal(paths.MEASURED / (place or found.machine) / f"{name}.jsonl") as here:
             known = {row.key: row for row in journal.latest_rows(here.records)}

@@ -107,7 +107,7 @@ def with_gates(
     """
     for cell in cells:
         check_cell(cell)
-    first = next(cell for cell in cells if cell.files)
+    first = next(cell for cell in cells if isinstance(cell, OnModel))
     base = change(first, n_threads=machine.performance_cores(), repetitions=1)
     files = dict.fromkeys(file for cell in cells for file in cell.files)
     gate = change(base, workload="gate", **gate_tokens(scale))
@@ -125,10 +125,16 @@ def gate_tokens(scale: str) -> dict[str, Any]:
     return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": GREEDY_TOKENS}
 
 
-@overload  # both signatures are explained where they are implemented, below
-def change(cell: AnyCell, *, workload: str, **changes: Any) -> Cell: ...
 @overload
-def change(cell: C, **changes: Any) -> C: ...
+def change(cell: AnyCell, *, workload: str, **changes: Any) -> Cell:
+    """A cell of another workload."""
+
+
+@overload
+def change(cell: C, **changes: Any) -> C:
+    """A cell of the same type."""
+
+
 def change(cell: AnyCell, *, workload: str = "", **changes: Any) -> AnyCell:
     """A copy of a cell with some fields changed; one of another workload takes over the fields that both have.
 

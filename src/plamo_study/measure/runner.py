@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -87,6 +87,14 @@ class Summary:
 OnProgress = Callable[[Progress], None]
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where simulations can run instead of here: what does a job as `process.work` does it, and how many at once."""
+
+    work: Callable[..., Outcome]
+    at_once: int
+
+
 def sweep(
     plan: Plan,
     journal_path: Path,
@@ -94,19 +102,30 @@ def sweep(
     retry_failed: bool = False,
     beside: Sequence[Path] = (),
     minutes: float = 0,
+    elsewhere: Elsewhere | None = None,
 ) -> Summary:
     """Measure what the journal lacks of `plan`. A worker that crashes or hangs is a row, and the sweep goes on.
 
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
     `minutes`: what the plan's rows may take, those of earlier calls counted; 0: what its blocks take. The last cells of
     the plan are left out where they do not fit; where all fit, blocks are added.
+    `elsewhere`: where the cells of a simulation run. A row then still names this machine: it does not depend on it.
 
     Rows that something disturbed are measured again as further replicates of their block, when the machine is calm
     again or the sweep ends; blocks that drifted are followed by fresh ones. Both together take no more than
     `plan.extra_blocks` blocks' worth of rows, starved rows apart, which have two more attempts each.
+
+    Raises
+    ------
+    StudyError
+        A plan whose cells run the engine is to run elsewhere.
+
     """
+    if elsewhere and any(isinstance(cell, OnEngine) for cell in plan.asked):
+        why = "runs the engine, and its rows are those of one machine"
+        raise StudyError(plan.study, why, f"plamo-study run {plan.study[:2]} --hosts FILE")
     with Journal(journal_path) as journal, machine.awake():
-        run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside])
+        run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside], elsewhere)
         if minutes:
             run.within(60 * minutes)
         else:
@@ -117,10 +136,16 @@ def sweep(
 
 class _Sweep:
     def __init__(
-        self, plan: Plan, journal: Journal, on_progress: OnProgress | None, retry_failed: bool, beside: list[str]
+        self,
+        plan: Plan,
+        journal: Journal,
+        on_progress: OnProgress | None,
+        retry_failed: bool,
+        beside: list[str],
+        elsewhere: Elsewhere | None,
     ):
         self.plan, self.journal, self.tell, self.measured = plan, journal, on_progress, 0
-        self.beside = beside
+        self.beside, self.elsewhere = beside, elsewhere
         needed = any(isinstance(cell, OnEngine) for cell in plan.asked)
         asked = {folder: _asked(folder) for folder in ("", *beside)} if needed else {}
         self.engines = {folder: self._add_fact("engine", facts) for folder, (facts, _) in asked.items()}
@@ -211,14 +236,24 @@ class _Sweep:
             if isinstance(task.cell, Gate) and self._key(task) not in self.done:
                 self._take_over(task)
         left = [task for task in todo if self._key(task) not in self.done]
-        for timed, group in groupby(left, key=lambda task: watch.is_timed(task.cell)):
+        for timed, group in groupby(left, key=lambda task: task.cell.is_timed):
             tasks = list(group)
             at_once = 1 if timed else machine.performance_cores() // max(task.cell.n_threads for task in tasks)
+            if self.elsewhere:
+                at_once = self.elsewhere.at_once
             if at_once > 1:
-                with ThreadPoolExecutor(at_once) as pool:
-                    self._keep(zip(tasks, pool.map(self._started, tasks), strict=True))
+                self._beside(tasks, at_once)
             else:
                 self._keep(zip(tasks, map(self._started, tasks), strict=True))
+
+    def _beside(self, tasks: Sequence[Task], at_once: int) -> None:
+        """Measure so many at once, and keep each as soon as it ends; an interrupt starts no further ones."""
+        with ThreadPoolExecutor(at_once) as pool:
+            started = {pool.submit(self._started, task): task for task in tasks}
+            try:
+                self._keep((started[ended], ended.result()) for ended in as_completed(started))
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def _take_over(self, task: Task) -> None:
         """A gate that the same file passed for another study, on this engine and machine, is not run again."""
@@ -313,7 +348,7 @@ class _Sweep:
 
     def _together(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
         """Cells in order: one by one where they are timed, else in handfuls that can run beside each other."""
-        for timed, group in groupby(cells, key=watch.is_timed):
+        for timed, group in groupby(cells, key=lambda cell: cell.is_timed):
             alike = tuple(group)
             size = 1 if timed else HANDFUL
             yield from (alike[start : start + size] for start in range(0, len(alike), size))
@@ -327,7 +362,8 @@ class _Sweep:
         started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
         path, *others = [str(registry.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=others, replicate=task.replicate)
-        outcome = work(job, self.plan.time_limit_s, task.engine, self.plan.worker)
+        do = self.elsewhere.work if self.elsewhere else work
+        outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.worker)
         conditions = Conditions(
             load_1min=round(load, 2),
             throttled_us=machine.throttled_us() - throttled,

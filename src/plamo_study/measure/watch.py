@@ -14,7 +14,6 @@ import psutil
 
 from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, WAITED_LIMIT
 from plamo_study.measure import machine
-from plamo_study.measure.cells import AnyCell, OnText
 from plamo_study.measure.rows import Conditions, Evidence, Row
 
 ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
@@ -152,11 +151,6 @@ def waited(conditions: Conditions) -> float | None:
     return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
 
 
-def is_timed(cell: AnyCell) -> bool:
-    """Whether the result of a cell is a time."""
-    return cell.timed and not (isinstance(cell, OnText) and cell.text)
-
-
 def disturbed(rows: Iterable[Row]) -> set[str]:
     """Keys of the rows of one journal beside whose worker something else computed, or kept it from computing.
 
@@ -175,7 +169,7 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
 def _disturbed(row: Row, threads: int) -> bool:
     if row.status == "starved":
         return True
-    if not is_timed(row.cell):
+    if not row.cell.is_timed:
         return False
     conditions = row.conditions
     if conditions.whole is None:

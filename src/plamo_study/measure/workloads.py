@@ -36,6 +36,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
     if isinstance(cell, Ranges):
         stage(cell.workload)
         return ranges.run(cell, path, stage)
+    assert isinstance(cell, OnModel)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):
         workload = WORKLOADS[cell.workload]

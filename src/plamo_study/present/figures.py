@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.stats import Estimate
+from plamo_study.present.sentences import CLOSE, is_close
 
 Chart = alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
 TICKS = [1, 4, 8, 12, 16, 24, 32]  # numbers of sequences
@@ -73,10 +74,10 @@ def curves(
     return alt.layer(*layers).properties(title=title, description=f"{title}. {ends}.")
 
 
-def on_a_line(data: pd.DataFrame, axes: tuple[str, str], which: str, title: str, said: str) -> Chart:
+def on_a_line(data: pd.DataFrame, axes: tuple[str, str], which: str, title: str) -> Chart:
     """Points `x` against `y`, both on scales of factors, by `which`, around the line on which both are equal.
 
-    `tip`: what a point is; `said`: how many lie near the line, in words.
+    `tip`: what a point is.
     """
     known = data[["x", "y"]].to_numpy() if len(data) else np.ones(1)
     low, high = float(known.min()), float(known.max())
@@ -88,6 +89,8 @@ def on_a_line(data: pd.DataFrame, axes: tuple[str, str], which: str, title: str,
     line = alt.Chart(pd.DataFrame({"x": [low, high], "y": [low, high]})).mark_line(strokeDash=[4, 4], color="#6b7280")
     colour, shape = marks(which, list(dict.fromkeys(data[which])))
     points = alt.Chart(data).mark_point(size=50).encode(x=x, y=y, color=colour, shape=shape, tooltip=["tip:N"])
+    near = sum(map(is_close, data["y"] / data["x"]))
+    said = f"{near} of {len(data)} points lie within {CLOSE} times of the line on which both are equal."
     return alt.layer(line.encode(x=x, y=y), points).properties(title=title, description=f"{title}. {said}", height=300)
 
 

@@ -79,7 +79,8 @@ def folded(summary: str, *tables: Table) -> Markdown:
 
 def show(value: Any, how: Format) -> str:
     """One value as text: an estimate with its interval, n/a for what is missing."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    number = value.value if isinstance(value, Estimate) else value
+    if number is None or (isinstance(number, float) and math.isnan(number)):
         return NOT_AVAILABLE
     if callable(how):
         return how(value)

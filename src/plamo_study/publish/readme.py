@@ -51,8 +51,8 @@ def findings() -> str:
         [*said, batch_scaling.summary(scaling)._repr_markdown_()],
         _quantization(),
         [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
-        [str(chunked.finding(recorded("06-chunked", "mini")).data)],
-        [str(replicas.finding(recorded("07-replicas", "mini")).data)],
+        [str(chunked.finding(recorded("06-chunked", scale)).data) for scale in ("shape", "mini")],
+        [str(replicas.finding(recorded("07-replicas")).data)],
         _speculation(),
         _disaggregation(),
         [str(scheduling.finding(recorded("10-scheduling", "mini")).data)],
@@ -87,9 +87,13 @@ def _quantization() -> list[str]:
 
 
 def _disaggregation() -> list[str]:
-    moved = recorded("09-disaggregation", "mini")
-    tables = [show(moved) for show in (disaggregation.crossings, disaggregation.identity, disaggregation.services)]
-    return [str(disaggregation.finding(moved).data), *(table._repr_markdown_() for table in tables)]
+    moved, small = recorded("09-disaggregation"), recorded("09-disaggregation", "mini")
+    tables = [
+        disaggregation.crossings(moved),
+        *(show(small) for show in (disaggregation.identity, disaggregation.services)),
+    ]
+    said = [str(disaggregation.finding(each).data) for each in (moved, small)]
+    return [*said, *(table._repr_markdown_() for table in tables)]
 
 
 def _speculation() -> list[str]:
@@ -113,8 +117,9 @@ def _levers() -> list[str]:
 
 def _machines() -> list[str]:
     studies = several.recordings("recorded", "shape")
-    tables = [show(studies) for show in (machines.machines, machines.score)]
-    return [str(machines.finding(studies).data), *(table._repr_markdown_() for table in tables)]
+    passes = several.passes(studies)
+    tables = [machines.machines(studies, passes), machines.score(passes)]
+    return [str(machines.finding(passes, "shape").data), *(table._repr_markdown_() for table in tables)]
 
 
 def _law() -> Recording:

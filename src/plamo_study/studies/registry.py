@@ -17,7 +17,7 @@ from plamo_study.studies.quality import plan as quality
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import plan as replicas
 from plamo_study.studies.roofline import plan as roofline
-from plamo_study.studies.scheduling import plan as scheduling
+from plamo_study.studies.scheduling import fleets_plan, plan as scheduling
 from plamo_study.studies.serving import plan as serving
 from plamo_study.studies.speculative import plan as speculative
 from plamo_study.studies.timeline import plan as timeline
@@ -83,6 +83,7 @@ STUDIES = {
     "08-rollback": Study(speculative.rollback, aside=True),
     "09-disaggregation": Study(disaggregation.disaggregation, weight=3),
     "10-scheduling": Study(scheduling.scheduling, weight=3),
+    "10-fleet": Study(fleets_plan.fleet, aside=True),
     "11-serving": Study(serving.serving, weight=3),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last

@@ -9,16 +9,18 @@ from dataclasses import replace
 
 from plamo_study.measure import machine
 from plamo_study.measure.cells import Arrival, Cell, Decode
-from plamo_study.measure.plan import DEPTH, DTYPE, MATCHED, MODELS, Plan, change, check_scale, with_gates
+from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, Plan, change, check_scale, with_gates
 
 PROMPT = 512  # tokens of the prompt that most cells are about
-LONGER = {"mini": (), "shape": (2048, 8192), "weights": (2048, 8192)}
+LONGER_PROMPT, LONGEST = 2048, 8192
 LONGER_CHUNK = 512
 CHUNKS = {"mini": (32, 64, 128), "shape": (32, 64, 128, 256), "weights": (32, 64, 128, 256)}
 USUAL_CHUNK = 64
-TABLE_PROMPT, TABLE_CHUNKS = 4096, (128, 256, 512, 1024, 2048, 4096)  # of the sources' table
+TABLE_PROMPT = {"mini": 4096, "shape": LONGER_PROMPT, "weights": LONGER_PROMPT}  # of the sources' table
+TABLE_CHUNKS = (512, 128, 2048, 256, 1024, 4096)  # of it, in order of need
 DECODING, OTHERS = 4, (1, 8)  # sequences being answered
-DEEPER = 512  # tokens that sequences start from, where one buffer is held against one each
+STARTED = {"mini": 128, "shape": 32, "weights": 128}  # tokens that those decoding start from
+DEEPER = 512  # where one buffer for all is held against one each
 SIZES = (8, 16, 31, 32, 48, 63, 64, 65)  # of chunks with nobody decoding, around flash attention's tiles
 STEPS = 8  # before the prompt arrives, and after it is evaluated
 BLOCKS = {"mini": 2, "shape": 5, "weights": 5}
@@ -31,22 +33,21 @@ def chunked(scale: str, gpu: bool = False) -> Plan:
     calls are cut into micro-batches. And chunks run without flash attention, whose kernel changes with their size.
     """
     check_scale(scale)
-    base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=STEPS, n_seq=DECODING)
+    base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=STARTED[scale], n_gen=STEPS, n_seq=DECODING)
     base = change(base, n_arriving=PROMPT, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     models = MODELS if scale == "weights" else (*MODELS, MATCHED)
     cells = [cell for model in models for cell in _usual(change(base, model=model), scale)]
     cells += [cell for model in MODELS for cell in _controls(change(base, model=model, n_chunk=USUAL_CHUNK))]
-    if scale != "mini":
-        table = change(base, n_arriving=TABLE_PROMPT, way="together")
-        cells += [change(table, n_chunk=n) for n in TABLE_CHUNKS]
-    for n in LONGER[scale]:
+    table = change(base, n_arriving=TABLE_PROMPT[scale], way="together")
+    cells += [change(table, n_chunk=n) for n in TABLE_CHUNKS if n <= table.n_arriving]
+    for n in (LONGER_PROMPT, LONGEST):
         longer = change(base, n_arriving=n)
         cells += [change(longer, model=model) for model in MODELS]
         cells += [change(longer, model=model, way="together", n_chunk=LONGER_CHUNK) for model in MODELS]
     every = tuple(dict.fromkeys(part for cell in cells for part in (cell, *_parts(cell))))
-    every = tuple(sorted(every, key=_first, reverse=True))
+    every = tuple(sorted(every, key=_rank))
     planned = with_gates("06-chunked", scale, every, exact_cache=False)
-    needed = sum(map(_first, every))
+    needed = sum(_rank(cell) == 0 for cell in every)
     return replace(planned, needed=needed, blocks=BLOCKS[scale], worker=f"{__package__}.worker")
 
 
@@ -77,20 +78,30 @@ def _controls(usual: Arrival) -> Iterator[Arrival]:
     for way in ("apart", "together"):
         yield change(usual, way=way, flash_attn="off")
         yield from (change(usual, way=way, n_seq=n) for n in OTHERS)
-    for n in (DEPTH, DEEPER):
+    for n in (usual.depth, DEEPER):
         yield from (change(usual, way="together", depth=n, kv_unified=unified) for unified in (False, True))
 
 
-def _first(cell: Cell) -> bool:
-    """Whether no page can do without a cell: the usual prompt at once and in usual chunks, and the parts of them."""
-    if cell.files[0][0] not in MODELS:
-        return False
+def _rank(cell: Cell) -> int:
+    """What is left out last: what no page can do without, one buffer for all, a longer prompt, all else, the longest.
+
+    No page can do without the usual prompt at once and in usual chunks, and the parts of them.
+    """
+    model = cell.files[0][0]
     if isinstance(cell, Decode):
-        return (cell.n_seq, cell.flash_attn) == (DECODING + 1, "auto")
-    if not isinstance(cell, Arrival) or cell.flash_attn == "off" or cell.n_arriving != PROMPT:
-        return False
-    usual = (cell.n_seq, cell.depth, cell.kv_unified) == (DECODING, DEPTH, False) and cell.n_chunk in (0, USUAL_CHUNK)
-    return usual or (cell.n_seq == 0 and cell.n_chunk in (USUAL_CHUNK - 1, USUAL_CHUNK))
+        return 0 if model in MODELS and (cell.n_seq, cell.flash_attn) == (DECODING + 1, "auto") else 3
+    if not isinstance(cell, Arrival) or model not in MODELS or cell.flash_attn == "off":
+        return 3
+    if cell.n_arriving == LONGEST:
+        return 4
+    if cell.n_arriving == LONGER_PROMPT and model == MODELS[0]:
+        return 2
+    if cell.n_arriving != PROMPT:
+        return 3
+    if cell.n_seq == DECODING and cell.depth != DEEPER and cell.n_chunk in (0, USUAL_CHUNK):
+        return int(cell.kv_unified)
+    parts = {USUAL_CHUNK - 1: 0, USUAL_CHUNK: 0, USUAL_CHUNK + DECODING: 1}
+    return parts.get(cell.n_chunk, 3) if cell.n_seq == 0 else 3
 
 
 def _parts(cell: Arrival) -> Iterator[Cell]:
@@ -98,7 +109,7 @@ def _parts(cell: Arrival) -> Iterator[Cell]:
 
     A mixed call is two micro-batches, one of them without the chunk's first token, or one micro-batch of all tokens.
     """
-    if cell.n_arriving != PROMPT or cell.depth != DEPTH:
+    if cell.n_arriving != PROMPT or cell.depth == DEEPER:
         return
     alone = change(cell, n_seq=0, depth=0, kv_unified=False, way="apart" if cell.n_chunk else "whole")
     if cell.way == "together":

@@ -11,14 +11,13 @@ from plamo_study.analysis import timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable
-from plamo_study.measure.plan import DEPTH
 from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.sentences import CLOSE
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.chunked import analysis
-from plamo_study.studies.chunked.plan import DECODING, PROMPT, USUAL_CHUNK
+from plamo_study.studies.chunked.plan import DECODING, DEEPER, PROMPT, USUAL_CHUNK
 from plamo_study.studies.chunked.workload import calls
 
 HOW = {"whole": "all at once", "apart": "chunks between steps", "together": "chunks in steps"}
@@ -69,7 +68,7 @@ def usual(rows: pd.DataFrame) -> pd.DataFrame:
     """The usual prompt beside the usual sequences, by `how` it is evaluated."""
     found = analysis.table(rows)
     found = found[(found["n_seq"] == DECODING) & (found["n_arriving"] == PROMPT)]
-    found = found[(found["n_prompt"] == DEPTH) & (found["flash_attn"] == "auto")]
+    found = found[(found["n_prompt"] < DEEPER) & (found["flash_attn"] == "auto")]
     return found.assign(how=_how(found))
 
 
@@ -103,8 +102,9 @@ def by_depth(recording: Recording) -> pd.DataFrame:
 def gaps(recording: Recording, n_chunk: int) -> pd.DataFrame:
     """Waits for each token of those decoding, first block: `model`, `how`, `at` (s from the arrival), `gap` (ms)."""
     rows = recording.rows
-    found = rows[(rows["workload"] == "arrival") & (rows["status"] == "ok") & (rows["block"] == 0)]
-    found = found[(found["n_seq"] == DECODING) & (found["n_arriving"] == PROMPT) & (found["n_prompt"] == DEPTH)]
+    found = rows[(rows["workload"] == "arrival") & (rows["status"] == "ok")]
+    found = found[found["block"] == found.groupby(analysis.CELL)["block"].transform("min")]
+    found = found[(found["n_seq"] == DECODING) & (found["n_arriving"] == PROMPT) & (found["n_prompt"] < DEEPER)]
     found = (
         found[found["flash_attn"] == "auto"]
         .drop_duplicates(analysis.CELL, keep="last")
@@ -159,7 +159,7 @@ def agreement(recording: Recording) -> Markdown:
 
 def _predicted(recording: Recording) -> pd.DataFrame:
     found = analysis.predicted(recording.rows)
-    found = found[found["n_prompt"] == DEPTH]
+    found = found[found["n_prompt"] < DEEPER]
     return found.assign(how=_how(found))
 
 
@@ -255,7 +255,7 @@ def by_chunk(recording: Recording) -> Table:
     """The sources' table: time between tokens and the prompt's rate by chunk, of the prompt cut in most ways."""
     found = analysis.table(recording.rows)
     found = found[(found["way"] == "together") & ~found["kv_unified"] & (found["flash_attn"] == "auto")]
-    found = found[found["n_prompt"] == DEPTH]
+    found = found[found["n_prompt"] < DEEPER]
     sizes = found.groupby(["model", "n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
     model, n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[2]))
     found = found[(found["model"] == model) & (found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
@@ -270,10 +270,25 @@ def by_chunk(recording: Recording) -> Table:
     return table(pd.concat([nothing, found]), columns, caption)
 
 
+def with_sizes(recording: Recording, small: Recording) -> Recording:
+    """The rows in which chunks of several sizes were measured: those of small models where these have but one."""
+    return recording if usual(recording.rows)["n_chunk"].nunique() > 2 else small
+
+
+def whose(recording: Recording, shown: Recording) -> Markdown:
+    """What is said before figures of other rows than those of the page."""
+    if shown is recording:
+        return Markdown("All of what follows is of the same rows.")
+    return Markdown(
+        f"These rows cut a prompt of {PROMPT} tokens into chunks of {USUAL_CHUNK} only; every size takes an hour a "
+        f"block at full size. **What follows is of small models**, as recorded. ({condition(shown)})"
+    )
+
+
 def gain(recording: Recording) -> Table:
     """What cutting gains or costs in all: the same work, the prompt at once and then the steps, over the cut prompt."""
     found = analysis.equal_work(recording.rows)
-    found = found[(found["n_seq"] == DECODING) & (found["n_prompt"] == DEPTH)]
+    found = found[(found["n_seq"] == DECODING) & (found["n_prompt"] < DEEPER)]
     found["how"] = _how(found)
     faster = int(sum(gain.low > 1 for gain in found["gain"]))
     slower = int(sum(gain.high < 1 for gain in found["gain"]))

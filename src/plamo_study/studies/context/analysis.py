@@ -260,6 +260,7 @@ def _alone(rows: pd.DataFrame) -> pd.DataFrame:
     return found.groupby(["model", "n_prompt", "block"])["seconds"].median().to_frame()
 
 
+@once_a_frame
 def explained(rows: pd.DataFrame) -> pd.DataFrame:
     """The hybrid with its published window over the same without, per phase and depth.
 

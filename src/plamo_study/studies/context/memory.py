@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, growth, stats
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, paired_ratio
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.context import analysis
@@ -24,6 +25,7 @@ def kind_of(rows: pd.DataFrame) -> pd.Series:
     return rows["flash_attn"] + "/" + rows["type_k"] + "/" + rows["type_v"]
 
 
+@once_a_frame
 def kinds(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model and kind "flash/K/V", at the deepest: times against no flash attention with F16, and bytes reserved.
 

@@ -118,6 +118,7 @@ def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:
 def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     for cell in cells:
         check(cell)
+    assert isinstance(cells[0], OnModel)
     how: dict[str, Any] = {"n_threads": machine.performance_cores(), "n_gpu_layers": cells[0].n_gpu_layers}
     files = dict.fromkeys(file for cell in cells for file in cell.files)
     gates = tuple(

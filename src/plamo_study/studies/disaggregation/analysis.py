@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, stats, timing
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.studies.disaggregation import sizes
@@ -80,6 +81,7 @@ def weights(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
                                           "n_bytes"])  # fmt: skip
 
 
+@once_a_frame
 def shares(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
     """Time to ship over time to evaluate again, by model, link and length: `ratio`, paired by block.
 
@@ -195,6 +197,7 @@ def services(rows: pd.DataFrame) -> pd.DataFrame:
 WAITS = ("ttft", "itl", "largest", "throughput")
 
 
+@once_a_frame
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model and load: WAITS of the shared engine and of the split one, and `NAME_ratio`, split over shared."""
     entries = []

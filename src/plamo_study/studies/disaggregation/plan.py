@@ -13,12 +13,12 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, t
 
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
 PLAIN = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # without flash attention
-SMALL = {"mini": (128, 2048), "shape": (128, 512), "weights": (128, 512)}  # with keys and values in 8 bits
+SMALL = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # with keys and values in 8 bits
 TRAINED = 2048  # tokens that every model was trained with at least
-LINKED = {"mini": 2048, "shape": 512, "weights": 512}  # tokens shipped over links of every speed
+LINKED = {"mini": 2048, "shape": 128, "weights": 128}  # tokens shipped over links of every speed
 LINKS = (10**8, 10**9, 10**10, 10**11)  # bits per second
 REPEATED = {"mini": 2048, "shape": 512, "weights": 512}  # up to so many tokens, REPETITIONS in a process
-REPETITIONS = 3
+REPETITIONS = {"mini": 3, "shape": 1, "weights": 1}  # at full size reading the prompt again takes longest of all
 STEPS = 4  # decoded on both sides of a shipment
 ASKED = {"mini": (512, 32), "shape": (128, 16), "weights": (128, 16)}  # tokens of a request and of its answer
 REQUESTS = {"mini": 8, "shape": 8, "weights": 8}
@@ -67,7 +67,8 @@ def _of_model(base: Shipment) -> Iterator[Cell]:
 
 
 def _shipment(base: Shipment, n_prompt: int) -> Shipment:
-    return change(base, n_prompt=n_prompt, repetitions=REPETITIONS if n_prompt <= REPEATED[base.scale] else 1)
+    again = n_prompt <= REPEATED[base.scale]
+    return change(base, n_prompt=n_prompt, repetitions=REPETITIONS[base.scale] if again else 1)
 
 
 def _rank(cell: Cell, scale: str) -> int:
@@ -77,7 +78,7 @@ def _rank(cell: Cell, scale: str) -> int:
     if not isinstance(cell, Shipment):
         return 1
     usual = (cell.flash_attn, cell.type_k) == ("on", "f16")
-    if usual and cell.n_prompt in (LENGTHS[scale][0], LINKED[scale]) and cell.link_bps in (0, LINKS[0]):
+    if usual and cell.n_prompt in (LENGTHS[scale][0], TRAINED) and not cell.link_bps:
         return 0
     if cell.n_prompt == max(LENGTHS[scale]):
         return 5

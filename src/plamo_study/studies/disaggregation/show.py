@@ -52,10 +52,19 @@ def _identity(rows: pd.DataFrame) -> str:
 
 def _crossings(rows: pd.DataFrame) -> list[str]:
     found, lines = analysis.crossings(rows), []
+    found["says"] = [outcome(row) for row in found.to_dict("records")]
     for model, group in found.groupby("model"):
-        said = "; ".join(f"at {link_name(row.link)}, {outcome(row._asdict())}" for row in group.itertuples())
+        alike = group.groupby("says", sort=False)["link"]
+        said = "; ".join(f"{_links(list(links))}, {says}" for says, links in alike)
         lines.append(f"**{escaped(str(model))}**, where shipping is faster than evaluating the prompt again: {said}.")
     return lines
+
+
+def _links(links: list[int]) -> str:
+    """Links in order of their speed, as one says them."""
+    if len(links) > 2:
+        return f"from {link_name(links[0])} to {link_name(links[-1])}"
+    return f"at {' and '.join(map(link_name, links))}"
 
 
 def outcome(row: Mapping[str, Any]) -> str:
@@ -240,6 +249,16 @@ def every_prediction(recording: Recording) -> Table:
         "ratio": ("measured / predicted", ".2f"),
     }
     return table(found, columns)
+
+
+def with_loads(recording: Recording, small: Recording) -> Recording:
+    """The rows in which both arrangements were measured under load: those of small models where these lack one."""
+    return small if analysis.compared(recording.rows).empty else recording
+
+
+def under_load(loads: Recording) -> Markdown:
+    """Whose rows the figures of loads are."""
+    return Markdown(f"Measured under load: {condition(loads)}")
 
 
 def waits(recording: Recording) -> pd.DataFrame:

@@ -64,13 +64,14 @@ def ceiling(scaling: Recording, table: Recording) -> Said | None:
     if released.empty or not most:
         return None
     ways = released[released["policy"] == "packed"].set_index("n_seq")["outcome"]
+    untried = "" if STOPS in ways.index else f" ({STOPS} were not tried)"
     ends = {word: sorted(int(n) for n in ways.index[ways == word]) for word in ("abort", "wrong")}
     said = (
-        f"as the source ran it, prompts in one call: aborts at {_numbers(ends['abort'])} sequences and is wrong "
-        f"without a word at {_numbers(ends['wrong'])}. It is a defect and no limit: with prompts fed one by one "
+        f"as the source ran it, prompts in one call{untried}: aborts at {_numbers(ends['abort'])} sequences and is "
+        f"wrong without a word at {_numbers(ends['wrong'])}. It is a defect and no limit: with prompts fed one by one "
         f"{most} at once are right"
     )
-    return said, "holds" if ends["abort"] and min(ends["abort"]) > STOPS else "inconclusive"
+    return said, "does not hold" if ends["abort"] and min(ends["abort"]) <= STOPS else "inconclusive"
 
 
 def _numbers(found: list[int]) -> str:
@@ -138,8 +139,8 @@ def transfer(recording: Recording) -> Said | None:
         return None
     n, valid, same = (int(found[name].sum()) for name in ("n", "valid", "identical"))
     said = (
-        f"in llama.cpp {valid} of {n} shipments of {HYBRID} over TCP go on as if they had stayed, {same} in every bit. "
-        f"The claim is about vLLM, which was not run here: it merged this between March and June 2026 (version 0.20)"
+        f"its reason does not: in llama.cpp {valid} of {n} states of {HYBRID} go on in another process as if they had "
+        f"stayed, {same} in every bit. vLLM was not run here; it merged this between March and June 2026 (version 0.20)"
     )
     return said, "does not hold" if valid == n else "inconclusive"
 
@@ -171,7 +172,8 @@ def by_construction(recording: Recording) -> Said | None:
     said = "; ".join(f"{row.against_one:.2f} times on {row.model}" for row in each.itertuples())
     said = f"{gains.TOGETHER} processes write {said}"
     said += "".join(f"; {gains.SPLIT[0]} processes {line.gain:.2f} times on {line.model}" for line in between)
-    return said, agreed(ratio.below(1.0) for ratio in each["against_one"])
+    beaten = any(line.gain.above(1.0) == "holds" for line in between)  # by construction, so without exception
+    return said, "does not hold" if beaten else agreed(ratio.below(1.0) for ratio in each["against_one"])
 
 
 CLAIMS: dict[str, tuple[tuple[str, ...], Callable[..., Said | None]]] = {

@@ -46,5 +46,4 @@ def stacked(data: pd.DataFrame, title: str) -> Chart:
         }
     )
     axes = ("Times as good, alone (log)", "Times as good, beside another lever (log)")
-    said = f"{int(data['close'].sum())} of {len(data)} points lie within 1.5 times of the line on which both are equal."
-    return on_a_line(tidy, axes, "lever", title, said)
+    return on_a_line(tidy, axes, "lever", title)

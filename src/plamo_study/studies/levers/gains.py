@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import timing
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
@@ -38,6 +39,7 @@ BACK = {
     drafts.NATIVE: "rejected tokens are deleted from the cache",
     drafts.PART: "after a rejection the state from before the draft is put back, and part of it computed again",
 }
+DRAFTS = {"08-speculative": ("heads", batch_scaling.STOCK), "08-rollback": ("rollback", "rollback")}  # lever, build
 AT_ONCE = 10**18  # bits per second of a link that takes no time
 FALLBACK = "mini"
 LEAST = 3  # blocks from which a recording stands before one at a smaller scale
@@ -91,7 +93,7 @@ def one_by_one(recording: Recording) -> list[Line]:
         n_seq = max(set(alone["n_seq"]) & set(shared["n_seq"]), default=0)
         if n_seq:
             times = (timing.median_by_block(each[each["n_seq"] == n_seq]) for each in (shared, alone))
-            what = f"{n_seq} short prompts, all right, over a shared call on our build"
+            what = f"{n_seq} short prompts read in a call each, over one call for all on our corrected build"
             lines.append(Line(str(model), what, timing.paired_ratio(*times), "one call for each prompt", PROMPTS))
     return lines
 
@@ -107,15 +109,19 @@ def corrected(recording: Recording) -> list[Line]:
     return lines
 
 
+def lost(quality: Recording) -> dict[tuple[str, str], Estimate]:
+    """What a type loses, in nats, by model and type."""
+    return {(row.model, row.file): row.kld for row in losses.table(quality.rows).itertuples()}
+
+
 def bits(speed: Recording, quality: Recording) -> list[Line]:
     """Four bits a weight instead of eight, one answer."""
-    lost = {(row.model, row.file): row.kld for row in losses.table(quality.rows).itertuples()}
-    lines = []
+    loses, lines = lost(quality), []
     for model in dict.fromkeys(speed.rows[speed.rows["model"] != ""]["model"]):
         gain, reading = (types.ratio(speed.rows, phase, model, FEWER_BITS, BITS) for phase in ("decode", "prefill"))
         if gain is None or reading is None:
             continue
-        kld = lost.get((types.unstarred(model), FEWER_BITS))
+        kld = loses.get((types.unstarred(model), FEWER_BITS))
         price = f"; {1e3 * kld.value:.2g} thousandths of a nat are lost (mini)" if kld else ""
         said = f"a prompt is read {reading:.2f} times as fast{price}"
         lines.append(Line(model, f"tokens a second of an answer, {FEWER_BITS} over {BITS}", gain, said))
@@ -138,25 +144,23 @@ def drafting(recording: Recording) -> list[Line]:
 
 def heads(recording: Recording) -> list[Line]:
     """The most that a head of the model's own could give: drafts that cost nothing, of a given acceptance."""
-    return [Line(row.model, FREE, row.speed, BACK[row.how], IF_FREE) for row in _free(recording, batch_scaling.STOCK)]
+    return [Line(row.model, FREE, row.speed, BACK[row.how], IF_FREE) for row in _free(recording, "08-speculative")]
 
 
 def rollback(recording: Recording) -> list[Line]:
     """The same on the build that keeps the states of the hybrid's last tokens."""
     lines = []
-    for row in _free(recording, "rollback"):
+    for row in _free(recording, "08-rollback"):
         state = sizes.size(recording.facts[row.model]["shape"], 0, "f16", "f16").recurrent
         price = f"{DRAFTED * state / 1e6:.2g} MB more for each answer, and a build of one's own"
         lines.append(Line(row.model, FREE, row.speed, price, IF_FREE))
     return lines
 
 
-def _free(recording: Recording, build: str) -> list[Any]:
+def _free(recording: Recording, study: str) -> list[Any]:
     """Speed over plain decode of one answer whose drafts cost nothing."""
-    found = drafts.curves(recording.rows, (ACCEPTED,))
-    found = found[(found["n_seq"] == 1) & (found["n_draft"] == DRAFTED) & (found["build"] == build)]
-    found = found[(found["n_prompt"] == found["n_prompt"].min()) & (found["how"] != drafts.WORDS["full"])]
-    return list(found.itertuples())
+    found = drafts.free(recording.rows, DRAFTS[study][1], ACCEPTED, DRAFTED)
+    return list(found[found["n_seq"] == 1].itertuples())
 
 
 def chunked(recording: Recording) -> list[Line]:
@@ -171,6 +175,7 @@ def chunked(recording: Recording) -> list[Line]:
     return lines
 
 
+@once_a_frame
 def waited(rows: pd.DataFrame, model: str, n_seq: int) -> dict[str, Estimate] | None:
     """How many times as long a prompt at once makes `n_seq` others wait as one in chunks (`largest`), and `ttft`, its
     own first token; None where one of the two was not measured."""
@@ -193,9 +198,9 @@ def replicas(recording: Recording) -> list[Line]:
     found = found[usual & (found["n_processes"] == SPLIT[0]) & (found["n_seq"] == SPLIT[1])]
     what = f"tokens a second of {SPLIT[0] * SPLIT[1]} answers, {SPLIT[0]} processes over one"
     return [
-        Line(row.model, what, row.against_one, f"the weights are in memory {row.copies:.2f} times")
+        Line(row.model, what, row.against_one, f"the weights take {max(row.copies, 1.0):.2f} times the memory")
         for row in found.itertuples()
-        if row.against_one is not None
+        if row.against_one is not None and row.against_one.n > 1
     ]
 
 
@@ -285,13 +290,19 @@ def recordings(source: str, scale: str) -> Recordings:
     check_scale(scale)
     found = {}
     for study in (*STUDIES, *FURTHER):
-        asked, smaller = (read(study, source, each) for each in (scale, FALLBACK))
-        enough = asked is not None and (smaller is None or asked.rows["block"].nunique() > LEAST)
-        if (recording := asked if enough else smaller) is not None:
+        recording = read(study, source, scale)
+        if recording is None or _blocks(recording) < LEAST:
+            recording = read(study, source, FALLBACK) or recording
+        if recording is not None:
             found[study] = recording
     if not found:
         raise StudyError("levers", f"no study has {source} rows to show", f"plamo-study study --scale {scale}")
     return found
+
+
+def _blocks(recording: Recording) -> int:
+    rows = recording.rows
+    return int(rows[(rows["block"] >= 0) & ~rows["anchor"]]["block"].nunique())
 
 
 def gains(known: Recordings) -> list[Gain]:

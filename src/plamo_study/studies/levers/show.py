@@ -1,6 +1,7 @@
 """The words and tables around the gains: what to do next, for whom, and what the sources say of it."""
 
 import tomllib
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -17,7 +18,6 @@ from plamo_study.studies.batch_scaling.claims import HYBRID
 from plamo_study.studies.levers import claims, gains, stacked, traffic as traffics
 from plamo_study.studies.levers.gains import Recordings
 from plamo_study.studies.levers.traffic import Traffic
-from plamo_study.studies.quality import analysis as losses
 from plamo_study.studies.quantization.analysis import simultaneous
 
 SHARING = ("chunked", "split", "replicas")
@@ -25,7 +25,8 @@ VERDICTS = {"holds": "gains", "does not hold": "loses", "inconclusive": "not dec
 AIMS = {gains.TOKENS: "For tokens a second", gains.WAITS: "For the longest wait"}
 STARS = (
     "A star means full size with random weights, whose speed is that of released ones. No star means a small trained "
-    "model that fits into a processor's cache: its gains show that a lever works, not how much it gives on a large one."
+    "model that fits into the processor's own fast memory: its gains show that a lever works, not how much it gives on "
+    "a large one. plamo-3-matched is PLaMo 3 made as large as PLaMo 2."
 )
 WRONG = (
     "**Right first.** PLaMo 2 answers wrongly when the prompts of two users share a call, and the engine as released "
@@ -36,6 +37,23 @@ WRONG = (
 MANY = 10  # times from which nobody needs a digit after the point
 
 
+def times(gain: Estimate) -> str:
+    """A gain with two digits after the point, none where it is large."""
+    return format(gain, ".0f" if gain.value >= MANY else ".2f")
+
+
+COLUMNS: Columns = {
+    "name": ("lever", ""),
+    "model": ("model", ""),
+    "what": ("what gets better", ""),
+    "gain": ("times", times),
+    "verdict": ("it", ""),
+    "price": ("what it costs", ""),
+    "where": ("notebook and machine", ""),
+}
+
+
+@cache
 def published() -> dict[str, Any]:
     """What every lever is and what PLaMo can use of it, and what the source claims."""
     return tomllib.loads((paths.PUBLISHED / "levers.toml").read_text(encoding="utf-8"))
@@ -95,6 +113,10 @@ def _where(recording: Recording) -> str:
     return f"scale {recording.scale}, {evidence.chips(recording)}"
 
 
+def _notebook(known: Recordings, study: str) -> str:
+    return f"{study[:2]}, {_where(known[study])}"
+
+
 def drawn(known: Recordings) -> pd.DataFrame:
     """What the figure draws: `name`, `model` without its star, its `size`, `gain`, and the `aim` of a lever."""
     found = _gains(known)
@@ -111,26 +133,16 @@ def beside(known: Recordings) -> pd.DataFrame:
 
 def every(known: Recordings) -> Table:
     """Every lever and model: what gets better by how much, what it costs, and where that was measured."""
-    found = _gains(known)
-    found["verdict"] = [VERDICTS[gain.above(1.0)] for gain in found["gain"]]
-    found["where"] = [f"{row['study'][:2]}, {_where(known[row['study']])}" for row in found.to_dict("records")]
-    columns: Columns = {
-        "name": ("lever", ""),
-        "model": ("model", ""),
-        "what": ("what gets better", ""),
-        "gain": ("times", times),
-        "verdict": ("it", ""),
-        "price": ("what it costs", ""),
-        "where": ("notebook and machine", ""),
-    }
     left = [f"{levers()[lever]['name']} ({' and '.join(studies)})" for lever, studies in gains.lacking(known).items()]
     note = f"Nothing is recorded yet of: {'; '.join(left)}." if left else ""
-    return table(found, columns, note)
+    return table(_told(known), COLUMNS, note)
 
 
-def times(gain: Estimate) -> str:
-    """A gain with two digits after the point, none where it is large."""
-    return format(gain, ".0f" if gain.value >= MANY else ".2f")
+def _told(known: Recordings) -> pd.DataFrame:
+    """Every gain with the words of COLUMNS."""
+    found = _gains(known)
+    verdicts = [VERDICTS[gain.above(1.0)] for gain in found["gain"]]
+    return found.assign(verdict=verdicts, where=[_notebook(known, study) for study in found["study"]])
 
 
 def status() -> Table:
@@ -160,7 +172,7 @@ def for_you(known: Recordings, model: str, traffic: Traffic, objective: str) -> 
     lost = _lost(known, model)
     found["lost"] = [lost.get(lever.partition(": ")[2], "") for lever in found["lever"]]
     found["name"] = [_named(lever) for lever in found["lever"]]
-    found["from"] = [f"{study[:2]}, {_where(known[study])}" for study in found["study"]]
+    found["from"] = [_notebook(known, study) for study in found["study"]]
     columns: Columns = {
         "name": ("lever", ""),
         "over": ("instead of", ""),
@@ -173,6 +185,7 @@ def for_you(known: Recordings, model: str, traffic: Traffic, objective: str) -> 
     }
     left = "" if traffic.shared else " Keeping what was read is left out, because `shared` is 0."
     left += " So are levers that were measured at one length only: attention, its cache, and looked-up drafts."
+    left += " Intervals are each lever's own; that of the sentence above is wider, for it holds for all at once."
     return table(found, columns, f"{_share(known, model, traffic)}{left}")
 
 
@@ -182,11 +195,9 @@ def _changed(gain: Estimate) -> str:
 
 def _lost(known: Recordings, model: str) -> dict[str, str]:
     """What each type loses, where that was measured: on the embedded model of the same name."""
-    if "04-quality" not in known:
-        return {}
-    lines = losses.table(known["04-quality"].rows).itertuples()
+    loses = gains.lost(known["04-quality"]) if "04-quality" in known else {}
     return {
-        line.file: f"{1e3 * line.kld.value:.2g}" for line in lines if line.model == model.rstrip("*") and line.kld.n
+        dtype: f"{1e3 * kld.value:.2g}" for (name, dtype), kld in loses.items() if name == model.rstrip("*") and kld.n
     }
 
 
@@ -211,26 +222,26 @@ def advice(known: Recordings, model: str, traffic: Traffic) -> Markdown:
         f"{base}\n\n**First: {_named(best['lever'])}.** Requests read for {share:.0%} of their time, which becomes "
         f"{best['reading'].value:.2f} times as fast, and write for {1 - share:.0%}, which becomes "
         f"{best['writing'].value:.2f} times as fast. Together: 1 / ({share:.2f} / {best['reading'].value:.2f} + "
-        f"{1 - share:.2f} / {best['writing'].value:.2f}) = {best['tokens']:.2f}. The interval is widened to hold for "
-        f"all levers of the list."
+        f"{1 - share:.2f} / {best['writing'].value:.2f}) = {best['tokens']:.2f}."
+        f"{_besides(known, model, traffic, best)} "
+        f"Its interval is widened to hold for all levers of the list. The times are by rows of {machine}; where the "
+        f"list names another machine, a gain is that machine's."
     )
+
+
+def _besides(known: Recordings, model: str, traffic: Traffic, best: dict[str, Any]) -> str:
+    """What may be as good as the first lever, by its widened interval."""
+    found = traffics.ranked(known, model, traffic)
+    may = found["tokens"].map(lambda gain: gain.value > best["tokens"].low)
+    near = found[may & (found["lever"] != best["lever"])]
+    return f" As good, it may be: {', '.join(map(_named, near['lever']))}." if len(near) else ""
 
 
 def as_measured(known: Recordings, model: str) -> Table:
     """Levers on how requests share an engine: as they were measured, not computed for any traffic."""
-    found = _gains(known)
+    found = _told(known)
     found = found[found["lever"].isin(SHARING) & (found["model"].str.rstrip("*") == model.rstrip("*"))]
-    found["verdict"] = [VERDICTS[gain.above(1.0)] for gain in found["gain"]]
-    found["where"] = [f"{row['study'][:2]}, {_where(known[row['study']])}" for row in found.to_dict("records")]
-    columns: Columns = {
-        "name": ("lever", ""),
-        "what": ("what gets better", ""),
-        "gain": ("times", times),
-        "verdict": ("it", ""),
-        "price": ("what it costs", ""),
-        "where": ("notebook and machine", ""),
-    }
-    return table(found, columns)
+    return table(found, {name: column for name, column in COLUMNS.items() if name != "model"})
 
 
 def _named(lever: str, kind: str = "") -> str:
@@ -273,8 +284,8 @@ def order(known: Recordings) -> Markdown:
         same = row.best == row.best_beside
         said = f"yes, {row.best}" if same else f"no: {row.best} alone, {row.best_beside} in a batch"
         lines.append(
-            f"- {escaped(row.model)}: {said}. Of the {row.pairs} pairs of types that a batch tells apart {row.kept} "
-            f"stand in the same order for one answer."
+            f"- {escaped(row.model)}: {said}. In {row.pairs} pairs of types one is surely faster than the other in a "
+            f"batch; in {row.kept} of these the same one is faster for one answer."
         )
     return Markdown("\n".join(lines) or theme.NOTHING)
 
@@ -283,8 +294,7 @@ def claimed(known: Recordings) -> Table:
     """What the source claims, and what the rows say."""
     said = {entry["key"]: entry["said"] for entry in published()["claim"]}
     entries = [
-        {"said": said[each.claim], "found": each.found, "verdict": f"{each.verdict}",
-         "from": f"{each.study[:2]}, {_where(known[each.study])}"}
+        {"said": said[each.claim], "found": each.found, "verdict": each.verdict, "from": _notebook(known, each.study)}
         for each in claims.checked(known)
     ]  # fmt: skip
     columns: Columns = {
@@ -295,6 +305,7 @@ def claimed(known: Recordings) -> Table:
     }
     source = published()["source"]
     note = f"Source: {source['name']}, {source['where']}. On other machines a claim may hold: see where it was checked."
+    note += " A claim holds, or does not, where the whole interval says so; else it is inconclusive."
     return table(pd.DataFrame(entries, columns=["said", "found", "verdict", "from"]), columns, note)
 
 
@@ -307,5 +318,5 @@ def sources(known: Recordings) -> Table:
     ]  # fmt: skip
     columns: Columns = {name: (name, "") for name in ("study", "scale", "machine", "rows")}
     columns = {**columns, "right": ("of them computed right", "")}
-    note = "The rest are ceilings, anchors, and what was asked whether it is right and is not: it is in no number here."
+    note = "The rest are ceilings, anchors, and computations that came out wrong; those are in no speed here."
     return table(pd.DataFrame(entries), columns, note)

@@ -12,7 +12,6 @@ import pandas as pd
 
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present.sentences import is_close
-from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.chunked.plan import DECODING, OTHERS
 from plamo_study.studies.levers import gains
 from plamo_study.studies.levers.gains import Recordings
@@ -62,18 +61,14 @@ def _types(known: Recordings) -> Iterator[dict[str, Any]]:
 
 def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
     """Drafts that cost nothing for one answer, and for several at once."""
-    for study in ("08-speculative", "08-rollback"):
+    for study, (lever, build) in gains.DRAFTS.items():
         if (recording := known.get(study)) is None:
             continue
-        found = drafts.curves(recording.rows, (gains.ACCEPTED,))
-        found = found[(found["n_draft"] == gains.DRAFTED) & (found["how"] != drafts.WORDS["full"])]
-        found = found[(found["build"] == STOCK) == (study == "08-speculative")]
-        found = found[found["n_prompt"] == found["n_prompt"].min()]
-        for (model, accepts), group in found.groupby(["model", "accepts"]):
+        found = drafts.free(recording.rows, build, gains.ACCEPTED, gains.DRAFTED)
+        for model, group in found.groupby("model"):
             by_n = group.set_index("n_seq")["speed"]
-            lever = "heads" if study == "08-speculative" else "rollback"
             for n in sorted(set(by_n.index) - {1}) if 1 in by_n.index else ():
-                kind = f"{accepts:.0%} right"
+                kind = f"{gains.ACCEPTED:.0%} right"
                 yield _line(lever, kind, str(model), f"{n} answers", (by_n[1], by_n[n]), study)
 
 

@@ -247,20 +247,15 @@ def _types(known: Recordings, own: dict[str, str], model: str, traffic: Traffic)
 
 def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
     """Drafts of an acceptance that is told, as released and on the build that takes tokens back."""
-    for study in ("08-speculative", "08-rollback"):
-        model = own.get(study)
-        if not model:
+    for study, (lever, build) in gains.DRAFTS.items():
+        if not own.get(study):
             continue
-        found = drafts.curves(known[study].rows, (traffic.accepts,))
-        found = found[(found["model"] == model) & (found["n_draft"] == gains.DRAFTED)]
-        found = found[found["how"] != drafts.WORDS["full"]]
-        found = found[(found["build"] == batch_scaling.STOCK) == (study == "08-speculative")]
-        if len(found):
-            n = _nearest(found["n_seq"], traffic.n_users)
-            row = found[found["n_seq"] == n].sort_values("n_prompt").iloc[0]
-            name = "heads" if study == "08-speculative" else "rollback"
+        found = drafts.free(known[study].rows, build, traffic.accepts, gains.DRAFTED)
+        by_n = found[found["model"] == own[study]].set_index("n_seq")["speed"]
+        if len(by_n):
+            n = _nearest(by_n.index, traffic.n_users)
             where = f"{n} answers, {traffic.accepts:.0%} right"
-            yield Effect(name, "no drafts", where, study, writing=row["speed"])
+            yield Effect(lever, "no drafts", where, study, writing=by_n[n])
 
 
 def _window(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
@@ -285,9 +280,10 @@ def ranked(known: Recordings, model: str, traffic: Traffic, objective: str = OBJ
     if objective not in OBJECTIVES:
         raise StudyError(f"objective {objective!r}", "unknown", f"one of: {', '.join(OBJECTIVES)}")
     model = named(known, model)
+    shares = {alone: reading_share(known, model, traffic, alone) for alone in (False, True)}
     entries = []
     for effect in effects(known, model, traffic):
-        share = reading_share(known, model, traffic, effect.alone)
+        share = shares[effect.alone]
         entry = {name: getattr(effect, name) for name in (*NAMED, "reading", "writing")}
         entries.append(entry | {"tokens": whole(effect, share), "share": share})
     found = pd.DataFrame(entries, columns=RANKED)

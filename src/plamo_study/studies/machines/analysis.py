@@ -17,9 +17,9 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import OTHERS, REFERENCE, check_source
+from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.roofline import every_cell
 
-STOCK = "stock"
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, up to which two passes are at the same one
 PASS = ["model", "dtype", "phase", "tokens", "n_seq", "policy", "type_k", "type_v", "attention"]
 MACHINE = ["machine", "chip"]
@@ -54,8 +54,8 @@ def _of(folders: list[Any], scale: str) -> Iterator[tuple[str, pd.DataFrame, dic
 def passes(studies: Studies) -> pd.DataFrame:
     """Every usable pass of the engine as released, with all threads, on every machine that measured its ceilings.
 
-    MACHINE, PASS, `depth`, `study`, `measured` (estimate, s), `low` (s: its roof), `bound`, `share` of the roof, and
-    the ceilings that made it: `read` (B/s) and `compute` (FLOP/s), the best samples of all of the machine's studies.
+    MACHINE, PASS, `depth`, `study`, `measured` (estimate, s), `low` (s: its roof), `share` of the roof, and the
+    ceilings that made it: `read` (B/s) and `compute` (FLOP/s), the best samples of all of the machine's studies.
     StudyError where no pass can be held against ceilings.
     """
     found = every_cell.cells(studies)
@@ -68,10 +68,9 @@ def passes(studies: Studies) -> pd.DataFrame:
     found = found.assign(attention=found["flash_attn"].replace("auto", "on"))
     found = found.assign(read=found.groupby("machine")["read"].transform("max"), least=found["read"])
     found = found.assign(compute=found.groupby(["machine", "dtype"])["compute"].transform("max"))
-    memory, compute = found["bytes"] / found["read"], found["flops"] / found["compute"]
-    found = found.assign(low=np.maximum(memory, compute), bound=np.where(memory > compute, "memory", "compute"))
+    found = found.assign(low=np.maximum(found["bytes"] / found["read"], found["flops"] / found["compute"]))
     found = found.assign(share=found["low"] / found["measured"].map(lambda took: took.value))
-    return found[[*MACHINE, *PASS, "depth", "study", "measured", "low", "bound", "share", "compute", "read", "least"]]
+    return found[[*MACHINE, *PASS, "depth", "study", "measured", "low", "share", "compute", "read", "least"]]
 
 
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +110,7 @@ def predicted(found: pd.DataFrame) -> pd.DataFrame:
     """What one machine's rows say of the same pass on another: PASS, `depth`, `known` and `asked` (chips).
 
     `promised`: seconds, as many times the roof of the one asked about; `measured` there; `ratio`, measured over
-    promised, an estimate whose interval takes both intervals at their worst; `bound`: what binds there. The other way
+    promised, an estimate whose interval takes both intervals at their worst. The other way
     round the ratio is the inverse. Beside it what less would say: `same` that it takes as long as on the known one, and
     `roof` that it takes what the ceilings allow, as ratios too.
     """
@@ -122,8 +121,8 @@ def predicted(found: pd.DataFrame) -> pd.DataFrame:
         ratio = Estimate(
             took.value / promised.value, took.low / promised.high, took.high / promised.low, min(took.n, promised.n)
         )
-        entry = {name: known[name] for name in PASS} | {"depth": asked.depth, "bound": asked.bound}
+        entry = {name: known[name] for name in PASS} | {"depth": asked.depth}
         entry |= {"known": known["chip"], "asked": asked.chip, "promised": promised, "measured": took, "ratio": ratio}
         entries.append(entry | {"same": took.value / known["measured"].value, "roof": took.value / asked.low})
-    names = [*PASS, "depth", "bound", "known", "asked", "promised", "measured", "ratio", "same", "roof"]
+    names = [*PASS, "depth", "known", "asked", "promised", "measured", "ratio", "same", "roof"]
     return pd.DataFrame(entries, columns=names)

@@ -21,9 +21,11 @@ NOTE = (
 )
 
 
-def finding(studies: Studies) -> Markdown:
-    """How far apart the machines are in speed, how near in shares, and how well one foretells another."""
-    found = analysis.passes(studies)
+def finding(found: pd.DataFrame, scale: str) -> Markdown:
+    """How far apart the machines are in speed, how near in shares, and how well one foretells another.
+
+    `found`, here and below: the passes of `analysis.passes`.
+    """
     data = analysis.predicted(found)
     if data.empty:
         return Markdown(
@@ -43,7 +45,7 @@ def finding(studies: Studies) -> Markdown:
         f"- **The misses are real, and lean.** In {missed} of {len(data)} the interval excludes an exact forecast. "
         f"{_leaning(data)} Furthest off is {escaped(worst['model'])}, {_pass(worst)}: {escaped(worst['asked'])} takes "
         f"{worst['ratio']:.2f} times what {escaped(worst['known'])} promises for it.\n\n"
-        f"(scale {found_scale(studies)}, {found['machine'].nunique()} machines, the engine as released with all "
+        f"(scale {scale}, {found['machine'].nunique()} machines, the engine as released with all "
         f"threads; only rows that were computed right. Intervals are those of the times; a ceiling itself is "
         f"another one in another session, see the table.)"
     )
@@ -62,17 +64,16 @@ def _leaning(data: pd.DataFrame) -> str:
     return f"{'. '.join(said)}." if said else ""
 
 
+def _middle(ratios: "pd.Series[Estimate]") -> float:
+    return float(np.exp(np.median([math.log(ratio.value) for ratio in ratios])))
+
+
 def _off(ratio: Estimate) -> float:
     return abs(math.log(ratio.value))
 
 
 def _near(ratios: "pd.Series[float]") -> int:
     return sum(is_close(ratio) for ratio in ratios)
-
-
-def found_scale(studies: Studies) -> str:
-    """The one scale of these rows."""
-    return str(next(rows["scale"][rows["model"] != ""].iloc[0] for _, rows, _ in studies))
 
 
 def _pass(line: Mapping[Any, Any]) -> str:
@@ -82,10 +83,10 @@ def _pass(line: Mapping[Any, Any]) -> str:
     return f"{what}{behind}{several}"
 
 
-def machines(studies: Studies) -> Table:
+def machines(studies: Studies, found: pd.DataFrame) -> Table:
     """Every machine: what it is, its two ceilings, and how much of them its passes reach."""
-    found = analysis.machines(studies, analysis.passes(studies))
-    found["range"] = [f"{1e-9 * row.least:.1f} to {1e-9 * row.read:.1f}" for row in found.itertuples()]
+    known = analysis.machines(studies, found)
+    known["range"] = [f"{1e-9 * row.least:.1f} to {1e-9 * row.read:.1f}" for row in known.itertuples()]
     columns: Columns = {
         "chip": ("machine", ""),
         "cores": ("cores used", ""),
@@ -96,28 +97,28 @@ def machines(studies: Studies) -> Table:
         "passes": ("kinds of passes", ""),
         "share": ("share of its ceilings, median", ".0%"),
     }
-    return table(found, columns, NOTE)
+    return table(known, columns, NOTE)
 
 
-def shared(studies: Studies) -> pd.DataFrame:
+def shared(found: pd.DataFrame) -> pd.DataFrame:
     """What the figure draws: every pass that two machines share, `name`, `chip`, `rate` (tokens/s), `share`."""
     entries = []
-    for known, asked in analysis.common(analysis.passes(studies)):
+    for known, asked in analysis.common(found):
         alike = asked._asdict()
         name = f"{asked.model.rstrip('*')}: {_pass(alike)}"
         for line in (known, alike):
             rate = line["tokens"] * line["n_seq"] / line["measured"].value
             entry = {"name": name, "chip": line["chip"], "rate": rate, "share": line["share"]}
             entries.append(entry | {"order": (line["phase"] == "decode", line["tokens"], asked.depth)})
-    found = pd.DataFrame(entries, columns=["name", "chip", "rate", "share", "order"])
-    return found.sort_values("order").drop_duplicates(["name", "chip"]).drop(columns="order")
+    drawn = pd.DataFrame(entries, columns=["name", "chip", "rate", "share", "order"])
+    return drawn.sort_values("order").drop_duplicates(["name", "chip"]).drop(columns="order")
 
 
-def prediction(studies: Studies) -> Table:
+def prediction(found: pd.DataFrame) -> Table:
     """Every pass that two machines share: promised from one, measured on the other, the furthest off first."""
-    found = analysis.predicted(analysis.passes(studies))
-    found["pass"] = [_pass(line) for line in found.to_dict("records")]
-    found = found.sort_values("ratio", key=lambda ratios: -ratios.map(_off))
+    told = analysis.predicted(found)
+    told["pass"] = [_pass(line) for line in told.to_dict("records")]
+    told = told.sort_values("ratio", key=lambda ratios: -ratios.map(_off))
     columns: Columns = {
         "model": ("model", ""),
         "pass": ("pass", ""),
@@ -127,18 +128,17 @@ def prediction(studies: Studies) -> Table:
         "measured": ("measured (ms)", significant(3, 1e3)),
         "ratio": ("measured / promised", ".2f"),
     }
-    return table(found, columns)
+    return table(told, columns)
 
 
-def score(studies: Studies) -> Table:
+def score(found: pd.DataFrame) -> Table:
     """How often each way to foretell is near, by pair of machines and phase."""
-    found = analysis.predicted(analysis.passes(studies))
     entries = []
-    for (known, asked, phase), group in found.groupby(["known", "asked", "phase"], sort=False):
+    for (known, asked, phase), group in analysis.predicted(found).groupby(["known", "asked", "phase"], sort=False):
         entry = {"pair": f"{known} for {asked}", "phase": phase, "n": len(group)}
         entry |= {"by share": sum(is_close(ratio.value) for ratio in group["ratio"])}
         entry |= {"same time": _near(group["same"]), "roof": _near(group["roof"])}
-        entries.append(entry | {"middle": float(np.exp(np.median([np.log(r.value) for r in group["ratio"]])))})
+        entries.append(entry | {"middle": _middle(group["ratio"])})
     columns: Columns = {
         "pair": ("machines", ""),
         "phase": ("phase", ""),

@@ -113,7 +113,7 @@ def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.Da
     cells: list[dict[str, Any]] = []
     for _, row in found.iterrows():
         dtype, machine = row["label"].removeprefix(PLANTED), str(facts[row["machine"]]["architecture"])
-        corrects, build = facts.get(row.get("engine", ""), {}).get("corrects", ()), row.get("build", "stock")
+        corrects, build = facts[row["engine"]].get("corrects", ()), row["build"]
         if row["status"] != "ok":
             cells.append({"dtype": dtype, "observed": "failed", "agrees": False, "build": build})
             continue

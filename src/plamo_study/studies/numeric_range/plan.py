@@ -27,8 +27,7 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
     if scale != "shape":
         probe = change(probe, text=TEXT, text_sha256=texts.sha256(texts.read(TEXT)))
     cells = [change(probe, model=model) for model in MODELS]
-    plant = Ranges(model=MODELS[0], scale="mini", dtype=DTYPE["mini"], n_prompt=PLANTED_TOKENS)
-    cells += [change(plant, mode=PLANTED + name) for name in casts.known_types()]
+    cells += _planted(PLANTED_TOKENS)
     for cell in cells:
         check_cell(cell)
     anchor = change(base, workload="decode", model=MODELS[0], depth=16, n_gen=32)
@@ -38,7 +37,12 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
 def backends(scale: str, gpu: bool = False) -> Plan:
     """Amplitudes planted in longer prompts, beside a build with another backend (`blas`)."""
     check_scale(scale)
-    plant = Ranges(model=MODELS[0], scale="mini", dtype=DTYPE["mini"], n_prompt=BACKEND_TOKENS)
-    cells = tuple(change(plant, mode=PLANTED + name) for name in casts.known_types())
-    anchor = change(plant, workload="decode", depth=16, n_gen=32)
+    cells = tuple(_planted(BACKEND_TOKENS))
+    anchor = change(cells[0], workload="decode", depth=16, n_gen=32)
     return Plan("04-backends", scale, cells, (), anchor, 1, 0, TIME_LIMIT_S[scale], compared=cells)
+
+
+def _planted(n_prompt: int) -> list[Ranges]:
+    """A cell a type, of the embedded model."""
+    plant = Ranges(model=MODELS[0], scale="mini", dtype=DTYPE["mini"], n_prompt=n_prompt)
+    return [change(plant, mode=PLANTED + name) for name in casts.known_types()]

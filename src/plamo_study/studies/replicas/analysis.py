@@ -10,6 +10,7 @@ import pandas as pd
 
 from plamo_study.analysis import roofline, stats, timing
 from plamo_study.analysis.files import Facts, Files, files
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
@@ -50,11 +51,12 @@ def _memory(series: dict[str, list[float]], own: float) -> dict[str, float]:
     return {"grown": grown, "mapped": mapped, "own": own, "rest": grown - mapped - own}
 
 
+@once_a_frame
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a cell in which no replica was killed: CELL, `total`, TIMES and MEMORY as estimates over runs.
 
-    `verdict` is valid, or how many runs were not: those are in no estimate. `against_one`: `rate` over that of one
-    process with as many sequences, paired by block.
+    `verdict` is valid, or how many runs were not: those are in no estimate. Paired by block: `against_one`, `rate` over
+    that of one process with as many sequences; `against_mapped`, of private weights, over the same with mapped ones.
     """
     known, entries = _by_cell(usable(rows)), []
     for key, group in processes(rows[rows["killed"] < 0]).groupby(CELL, sort=False):
@@ -63,9 +65,13 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         if (own := known.get(key)) is not None:
             entry |= {name: stats.median(own[name].tolist()) for name in (*TIMES, *MEMORY)}
             one = known.get((*key[:-2], 1, entry["total"]))
-            entry["against_one"] = timing.paired_ratio(own["rate"], one["rate"]) if one is not None else None
+            mapped = known.get((*key[:2], True, *key[3:])) if not entry["use_mmap"] else None
+            entry |= {
+                name: timing.paired_ratio(own["rate"], other["rate"]) if other is not None else None
+                for name, other in (("against_one", one), ("against_mapped", mapped))
+            }
         entries.append(entry)
-    return pd.DataFrame(entries, columns=[*CELL, "total", "verdict", *TIMES, *MEMORY, "against_one"])
+    return pd.DataFrame(entries, columns=[*CELL, "total", "verdict", *TIMES, *MEMORY, "against_one", "against_mapped"])
 
 
 def _by_cell(used: pd.DataFrame) -> dict[Key, pd.DataFrame]:

@@ -7,6 +7,7 @@ from IPython.display import Markdown
 
 from plamo_study.analysis.files import files
 from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.usable import disturbed_cells
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
@@ -41,14 +42,19 @@ def _arrangement(found: pd.DataFrame) -> list[str]:
 def finding(recording: Recording) -> Markdown:
     """Whether a process for each sequence writes more than one for all, what a crash takes, what memory it costs."""
     rows = recording.rows
-    disturbed = evidence.disturbed(rows)
-    lines = [_wins(group, not disturbed) for _, group in usual(rows).groupby("model")]
-    lines += [UNFAIR] if disturbed else []
+    disturbed, unfair = evidence.disturbed(rows), _unfair(rows)
+    lines = [_wins(group, not unfair) for _, group in usual(rows).groupby("model")]
+    lines += [UNFAIR] if unfair else []
     lines += [_died(rows), _copies(recording)]
     own = {name: fact for (name, dtype), fact in files(rows, recording.facts).items() if dtype == _own_type(rows)}
     told = condition(replace(recording, facts=recording.facts | own))
     text = "\n".join(f"- {line}" for line in lines if line)
     return Markdown(f"{disturbed}{text}\n\n({told})")
+
+
+def _unfair(rows: pd.DataFrame) -> bool:
+    """Whether arrangements were measured beside other programs, and their comparison is of no use."""
+    return disturbed_cells(rows[rows["workload"] == "replicas"])[0] > 0
 
 
 def _wins(group: pd.DataFrame, decided: bool) -> str:
@@ -65,7 +71,8 @@ def _wins(group: pd.DataFrame, decided: bool) -> str:
         "inconclusive": "whether one process for all or one for each writes faster is not decided",
     }[ratio.above(1.0) if decided else "inconclusive"]
     times, both = sentences.quotient(ratio, each["rate"], one["rate"], "tokens per second")
-    between = [f"{n} processes {row['against_one']:.2f} times" for n, row in found.items() if n not in (1, total)]
+    others = {n: row["against_one"] for n, row in found.items() if n not in (1, total)}
+    between = [f"{n} processes {ratio:.2f} times" for n, ratio in others.items() if ratio.n]
     also = f" Of those between, {' and '.join(between)}." if between else ""
     model = escaped(str(group["model"].iloc[0]))
     return f"**{model}: {said}**. {total} processes write {times} as many tokens as one {both}, prompts included.{also}"
@@ -140,6 +147,7 @@ def memory(recording: Recording) -> Table:
         "copies": ("both / file", ".2f"),
         "grown": ("all memory (MB)", _middle),
         "rest": ("not weights (MB)", _middle),
+        "against_mapped": ("tokens/s, over mapped", ".2f"),
     }
     return table(found, columns)
 
@@ -192,7 +200,7 @@ def takeaway(recording: Recording) -> Markdown:
     found = found[(found["n_processes"] > 1) & (found["policy"] == "per_sequence")]
     verdicts = [ratio.above(1.0) for ratio in found["against_one"].dropna()]
     faster, slower = verdicts.count("holds"), verdicts.count("does not hold")
-    unfair = f" {UNFAIR}" if evidence.disturbed(recording.rows) else ""
+    unfair = f" {UNFAIR}" if _unfair(recording.rows) else ""
     return Markdown(
         f"Of {len(verdicts)} arrangements of several processes {faster} wrote more than one process with as many "
         f"sequences, {slower} wrote less, and {len(verdicts) - faster - slower} are not decided.{unfair}"

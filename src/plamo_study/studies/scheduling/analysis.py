@@ -20,6 +20,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.arrivals import since_first
 from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
+from plamo_study.studies.scheduling.fleets_plan import WELL
 from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
 from plamo_study.studies.scheduling.plan import PARTS, WITHIN, known_loads
 from plamo_study.studies.scheduling.steps import StepModel, kind
@@ -46,18 +47,26 @@ def figures(
     `ttft`, `tpot`: seconds to the first token and, in the mean, for each further one, by request; `gaps`: seconds and
     how many waited; `rate`: tokens written, and seconds from the first arrival to the last token.
     """
+    well = in_time(ttft, tpot, load.within)
+    return waits(ttft, gaps) | {"throughput": rate[0] / rate[1], "goodput": float(well.sum()) / rate[1]}
+
+
+def waits(ttft: np.ndarray, gaps: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
+    """QUANTILES (s) of first tokens, by request, and of gaps, each counted for those who waited."""
     found = {f"ttft_{name}": float(quantile(ttft, np.ones(len(ttft)), q)) for name, q in QUANTILES.items()}
-    found |= {f"itl_{name}": float(quantile(*gaps, q)) for name, q in QUANTILES.items()}
-    well = (ttft <= load.within[0]) & (tpot <= load.within[1])
-    return found | {"throughput": rate[0] / rate[1], "goodput": float(well.sum()) / rate[1]}
+    return found | {f"itl_{name}": float(quantile(*gaps, q)) for name, q in QUANTILES.items()}
+
+
+def in_time(ttft: np.ndarray, tpot: np.ndarray, within: tuple[float, float]) -> np.ndarray:
+    """Which requests were served within what a load says."""
+    return (ttft <= within[0]) & (tpot <= within[1])  # type: ignore[no-any-return] # an array
 
 
 def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
     """METRICS of a simulation; `arrives`: when requests arrived, where the load's own times are later ones."""
     asked = arrives or served.load.arrives
-    tpot = (served.finish - served.first) / np.maximum(np.array(served.load.output) - 1, 1)
     rate = served.written, float(served.finish.max()) - asked[0]
-    return figures(served.first - np.asarray(asked), tpot, (served.gaps, served.weights), rate, served.load)
+    return figures(served.first - np.asarray(asked), served.tpot, (served.gaps, served.weights), rate, served.load)
 
 
 @once_a_frame
@@ -91,6 +100,11 @@ def unjudged(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of loads that a policy served."""
     return rows[(rows["workload"] == "traffic") & (rows["label"] != PARTS) & (rows["status"] == "ok")]
+
+
+def typical(rows: pd.DataFrame) -> Load:
+    """The requests that all loads of these rows consist of."""
+    return load_of(next(traffic_of(usable(rows)).itertuples()))
 
 
 def load_of(row: Any) -> Load:
@@ -285,9 +299,9 @@ FULL: dict[str, Preempt] = {"wait": "", "recompute": "recompute", "save the stat
 FINE = 1500  # requests of a simulation over loads
 
 
-def at_rate(load: Load, per_second: float, n: int = FINE) -> Load:
+def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load:
     """Requests of a load's lengths, over and over in an order of their own, so many a second."""
-    rng = np.random.default_rng([n, round(per_second * 1000)])
+    rng = np.random.default_rng([n, round(per_second * 1000), seed])
     which = rng.integers(0, len(load), n)
     arrives = since_first(rng.exponential(1 / per_second, n))
     return replace(clock.chosen(load, which.tolist()), arrives=arrives.tolist())
@@ -354,3 +368,24 @@ def capacity(load: Load, model: StepModel, slots: int) -> float:
     held = int(np.mean(load.prompt) + np.mean(load.output) / 2)
     step = model.seconds(slots, min(held, model.range.held) * slots, 0, 0)
     return 1 / (read + float(np.mean(load.output) - 1) * step / slots)
+
+
+def needed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Machines that a load needs, over those that just keep up, by simulation: `model`, `pattern`, `balance`,
+    `n_machines`, `needed` (over repetitions; infinite where not even the most that was tried is enough), and of those
+    machines `well`, `ttft_p99` and `itl_p99` (s)."""
+    entries = []
+    names = ["well", "ttft_p99", "itl_p99"]
+    for row in rows[(rows["workload"] == "fleet") & (rows["status"] == "ok")].itertuples():
+        if not row.checks["complete"]:
+            continue
+        tried = pd.DataFrame(row.series)
+        enough = tried[tried["well"] >= WELL].sort_values("machines").groupby("repetition").first()
+        enough = enough.reindex(sorted(set(tried["repetition"])))
+        entry: dict[str, Any] = {"model": row.model, "pattern": row.pattern, "balance": row.balance}
+        entry |= {
+            "n_machines": int(row.n_processes),
+            "needed": stats.median(enough["machines"].fillna(np.inf).tolist()),
+        }
+        entries.append(entry | {name: stats.median(enough[name].dropna().tolist()) for name in names})
+    return pd.DataFrame(entries, columns=["model", "pattern", "balance", "n_machines", "needed", *names])

@@ -1,19 +1,15 @@
-"""A simulated machine: the clock that a step model drives, and fleets of such machines.
+"""A simulated machine: the clock that a step model drives. And how requests are shared out among several.
 
 Deterministic by seed: the same load, policy, model and seed give the same times in every bit.
 """
 
 import heapq
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from functools import partial
-from multiprocessing import get_context
 
 import numpy as np
 
-from plamo_study.studies.scheduling.loop import Load, Served, serve
-from plamo_study.studies.scheduling.policies import named
+from plamo_study.studies.scheduling.loop import Load
 from plamo_study.studies.scheduling.steps import DRAWN, StepModel
 
 STEADY = dict.fromkeys(("step", "chunk", "both"), [1.0] * DRAWN)
@@ -82,47 +78,24 @@ def chosen(load: Load, which: Sequence[int]) -> Load:
     return Load(arrives, [load.prompt[n] for n in which], [load.output[n] for n in which], load.within)
 
 
-def round_robin(load: Load, n: int) -> list[Load]:
-    """Every n-th request to the same replica."""
-    return [chosen(load, range(first, len(load), n)) for first in range(n)]
+def round_robin(load: Load, n: int) -> list[range]:
+    """Every n-th request to the same machine: the numbers of the requests of each."""
+    return [range(first, len(load), n) for first in range(n)]
 
 
-def least_work(load: Load, n: int, work: Sequence[float]) -> list[Load]:
-    """Each request to the replica that is done first with what it has, by the `work` (s) of each request alone.
+def least_work(load: Load, n: int, work: Sequence[float]) -> list[list[int]]:
+    """Each request to the machine that is done first with what it has, by the `work` (s) of each request alone.
 
-    Where replicas serve one request at a time and the work is exact, this is one queue before n servers.
+    The numbers of the requests of each. Where machines serve one request at a time and the work is exact, this is one
+    queue before n servers.
     """
-    free = [(0.0, replica) for replica in range(n)]
+    free = [(0.0, machine) for machine in range(n)]
     given: list[list[int]] = [[] for _ in range(n)]
     for number, arrives in enumerate(load.arrives):
-        until, replica = heapq.heappop(free)
-        given[replica].append(number)
-        heapq.heappush(free, (max(until, arrives) + work[number], replica))
-    return [chosen(load, which) for which in given]
-
-
-def fleet(shares: Sequence[Load], rule: str, model: StepModel, slots: int, processes: int = 1) -> list[Served]:
-    """Every replica's share, served by itself: replicas know nothing of one another. Those without requests are left
-    out. `processes`: how many simulate side by side; the result does not depend on it."""
-    work = [(share, seed) for seed, share in enumerate(shares) if len(share)]
-    alike = partial(_replica, rule, slots)
-    if processes == 1:
-        _know(model)
-        return list(map(alike, work))
-    with ProcessPoolExecutor(processes, get_context("spawn"), _know, (model,)) as pool:
-        return list(pool.map(alike, work, chunksize=max(len(work) // (4 * processes), 1)))
-
-
-_known: list[StepModel] = []  # of a process that simulates replicas: sent once, not with each
-
-
-def _know(model: StepModel) -> None:
-    _known[:] = [model]
-
-
-def _replica(rule: str, slots: int, work: tuple[Load, int]) -> Served:
-    share, seed = work
-    return serve(share, named(rule), Simulated(_known[0], seed), slots)
+        until, machine = free[0]
+        given[machine].append(number)
+        heapq.heapreplace(free, (max(until, arrives) + work[number], machine))
+    return given
 
 
 def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:

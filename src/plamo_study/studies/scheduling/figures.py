@@ -3,6 +3,7 @@
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from plamo_study.present.figures import Chart, spread
@@ -94,20 +95,23 @@ def simulated(data: pd.DataFrame, series: str, legend: str | None, title: str, b
 
 
 def fleet(data: pd.DataFrame, title: str) -> Chart:
-    """P99 of the first token over the number of replicas, by how requests are shared out and by load.
+    """Machines that a load needs by its size, a panel a kind of traffic, a line a way of sharing out.
 
-    `data`: replicas, how, traffic, ttft_p99 (s), stable (the least number that is, by the bound).
+    `data`: n_machines, pattern, balance, needed (estimates; over machines that just keep up, which is the dashed line).
     """
-    x = alt.X("replicas:Q", title="Replicas", scale=alt.Scale(type="log", base=2, nice=False, padding=10))
-    y = alt.Y("ms:Q", title="First token, P99 (ms, log)", scale=alt.Scale(type="log"))
-    tidy = data.assign(ms=data["ttft_p99"] * 1e3)
-    base = alt.Chart().encode(x=x, color=alt.Color("how:N", title=None, scale=alt.Scale(range=CATEGORIES)))
+    tidy = spread(data[["n_machines", "pattern", "balance", "needed"]], "needed").assign(even=1.0)
+    tidy = tidy[np.isfinite(tidy["value"])]
+    x = alt.X("n_machines:Q", title="Load, in machines that just keep up (log)", scale=alt.Scale(type="log"))
+    y = alt.Y("value:Q", title="Machines for each of them (log)", scale=alt.Scale(type="log"))
+    base = alt.Chart().encode(x=x, color=alt.Color("balance:N", title=None, scale=alt.Scale(range=CATEGORIES)))
     layers = [
-        alt.Chart().mark_rule(color=MUTED, strokeDash=[4, 4]).encode(x=alt.X("mean(stable):Q", title="Replicas")),
+        alt.Chart().mark_rule(color=MUTED, strokeDash=[4, 4]).encode(y=alt.Y("mean(even):Q", title="")),
         base.mark_line(point=True).encode(y=y),
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=""), y2="high:Q"),
     ]
     chart = alt.layer(*layers, data=tidy).properties(width=WIDTH, height=HEIGHT)
-    groups = tidy.sort_values("replicas").groupby(["traffic", "how"], sort=False)["ms"]
-    words = "; ".join(f"{load}, {how}: {g.iloc[0]:.3g} to {g.iloc[-1]:.3g} ms" for (load, how), g in groups)
-    said = f"{title}. From the fewest replicas to the most: {words}. Dashed: fewest that are stable."
-    return chart.facet(column=alt.Column("traffic:N", title=None)).properties(title=title, description=said)
+    groups = tidy.sort_values("n_machines").groupby(["pattern", "balance"], sort=False)["value"]
+    words = "; ".join(f"{load}, {how}: {g.iloc[0]:.2f} to {g.iloc[-1]:.2f}" for (load, how), g in groups)
+    said = f"{title}. From the smallest fleet to the largest: {words}. Dashed: machines that just keep up."
+    panels = chart.facet(column=alt.Column("pattern:N", title=None, sort=["steady", "bursty", "diurnal"]))
+    return panels.properties(title=title, description=said)

@@ -80,6 +80,11 @@ class Served:
         return self.first - np.asarray(self.load.arrives)
 
     @property
+    def tpot(self) -> np.ndarray:
+        """Seconds for each token after the first, in the mean, (n,)."""
+        return (self.finish - self.first) / np.maximum(np.array(self.load.output) - 1, 1)
+
+    @property
     def throughput(self) -> float:
         """Answered tokens per second, from the first arrival to the last token."""
         return self.written / (float(np.max(self.finish)) - self.load.arrives[0])

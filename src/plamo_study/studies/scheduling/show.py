@@ -15,10 +15,11 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
-from plamo_study.studies.scheduling import analysis, clock, published, traffic
+from plamo_study.studies.scheduling import analysis, published, traffic
 from plamo_study.studies.scheduling.analysis import LIMIT, METRICS
+from plamo_study.studies.scheduling.fleets_plan import DAY, DAYS
 from plamo_study.studies.scheduling.loop import Load
-from plamo_study.studies.scheduling.plan import LOADS, SLOTS, known_loads
+from plamo_study.studies.scheduling.plan import LOADS, SLOTS, WITHIN, known_loads
 
 MS = 1e3
 SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time")  # in the figure over load
@@ -26,8 +27,6 @@ RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
 SHIPPED = "09-disaggregation"
 BUSY = 0.7  # of the capacity, where one load stands for all
-FLEET, FLEET_LOAD = 2000, 10  # requests of a simulated fleet, and how many machines' capacity they need
-FLEET_SIZES = (10, 12, 16, 24, 32)
 NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99", "throughput": "throughput"}
 
 
@@ -140,14 +139,9 @@ def _loads(found: pd.DataFrame) -> list[str]:
     return ["held out" if held else "fitted on" for held in found["held_out"]]
 
 
-def typical(recording: Recording) -> Load:
-    """The requests that all loads of these rows consist of."""
-    return analysis.load_of(next(analysis.traffic_of(usable(recording.rows)).itertuples()))
-
-
 def by_chunk(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
     """Policies by size of chunk over load, simulated, and where the machine's capacity ends."""
-    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    load, known = analysis.typical(recording.rows), analysis.fitted(recording.rows)[model]
     end = analysis.capacity(load, known, SLOTS)
     found = analysis.over_loads(load, RULES, known, [SLOTS], _rates(end))
     return found, {"capacity with whole prompts": end}
@@ -155,7 +149,7 @@ def by_chunk(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, 
 
 def by_slots(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
     """Chunks of 64 by number of slots over load, simulated."""
-    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    load, known = analysis.typical(recording.rows), analysis.fitted(recording.rows)[model]
     end = analysis.capacity(load, known, SLOTS)
     slots = [n for n in (1, 2, 4, 8) if n <= SLOTS]
     found = analysis.over_loads(load, ["chunked 64"], known, slots, _rates(end))
@@ -169,7 +163,7 @@ def _rates(end: float) -> list[float]:
 
 def by_arrangement(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
     """One engine against one that reads and one that answers, over load, simulated; that where shipments are known."""
-    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    load, known = analysis.typical(recording.rows), analysis.fitted(recording.rows)[model]
     halves, ships = analysis.half(recording.rows), shipping(recording, model)
     end = analysis.capacity(load, known, SLOTS)
     rates = _rates(end)
@@ -304,7 +298,7 @@ def strategies(recording: Recording) -> Table:
     names = {"shared": "Shared (no chunking)", "chunked 64": "Chunked (64)", "chunked 128": "Chunked (128)",
              "split": "Disaggregated", "decode first 64": "Priority (decode first)"}  # fmt: skip
     taken, known, halves = analysis.live(rows), analysis.fitted(rows), analysis.half(rows)
-    load = typical(recording)
+    load = analysis.typical(recording.rows)
     at = known_loads(recording.scale)[0]
     for model, group in taken.groupby("model"):
         asked = _at(load, at, recording)
@@ -348,7 +342,7 @@ def objective(recording: Recording, milliseconds: float) -> Table:
     """At each load the policy with the shortest first token among those that keep P99 of the gaps, simulated; and what
     the engine measured of it where it was asked."""
     rows, entries = recording.rows, []
-    taken, load = analysis.live(rows), typical(recording)
+    taken, load = analysis.live(rows), analysis.typical(recording.rows)
     for model, known in analysis.fitted(rows).items():
         end = analysis.capacity(load, known, SLOTS)
         rates = [rate for rate in LOADS[recording.scale] if rate <= end]
@@ -379,7 +373,7 @@ def objective(recording: Recording, milliseconds: float) -> Table:
 
 def memory(recording: Recording, model: str) -> Table:
     """Less memory than all slots could fill, simulated: who waits, who is computed again, whose state is saved."""
-    load, known = typical(recording), analysis.fitted(recording.rows)[model]
+    load, known = analysis.typical(recording.rows), analysis.fitted(recording.rows)[model]
     rate = float(f"{BUSY * analysis.capacity(load, known, SLOTS):.2g}")
     longest = max(p + o for p, o in zip(load.prompt, load.output, strict=True))
     rooms = [SLOTS * longest, 3 * longest, 2 * longest]
@@ -429,19 +423,31 @@ def own_trace(recording: Recording, path: str, model: str) -> Table | Markdown:
     return table(pd.DataFrame(entries), columns, f"{len(load):,} requests of {path} on {escaped(model)}, simulated.")
 
 
-def fleets(recording: Recording, model: str) -> pd.DataFrame:
-    """Replicas under loads of one mean and three shapes: replicas, how, traffic, ttft_p99 (s), stable (replicas)."""
-    load, known = typical(recording), analysis.fitted(recording.rows)[model]
-    end, entries = analysis.capacity(load, known, SLOTS), []
-    asked = analysis.at_rate(load, FLEET_LOAD * end, FLEET)
-    work = [float(prompt / np.mean(load.prompt) / end) for prompt in asked.prompt]  # s, shares of a mean request's
-    for shape in ("steady", "diurnal", "bursty"):
-        now = traffic.shaped(asked, shape)
-        for n in FLEET_SIZES:
-            shared = {"round robin": clock.round_robin(now, n), "least work": clock.least_work(now, n, work)}
-            for how, shares in shared.items():
-                served = clock.fleet(shares, "chunked 64", known, SLOTS)
-                ttft = np.concatenate([each.ttft for each in served])
-                entry = {"replicas": n, "how": how, "traffic": shape, "stable": float(FLEET_LOAD)}
-                entries.append(entry | {"ttft_p99": float(np.quantile(ttft, 0.99))})
-    return pd.DataFrame(entries)
+def needed(recording: Recording) -> pd.DataFrame:
+    """Machines that a load needs by the size of the fleet, simulated and as recorded."""
+    return analysis.needed(_fleets(recording).rows)
+
+
+def _fleets(recording: Recording) -> Recording:
+    """Those of this scale, or of small models where there are none."""
+    scales = dict.fromkeys((recording.scale, "mini"))
+    return next(filter(None, (recordings.read("10-fleet", "recorded", scale) for scale in scales)))
+
+
+def fleets(recording: Recording) -> Table:
+    """Every fleet: the machines it needs, and what its users get with so many."""
+    recorded = _fleets(recording)
+    found = analysis.needed(recorded.rows).sort_values(["pattern", "balance", "n_machines"])
+    first, gap = WITHIN[recorded.scale]
+    time = significant(3, MS)
+    columns: Columns = {
+        "pattern": ("traffic", ""), "balance": ("shared out", ""), "n_machines": ("machines' worth of load", ","),
+        "needed": ("machines for each", ".2f"), "well": ("in time", ".1%"),
+        "ttft_p99": ("first token, P99 (ms)", time), "itl_p99": ("gap, P99 (ms)", time),
+    }  # fmt: skip
+    note = (
+        f"{found['model'].iloc[0]} at {recorded.scale}, chunks of 64, {DAYS} simulations a line, {DAY} requests a "
+        f"machine and day; in time: the first token within {first * MS:g} ms, a further one every {gap * MS:g} ms in "
+        "the mean."
+    )
+    return table(found, columns, note)

@@ -86,6 +86,7 @@ def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
     return np.asarray(base + n_seq * ((each + again * (n + 1)) * likely[:k]).sum(axis=0))
 
 
+@once_a_frame
 def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
     """Speed over plain decode at RATES, by block: SPEED and `ratios`, (len(RATES), blocks)."""
     right = processes(usable(rows))
@@ -123,6 +124,13 @@ def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
             column = row["ratios"][int(np.abs(RATES - rate).argmin())]
             entries.append({name: row[name] for name in SPEED} | {"accepts": rate, "speed": _of_blocks(column)})
     return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
+
+
+def free(rows: pd.DataFrame, build: str, accepts: float, n_draft: int) -> pd.DataFrame:
+    """Of `curves` the drafts that cost nothing on one build, of the shortest prompts; not where all is put back."""
+    found = curves(rows, (accepts,))
+    found = found[(found["build"] == build) & (found["n_draft"] == n_draft) & (found["how"] != WORDS["full"])]
+    return found[found["n_prompt"] == found["n_prompt"].min()]
 
 
 def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
@@ -324,6 +332,7 @@ def columns(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["build", "model", "n_prompt", "n_tokens", "seconds", "ratio"])
 
 
+@once_a_frame
 def on_text(rows: pd.DataFrame) -> pd.DataFrame:
     """Real drafters on real text: `model`, `who`, `n_draft`, `taken`, `given` (tokens a round), `drafts` (share of
     rounds in which something was drafted), `rate`, `plain`, `speed`, paired by block."""

@@ -92,6 +92,12 @@ def token(phases: Recording) -> Token:
     return Token(roofline.weight_bytes(model), roofline.decode_flops(model, 0), ceilings)
 
 
+def prompt(phases: Recording) -> float:
+    """Seconds that multiplying takes at least for a prompt of PROMPT tokens."""
+    model, ceilings = of_first(phases)
+    return roofline.prefill_flops(model, PROMPT) / ceilings.matmul
+
+
 def calls(phases: Recording, batches: Recording) -> pd.DataFrame:
     """Seconds of a call against the tokens in it: `tokens`, `seconds` (estimate), `what`."""
     name = mystery(phases).model

@@ -15,7 +15,7 @@ def mystery(phases: Recording) -> Markdown:
     known = analysis.mystery(phases)
     return Markdown(
         f"**{escaped(known.model)} reads {known.read.value:.0f} tokens a second. It writes {known.write.value:.1f}.** "
-        f"The same model, the same two cores, and the same multiplications for every token. Yet reading is "
+        f"The same model, the same two cores, and nearly the same multiplications for every token. Yet reading is "
         f"{known.ratio:.1f} times as fast.\n\n(The star: the file has the size of the released model and random "
         f"weights, whose values speed does not depend on. Measured on {chips(phases)}, in several processes: medians, "
         f"with 95 % intervals in brackets.)"
@@ -49,10 +49,14 @@ def two_things(phases: Recording) -> Markdown:
         f"Here the weights take 8 bits each, {needs.weights / 1e9:.2f} GB in all, and memory usually gives "
         f"{needs.ceilings.read / 1e9:.0f} GB a second: at least **{fetch:.0f} ms** to fetch them. A token needs "
         f"{needs.flops / 1e9:.2f} billion operations, and the code that multiplies 8-bit weights does "
-        f"{needs.ceilings.matmul / 1e9:.0f} billion a second on these cores: at least **{multiply:.0f} ms**. If the "
+        f"{needs.ceilings.matmul / 1e9:.0f} billion a second on these cores: at least **{multiply:.0f} ms**. (Both "
+        f"rates were measured by programs that only read, or only multiply.) If the "
         f"two overlap fully, a step takes {max(fetch, multiply):.0f} ms; if not at all, {fetch + multiply:.0f} ms. "
-        f"Measured: {step:.1f} ms. Either way most of it is waiting for memory. For {fetch / multiply:.0f} tokens in a "
-        f"call both would take equally long. A prompt has far more tokens, so it waits for the multiplications.",
+        f"Measured: {step:.1f} ms. Either way most of it is waiting for memory. For about "
+        f"{fetch / multiply:.0f} tokens in a call both would take equally long. A prompt has far more tokens, so it "
+        f"waits for the multiplications: at least {analysis.prompt(phases):.1f} s for {analysis.PROMPT} of them. (That "
+        f"is less than {analysis.PROMPT} times {multiply:.0f} ms: the last layer, which names the next token, is "
+        f"needed only after the prompt's last token.)",
     )
 
 
@@ -95,10 +99,11 @@ def batch(phases: Recording, batches: Recording, guess: float) -> Markdown:
     below = {"holds": "fewer than", "does not hold": "more than", "inconclusive": "no more, it may be, than"}
     return answer(
         _asked(guess, f"times for {n} answers"),
-        f"{n} answers at once give {many['factor']:.1f} times as many tokens a second as one. The weights are fetched "
-        f"once for all of them, but each token has its own multiplications, and so it could not be more than "
-        f"{allowed:.1f} times here. The rest is lost because the code that multiplies is slow for a few tokens. Two "
-        f"answers even give {below[two['factor'].below(1.0)]} one: {two['factor']:.2f} times (notebook 03).",
+        f"{n} answers at once give {many['factor']:.1f} times as many tokens a second as one. The weights are "
+        f"fetched once for all of them, but each token has its own multiplications. If fetching and multiplying do not "
+        f"overlap, that allows {allowed:.1f} times. The rest is lost because the code that multiplies is slow for "
+        f"a few tokens. Two answers even give {below[two['factor'].below(1.0)]} one: {two['factor']:.2f} times "
+        f"(notebook 03).",
     )
 
 
@@ -118,9 +123,8 @@ def right(guess: float) -> Markdown:
         f"{' '.join(said)} It is not the server: with our patch to PLaMo 2's code in llama.cpp, the engine inside it, "
         f"{differ} of {every} are wrong. Two prompts that arrive together are computed in one call, and there the "
         f"states of PLaMo 2 get mixed up. Nothing says so. That is why this project prints no speed without proof that "
-        f"the computation was right (notebook 03). The model asked here is a small one that was trained for this "
-        "project, "
-        f"so that its answers mean something.",
+        f"the computation was right (notebook 03). The model asked here is a small one that was trained for "
+        f"this project, so that its answers mean something.",
     )
 
 
@@ -128,9 +132,7 @@ def _asked(guess: float, what: str) -> str:
     return f"You guessed {guess:g} {what}. What came out?" if guess >= 0 else "What came out?"
 
 
-def score(
-    types: Recording, batches: Recording, bits: float, together: float, right: float
-) -> Table | Markdown:  # fmt: skip
+def score(types: Recording, batches: Recording, bits: float, together: float, right: float) -> Table | Markdown:
     """The guesses that were made beside what was measured."""
     run, found = analysis.served(), analysis.bits(types)
     fewer = found[(found["dtype"] == analysis.FEWER_BITS) & (found["phase"] == "writing")]["ratio"].iloc[0]

@@ -1,0 +1,126 @@
+"""How many machines a load needs: days of requests shared out among simulated ones, whose calls were measured.
+
+Once requests are shared out, machines know nothing of one another. So all requests are shared out among all machines,
+and only some of these, drawn at random, are simulated: what they do, the others do in the mean. Ten thousand machines
+cost little more than one.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import worker
+from plamo_study.measure.cells import Fleet
+from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path, read
+from plamo_study.measure.rows import Measured
+from plamo_study.studies.scheduling import analysis, clock, policies, traffic
+from plamo_study.studies.scheduling.clock import Simulated
+from plamo_study.studies.scheduling.fleets_plan import CALLS, WELL, digest
+from plamo_study.studies.scheduling.loop import Load, Served, serve
+from plamo_study.studies.scheduling.steps import StepModel
+
+SAMPLE = 40  # machines' days that are simulated of every load
+MOST, HALVINGS = 64.0, 7  # times as many machines as just keep up: the most that is tried; steps of the search
+Figures = dict[str, float]
+
+
+def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Seek the fewest machines, as often as the cell says, each time for other requests.
+
+    Series, a number each time that machines were tried: `repetition`; `machines`, over those that just keep up; `well`,
+    the share of the simulated requests that were served in time; `ttft_p99` and `itl_p99` (s). Valid where every
+    request went to one machine and has all of its tokens.
+
+    Raises
+    ------
+    StudyError
+        The journal that the cell names is not here.
+
+    """
+    stage("fit")
+    rows = measured_calls(cell)
+    known = {name.removesuffix("*"): model for name, model in analysis.fitted(rows).items()}
+    typical = analysis.typical(rows)
+    began, tried, complete = time.monotonic(), [], []
+    for repetition in range(cell.repetitions):
+        stage(f"repetition {repetition}")
+        days = Days(cell, known[cell.model], typical, repetition)
+        tried += [{"repetition": float(repetition)} | figures for figures in fewest(days.served)]
+        complete.append(days.complete)
+    series = {name: [figures[name] for figures in tried] for name in tried[0]}
+    checks = {"complete": all(complete), "seconds": time.monotonic() - began}
+    return Measured(checks=checks, series=series, valid=all(complete))
+
+
+def measured_calls(cell: Fleet) -> pd.DataFrame:
+    """The rows whose calls a fleet is simulated by; StudyError where no journal here is the one that the cell names."""
+    for source, place in (("live", LOCAL), ("recorded", REFERENCE)):
+        same = digest(journal_path(CALLS, cell.scale, place)) == cell.rows_sha256
+        if same and (found := read(CALLS, source, cell.scale)):
+            return found.rows
+    why = "the rows that this fleet is simulated by are not here"
+    raise StudyError(f"{CALLS} at {cell.scale}", why, f"plamo-study measure {CALLS} --scale {cell.scale}")
+
+
+def fewest(served: Callable[[float], Figures]) -> Iterator[Figures]:
+    """What was tried while the fewest machines were sought that serve WELL of all requests in time, by halving the
+    logarithm. One line only where MOST times as many as keep up are not enough."""
+    found = served(MOST)
+    yield found
+    low, high = 0.0, float(np.log2(MOST))
+    for _ in range(HALVINGS if found["well"] >= WELL else 0):
+        middle = (low + high) / 2
+        found = served(float(2**middle))
+        yield found
+        low, high = (low, middle) if found["well"] >= WELL else (middle, high)
+
+
+class Days:
+    """Requests of some days for a fleet, drawn once. More machines for a load are the same requests further apart.
+
+    `complete`: whether, so far, every request went to one machine and those simulated got all of their tokens.
+    """
+
+    def __init__(self, cell: Fleet, model: StepModel, typical: Load, seed: int):
+        self.cell, self.model, self.complete = cell, model, True
+        n, many = cell.n_machines, -(-SAMPLE // cell.n_machines)
+        rate = analysis.capacity(typical, model, cell.n_seq)
+        asked = (analysis.at_rate(typical, n * rate, n * cell.n_requests, seed * many + day) for day in range(many))
+        self.days = [traffic.shaped(load, cell.pattern) for load in asked]
+        self.each = 1 / rate / float(np.mean(typical.prompt))  # s of work for a token of a prompt
+        draw = np.random.default_rng([cell.seed, seed])
+        self.drawn = [draw.choice(n, min(n, SAMPLE), replace=False).tolist() for _ in range(many)]
+
+    def served(self, machines: float) -> Figures:
+        """What becomes of those simulated with so many machines, over those that just keep up."""
+        found: list[Served] = []
+        for load, drawn in zip(self.days, self.drawn, strict=True):
+            asked = replace(load, arrives=(np.array(load.arrives) * machines).tolist())
+            shares = self._shares(asked)
+            self.complete &= sum(map(len, shares)) == len(asked)
+            for seed, machine in enumerate(drawn):
+                if own := shares[machine]:
+                    alone, rule = Simulated(self.model, seed), policies.named(self.cell.rule)
+                    found.append(serve(clock.chosen(asked, own), rule, alone, self.cell.n_seq))
+        self.complete &= all(each.written == sum(each.load.output) for each in found)
+        names = ("ttft", "tpot", "gaps", "weights")
+        ttft, tpot, *gaps = (np.concatenate([getattr(each, name) for each in found]) for name in names)
+        waits = analysis.waits(ttft, (gaps[0], gaps[1]))
+        well = float(analysis.in_time(ttft, tpot, found[0].load.within).mean())
+        return {"machines": machines, "well": well, "ttft_p99": waits["ttft_p99"], "itl_p99": waits["itl_p99"]}
+
+    def _shares(self, asked: Load) -> Sequence[Sequence[int]]:
+        """The numbers of each machine's requests."""
+        if self.cell.balance == "round robin":
+            return clock.round_robin(asked, self.cell.n_machines)
+        work = (np.array(asked.prompt) * self.each).tolist()
+        return clock.least_work(asked, self.cell.n_machines, work)
+
+
+if __name__ == "__main__":  # not in the worker of this study: fitting needs pandas, which no other cell should wait for
+    worker.main({"fleet": run})
