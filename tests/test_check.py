@@ -537,11 +537,11 @@ def test_a_key_this_project_does_not_know_survives_a_repair(without_rope, tmp_pa
 
 
 def test_a_repair_is_never_in_place(without_rope, tmp_path):
-    source = tmp_path / "m.gguf.partial"
+    source = tmp_path / "m.gguf"
     source.write_bytes(without_rope.read_bytes())
     (tmp_path / "link.gguf").symlink_to(source)
     (tmp_path / "hard.gguf").hardlink_to(source)
-    for out in (source, tmp_path / "link.gguf", tmp_path / "hard.gguf", tmp_path / "m.gguf"):
+    for out in (source, tmp_path / "link.gguf", tmp_path / "hard.gguf"):
         with pytest.raises(StudyError, match="never in place"):
             mend(source, out)
     assert source.read_bytes() == without_rope.read_bytes()

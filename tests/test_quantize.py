@@ -1,5 +1,6 @@
 """Quantized files: what the dry run foretells is what llama.cpp writes, and every refusal says how to mend it."""
 
+import os
 import re
 import shutil
 import struct
@@ -264,7 +265,7 @@ def test_a_disk_too_full_is_told_before_the_work(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 def test_a_disk_that_fills_up_on_the_way_is_told_as_such(tmp_path):
-    (tmp_path / "out.gguf.partial").symlink_to("/dev/full")
+    (tmp_path / f"out.gguf.{os.getpid()}.partial").symlink_to("/dev/full")
     with pytest.raises(StudyError, match="cannot be written") as full:
         quantizing.quantize(mini_file(), tmp_path / "out.gguf", Recipe("Q8_0"))
     assert full.value.mend == f"free space in {tmp_path}"

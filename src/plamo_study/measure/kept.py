@@ -1,6 +1,5 @@
 """Results that are one file beside the journals, data/measured/<place>/<name>: written whole, read with their type."""
 
-import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,6 +7,7 @@ import msgspec
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 
 Kept = TypeVar("Kept", bound=msgspec.Struct)
 
@@ -21,9 +21,8 @@ def write(data: bytes, place: str, name: str) -> Path:
     """Keep a result; a new one replaces the one before it."""
     target = path(place, name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    growing = target.with_suffix(".partial")
-    growing.write_bytes(data + b"\n")
-    os.replace(growing, target)
+    with growing(target) as partial:
+        partial.write_bytes(data + b"\n")
     return target
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 import msgspec
 
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 from plamo_study.measure import machine
 from plamo_study.measure.process import ASSERT
-from plamo_study.measure.quantizing_worker import PARTIAL, Evaluating, Quantizing
+from plamo_study.measure.quantizing_worker import Evaluating, Quantizing
 from plamo_study.models import imatrix as matrices, recipes, tensors
 from plamo_study.models.gguf_file import Progress, check_space
 from plamo_study.models.recipes import Recipe
@@ -55,7 +56,6 @@ def quantize(
     file_type, patterns, right = recipes.quantizer_arguments(recipe)
     job = Quantizing(
         source=str(source),
-        out=str(out),
         file_type=file_type,
         patterns=patterns,
         metadata={**right, **(_provenance(imatrix, weights) if imatrix and weights else {})},
@@ -68,7 +68,7 @@ def quantize(
         if progress and (at := TENSOR.match(line)):
             progress(sum(sizes[: int(at[1])]), sum(sizes))
 
-    return _make(job, sum(sizes) + _header_bytes(source, steps), on_line, silence_s)
+    return _make(job, out, sum(sizes) + _header_bytes(source, steps), on_line, silence_s)
 
 
 def compute_imatrix(
@@ -87,34 +87,28 @@ def compute_imatrix(
     """
     n_bytes = sum(4 * tensor.shape[-1] for tensor in tensors.tensor_table(source))
     size = _text_size(text)
-    job = Evaluating(
-        source=str(source), text=str(text), out=str(out), chunk=chunk, n_threads=machine.performance_cores()
-    )
+    job = Evaluating(source=str(source), text=str(text), chunk=chunk, n_threads=machine.performance_cores())
 
     def on_line(line: str) -> None:
         if progress and line.startswith("@chunk "):
             done, total = map(int, line.split()[1:])
             progress(size * done // total, size)
 
-    return _make(job, n_bytes, on_line, silence_s)
+    return _make(job, out, n_bytes, on_line, silence_s)
 
 
-def _make(job: Quantizing | Evaluating, n_bytes: int, on_line: Callable[[str], None], silence_s: float) -> Path:
-    """Run the job; a file it wrote to `<out>.partial` is `out` once it ended well, and gone otherwise."""
-    out = Path(job.out)
-    partial = out.with_name(out.name + PARTIAL)
+def _make(
+    job: Quantizing | Evaluating, out: Path, n_bytes: int, on_line: Callable[[str], None], silence_s: float
+) -> Path:
+    """Run the job; what it wrote is `out` once it ended well, and gone otherwise."""
     _check_target(Path(job.source), out, n_bytes)
-    try:
-        code, log = _run(job, on_line, silence_s)
-        if code == 0 and isinstance(job, Quantizing):  # a matrix is written in one go, and small
-            os.replace(partial, out)
-    finally:
-        partial.unlink(missing_ok=True)
-    if code is None:
-        why = f"the engine gave no sign of life for {silence_s:g} s and was stopped"
-        raise StudyError(job.source, why, f"plamo-study models check {job.source}")
-    if code != 0:
-        raise _failure(job, code, log)
+    with growing(out) as partial:
+        code, log = _run(msgspec.structs.replace(job, out=str(partial)), on_line, silence_s)
+        if code is None:
+            why = f"the engine gave no sign of life for {silence_s:g} s and was stopped"
+            raise StudyError(job.source, why, f"plamo-study models check {job.source}")
+        if code != 0:
+            raise _failure(job, out, code, log)
     return out
 
 
@@ -158,14 +152,14 @@ def _follow(log_fd: int, log: deque[str], on_line: Callable[[str], None], silenc
     return False
 
 
-def _failure(job: Quantizing | Evaluating, code: int, log: list[str]) -> StudyError:
+def _failure(job: Quantizing | Evaluating, out: Path, code: int, log: list[str]) -> StudyError:
     for line in log:
         if line.startswith("@study "):
             return StudyError(*json.loads(line.removeprefix("@study ")))
     told = [found[0].strip() for pattern in (ASSERT, REFUSED, OWN) for line in log if (found := pattern.search(line))]
     why = next(iter(told + log[-1:]), "no word")
     if "iostream error" in why:  # all that llama.cpp says of a write that failed
-        return StudyError(job.out, f"cannot be written ({why})", f"free space in {Path(job.out).parent}")
+        return StudyError(str(out), f"cannot be written ({why})", f"free space in {out.parent}")
     ended = f"ended with {signal.Signals(-code).name}" if code < 0 else "refused"
     return StudyError(job.source, f"the engine {ended}: {why}", f"plamo-study models check {job.source}")
 

@@ -15,14 +15,12 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.worker import end_with_parent
 from plamo_study.models import imatrix as matrices
 
-PARTIAL = ".partial"  # behind the name of a file that is being written
-
 
 class Quantizing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the child hands to the quantizer. `imatrix`: path of an importance matrix, or empty."""
+    """What the child hands to the quantizer, which writes `out`. `imatrix`: path of an importance matrix, or empty."""
 
     source: str
-    out: str
+    out: str = ""
     file_type: int
     patterns: list[tuple[str, int]] = []
     metadata: dict[str, int | str] = {}
@@ -36,7 +34,7 @@ class Evaluating(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     source: str
     text: str
-    out: str
+    out: str = ""
     chunk: int
     n_threads: int
 
@@ -62,7 +60,7 @@ def _quantize(job: Quantizing) -> None:
     quantizer.log_to_stderr()
     quantizer.quantize(
         Path(job.source),
-        Path(job.out + PARTIAL),
+        Path(job.out),
         job.file_type,
         job.patterns,
         job.metadata,

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 from plamo_study.models import gguf_file, numbers, registry, tensors
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.registry import ModelSpec
@@ -74,10 +75,9 @@ def _copy(spec: ModelSpec, path: Path) -> None:
     if not committed.exists():
         why = f"the trained model of {spec.name} is committed, and it is not here"
         raise StudyError(str(path), why, f"git checkout -- data/models/{path.name}")
-    partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(committed, partial)
-        partial.replace(path)
+        with growing(path) as partial:
+            shutil.copyfile(committed, partial)
     except OSError as error:
         raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error

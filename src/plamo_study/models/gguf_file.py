@@ -3,10 +3,9 @@
 It knows no weights and no vocabulary: who calls it brings them.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import TensorInfo
@@ -36,17 +36,11 @@ def writing(path: Path, arch: str) -> Iterator[gguf.GGUFWriter]:
 
     StudyError for a folder that cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
-    writer = gguf.GGUFWriter(partial, arch)
     try:
-        yield writer
-        os.replace(partial, path)
+        with growing(path) as partial, closing(gguf.GGUFWriter(partial, arch)) as writer:
+            yield writer
     except OSError as error:
         raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error
-    finally:
-        writer.close()
-        if partial.exists():
-            partial.unlink()
 
 
 def add_shape(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, heads: list[int] | None = None) -> None:

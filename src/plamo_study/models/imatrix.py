@@ -4,7 +4,7 @@ For every weight matrix W of y = W x: the sum of x_j² per input column j over a
 quantizer weighs the rounding error of column j by the mean. It does not know how the sums come about.
 """
 
-import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 CHUNKS, CHUNK_SIZE, DATASETS = "imatrix.chunk_count", "imatrix.chunk_size", "imatrix.datasets"
@@ -47,8 +48,16 @@ def write(path: Path, imatrix: Imatrix) -> Path:
 
     Raises StudyError when the folder cannot be written.
     """
-    partial = path.with_name(path.name + ".partial")
-    writer = gguf.GGUFWriter(partial, arch="")  # like llama-imatrix, whose files name no architecture
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with growing(path) as partial, closing(gguf.GGUFWriter(partial, arch="")) as writer:  # llama-imatrix names none
+            _fill(writer, imatrix)
+    except OSError as error:
+        raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error
+    return path
+
+
+def _fill(writer: gguf.GGUFWriter, imatrix: Imatrix) -> None:
     writer.add_type(gguf.GGUFType.IMATRIX)
     writer.add_array(DATASETS, [imatrix.dataset])
     writer.add_uint32(CHUNKS, imatrix.chunks)
@@ -56,19 +65,9 @@ def write(path: Path, imatrix: Imatrix) -> Path:
     for name in sorted(imatrix.sums):
         writer.add_tensor(name + SUMS, imatrix.sums[name].astype(np.float32))
         writer.add_tensor(name + COUNTS, np.array([imatrix.counts[name]], dtype=np.float32))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        os.replace(partial, path)
-    except OSError as error:
-        raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error
-    finally:
-        writer.close()
-        partial.unlink(missing_ok=True)
-    return path
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
 
 
 def read(path: Path) -> Imatrix:

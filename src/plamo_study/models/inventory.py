@@ -5,12 +5,12 @@ shows a hash or a finding of such a file only where one was recorded (`record`) 
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from plamo_study.growing import growing
 from plamo_study.models import registry, snapshots, tensors
 from plamo_study.models.registry import ModelSpec
 
@@ -108,9 +108,8 @@ def record(path: Path, sha256: str, findings: Iterable[Mapping[str, str]]) -> Pa
     stat, rows = path.stat(), [dict(finding) for finding in findings]
     kept = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256, "findings": rows}
     target = _record_path(path)
-    growing = target.with_name(target.name + ".partial")
-    growing.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-    os.replace(growing, target)
+    with growing(target) as partial:
+        partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
     return target
 
 

@@ -4,13 +4,13 @@ Records that are right are copied as they stand, unknown keys included. It mends
 refuses a file that would still be unusable afterwards. It never judges whether a rope theta is the right one.
 """
 
-import os
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 from plamo_study.models.check import inspect
 from plamo_study.models.finding import blocking
 from plamo_study.models.gguf_file import check_space
@@ -33,9 +33,8 @@ def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str =
     """
     if rope_theta is not None and not 1 <= rope_theta <= 1e12:
         raise StudyError(f"rope theta {rope_theta:g}", "is no rotary base", "give the one of the model's config.json")
-    partial = out.with_name(out.name + ".partial")
     header = read(path)
-    _refuse_in_place(path, out, partial)
+    _refuse_in_place(path, out)
     changes = _changes(header, rope_theta)
     if not changes:
         raise StudyError(str(path), "has nothing that can be repaired", f"plamo-study models check {path}")
@@ -44,13 +43,10 @@ def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str =
         raise StudyError(str(path), f"would stay unusable: {left[0].evidence}", left[0].mend)
     try:
         check_space(out, header.size + SLACK)
-        _write(header, {key: record for key, (record, _) in changes.items()}, partial)
-        os.replace(partial, out)
+        with growing(out) as partial:
+            _write(header, {key: record for key, (record, _) in changes.items()}, partial)
     except OSError as error:
         raise StudyError(str(out), f"cannot be written ({error.strerror})", "choose a writable folder") from error
-    finally:
-        if partial.exists():
-            partial.unlink()
     return [text for _, text in changes.values()]
 
 
@@ -94,10 +90,9 @@ def _key(key: str) -> bytes:
     return struct.pack("<Q", len(key.encode())) + key.encode()
 
 
-def _refuse_in_place(path: Path, out: Path, partial: Path) -> None:
-    for target in (out, partial):
-        if target.exists() and target.samefile(path):
-            raise StudyError(str(target), "is the file to be repaired", "name another file: a repair is never in place")
+def _refuse_in_place(path: Path, out: Path) -> None:
+    if out.exists() and out.samefile(path):
+        raise StudyError(str(out), "is the file to be repaired", "name another file: a repair is never in place")
     if out.is_dir():
         raise StudyError(str(out), "is a folder", "name a file in it")
 

@@ -11,7 +11,6 @@ import base64
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,6 +25,7 @@ from bs4 import BeautifulSoup
 from markupsafe import Markup
 
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 from plamo_study.present.theme import VEGALITE
 from plamo_study.publish import cells, runs
 from plamo_study.publish.polish import polish
@@ -180,7 +180,6 @@ def _version() -> str:
 
 
 def _write(path: Path, text: str) -> Path:
-    partial = path.with_suffix(".partial.html")
-    partial.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(partial, path)
+    with growing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
     return path

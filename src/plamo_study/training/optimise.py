@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from plamo_study.growing import growing
 from plamo_study.training.architectures import Plamo
 
 Tokens = NDArray[np.int32]
@@ -168,10 +169,9 @@ def _optimisers(model: Plamo, recipe: Recipe) -> list[Any]:
 
 
 def _save(path: Path, model: Plamo, optimisers: Sequence[Any], progress: Progress) -> None:
-    partial = path.with_name(path.name + ".partial")
     states = [optimiser.state_dict() for optimiser in optimisers]
-    torch.save({"model": model.state_dict(), "optimisers": states, "progress": vars(progress)}, partial)
-    partial.replace(path)
+    with growing(path) as partial:
+        torch.save({"model": model.state_dict(), "optimisers": states, "progress": vars(progress)}, partial)
 
 
 def _resume(path: Path, model: Plamo, optimisers: Sequence[Any]) -> Progress:

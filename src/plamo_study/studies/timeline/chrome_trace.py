@@ -15,6 +15,7 @@ from typing import Any
 
 from plamo_study.engine.spans import Node, Operand, Phase, Span, Timeline
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 from plamo_study.studies.timeline import operators
 
 Event = dict[str, Any]
@@ -51,9 +52,8 @@ def write(path: Path, trace: dict[str, Any]) -> None:
     """Write a trace, compressed when the name ends in .gz; nothing is left half-written."""
     check_out(path)
     data = json.dumps(trace, separators=(",", ":")).encode()
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
-    partial.replace(path)
+    with growing(path) as partial:
+        partial.write_bytes(gzip.compress(data, mtime=0) if path.name.endswith(".gz") else data)
 
 
 def _phase(phase: Phase, timeline: Timeline) -> Iterator[Event]:
