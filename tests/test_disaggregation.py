@@ -435,7 +435,8 @@ def frame(ratios, lengths=(128, 1024, 8192), blocks=4):
             parts = {"prefill": prefill, "save": 0, "check": 0, "send": 1, "load": 0, "step": 1}
             n_bytes = round(ratio * prefill)  # a byte a nanosecond
             entries.append({"workload": "shipment", "status": "ok", "model": "m", "n_prompt": n, "type_k": "f16",
-                            "flash_attn": "on", "link_bps": 0, "block": block, "verdict": "valid", "n_bytes": n_bytes,
+                            "flash_attn": "on", "link_bps": 0, "n_threads": 2, "block": block,
+                            "verdict": "valid", "n_bytes": n_bytes,
                             "samples_ns": [[parts[name] for name in shipment.PHASES]], "anchor": False, "drift": 0.0,
                             "checks": {"identical": 1.0, "second_path_error": 0.0}})  # fmt: skip
     return pd.DataFrame(entries)

@@ -14,7 +14,7 @@ from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, Plan, change, check
 PROMPT = 512  # tokens of the prompt that most cells are about
 LONGER_PROMPT, LONGEST = 2048, 8192
 LONGER_CHUNK = 512
-CHUNKS = {"mini": (32, 64, 128), "shape": (32, 64, 128, 256), "weights": (32, 64, 128, 256)}
+CHUNKS = (16, 32, 64, 128, 256)
 USUAL_CHUNK = 64
 TABLE_PROMPT = {"mini": 4096, "shape": LONGER_PROMPT, "weights": LONGER_PROMPT}  # of the sources' table
 TABLE_CHUNKS = (512, 128, 2048, 256, 1024, 4096)  # of it, in order of need
@@ -36,10 +36,13 @@ def chunked(scale: str, gpu: bool = False) -> Plan:
     base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=STARTED[scale], n_gen=STEPS, n_seq=DECODING)
     base = change(base, n_arriving=PROMPT, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     models = MODELS if scale == "weights" else (*MODELS, MATCHED)
-    cells = [cell for model in models for cell in _usual(change(base, model=model), scale)]
+    cells = [cell for model in models for cell in _usual(change(base, model=model))]
     cells += [cell for model in MODELS for cell in _controls(change(base, model=model, n_chunk=USUAL_CHUNK))]
-    table = change(base, n_arriving=TABLE_PROMPT[scale], way="together")
-    cells += [change(table, n_chunk=n) for n in TABLE_CHUNKS if n <= table.n_arriving]
+    for n in TABLE_CHUNKS:
+        for model in MODELS:
+            table = change(base, model=model, n_arriving=TABLE_PROMPT[scale], n_chunk=n)
+            cells += [change(table, way="together")] if n <= table.n_arriving else []
+            cells += [change(table, way="apart")] if n < table.n_arriving else []
     for n in (LONGER_PROMPT, LONGEST):
         longer = change(base, n_arriving=n)
         cells += [change(longer, model=model) for model in MODELS]
@@ -63,10 +66,10 @@ def tiles(scale: str, gpu: bool = False) -> Plan:
     return replace(planned, worker=f"{__package__}.worker", compared=flash)
 
 
-def _usual(first: Arrival, scale: str) -> Iterator[Arrival]:
+def _usual(first: Arrival) -> Iterator[Arrival]:
     """The usual prompt, whole and in chunks of every size."""
     yield first
-    for n_chunk in CHUNKS[scale]:
+    for n_chunk in CHUNKS:
         yield change(first, way="apart", n_chunk=n_chunk)
         yield change(first, way="together", n_chunk=n_chunk)
         if first.model != MODELS[0]:  # the hybrid's memory takes no notice of it
@@ -94,7 +97,7 @@ def _rank(cell: Cell) -> int:
         return 3
     if cell.n_arriving == LONGEST:
         return 4
-    if cell.n_arriving == LONGER_PROMPT and model == MODELS[0]:
+    if cell.n_arriving == LONGER_PROMPT and model == MODELS[0] and cell.way != "apart":
         return 2
     if cell.n_arriving != PROMPT:
         return 3
@@ -109,7 +112,7 @@ def _parts(cell: Arrival) -> Iterator[Cell]:
 
     A mixed call is two micro-batches, one of them without the chunk's first token, or one micro-batch of all tokens.
     """
-    if cell.n_arriving != PROMPT or cell.depth == DEEPER:
+    if cell.depth == DEEPER or (cell.n_arriving != PROMPT and cell.way != "apart"):
         return
     alone = change(cell, n_seq=0, depth=0, kv_unified=False, way="apart" if cell.n_chunk else "whole")
     if cell.way == "together":

@@ -21,8 +21,9 @@ from plamo_study.studies.chunked.plan import DECODING, DEEPER, PROMPT, USUAL_CHU
 from plamo_study.studies.chunked.workload import calls
 
 HOW = {"whole": "all at once", "apart": "chunks between steps", "together": "chunks in steps"}
-SHARES = (0.5, 0.25, 0.125)  # of the wait with the prompt at once: budgets
 MS = 1e3
+SHOWN_BY_CHUNK = (("during", "ms between tokens", scaled(MS, ".1f")), ("rate", "prompt", significant(3)))
+SHARES = (0.5, 0.25, 0.125)  # of the wait with the prompt at once: budgets
 
 
 def finding(recording: Recording) -> Markdown:
@@ -254,20 +255,21 @@ def budget(recording: Recording) -> Table:
 def by_chunk(recording: Recording) -> Table:
     """The sources' table: time between tokens and the prompt's rate by chunk, of the prompt cut in most ways."""
     found = analysis.table(recording.rows)
-    found = found[(found["way"] == "together") & ~found["kv_unified"] & (found["flash_attn"] == "auto")]
+    found = found[(found["way"] != "whole") & ~found["kv_unified"] & (found["flash_attn"] == "auto")]
     found = found[found["n_prompt"] < DEEPER]
-    sizes = found.groupby(["model", "n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
-    model, n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[2]))
-    found = found[(found["model"] == model) & (found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
-    found = found.sort_values("n_chunk")
-    nothing = found.iloc[[0]].assign(n_chunk=0, during=found["before"].iloc[0], rate=None)
-    columns: Columns = {
-        "n_chunk": ("chunk", ""),
-        "during": ("time between tokens (ms)", scaled(MS, ".1f")),
-        "rate": ("prompt (tokens/s)", significant(3)),
-    }
-    caption = f"{model}, {n_seq} sequences decoding, a prompt of {n_arriving:,} tokens; 0: decode only."
-    return table(pd.concat([nothing, found]), columns, caption)
+    sizes = found.groupby(["n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
+    n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[1]))
+    found = found[(found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
+    nothing = found.drop_duplicates(["model", "way"]).assign(n_chunk=0, during=lambda data: data["before"], rate=None)
+    wide = pd.concat([nothing, found]).pivot(index=["model", "n_chunk"], columns="way", values=["during", "rate"])
+    shown = wide.index.to_frame(index=False)
+    columns: Columns = {"model": ("model", ""), "n_chunk": ("chunk", "")}
+    for way in found["way"].unique():
+        for name, title, how in SHOWN_BY_CHUNK:
+            shown[f"{way} {name}"] = wide[name, way].to_numpy()
+            columns = {**columns, f"{way} {name}": (f"{HOW[way]}: {title}", how)}
+    caption = f"{n_seq} sequences decoding, a prompt of {n_arriving:,} tokens, its rate in tokens/s; 0: decode only."
+    return table(shown, columns, caption)
 
 
 def with_sizes(recording: Recording, small: Recording) -> Recording:

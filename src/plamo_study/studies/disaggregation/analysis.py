@@ -19,7 +19,7 @@ from plamo_study.studies.disaggregation import sizes
 from plamo_study.studies.disaggregation.plan import LINKS, REPEATED
 from plamo_study.studies.disaggregation.shipment import PHASES
 
-CELL = ["model", "n_prompt", "type_k", "flash_attn", "link_bps"]
+CELL = ["model", "n_prompt", "type_k", "flash_attn", "link_bps", "n_threads"]
 MOVING = ("save", "check", "send", "load")
 HANDLED = ("save", "check", "load")  # on either side, whatever the link
 USUAL = {"type_k": "f16", "flash_attn": "on"}
@@ -63,10 +63,10 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """The processes of the usual cache and attention, as fast as it goes: what curves over length are made of."""
+    """The processes of the usual cache, attention and threads, as fast as it goes: curves over length are of these."""
     found = processes(usable(rows))
     usual = (found["type_k"] == USUAL["type_k"]) & (found["flash_attn"] == USUAL["flash_attn"])
-    return found[usual & (found["link_bps"] == 0)]
+    return found[usual & (found["link_bps"] == 0) & (found["n_threads"] == found["n_threads"].max())]
 
 
 def weights(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
@@ -254,10 +254,12 @@ def capacity(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def identity(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model, attention and cache: shipments, how many are the same in every bit, the largest error, the lengths."""
+    """Per model, attention, cache and threads: shipments, how many are the same in every bit, the largest error, the
+    lengths."""
     entries = []
-    for (model, flash, type_k), group in processes(rows).groupby(["model", "flash_attn", "type_k"]):
-        entry = {"model": model, "flash_attn": flash, "type_k": type_k, "n": len(group)}
+    how = ["model", "flash_attn", "type_k", "n_threads"]
+    for key, group in processes(rows).groupby(how):
+        entry: dict[str, Any] = {**dict(zip(how, key, strict=True)), "n": len(group)}
         entry |= {"identical": int(group["identical"].sum()), "error": float(group["error"].max())}
         valid = int((group["verdict"] == "valid").sum())
         differing = group.loc[~group["identical"], "n_prompt"]

@@ -14,6 +14,7 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, t
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
 PLAIN = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # without flash attention
 SMALL = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # with keys and values in 8 bits
+ONE_THREAD = {"mini": (512, 2048), "shape": (), "weights": ()}  # decoded by one thread, beyond the small model's window
 TRAINED = 2048  # tokens that every model was trained with at least
 LINKED = {"mini": 2048, "shape": 128, "weights": 128}  # tokens shipped over links of every speed
 LINKS = (10**8, 10**9, 10**10, 10**11)  # bits per second
@@ -34,7 +35,7 @@ def disaggregation(scale: str, gpu: bool = False) -> Plan:
     base = Shipment(scale=scale, dtype=DTYPE[scale], n_gen=STEPS, flash_attn="on", n_gpu_layers=-1 if gpu else 0)
     base = change(base, n_threads=machine.performance_cores())
     of_models = [list(_of_model(change(base, model=model))) for model in MODELS]
-    cells = [cell for cells in zip(*of_models, strict=True) for cell in cells]
+    cells = dict.fromkeys(cell for cells in zip(*of_models, strict=True) for cell in cells)
     every = sorted(cells, key=lambda cell: _rank(cell, scale))
     trained = tuple(cell for cell in every if not isinstance(cell, Shipment) or cell.n_prompt <= TRAINED)
     planned = with_gates("09-disaggregation", scale, trained, exact_cache=False)
@@ -52,6 +53,8 @@ def _of_model(base: Shipment) -> Iterator[Cell]:
         yield change(_shipment(base, n), flash_attn="off")
     for n in SMALL[scale]:
         yield change(_shipment(base, n), type_k="q8_0", type_v="q8_0")
+    for n in ONE_THREAD[scale]:
+        yield change(_shipment(base, n), n_threads=1)
     for bps in LINKS:
         yield change(_shipment(base, LINKED[scale]), link_bps=bps)
     n_prompt, n_gen = ASKED[scale]
@@ -77,7 +80,7 @@ def _rank(cell: Cell, scale: str) -> int:
         return 2 if cell.per_second == LOADS[scale][-1] else 4
     if not isinstance(cell, Shipment):
         return 1
-    usual = (cell.flash_attn, cell.type_k) == ("on", "f16")
+    usual = (cell.flash_attn, cell.type_k, cell.n_threads) == ("on", "f16", machine.performance_cores())
     if usual and cell.n_prompt in (LENGTHS[scale][0], TRAINED) and not cell.link_bps:
         return 0
     if cell.n_prompt == max(LENGTHS[scale]):

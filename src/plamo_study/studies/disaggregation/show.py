@@ -42,8 +42,8 @@ def _identity(rows: pd.DataFrame) -> str:
     others = found[found["identical"] < found["n"]]
     if len(others):
         which = ", ".join(
-            f"{escaped(row.model)} with flash attention {row.flash_attn} and {CACHES[row.type_k]} from "
-            f"{row.differs_from:,} tokens on"
+            f"{escaped(row.model)} with flash attention {row.flash_attn}, {CACHES[row.type_k]} and {row.n_threads} "
+            f"threads from {row.differs_from:,} tokens on"
             for row in others.itertuples()
         )
         text += f", the others up to rounding (at most {others['error'].max():.0e} of the logits: {which})"
@@ -166,6 +166,7 @@ def identity(recording: Recording) -> Table:
         "model": ("model", ""),
         "flash_attn": ("flash attention", ""),
         "cache": ("keys and values", ""),
+        "n_threads": ("threads", ""),
         "lengths": ("tokens", ""),
         "same": ("same in every bit", ""),
         "error": ("largest error", ".0e"),
@@ -186,7 +187,9 @@ def phases(recording: Recording) -> pd.DataFrame:
 
 
 def _how(found: pd.DataFrame) -> list[str]:
-    return [f"{CACHES[row.type_k]}, flash {row.flash_attn}, {link_name(row.link_bps)}" for row in found.itertuples()]
+    parts = zip(found["type_k"], found["flash_attn"], found["n_threads"], found["link_bps"], strict=True)
+    fewer = {n: f", threads {n}" for n in set(found["n_threads"]) - {found["n_threads"].max()}}
+    return [f"{CACHES[cache]}, flash {flash}{fewer.get(n, '')}, {link_name(bps)}" for cache, flash, n, bps in parts]
 
 
 def cells(recording: Recording) -> Table:
