@@ -187,6 +187,16 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 64
 
 
+def as_llama_server(folder, way="", before=""):
+    """A program that is started as llama-server is, and is this server."""
+    path = folder / "llama-server"
+    path.write_text(
+        f"#!/bin/sh\n{before}\nwhile [ $1 != --port ]; do shift; done\nexec {sys.executable} {__file__} $2 {way}\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
 @contextmanager
 def standing_in(monkeypatch):
     """A function that starts such a server within this process, misbehaving in a way, and gives its address."""

@@ -79,22 +79,22 @@ json.dump(said, sys.stdout)
 """
 
 
+def in_one_process(root, *asked, **environment):
+    """Exit code and what was said of several commands, one after the other: loading the command line takes a second."""
+    everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | environment
+    command = [sys.executable, "-c", EACH]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, env=everything, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.fixture(scope="module")
 def answers(root):
-    """Exit code and message for each of WRONG, asked in one process: loading the command line takes a second."""
+    """Exit code and message for each of WRONG."""
     before = {path for path in root.rglob("*") if "measured" not in str(path)}
-    asked = json.dumps([arguments for arguments, _ in WRONG])
-    done = subprocess.run(
-        [sys.executable, "-c", EACH],
-        input=asked,
-        capture_output=True,
-        env=os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"},
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    told = in_one_process(root, *(arguments for arguments, _ in WRONG))
     assert {path for path in root.rglob("*") if path.is_file() and "measured" not in str(path)} <= before
-    return dict(zip((arguments for arguments, _ in WRONG), json.loads(done.stdout), strict=True))
+    return dict(zip((arguments for arguments, _ in WRONG), told, strict=True))
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
@@ -192,7 +192,7 @@ def test_a_truncated_model_file_is_named_with_what_mends_it(root, tmp_path):
 
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
-    done = run(root, "law", "--seed", "3", "--n", "8", *SHORT)
+    done = run(root, "law", "--seed", "3", "--n", "4", *SHORT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predicted" in done.stdout
 
@@ -209,12 +209,12 @@ def test_from_a_released_repository_to_an_executed_notebook(root, tmp_path):
     for name in plan.MODELS:
         repository = released.write_released(mini_file(name), tmp_path / name, shards=2)
         with serve(files_of(repository), registry.hub(name).repository) as hub:
-            fetched = done(root, "models", "fetch", name, HF_ENDPOINT=hub.url)
-        assert "UNPINNED" in fetched.stderr
-        done(root, "models", "convert", name)
-        converted = models / f"{name}.weights.BF16.gguf"
-        done(root, "models", "check", str(converted))
-        done(root, "models", "quantize", str(converted), "--type", "Q8_0")
+            converted = models / f"{name}.weights.BF16.gguf"
+            file = str(converted)
+            steps = ("fetch", name), ("convert", name), ("check", file), ("quantize", file, "--type", "Q8_0")
+            told = in_one_process(root, *(("models", *step) for step in steps), HF_ENDPOINT=hub.url)
+        assert [code for code, _ in told] == [0] * len(steps), told
+        assert "UNPINNED" in told[0][1]
         assert (models / f"{name}.weights.Q8_0.gguf").stat().st_size < converted.stat().st_size
     done(root, "run", "01", "--scale", "weights", *SHORT)
     notebook = nbformat.read(root / "reports/01-phase-asymmetry.ipynb", as_version=4)

@@ -5,6 +5,7 @@ import signal
 import threading
 from dataclasses import replace
 
+import misbehaving
 import msgspec
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
-from plamo_study.measure import recording, runner, sessions
+from plamo_study.measure import recording, runner, server, sessions
 from plamo_study.measure.cells import Traffic
 from plamo_study.measure.plan import change
 from plamo_study.measure.process import work
@@ -32,7 +33,7 @@ from plamo_study.studies.scheduling import (
 )
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, serve
-from plamo_study.studies.scheduling.plan import PARTS
+from plamo_study.studies.scheduling.plan import PARTS, SERVER
 from plamo_study.studies.scheduling.steps import fit
 
 WORKER = "plamo_study.studies.scheduling.worker"
@@ -49,6 +50,29 @@ def run(cell):
     outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, worker=WORKER)
     assert outcome.status == "ok", outcome.failure
     return outcome.measured
+
+
+# ------------------------------------------------------------------ a server, which has a policy of its own
+
+
+def test_a_server_gets_the_same_requests_at_the_same_times(tmp_path, monkeypatch):
+    monkeypatch.setenv(server.NAMED, str(misbehaving.as_llama_server(tmp_path)))
+    cell = asked(ATTENTION, SERVER, per_second=50.0)
+    measured, load = run(cell), traffic.drawn(cell)
+    assert [each.arrived_ns / 1e9 for each in measured.requests] == pytest.approx(load.arrives, abs=1e-6)
+    assert all(each.sent_ns >= each.arrived_ns for each in measured.requests)
+    assert measured.checks["answered"]
+    assert measured.checks["as_alone"]
+
+
+def test_a_server_is_asked_only_where_there_is_one_and_only_about_attention(tmp_path, monkeypatch):
+    monkeypatch.setenv(server.NAMED, str(misbehaving.as_llama_server(tmp_path)))
+    served = [cell for cell in plan.scheduling("mini").cells if cell.rule == SERVER]
+    assert {cell.model for cell in served} == {ATTENTION}
+    parts = {cell.n_threads for cell in plan.scheduling("mini").cells if cell.rule == PARTS and cell.model == ATTENTION}
+    assert {cell.n_threads for cell in served} <= parts, "what its rule is simulated with"
+    monkeypatch.setattr(server, "find", lambda: None)
+    assert not [cell for cell in plan.scheduling("mini").cells if cell.rule == SERVER]
 
 
 # ------------------------------------------------------------------ the engine, driven by policies

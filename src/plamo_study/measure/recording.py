@@ -54,11 +54,11 @@ def check_source(source: str) -> None:
         raise StudyError(f"source {source!r}", f"unknown; known: {', '.join(SOURCES)}", "plamo-study run --source live")
 
 
-def read(study: str, source: str, scale: str) -> Recording | None:
-    """The rows of a study as they lie here, of the machine measured last; None where there are none."""
+def read(study: str, source: str, scale: str, machine: str = "") -> Recording | None:
+    """The rows of a study as they lie here, of this machine or the one measured last; None where there are none."""
     path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
     records = journal.read(path) if path.exists() else []
-    rows = journal.latest_rows(records)
+    rows = [row for row in journal.latest_rows(records) if row.machine == machine or not machine]
     return of_rows(rows, records, study, source, scale) if rows else None
 
 

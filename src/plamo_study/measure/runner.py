@@ -32,7 +32,7 @@ START_LIMIT_S = 60.0
 CALM_S = 15.0  # a sweep waits so long for a calm machine before it measures disturbed rows again
 REPEAT = 1000  # added to the replicate of what is measured again, and of further anchors
 STARVED_REPEATS = 2
-LEAST_BLOCKS, MOST_BLOCKS = 2, 50  # of a plan that a time is set for
+LEAST_BLOCKS, WISHED_BLOCKS, MOST_BLOCKS = 2, 4, 50  # of a plan that a time is set for
 ANY = ""  # study of a key that leaves the study out
 HANDFUL = 8  # cells that time nothing
 
@@ -171,18 +171,18 @@ class _Sweep:
             self._blocks([extra])
 
     def within(self, seconds: float) -> None:
-        """Measure as many of the plan's first cells as fit LEAST_BLOCKS times, then blocks of them while there is time.
+        """Measure the cells that are needed, others as long as all fit WISHED_BLOCKS times, and blocks of them.
 
         What is chosen follows from the rows, so that the same call once more measures nothing.
         """
-        least = min(self.plan.blocks, LEAST_BLOCKS)
+        least, wished = (min(self.plan.blocks, number) for number in (LEAST_BLOCKS, WISHED_BLOCKS))
         self.cells, self.timed = (), True
         self._each(self._anchors(0))
         for cells in self._together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
                      for folder in self._folders(cell)]  # fmt: skip
             block = self._spent(task for task in self.tasks if task.block == 0)
-            fits = self._spent(self.tasks) + (least - 1) * block < seconds
+            fits = self._spent(self.tasks) + (wished - 1) * block < seconds
             if len(self.cells) >= self.plan.needed and not fits and not self._any_done(first):
                 break
             self._each([*self._gates({file for cell in cells for file in cell.files}), *first])

@@ -198,8 +198,9 @@ def disturbed(rows: pd.DataFrame) -> str:
     if not cells:
         return ""
     return (
-        f"**Disturbed: {_what_disturbed(rows)} while this was measured.** Of {every} cells {cells} have fewer than "
-        f"{LEAST_BLOCKS} undisturbed processes, and their numbers are a disturbed machine's. "
+        f"**Disturbed: {_what_disturbed(rows)} while this was measured.** Of {every} cells {cells} "
+        f"{'has' if cells == 1 else 'have'} fewer than {LEAST_BLOCKS} undisturbed processes, and "
+        f"{'its' if cells == 1 else 'their'} numbers are a disturbed machine's. "
         "Measure again when it is idle.\n\n"
     )
 
@@ -241,13 +242,20 @@ def chip(machine: dict[str, Any]) -> str:
 def condition(recording: Recording) -> str:
     """Scale, weights, machine and verdicts behind a number, as one clause."""
     rows, facts = recording.rows, recording.facts
-    names = model_names(rows)
-    kinds = [f"{facts[m]['dtype']} {weights_of(facts[m])} weights" for m in names]
+    asked = rows[rows["workload"] != "gate"]
+    kinds = [f"{_types(asked[asked['model'] == m])} {weights_of(facts[m])} weights" for m in model_names(rows)]
+    threads = asked["n_threads"].max()
     return (
         f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips(recording)}, "
-        f"{rows['n_threads'].max()} threads; "
+        f"{threads} thread{'s' if threads > 1 else ''}; "
         f"medians over processes with {INTERVALS}. {computed(rows)}"
     )
+
+
+def _types(rows: pd.DataFrame) -> str:
+    """The type of most of these rows, or how many there are."""
+    counts = rows["dtype"].value_counts()
+    return str(counts.index[0]) if 2 * counts.iloc[0] >= len(rows) else f"{len(counts)} types of"
 
 
 def computed(rows: pd.DataFrame) -> str:

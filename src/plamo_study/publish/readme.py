@@ -92,7 +92,7 @@ def _disaggregation() -> list[str]:
         disaggregation.crossings(moved),
         *(show(small) for show in (disaggregation.identity, disaggregation.services)),
     ]
-    said = [str(disaggregation.finding(each).data) for each in (moved, small)]
+    said = [str(disaggregation.finding(moved, small).data)]
     return [*said, *(table._repr_markdown_() for table in tables)]
 
 

@@ -81,9 +81,7 @@ def phases(data: pd.DataFrame, title: str) -> Chart:
     longest = data[data["n_prompt"] == data["n_prompt"].max()]
     words = "; ".join(f"{row.model} {row.phase} {row.ms:.2g} ms" for row in longest.itertuples())
     chart = alt.layer(bars, data=data).properties(width=250, height=220).facet(column=alt.Column("model:N", title=None))
-    return chart.resolve_scale(y="independent").properties(
-        title=title, description=f"{title}. At {longest['n_prompt'].max():,} tokens: {words}."
-    )
+    return chart.properties(title=title, description=f"{title}. At {longest['n_prompt'].max():,} tokens: {words}.")
 
 
 def waits(data: pd.DataFrame, title: str) -> Chart:

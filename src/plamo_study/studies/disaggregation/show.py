@@ -25,20 +25,31 @@ LLAMA_70B = {"layers": 80, "kv_heads": 8, "head_dim": 128}  # the public configu
 NAMES = {"ttft": "first token", "itl": "gap between tokens", "largest": "longest gap", "throughput": "throughput"}
 
 
-def finding(recording: Recording) -> Markdown:
-    """Whether an answer changes when its state moves, from which length moving pays, and what sharing out work does."""
+def finding(recording: Recording, small: Recording | None = None) -> Markdown:
+    """Whether an answer changes when its state moves, from which length moving pays, and what sharing out work does.
+
+    What these rows do not hold is told of `small` models.
+    """
     rows = recording.rows
     lines = [_identity(rows), *_crossings(rows), *_services(rows)]
-    text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({condition(recording)})"
+    told = condition(recording)
+    if small and small.scale != recording.scale:
+        of_small = "" if with_loads(recording, small) is recording else _services(small.rows)
+        lines += [f"Small models: {line}" for line in (_identity(small.rows), *of_small)]
+        told += f" Small models: {condition(small)}"
+    text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({told})"
     return Markdown(text)
 
 
 def _identity(rows: pd.DataFrame) -> str:
     found = analysis.identity(rows)
     n, valid, same = (int(found[name].sum()) for name in ("n", "valid", "identical"))
+    steps = int(rows[rows["workload"] == "shipment"]["n_gen"].max())
     text = f"**The answer does not move.** In {valid} of {n} processes every shipment "
-    text += f"of {found['from'].min():,} to {found['to'].max():,} tokens went on as if it had stayed; in "
-    text += f"{same} in every bit of every logit"
+    text += (
+        f"of {found['from'].min():,} to {found['to'].max():,} tokens went on for {steps} tokens as if it had stayed; "
+    )
+    text += f"in {same} in every bit of every logit"
     others = found[found["identical"] < found["n"]]
     if len(others):
         which = ", ".join(
@@ -56,7 +67,9 @@ def _crossings(rows: pd.DataFrame) -> list[str]:
     for model, group in found.groupby("model"):
         alike = group.groupby("says", sort=False)["link"]
         said = "; ".join(f"{_links(list(links))}, {says}" for says, links in alike)
-        lines.append(f"**{escaped(str(model))}**, where shipping is faster than evaluating the prompt again: {said}.")
+        lines.append(
+            f"**{escaped(str(model))}**, where shipping is faster than evaluating the prompt again, by law: {said}."
+        )
     return lines
 
 
@@ -222,7 +235,7 @@ def prediction(recording: Recording) -> Table:
         close = sum(map(is_close, ratios))
         entry = {"what": what, "close": f"{close} of {len(ratios)}", "median": float(np.median(ratios))}
         entries.append(entry | {"furthest": ratios[-1]})
-    timed = found[found["what"] != "bytes"]
+    timed = found[~found["what"].isin(("bytes", "send"))]
     close, sure = sentences.closeness(list(timed["ratio"]))
     columns: Columns = {
         "what": ("what", ""),
@@ -231,6 +244,7 @@ def prediction(recording: Recording) -> Table:
         "furthest": ("furthest", ".2f"),
     }
     note = f"{close} of {len(timed)} predicted times are within {CLOSE} times of what was measured, {sure}."
+    note += " Not counted: bytes, which a formula gives, and sending, which only says that the limiter keeps its speed."
     return table(pd.DataFrame(entries), columns, note)
 
 
@@ -288,7 +302,16 @@ def services(recording: Recording) -> Table:
         "itl_ratio": ("gap between tokens", ".2f"),
         "largest_ratio": ("longest gap", ".2g"),
     }
-    return table(found, columns)
+    asked = recording.rows[recording.rows["workload"] == "service"]
+    if asked.empty:
+        return table(found, columns)
+    cell = asked.iloc[0]
+    note = (
+        f"A load is {cell['n_requests']} requests of {cell['n_prompt']} tokens, answers of {cell['n_gen']}, "
+        f"{cell['n_seq']} answered at once. The times of arrival were drawn once, so intervals tell how processes vary "
+        "and not how arrivals do. Where both keep up, throughput is the load's own."
+    )
+    return table(found, columns, note)
 
 
 def capacity(recording: Recording) -> Table:
@@ -298,10 +321,17 @@ def capacity(recording: Recording) -> Table:
         "shared": ("one engine (requests/s)", significant(3)),
         "split": ("split on this machine", significant(3)),
         "split_ratio": ("split / one", ".2f"),
-        "two": ("a second machine", significant(3)),
-        "two_ratio": ("two / one", ".2f"),
+        "two": ("split over two machines", significant(3)),
+        "two_ratio": ("split over two / one engine", ".2f"),
+        "each_ratio": ("split over two / an engine on each", ".2f"),
     }
-    return table(analysis.capacity(recording.rows), columns)
+    found = analysis.capacity(recording.rows)
+    ratios = [*found["split_ratio"], *found["two_ratio"]]
+    open_ = sum(ratio.above(1.0) == "inconclusive" for ratio in ratios)
+    note = (
+        f"By law, without what shipping takes. Of {len(ratios)} ratios to one engine the interval of {open_} holds 1."
+    )
+    return table(found.assign(each_ratio=[ratio.scaled(0.5) for ratio in found["two_ratio"]]), columns, note)
 
 
 def printed() -> Table:
@@ -314,4 +344,6 @@ def printed() -> Table:
         "shape": ("70B, 80 layers of 128 a head", ""),
         "seconds": ("4,096 tokens at 400 Gbit/s (ms)", scaled(MS, ".1f")),
     }
-    return table(pd.DataFrame(entries), columns, "The source prints 26 ms.")
+    return table(
+        pd.DataFrame(entries), columns, "The source prints 26 ms. On the wire; saving and loading come on top."
+    )

@@ -3,7 +3,8 @@
 Frames in, estimates out. An arrangement is so many processes with so many sequences each.
 """
 
-from itertools import chain
+from itertools import chain, pairwise
+from statistics import mean
 from typing import Any
 
 import pandas as pd
@@ -19,7 +20,7 @@ from plamo_study.measure.cells import Replicas
 
 KIND = ["model", "dtype", "use_mmap", "policy", "killed"]
 CELL = [*KIND, "n_processes", "n_seq"]
-TIMES = ["rate", "itl", "longest", "ready"]
+TIMES = ["rate", "ttft", "step", "longest", "ready"]
 MEMORY = ["grown", "mapped", "own", "rest"]
 Key = tuple[Any, ...]
 
@@ -27,8 +28,10 @@ Key = tuple[Any, ...]
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a row, replicas taken together: CELL, `block`, `verdict`, `total` sequences.
 
-    `rate`: tokens per second, from the moment all were told to begin to the last token. `itl` and `longest`: mean and
-    largest gap between two tokens of a sequence, s. `ready`: s from the first process's start until all had loaded.
+    `rate`: tokens per second, from the moment all were told to begin to the last token. `ttft`: s until a sequence has
+    its first token, the mean. `step`: mean of the steps in which all sequences of a process get a token, s. `longest`:
+    largest gap between two tokens of a sequence, waits for others' prompts among them, s. `ready`: s from the first
+    process's start until all had loaded.
     Bytes of all processes: `grown` (their shares of memory after loading, less those before), `mapped` (of that, pages
     of the file, as the system counts them), `own` (weights elsewhere, as the engine says), `rest` (what is left).
     """
@@ -36,10 +39,13 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for row in found.itertuples():
         ends = [first + sum(steps) for first, steps in zip(row.prefill_ns, row.samples_ns, strict=True)]
-        gaps, total = list(chain(*row.samples_ns)), row.n_processes * row.n_seq
+        steps, total = list(chain(*row.samples_ns)), row.n_processes * row.n_seq
+        came = [each.token_ns for each in row.requests if each.token_ns]
+        gaps = [after - before for each in came for before, after in pairwise(each)]
         entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict")} | {"total": total}
-        entry |= {"rate": total * (row.n_gen + 1) / max(ends) * NS, "itl": sum(gaps) / len(gaps) / NS}
-        entry |= {"longest": max(gaps) / NS, "ready": max(row.series["start"]) + row.load_ns / NS}
+        entry |= {"rate": total * (row.n_gen + 1) / max(ends) * NS, "step": mean(steps) / NS}
+        entry |= {"ttft": mean(each[0] for each in came) / NS, "longest": max(gaps) / NS}
+        entry |= {"ready": max(row.series["start"]) + row.load_ns / NS}
         entries.append(entry | _memory(row.series, row.n_processes * row.checks["own_bytes"]))
     return pd.DataFrame(entries, columns=[*CELL, "block", "verdict", "total", *TIMES, *MEMORY])
 

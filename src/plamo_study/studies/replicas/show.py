@@ -1,11 +1,10 @@
 """Notebook 07's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
-from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis.files import files
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import disturbed_cells
 from plamo_study.measure.recording import Recording
@@ -16,6 +15,7 @@ from plamo_study.present.tables import Columns, Table, scaled, significant, tabl
 from plamo_study.studies.replicas import analysis
 
 MS, MB = 1e3, 1e-6
+SOME = 0.1  # of the file: weights elsewhere that are more than what an engine always keeps
 UNFAIR = (
     "Beside other programs the comparison is not fair, and no interval mends that: many processes get more of the "
     "cores from whoever else computes than one does."
@@ -43,13 +43,15 @@ def finding(recording: Recording) -> Markdown:
     """Whether a process for each sequence writes more than one for all, what a crash takes, what memory it costs."""
     rows = recording.rows
     disturbed, unfair = evidence.disturbed(rows), _unfair(rows)
-    lines = [_wins(group, not unfair) for _, group in usual(rows).groupby("model")]
+    lines = [_wins(group, not unfair, _cores(rows)) for _, group in usual(rows).groupby("model")]
     lines += [UNFAIR] if unfair else []
     lines += [_died(rows), _copies(recording)]
-    own = {name: fact for (name, dtype), fact in files(rows, recording.facts).items() if dtype == _own_type(rows)}
-    told = condition(replace(recording, facts=recording.facts | own))
     text = "\n".join(f"- {line}" for line in lines if line)
-    return Markdown(f"{disturbed}{text}\n\n({told})")
+    return Markdown(f"{disturbed}{text}\n\n({condition(recording)})")
+
+
+def _cores(rows: pd.DataFrame) -> int:
+    return int(rows["n_threads"].max())
 
 
 def _unfair(rows: pd.DataFrame) -> bool:
@@ -57,7 +59,7 @@ def _unfair(rows: pd.DataFrame) -> bool:
     return disturbed_cells(rows[rows["workload"] == "replicas"])[0] > 0
 
 
-def _wins(group: pd.DataFrame, decided: bool) -> str:
+def _wins(group: pd.DataFrame, decided: bool, cores: int) -> str:
     """One process for all against one for each, and against those between; `decided`: whether intervals may decide."""
     found = {row["n_processes"]: row for row in group.to_dict("records")}
     one, total = found.get(1), int(group["total"].iloc[0])
@@ -73,7 +75,8 @@ def _wins(group: pd.DataFrame, decided: bool) -> str:
     times, both = sentences.quotient(ratio, each["rate"], one["rate"], "tokens per second")
     others = {n: row["against_one"] for n, row in found.items() if n not in (1, total)}
     between = [f"{n} processes {ratio:.2f} times" for n, ratio in others.items() if ratio.n]
-    also = f" Of those between, {' and '.join(between)}." if between else ""
+    also = f" On {cores} cores the threads of so many take turns." if total > cores else ""
+    also += f" Of those between, {' and '.join(between)}." if between else ""
     model = escaped(str(group["model"].iloc[0]))
     return f"**{model}: {said}**. {total} processes write {times} as many tokens as one {both}, prompts included.{also}"
 
@@ -87,8 +90,8 @@ def _died(rows: pd.DataFrame) -> str:
     well = int(((found["verdict"] == "valid") & found["right"]).sum())
     return (
         f"**A crash takes one replica.** One of {n} processes was killed in the middle of its answers, {len(found)} "
-        f"times: {lost} requests were lost with it, {finished} of the others finished, and in {well} of {len(found)} "
-        "runs each of these is what the request gets alone."
+        f"times: {lost} requests were lost with it, {finished} others finished. In {well} of {len(found)} runs all "
+        "others finished, with the last logits that they get alone."
     )
 
 
@@ -100,11 +103,18 @@ def _copies(recording: Recording) -> str:
     most = shared[shared["n_processes"] == shared["n_processes"].max()]
     if most.empty:
         return ""
-    said = [f"{row.copies:.2f} times in {row.dtype}, {_loaded(row.use_mmap)}" for row in most.itertuples()]
+    said = [f"{_times(row)} in {row.dtype}, {_loaded(row.use_mmap)}" for row in most.itertuples()]
     return (
-        f"**Weights are shared or not by how they are loaded.** {most['n_processes'].iloc[0]} processes hold them "
-        f"{'; '.join(said)} (1: as large as the file)."
+        f"**Weights are shared or not by their type and how they are loaded.** {most['n_processes'].iloc[0]} "
+        f"processes of {escaped(str(most['model'].iloc[0]))} hold them {'; '.join(said)} (1: as large "
+        "as the file; a range: without pages of the file that could be dropped, and with them)."
     )
+
+
+def _times(row: Any) -> str:
+    """How often weights are in memory; where they are in pages of the file too, without these and with them."""
+    least = row.own.value / row.file
+    return f"{least:.2f} to {row.copies:.2f} times" if row.use_mmap and least > SOME else f"{row.copies:.2f} times"
 
 
 def _loaded(use_mmap: bool) -> str:
@@ -112,10 +122,13 @@ def _loaded(use_mmap: bool) -> str:
 
 
 def arrangements(recording: Recording, total: int = 0) -> Table:
-    """Every arrangement of the main type: what it writes, how long tokens take, when it is ready, what it takes."""
-    found, cores = usual(recording.rows, total), int(recording.rows["n_threads"].max())
+    """Every arrangement of the main type: what it writes, how long first tokens, steps and waits take."""
+    rows = recording.rows
+    found, cores = usual(rows, total), _cores(rows)
     crowded = dict.fromkeys(found[found["n_processes"] > cores]["arrangement"])
-    note = f"More threads than the {cores} cores: {', '.join(crowded)}." if crowded else ""
+    cell = rows[rows["workload"] == "replicas"].iloc[0]
+    note = f"Each sequence reads {cell['n_prompt']} tokens and writes {cell['n_gen'] + 1}."
+    note += f" More threads than the {cores} cores: {', '.join(crowded)}." if crowded else ""
     return table(found, _MEASURED, note)
 
 
@@ -126,7 +139,7 @@ def every(recording: Recording) -> Table:
     policy = ["share a call" if each == "packed" else "one by one" for each in found["policy"]]
     found = found.assign(arrangement=_arrangement(found), loaded=loaded, prompts=policy)
     kind = {"model": ("model", ""), "dtype": ("type", ""), "loaded": ("weights", ""), "prompts": ("prompts", "")}
-    return table(found, {**kind, **_MEASURED, "longest": ("longest wait (ms)", scaled(MS, ".1f"))})
+    return table(found, {**kind, **_MEASURED, "ready": ("ready after (s)", ".2f"), "grown": ("memory (MB)", _middle)})
 
 
 def memory(recording: Recording) -> Table:
@@ -164,21 +177,30 @@ def expected(recording: Recording) -> Table:
 
 
 def prediction(recording: Recording) -> Table:
-    """The same beside what was measured, and how many come within CLOSE times."""
+    """What was measured beside both, how many come within CLOSE times, and whether the winner was foretold."""
     found = _predicted(recording)
-    several = found[found["n_processes"] > 1]["ratio"].dropna()
-    (near, sure), misses = sentences.closeness(list(several)), found["miss"].dropna()
+    several = found[(found["n_processes"] > 1) & found["use_mmap"]]
+    near, sure = sentences.closeness(list(several["ratio"].dropna()))
+    misses = found["miss"].dropna()
+    decided = several[[isinstance(r, Estimate) and r.above(1.0) != "inconclusive" for r in several["against_one"]]]
+    right = sum((row.promised > 1) == (row.against_one.value > 1) for row in decided.itertuples())
     note = (
-        f"{near} of {len(several)} arrangements of several processes are within {CLOSE} times of a replica alone, "
-        f"{sure}; {sum(map(is_close, misses))} of {len(misses)} arrangements are within {CLOSE} times of what the "
-        "ceilings allow."
+        f"{near} of {several['ratio'].notna().sum()} arrangements of several processes with mapped weights are within "
+        f"{CLOSE} times of a replica alone, {sure}. It foretells whether they write more than one process in {right} "
+        f"of {len(decided)} that are decided. {sum(map(is_close, misses))} of {len(misses)} arrangements are within "
+        f"{CLOSE} times of what the ceilings allow, {sum(miss < 1 for miss in misses)} above it."
     )
-    more: Columns = {
+    columns: Columns = {
+        "model": ("model", ""),
+        "kind": ("weights", ""),
+        "arrangement": ("processes × sequences", ""),
         "measured": ("measured", significant(3)),
         "ratio": ("measured / replica alone", ".2f"),
         "miss": ("off the ceilings", ".2f"),
+        "promised": ("over one process, by a replica alone", ".2f"),
+        "against_one": ("over one process", ".2f"),
     }
-    return table(found, {**_EXPECTED, **more}, note)
+    return table(found, columns, note)
 
 
 def _predicted(recording: Recording) -> pd.DataFrame:
@@ -187,24 +209,43 @@ def _predicted(recording: Recording) -> pd.DataFrame:
     found = found.sort_values(["model", "dtype", "use_mmap", "total", "n_processes"])
     kinds = [f"{dtype}, {_loaded(mapped)}" for dtype, mapped in zip(found["dtype"], found["use_mmap"], strict=True)]
     allowed = [_span(row.slowest, row.fastest) for row in found.itertuples()]
-    return found.assign(arrangement=_arrangement(found), kind=kinds, allowed=allowed)
+    found = found.assign(arrangement=_arrangement(found), kind=kinds, allowed=allowed)
+    alone = [row.alone.value if isinstance(row.alone, Estimate) else float("nan") for row in found.itertuples()]
+    of_one = dict(zip(zip(*(found[name] for name in (*_ALIKE, "n_processes")), strict=True), alone, strict=True))
+    keys = zip(*(found[name] for name in _ALIKE), strict=True)
+    found["promised"] = [own / of_one.get((*key, 1), float("nan")) for own, key in zip(alone, keys, strict=True)]
+    measured = analysis.table(recording.rows).set_index(analysis.CELL)["against_one"]
+    return found.assign(against_one=[measured.get(key) for key in found[analysis.CELL].itertuples(index=False)])
+
+
+_ALIKE = ("model", "dtype", "use_mmap", "total")
 
 
 def _span(low: float, high: float) -> str:
     return "n/a" if low != low else f"{significant(3)(low)} to {significant(3)(high)}"
 
 
-def takeaway(recording: Recording) -> Markdown:
-    """In how many comparisons several processes write more or less than one."""
-    found = analysis.table(recording.rows)
-    found = found[(found["n_processes"] > 1) & (found["policy"] == "per_sequence")]
-    verdicts = [ratio.above(1.0) for ratio in found["against_one"].dropna()]
+def takeaway(*recordings: Recording) -> Markdown:
+    """In how many comparisons several processes write more or less than one, by whether they crowd the cores."""
+    lines = []
+    for recording in recordings:
+        rows = recording.rows
+        found = analysis.table(rows).dropna(subset=["against_one"])
+        found = found[(found["n_processes"] > 1) & (found["policy"] == "per_sequence")]
+        crowd = found["n_processes"] > _cores(rows)
+        said = [
+            _verdicts(found[~crowd], "no more threads than cores"),
+            _verdicts(found[crowd], "more threads than cores"),
+        ]
+        lines.append(f"- {', '.join(said)}. {UNFAIR if _unfair(rows) else ''} ({condition(recording)})")
+    return Markdown("Several processes against one with as many sequences:\n\n" + "\n".join(lines))
+
+
+def _verdicts(found: pd.DataFrame, which: str) -> str:
+    verdicts = [ratio.above(1.0) for ratio in found["against_one"]]
     faster, slower = verdicts.count("holds"), verdicts.count("does not hold")
-    unfair = f" {UNFAIR}" if _unfair(recording.rows) else ""
-    return Markdown(
-        f"Of {len(verdicts)} arrangements of several processes {faster} wrote more than one process with as many "
-        f"sequences, {slower} wrote less, and {len(verdicts) - faster - slower} are not decided.{unfair}"
-    )
+    left = len(verdicts) - faster - slower
+    return f"of {len(verdicts)} arrangements with {which} {faster} wrote more, {slower} less, {left} undecided"
 
 
 def isolation(recording: Recording) -> Table:
@@ -238,9 +279,9 @@ _MEASURED: Columns = {
     "arrangement": ("processes × sequences", ""),
     "rate": ("tokens/s", significant(3)),
     "against_one": ("against one process", ".2f"),
-    "itl": ("gap between tokens (ms)", scaled(MS, ".2f")),
-    "ready": ("ready after (s)", ".2f"),
-    "grown": ("memory (MB)", _middle),
+    "ttft": ("first token (s)", significant(3)),
+    "step": ("step of a process (ms)", scaled(MS, ".2f")),
+    "longest": ("longest gap (s)", significant(3)),
     "verdict": ("verdict", ""),
 }
 _EXPECTED: Columns = {

@@ -22,7 +22,7 @@ from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.fleets_plan import WELL
 from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
-from plamo_study.studies.scheduling.plan import PARTS, WITHIN, known_loads
+from plamo_study.studies.scheduling.plan import PARTS, SERVER, WITHIN, known_loads
 from plamo_study.studies.scheduling.steps import StepModel, kind
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -72,8 +72,12 @@ def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, f
 @once_a_frame
 def live(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process of traffic: LOADED, `block`, METRICS. Disturbed ones only of a model that has no others."""
+    return _taken(_judged(traffic_of(usable(rows))))
+
+
+def _taken(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
-    for row in _judged(traffic_of(usable(rows))).itertuples():
+    for row in rows.itertuples():
         load, came = load_of(row), [np.array(each.token_ns) / NS for each in row.requests]
         gaps = np.concatenate([np.diff(each) for each in came])
         ttft = np.array([each[0] for each in came]) - np.array(load.arrives)
@@ -99,7 +103,8 @@ def unjudged(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of loads that a policy served."""
-    return rows[(rows["workload"] == "traffic") & (rows["label"] != PARTS) & (rows["status"] == "ok")]
+    served = ~rows["label"].isin((PARTS, SERVER))
+    return rows[(rows["workload"] == "traffic") & served & (rows["status"] == "ok")]
 
 
 def typical(rows: pd.DataFrame) -> Load:
@@ -109,7 +114,7 @@ def typical(rows: pd.DataFrame) -> Load:
 
 def load_of(row: Any) -> Load:
     """The requests of a row."""
-    told = [(each.arrived_ns / NS, each.n_prompt, len(each.token_ns)) for each in row.requests]
+    told = [(each.arrived_ns / NS, min(each.n_prompt, row.n_prompt), len(each.token_ns)) for each in row.requests]
     arrives, prompt, output = map(list, zip(*told, strict=True))
     return Load(arrives, prompt, output, WITHIN[row.scale])
 
@@ -157,9 +162,14 @@ def half(rows: pd.DataFrame) -> dict[str, StepModel]:
     if found["n_threads"].nunique() < 2:
         return {}
     own = observed.parts_of(found)
-    threads = int(own["n_threads"].min())
-    own = own[own["n_threads"] == threads]
-    return {model: observed.fitted(own, model, threads, rows, _command(rows)) for model in sorted(set(own["model"]))}
+    return with_threads(rows, int(own["n_threads"].min()))
+
+
+def with_threads(rows: pd.DataFrame, n_threads: int) -> dict[str, StepModel]:
+    """A step model for each model of which the parts were measured with so many threads."""
+    own = observed.parts_of(observed.calls(rows))
+    own = own[own["n_threads"] == n_threads]
+    return {model: observed.fitted(own, model, n_threads, rows, _command(rows)) for model in sorted(set(own["model"]))}
 
 
 def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -221,14 +231,42 @@ def both(rows: pd.DataFrame, known: dict[str, StepModel]) -> pd.DataFrame:
         except StudyError as error:
             entries.append(entry | {"refused": f"{error.what}: {error.why}"})
             continue
-        for name in METRICS:
-            taken = group.drop_duplicates("block", keep="last")[name].tolist()
-            entry |= {name: stats.median(taken), f"{name}_simulated": found[name]}
-            known_both = found[name] > 0 and min(taken) > 0  # nobody may have been served well
-            entry[f"{name}_ratio"] = stats.ratio([found[name]] * len(taken), taken) if known_both else None
-        entries.append(entry | {"refused": ""})
-    names = [name + end for name in METRICS for end in ("", "_simulated", "_ratio")]
-    return pd.DataFrame(entries, columns=[*LOADED, "held_out", *names, "refused"])
+        entries.append(entry | _held_against(group, found) | {"refused": ""})
+    return pd.DataFrame(entries, columns=[*LOADED, "held_out", *BOTH, "refused"])
+
+
+BOTH = [name + end for name in METRICS for end in ("", "_simulated", "_ratio")]
+
+
+def _held_against(group: pd.DataFrame, found: dict[str, float]) -> dict[str, Any]:
+    """BOTH of the processes of one load."""
+    entry: dict[str, Any] = {}
+    for name in METRICS:
+        taken = group.drop_duplicates("block", keep="last")[name].tolist()
+        entry |= {name: stats.median(taken), f"{name}_simulated": found[name]}
+        known_both = found[name] > 0 and min(taken) > 0  # nobody may have been served well
+        entry[f"{name}_ratio"] = stats.ratio([found[name]] * len(taken), taken) if known_both else None
+    return entry
+
+
+def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same requests served by llama-server, and its rule simulated with as many threads: `model`, `per_second`,
+    BOTH, and `http` (s), what a request takes that asks for nothing.
+
+    The rule is that of the policy "shared", but for prompts that arrive together: the server reads them in one call.
+    """
+    used = usable(rows)
+    used = used[(used["workload"] == "traffic") & (used["label"] == SERVER) & (used["status"] == "ok")]
+    known = {n: with_threads(rows, int(n)) for n in used["n_threads"].unique()}
+    entries = []
+    for (model, per_second, n_threads), group in used.groupby(["model", "per_second", "n_threads"]):
+        if (fitted_on := known[n_threads].get(str(model))) is None:
+            continue
+        first = next(group.itertuples())
+        found = simulated(load_of(first), "shared", fitted_on, int(first.n_seq))
+        http = stats.median([float(np.median(series["floor"])) for series in group["series"]])
+        entries.append({"model": model, "per_second": per_second, "http": http} | _held_against(_taken(group), found))
+    return pd.DataFrame(entries, columns=["model", "per_second", "http", *BOTH])
 
 
 def residuals(compared: pd.DataFrame) -> pd.DataFrame:

@@ -1,17 +1,18 @@
 """Which cells the study of scheduling measures: the calls that traffic is made of, and traffic by policy and load.
 
-Every policy gets the same requests at the same times. One thread's parts are there for a machine shared out between
-one that reads and one that answers.
+Every policy gets the same requests at the same times. Parts with fewer threads are there for a machine shared out
+between one that reads and one that answers, and for a server whose client has a core.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from plamo_study.measure import machine
+from plamo_study.measure import machine, server
 from plamo_study.measure.cells import Cell, Traffic
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, thread_counts, with_gates
 
 PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
+SERVER = "llama-server"  # its own policy
 LONGEST = {"mini": (256, 24), "shape": (256, 16), "weights": (256, 16)}  # tokens of a prompt and of an answer
 SLOTS = 8
 POLICIES = ("shared", "chunked 64", "decode first 64", "chunked 128", "one at a time")
@@ -55,6 +56,11 @@ def _of_model(base: Traffic) -> Iterator[Traffic]:
     for number, per_second in enumerate(loads):
         for rule in BY_LOAD[number] if first else FIRST if number in (1, 2) else ():
             yield change(asked, per_second=per_second, rule=rule)
+    if not first and server.find():  # the first model's sequences are mixed up by a server
+        beside = change(base, n_threads=max(base.n_threads - 1, 1))  # a core is the client's
+        yield beside
+        for per_second in loads[:2]:
+            yield change(beside, n_requests=REQUESTS[base.scale], per_second=per_second, rule=SERVER)
 
 
 def _rank(cell: Cell) -> int:
@@ -62,6 +68,8 @@ def _rank(cell: Cell) -> int:
     assert isinstance(cell, Traffic)
     if cell.rule == PARTS:
         return 0 if cell.n_threads == machine.performance_cores() else 2
+    if cell.rule == SERVER:
+        return 3
     usual = cell.rule in FIRST
     if cell.per_second == LOADS[cell.scale][1]:
         return 0 if usual else 3

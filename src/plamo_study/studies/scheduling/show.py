@@ -228,7 +228,8 @@ def steps(recording: Recording) -> Table:
 
 def elsewhere(recording: Recording) -> Table:
     """What notebook 06's rows alone say of the calls of traffic."""
-    other = recordings.read("06-chunked", recording.source, recording.scale)
+    machine = str(recording.rows["machine"].iloc[0])
+    other = recordings.read("06-chunked", recording.source, recording.scale, machine)
     found = analysis.elsewhere(recording.rows, other.rows) if other else pd.DataFrame()
     columns: Columns = {
         "model": ("model", ""),
@@ -274,6 +275,22 @@ def refused(recording: Recording) -> Markdown:
         for model, per_second, rule in analysis.unjudged(recording.rows)
     ]
     return Markdown("\n".join(f"- {why}" for why in said))
+
+
+def server(recording: Recording) -> Table | Markdown:
+    """The same requests served by llama-server, and its rule simulated."""
+    found = analysis.beside_a_server(recording.rows)
+    if found.empty:
+        how = f"`plamo-study server build`, then `plamo-study measure 10-scheduling --scale {recording.scale}`"
+        return Markdown(f"No server was asked here: {how}.")
+    columns: Columns = {
+        "model": ("model", ""), "per_second": ("requests/s", "g"),
+        "ttft_p50": ("first token, P50 (ms)", scaled(MS, ".1f")),
+        "ttft_p50_ratio": ("simulated / measured", ".2f"), "ttft_p99_ratio": ("first token, P99", ".2f"),
+        "itl_p50_ratio": ("gap, P50", ".2f"), "itl_p99_ratio": ("gap, P99", ".2f"),
+        "throughput_ratio": ("throughput", ".2f"), "http": ("a request for nothing (ms)", scaled(MS, ".2f")),
+    }  # fmt: skip
+    return table(found, columns)
 
 
 def picks(recording: Recording) -> Table:

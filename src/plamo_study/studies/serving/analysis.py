@@ -15,6 +15,7 @@ from plamo_study.studies.serving import knee, metrics
 
 CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "pattern", "per_second"]
 TIMES = ["ttft", "tpot", "itl", "largest", "whole", "throughput"]
+BINDS = "client binds"
 ALIKE, OTHER, UNANSWERED = "as alone", "another answer", "no answer"
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
@@ -42,7 +43,10 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a cell: TIMES as estimates, `n_prompts`, `late` (median), `binds` and `n` (servers), and the verdict."""
+    """A line a cell: TIMES as estimates, `n_prompts`, `late` (median), `binds` and `n` (servers), and the verdict.
+
+    That is "client binds" where the client did in half of the loads or more: its times are then of the client.
+    """
     right, entries = processes(usable(rows)), []
     for key, group in processes(rows).groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
@@ -52,7 +56,10 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         if len(used):
             entry |= {name: stats.median(used[name].dropna().tolist()) for name in TIMES}
             entry |= {"n_prompts": used["n_prompts"].median(), "late": used["late"].median()}
-            entries.append(entry | {"binds": int(used["binds"].sum()), "n": len(used)})
+            entry |= {"binds": int(used["binds"].sum()), "n": len(used)}
+            if entry["verdict"] == "valid" and 2 * entry["binds"] >= entry["n"]:
+                entry["verdict"] = BINDS
+            entries.append(entry)
     return pd.DataFrame(entries, columns=[*CELL, "verdict", "failed", *TIMES, "n_prompts", "late", "binds", "n"])
 
 
@@ -147,23 +154,21 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def knees(rows: pd.DataFrame) -> pd.DataFrame:
-    """The highest rate that met the objectives, per model and build: `rate` (estimate, requests a second).
-
-    `failing`: the lowest rate that did not meet them, median over servers; `n`: servers. `goodput`: requests a second
-    that kept to the objectives of the scale, at the knee.
+    """A line a server whose knee was sought: `model`, `build`, `block`, `n` (requests of each rate that was tried),
+    `met` and `failed`: the highest rate that met the objectives and the lowest that did not, as requests really came;
+    `goodput`: requests a second that kept to them at the first.
     """
     entries = []
     found = usable(rows)
     found = found[(found["workload"] == "serving") & (found["pattern"] == "knee")]
-    for (model, build, scale), group in found.groupby(["model", "build", "scale"]):
-        brackets = [knee.bracket(series["rates"], series["met"]) for series in group["series"]]
-        good = [low for low, _ in brackets if low == low]
-        bad = [high for _, high in brackets if high == high]
-        if good:
-            kept = [metrics.goodput(requests, knee.OBJECTIVES[scale]) for requests in group["requests"]]
-            entry = {"model": model, "build": build, "n": len(good), "goodput": stats.median(kept)}
-            entries.append(entry | {"rate": stats.median(good), "failing": median(bad) if bad else float("nan")})
-    return pd.DataFrame(entries, columns=["model", "build", "n", "goodput", "rate", "failing"])
+    for row in found.sort_values(["model", "build", "block"]).itertuples():
+        tried = row.series["rates"]
+        came = {rate: knee.came(row.n_requests, rate, number) for number, rate in enumerate(tried)}
+        met, failed = (came.get(rate, float("nan")) for rate in knee.bracket(tried, row.series["met"]))
+        entry = {"model": row.model, "build": row.build, "block": row.block, "n": row.n_requests}
+        kept = metrics.goodput(row.requests, knee.OBJECTIVES[row.scale])
+        entries.append(entry | {"met": met, "failed": failed, "goodput": kept})
+    return pd.DataFrame(entries, columns=["model", "build", "block", "n", "met", "failed", "goodput"])
 
 
 def tools(rows: pd.DataFrame) -> pd.DataFrame:

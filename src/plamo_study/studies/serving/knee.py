@@ -50,7 +50,7 @@ async def sought(
     steps = []
     for number in range(STEPS):
         rate = (low * high) ** 0.5
-        loaded = await load.opened(web, target, prompts, load.arrivals("poisson", len(prompts), rate, number))
+        loaded = await load.opened(web, target, prompts, _arrivals(len(prompts), rate, number))
         met = [OBJECTIVES[cell.scale].met(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
         share = sum(met) / len(prompts)
         steps.append((rate, share, loaded.late_ns / 1e9))
@@ -60,6 +60,15 @@ async def sought(
             high, best = rate, best or loaded
     assert best is not None
     return best, steps
+
+
+def _arrivals(n: int, rate: float, step: int) -> list[float]:
+    return load.arrivals("poisson", n, rate, step)
+
+
+def came(n: int, rate: float, step: int) -> float:
+    """Requests a second that really came in a step of the search: few drawn gaps are not their mean."""
+    return (n - 1) / _arrivals(n, rate, step)[-1]
 
 
 def bracket(rates: Sequence[float], met: Sequence[float]) -> tuple[float, float]:

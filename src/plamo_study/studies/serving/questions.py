@@ -1,5 +1,6 @@
 """What servers are asked: pieces of a text of so many tokens, each another piece, and how a server is asked them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,17 @@ OURS: dict[str, dict[str, Any]] = {
 
 def prompts(model: Path, n: int, n_prompt: int, n_gen: int, seed: int = 0) -> list[Prompt]:
     """`n` prompts of `n_prompt` tokens as the model's own tokenizer cuts them; all begin differently."""
-    text = texts.read(TEXT).decode()
+    return of_lengths(model, [n_prompt] * n, [n_gen] * n, seed)
+
+
+def of_lengths(model: Path, n_prompts: Sequence[int], n_gens: Sequence[int], seed: int = 0) -> list[Prompt]:
+    """Prompts and answers of so many tokens each; all prompts begin differently."""
+    text, n = texts.read(TEXT).decode(), len(n_prompts)
     with Tokenizer(model) as tokenizer:
-        return [Prompt(str(i), _piece(tokenizer, text, (seed * n + i) * STRIDE, n_prompt), n_gen) for i in range(n)]
+        return [
+            Prompt(str(i), _piece(tokenizer, text, (seed * n + i) * STRIDE, n_prompt), n_gen)
+            for i, (n_prompt, n_gen) in enumerate(zip(n_prompts, n_gens, strict=True))
+        ]
 
 
 def _piece(tokenizer: Tokenizer, text: str, start: int, n_tokens: int) -> str:

@@ -1,5 +1,6 @@
 """Notebook 11's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,15 +37,16 @@ def _contamination(rows: pd.DataFrame) -> list[str]:
     said = []
     found = found.sort_values(["model", "build"], ascending=[True, False])  # as released, then corrected
     for (model, build), group in found.groupby(["model", "build"], sort=False):
-        counts = {name: int(group[name].sum()) for name in ("answers", "differ", "near_ties", "runs", "died")}
-        at = " and ".join(f"{n}" for n in sorted(group["n_clients"]))
-        text = f"{escaped(str(model))}, {_build(str(build))}, {at} at a time: "
-        text += f"{counts['differ']} of {counts['answers']} answers are not those of the same prompt alone"
-        text += f" ({counts['near_ties']} at near-ties)" if counts["differ"] else ""
-        said.append(f"{text}, and {counts['died']} of {counts['runs']} servers died")
+        parts = []
+        for row in group.sort_values("n_clients").itertuples():
+            other = row.differ - row.near_ties
+            text = f"{row.n_clients} at a time, {other} of {row.answers} answers are others than alone"
+            text += f" (and {row.near_ties} at near-ties)" if row.near_ties else ""
+            parts.append(f"{text}, {row.died} of {row.runs} servers died")
+        said.append(f"{escaped(str(model))}, {_build(str(build))}: {'; '.join(parts)}")
     if not said:
         return []
-    return ["**A neighbour's request changes your answer, and can end the server.** " + "; ".join(said) + "."]
+    return ["**A neighbour's request changes your answer, and can end the server.** " + ". ".join(said) + "."]
 
 
 def _build(build: str) -> str:
@@ -63,7 +65,8 @@ def _added(rows: pd.DataFrame) -> list[str]:
                 ratio, both = sentences.quotient(
                     row["ratio"], row["measured"].scaled(MS), row["engine"].scaled(MS), "ms"
                 )
-                parts.append(f"{what} of {escaped(row['model'])} takes {ratio} as long as in the engine {both}")
+                text = f"{what} of {escaped(row['model'])} takes {ratio} as long as in the engine {both}"
+                parts.append(text + sentences.unless(row["ratio"]))
         lines.append(f"**What {server} adds.** " + _capital("; ".join(parts)) + ".")
     return lines
 
@@ -97,27 +100,26 @@ def _ms(seconds: Estimate) -> str:
 def _loaded(rows: pd.DataFrame) -> list[str]:
     lines = []
     for who, group in load_curves(rows).groupby("who", sort=False):
-        first, last = group.iloc[0], group.iloc[-1]
-        if first["n_clients"] != last["n_clients"]:
-            lines.append(
-                f"{escaped(str(who))}: {significant(3)(first['throughput'])} tokens a second with "
-                f"{first['n_clients']} at a time, {significant(3)(last['throughput'])} with {last['n_clients']}"
-            )
-    return ["**What load buys.** " + "; ".join(lines) + "."] if lines else []
+        best = max(group.to_dict("records"), key=lambda row: row["throughput"].value)
+        shown = {row["n_clients"]: row for row in (group.iloc[0].to_dict(), best, group.iloc[-1].to_dict())}
+        if len(shown) > 1:
+            told = [f"{significant(3)(row['throughput'])} with {n} at a time" for n, row in sorted(shown.items())]
+            lines.append(f"{escaped(str(who))}: {', '.join(told)}")
+    return ["**What load buys**, tokens a second: " + "; ".join(lines) + "."] if lines else []
 
 
 def _knees(recording: Recording) -> list[str]:
     found = analysis.knees(recording.rows)
-    said = [
-        f"{escaped(str(row.model))} ({_build(str(row.build))}): {row.rate:.2g} requests a second"
-        for row in found.itertuples()
-    ]
-    if not said:
+    if found.empty:
         return []
-    wanted = knee.OBJECTIVES[recording.scale]
-    how = f"{knee.ENOUGH:.0%} of the requests have their first token within {wanted.ttft_s * MS:.0f} ms and the others "
-    how += f"within {wanted.tpot_s * MS:.0f} ms each"
-    return [f"**The knee**, the highest rate at which {how}: " + "; ".join(said) + "."]
+    said = []
+    for (model, build), group in found.groupby(["model", "build"]):
+        rates = " and ".join(f"{row.met:.2g}" if row.met == row.met else "none" for row in group.itertuples())
+        said.append(f"{escaped(str(model))} ({_build(str(build))}): {rates} requests a second")
+    wanted, n = knee.OBJECTIVES[recording.scale], int(found["n"].iloc[0])
+    how = f"{math.ceil(knee.ENOUGH * n)} of {n} requests had their first token within {wanted.ttft_s * MS:.0f} ms and, "
+    how += f"in the mean, a further one every {wanted.tpot_s * MS:.0f} ms"
+    return [f"**The knee**, the highest rate tried at which {how}, server by server: " + "; ".join(said) + "."]
 
 
 def contaminated(recording: Recording) -> pd.DataFrame:
@@ -148,20 +150,19 @@ def answers(recording: Recording) -> Table:
     found = analysis.answers(recording.rows)
     found = found.assign(at=_at_a_time(found))
     columns: Columns = {
-        "model": ("model", ""),
-        "build": ("build", ""),
-        "server": ("server", ""),
+        "who": ("server", ""),
         "n_seq": ("slots", ""),
         "at": ("at a time", ""),
         "answers": ("answers", ""),
         "differ": ("differ from alone", ""),
         "near_ties": ("of these near-ties", ""),
-        "failed": ("requests failed", ""),
         "died": ("servers died", ""),
         "runs": ("of", ""),
+        "failed": ("requests failed", ""),
         "how": ("how", ""),
     }
-    return table(found, columns, "Differences of servers that died count as far as the answers came.")
+    found = found.assign(who=[_who(row) for row in found.itertuples()])
+    return table(found, columns, "An answer that broke off is compared up to where it broke off.")
 
 
 def lengths(recording: Recording) -> pd.DataFrame:
@@ -177,7 +178,7 @@ def by_length(recording: Recording) -> Table:
     """One request at a time: first token, further tokens and the whole, by tokens of prompt and answer."""
     found = analysis.table(recording.rows)
     found = found[(found["n_clients"] == 1)].sort_values(["server", "model", "n_prompt", "n_gen", "n_seq"])
-    return table(found, _TIMES | {"n_seq": ("slots", "")})
+    return table(found.assign(who=[_who(row) for row in found.itertuples()]), _TIMES)
 
 
 def load_curves(rows: pd.DataFrame) -> pd.DataFrame:
@@ -197,20 +198,18 @@ def under_load(recording: Recording) -> Table:
     found = found[found["n_clients"] != 1].sort_values(["model", "server", "build", "n_seq", "n_clients"])
     found = found.assign(at=_at_a_time(found))
     columns: Columns = {
-        "model": ("model", ""),
-        "server": ("server", ""),
-        "build": ("build", ""),
+        "who": ("server", ""),
+        "n_seq": ("slots", ""),
         "at": ("at a time", ""),
         "ttft": ("first token (ms)", significant(3, MS)),
         "itl": ("gap between tokens (ms)", significant(3, MS)),
         "throughput": ("tokens/s", significant(3)),
         "verdict": ("verdict", ""),
-        "largest": ("longest gap (ms)", significant(3, MS)),
-        "n_seq": ("slots", ""),
-        "failed": ("requests failed", ""),
         "late": ("client late, of a gap", ".0%"),
+        "largest": ("longest gap (ms)", significant(3, MS)),
+        "failed": ("requests failed", ""),
     }
-    return table(found, columns)
+    return table(found.assign(who=[_who(row) for row in found.itertuples()]), columns)
 
 
 def expected(recording: Recording) -> Table:
@@ -220,8 +219,8 @@ def expected(recording: Recording) -> Table:
 
 def prediction(recording: Recording) -> Table:
     """The engine beside the server, and where the difference lies: in the server by its own count, or outside."""
-    note = "In the server: by llama-server's own count beyond the engine: sampling, scheduling, making text. Outside: "
-    note += "HTTP, the line, and the client."
+    note = "In the server: all that llama-server counts beyond the engine's time: sampling, scheduling, making text, a "
+    note += "longer context, neighbours' prompts. Outside: HTTP, the line, and the client. Below zero it is noise."
     return table(_predictions(recording), _PREDICTED, note)
 
 
@@ -238,25 +237,27 @@ def knees(recording: Recording) -> Table:
     columns: Columns = {
         "model": ("model", ""),
         "build": ("build", ""),
-        "rate": ("met at (requests/s)", ".3g"),
-        "failing": ("failed at (requests/s)", ".3g"),
-        "goodput": ("goodput there (requests/s)", ".3g"),
-        "n": ("servers", ""),
+        "block": ("block", ""),
+        "met": ("met at (requests/s)", ".3g"),
+        "failed": ("failed at (requests/s)", ".3g"),
+        "goodput": ("goodput where it was met", ".3g"),
+        "n": ("requests of each rate", ""),
     }
-    return table(analysis.knees(recording.rows), columns)
+    return table(analysis.knees(recording.rows), columns, "A line a server. Rates are those at which requests came.")
 
 
 def tools(recording: Recording) -> Table:
-    """One right load as four tools would tell it."""
+    """One right load as four tools define its times: where there is one, a load whose requests come as they come."""
     rows = usable(recording.rows)
-    rows = rows[(rows["workload"] == "serving") & (rows["n_clients"] > 1)]
+    rows = rows[(rows["workload"] == "serving") & (rows["n_clients"] != 1)]
     if rows.empty:
         return table(pd.DataFrame(), {})
-    cell = rows.iloc[-1]
+    cell = rows.sort_values("n_clients", kind="stable").iloc[0]
     same = of_cell(rows, cell, analysis.CELL)
     columns: Columns = {"tool": ("as it is told by", "")}
     columns |= {name: (f"{name.upper()} (ms)", _or_none) for name in ("ttft", "itl", "tpot")}  # type: ignore[operator]
-    which = f"{cell['model']} on {cell['server']}, {cell['n_clients']} at a time."
+    at = f"{cell['n_clients']} at a time" if cell["n_clients"] else "as they come"
+    which = f"{cell['model']} on {cell['server']}, {at}; means, as the tools print them. None of the tools was run."
     return table(analysis.tools(same), columns, which)
 
 
@@ -273,7 +274,7 @@ def trials(recording: Recording) -> Table:
             "llama-server": _build(each.build).replace("`llama-server` ", ""),
             "probes": each.runs,
             "said": "; ".join(f"{verdict}: {n}" for verdict, n in each.verdicts.items()),
-            "answers that differ": f"{each.other} of {each.compared}",
+            "requests whose answer differs": f"{each.other} of {each.compared}",
             "near-ties": each.near_ties,
             "servers that died": each.died,
         }
@@ -286,8 +287,8 @@ def client(recording: Recording) -> str:
     """How often the client itself was too late for the gaps that it timed."""
     found = analysis.processes(recording.rows)
     late = found["late"].dropna()
-    said = f"The client's clock ran late by {late.median():.0%} of a gap between two tokens now and then (the 95th "
-    said += f"percentile in a load, median over {len(late)} loads). "
+    said = f"In one of twenty looks the client was late by {late.median():.0%} of a gap between two tokens or more "
+    said += f"(median over {len(late)} loads). "
     return said + f"In {int(found['binds'].sum())} of {len(found)} loads the client binds: its usual lag is over 5 %."
 
 
@@ -297,8 +298,8 @@ def clients(recording: Recording) -> Markdown:
 
 
 _TIMES: dict[str, tuple[str, Any]] = {
-    "model": ("model", ""),
-    "server": ("server", ""),
+    "who": ("server", ""),
+    "n_seq": ("slots", ""),
     "n_prompt": ("prompt", ","),
     "n_gen": ("answer", ""),
     "ttft": ("first token (ms)", significant(3, MS)),

@@ -15,7 +15,7 @@ import psutil
 
 from plamo_study.engine import builds
 from plamo_study.measure import server, watch
-from plamo_study.measure.cells import Serving
+from plamo_study.measure.cells import Serving, Traffic
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.server import Server, Setup
 from plamo_study.studies.serving import client, judge, knee, load, questions
@@ -47,20 +47,34 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     and "gap" by how much the likeliest token led there (nats). "lag" (s): the client's, median, 95th percentile, most.
     "floor" (s): empty requests. "rates", "met", "late": the search for the knee.
     """
-    folder = os.environ.get("LLAMA_CPP_LIB_PATH")
-    setup = Setup(
-        cell.server, path, cell.n_seq, cell.n_prompt + cell.n_gen + ROOM, cell.n_threads, cell.n_batch, cell.n_ubatch,
-        cell.flash_attn, cell.n_gpu_layers, Path(folder) if folder else builds.installed_libraries(),
-    )  # fmt: skip
     asked = questions.prompts(path, min(cell.n_requests, DISTINCT), cell.n_prompt, cell.n_gen, cell.seed)
     stage("start")
     begin = clock()
-    with server.started(setup) as running:
+    with server.started(setup(cell, cell.server, path)) as running:
         load_ns = clock() - begin
         target = Target(running.url, usual=questions.OURS[cell.server])
         done = client.run(_loaded(cell, running, target, asked, stage))
-        rss = psutil.Process(running.process.pid).memory_info().rss if not done.ended else 0
-    return _measured(cell, done, load_ns, rss)
+        rss = resident(running, done)
+    return measured(done, load_ns, rss)
+
+
+def setup(cell: Serving | Traffic, kind: server.Kind, path: Path) -> Setup:
+    """A server with the slots, lengths and threads of a cell, and the engine that this worker has."""
+    folder = os.environ.get("LLAMA_CPP_LIB_PATH")
+    return Setup(
+        kind, path, cell.n_seq, cell.n_prompt + cell.n_gen + ROOM, cell.n_threads, cell.n_batch, cell.n_ubatch,
+        cell.flash_attn, cell.n_gpu_layers, Path(folder) if folder else builds.installed_libraries(),
+    )  # fmt: skip
+
+
+def resident(running: Server, done: Done) -> int:
+    """Bytes of memory that the server has; 0 where it is no more."""
+    return psutil.Process(running.process.pid).memory_info().rss if not done.ended else 0
+
+
+async def floors(web: httpx2.AsyncClient, target: Target, kind: server.Kind) -> list[float]:
+    """Seconds of requests that ask for nothing: what HTTP alone takes."""
+    return [await _empty(web, target.url + server.READY[kind]) for _ in range(FLOOR)]
 
 
 async def _loaded(
@@ -69,7 +83,7 @@ async def _loaded(
     async with client.client(target) as web:
         stage("warm")
         await client.ask(web, target, asked[0])
-        floor = [await _empty(web, target.url + server.READY[cell.server]) for _ in range(FLOOR)]
+        floor = await floors(web, target, cell.server)
         stage("alone")
         top = 2 if cell.server == "llama-server" else 0
         alone = [await client.ask(web, target, prompt, top=top) for prompt in asked]
@@ -103,7 +117,8 @@ def _seconds(answer: Answer) -> float:
     return (answer.ended_ns - answer.sent_ns) / 1e9
 
 
-def _measured(cell: Serving, done: Done, load_ns: int, rss: int) -> Measured:
+def measured(done: Done, load_ns: int, rss: int) -> Measured:
+    """What a row says of this, as `run` names it."""
     answers, began = done.loaded.answers, done.loaded.began_ns
     found = [judge.difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
     wrong = [each for each in found if each and not each.is_near_tie]

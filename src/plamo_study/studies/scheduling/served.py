@@ -1,0 +1,48 @@
+"""A cell of kind "traffic" that llama-server serves: the same requests at the same times, over HTTP.
+
+Who is served when is the server's own rule: every call has a token of everybody, and of waiting prompts as much as a
+batch has room for. Answers are held against what each prompt gets alone.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from plamo_study.measure import server, watch
+from plamo_study.measure.cells import Traffic
+from plamo_study.measure.rows import Measured
+from plamo_study.measure.server import Kind, Server
+from plamo_study.studies.scheduling import traffic
+from plamo_study.studies.scheduling.loop import Load
+from plamo_study.studies.serving import client, load as http, questions, workload
+from plamo_study.studies.serving.client import Prompt, Target, clock
+from plamo_study.studies.serving.workload import Done
+
+KIND: Kind = "llama-server"
+
+
+def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Do one cell; times and series are those of `serving.workload.run`."""
+    asked = traffic.drawn(cell)
+    prompts = questions.of_lengths(path, asked.prompt, asked.output, cell.seed)
+    stage("start")
+    begin = clock()
+    with server.started(workload.setup(cell, KIND, path)) as running:
+        load_ns = clock() - begin
+        target = Target(running.url, usual=questions.OURS[KIND])
+        done = client.run(_done(asked, prompts, running, target, stage))
+        rss = workload.resident(running, done)
+    return workload.measured(done, load_ns, rss)
+
+
+async def _done(
+    asked: Load, prompts: list[Prompt], running: Server, target: Target, stage: Callable[[str], None]
+) -> Done:
+    async with client.client(target) as web:
+        stage("alone")
+        alone = [await client.ask(web, target, prompt, top=2) for prompt in prompts]
+        floor = await workload.floors(web, target, KIND)
+        stage("serve")
+        with watch.timed(running.process.pid):
+            loaded = await http.opened(web, target, prompts, asked.arrives)
+        ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
+    return Done(alone, loaded, floor, ended, [])
