@@ -62,6 +62,13 @@ def read(study: str, source: str, scale: str, machine: str = "") -> Recording | 
     return of_rows(rows, records, study, source, scale) if rows else None
 
 
+def machines(study: str, source: str, scale: str) -> list[str]:
+    """The machines that a study was measured on, as rows name them, the last one first."""
+    path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
+    rows = journal.latest_rows(journal.read(path)) if path.exists() else []
+    return list(dict.fromkeys(row.machine for row in sorted(rows, key=lambda row: row.started, reverse=True)))
+
+
 def of_rows(rows: Sequence[Row], records: Sequence[Record], study: str, source: str, scale: str) -> Recording:
     """These rows of a journal's records, those of the machine measured last."""
     facts = frame.facts(records)

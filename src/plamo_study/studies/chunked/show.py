@@ -11,7 +11,7 @@ from plamo_study.analysis import timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable
-from plamo_study.measure.recording import Recording, read
+from plamo_study.measure.recording import Recording, machines, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.sentences import CLOSE
@@ -253,13 +253,15 @@ def budget(recording: Recording) -> Table:
 
 
 def by_chunk(recording: Recording) -> Table:
-    """The sources' table: time between tokens and the prompt's rate by chunk, of the prompt cut in most ways."""
-    found = analysis.table(recording.rows)
-    found = found[(found["way"] != "whole") & ~found["kv_unified"] & (found["flash_attn"] == "auto")]
-    found = found[found["n_prompt"] < DEEPER]
-    sizes = found.groupby(["n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
-    n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[1]))
-    found = found[(found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
+    """The sources' table: time between tokens and the prompt's rate by chunk, of the prompt cut in most ways.
+
+    Of recorded rows those of the machine on which it was cut in most ways; the note says where it is another one.
+    """
+    where = recording.study, recording.source, recording.scale
+    others = [read(*where, machine) for machine in machines(*where)[1:]] if recording.source == "recorded" else []
+    tables = [_most_cut(each.rows) for each in (recording, *others) if each is not None]
+    found = max(tables, key=lambda each: each["n_chunk"].nunique())
+    n_seq, n_arriving = found.iloc[0][["n_seq", "n_arriving"]]
     nothing = found.drop_duplicates(["model", "way"]).assign(n_chunk=0, during=lambda data: data["before"], rate=None)
     wide = pd.concat([nothing, found]).pivot(index=["model", "n_chunk"], columns="way", values=["during", "rate"])
     shown = wide.index.to_frame(index=False)
@@ -269,7 +271,18 @@ def by_chunk(recording: Recording) -> Table:
             shown[f"{way} {name}"] = wide[name, way].to_numpy()
             columns = {**columns, f"{way} {name}": (f"{HOW[way]}: {title}", how)}
     caption = f"{n_seq} sequences decoding, a prompt of {n_arriving:,} tokens, its rate in tokens/s; 0: decode only."
+    caption += "" if found is tables[0] else " Measured on another machine than the rest of this page."
     return table(shown, columns, caption)
+
+
+def _most_cut(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of the prompt that was cut into most sizes of chunk, with one buffer a sequence and flash attention."""
+    found = analysis.table(rows)
+    found = found[(found["way"] != "whole") & ~found["kv_unified"] & (found["flash_attn"] == "auto")]
+    found = found[found["n_prompt"] < DEEPER]
+    sizes = found.groupby(["n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
+    n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[1]))
+    return found[(found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
 
 
 def with_sizes(recording: Recording, small: Recording) -> Recording:
