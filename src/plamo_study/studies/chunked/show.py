@@ -295,7 +295,7 @@ def whose(recording: Recording, shown: Recording) -> Markdown:
     if shown is recording:
         return Markdown("All of what follows is of the same rows.")
     return Markdown(
-        f"These rows cut a prompt of {PROMPT} tokens into chunks of {USUAL_CHUNK} only; every size takes an hour a "
+        f"These rows cut a prompt of {PROMPT} tokens into chunks of {USUAL_CHUNK} only; every size takes two hours a "
         f"block at full size. **What follows is of small models**, as recorded. ({condition(shown)})"
     )
 
