@@ -237,7 +237,8 @@ def takeaway(*recordings: Recording) -> Markdown:
             _verdicts(found[~crowd], "no more threads than cores"),
             _verdicts(found[crowd], "more threads than cores"),
         ]
-        lines.append(f"- {', '.join(said)}. {UNFAIR if _unfair(rows) else ''} ({condition(recording)})")
+        unfair = f" {UNFAIR}" if _unfair(rows) else ""
+        lines.append(f"- Scale {recording.scale}: {'; '.join(said)}.{unfair}")
     return Markdown("Several processes against one with as many sequences:\n\n" + "\n".join(lines))
 
 

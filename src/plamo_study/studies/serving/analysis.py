@@ -68,7 +68,8 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
 
     `near_ties` among these; `failed` requests; `died`: servers that ended, with the signals (`how`) and assertions
     (`said`). Answers that broke off count as far as they go. Of all `requests`, `other` got another answer where no
-    near-tie explains it, and of the rest `unanswered` got none, or not all of it.
+    near-tie explains it, and of the rest `unanswered` got none, or not all of it; those that found no server any more
+    are not counted there.
     """
     found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
     entries = []
@@ -90,8 +91,10 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _became(row: Any) -> Iterator[str]:
-    """What became of each request of a load."""
+    """What became of each request of a load that reached the server."""
     for request, token, gap in zip(row.requests, row.series["differs"], row.series["gap"], strict=True):
+        if request.failure.startswith("ConnectError"):
+            continue
         if token >= 0 and not 0 <= gap < NEAR_TIE:
             yield OTHER
         else:

@@ -123,7 +123,8 @@ def _knees(recording: Recording) -> list[str]:
 
 
 def contaminated(recording: Recording) -> pd.DataFrame:
-    """What the first figure draws: `who` was asked how, what its requests `became`, and their `share` (%)."""
+    """What the first figure draws: `who` was asked how (and by how many requests), what these `became`, their `share`
+    (%)."""
     found = analysis.answers(recording.rows)
     found = found[(found["n_clients"] > 0) & ((found["server"] == PYTHON) | (found["n_seq"] == SLOTS))]
     entries = []
@@ -131,7 +132,7 @@ def contaminated(recording: Recording) -> pd.DataFrame:
     for row in found.sort_values(**in_order).itertuples():
         alike = row.requests - row.other - row.unanswered
         became = {analysis.ALIKE: alike, analysis.OTHER: row.other, analysis.UNANSWERED: row.unanswered}
-        who = f"{_who(row)}, {row.n_clients} at a time"
+        who = f"{_who(row)}, {row.n_clients} at a time ({row.requests})"
         entries += [{"who": who, "became": name, "share": 100 * n / row.requests} for name, n in became.items()]
     return pd.DataFrame(entries, columns=["who", "became", "share"])
 
