@@ -242,8 +242,8 @@ def chip(machine: dict[str, Any]) -> str:
 def condition(recording: Recording) -> str:
     """Scale, weights, machine and verdicts behind a number, as one clause."""
     rows, facts = recording.rows, recording.facts
-    asked = rows[rows["workload"] != "gate"]
-    kinds = [f"{_types(asked[asked['model'] == m])} {weights_of(facts[m])} weights" for m in model_names(rows)]
+    asked = rows if (rows["workload"] == "gate").all() else rows[rows["workload"] != "gate"]
+    kinds = [f"{_types(asked[asked['model'] == m])} {weights_of(facts[m])} weights" for m in model_names(asked)]
     threads = asked["n_threads"].max()
     return (
         f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips(recording)}, "

@@ -32,7 +32,7 @@ def scheduling(scale: str, gpu: bool = False) -> Plan:
     base = Traffic(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=n_prompt, n_gen=n_gen, n_seq=SLOTS)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0, rule=PARTS)
     cells = [cell for model in MODELS for cell in _of_model(change(base, model=model))]
-    every = sorted(cells, key=_rank)
+    every = sorted(dict.fromkeys(cells), key=_rank)  # on one core a server's parts are everybody's
     planned = with_gates("10-scheduling", scale, tuple(every), exact_cache=False)
     needed = sum(_rank(cell) == 0 for cell in every)
     limit = PATIENCE * planned.time_limit_s
