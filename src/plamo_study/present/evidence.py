@@ -252,6 +252,12 @@ def condition(recording: Recording) -> str:
     )
 
 
+def elsewhere(recording: Recording, other: Recording) -> str:
+    """The condition of other rows than a page's, and whether they are of another machine."""
+    same = set(other.rows["machine"]) & set(recording.rows["machine"])
+    return condition(other) + ("" if same else " These are of another machine than the rest of the page.")
+
+
 def _types(rows: pd.DataFrame) -> str:
     """The type of most of these rows, or how many there are."""
     counts = rows["dtype"].value_counts()

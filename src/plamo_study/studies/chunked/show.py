@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import timing
+from plamo_study.analysis import stats, timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable
@@ -44,7 +44,7 @@ def finding(recording: Recording) -> Markdown:
         line = (
             f"- **{escaped(str(model))}**: a prompt of {PROMPT} tokens at once makes the {DECODING} others wait for "
             f"it. In chunks of {USUAL_CHUNK} between their steps the longest wait is {ratio} as long {both}; "
-            f"the prompt's own first token takes {longer:.2f} times as long."
+            f"the prompt's own first token takes {longer:.2f} times as long{sentences.unless(longer)}."
         )
         lines.append(line + _trap(tile[(tile["model"] == model) & (tile["flash_attn"] == "auto")]))
     text = evidence.disturbed(rows) + "\n".join(lines) + f"\n\n({condition(recording)})"
@@ -147,14 +147,17 @@ def cells(recording: Recording) -> Table:
 def agreement(recording: Recording) -> Markdown:
     """How many calls took what their micro-batches take alone, and which is furthest from it."""
     found = _predicted(recording)
-    if found.empty:
-        return Markdown("No call has its parts beside it.")
-    close, sure = sentences.closeness(list(found["ratio"]))
-    worst = max(found.to_dict("records"), key=lambda row: abs(math.log(row["ratio"].value)))
+    mixed = found[found["way"] == "together"]
+    if mixed.empty:
+        return Markdown("No call with both kinds of work has its parts beside it.")
+    close, sure = sentences.closeness(list(mixed["ratio"]))
+    alone = list(found[found["way"] != "together"]["ratio"])
+    worst = max(mixed.to_dict("records"), key=lambda row: abs(math.log(row["ratio"].value)))
     return Markdown(
-        f"**{close} of {len(found)} kinds of call take within {CLOSE} times what their micro-batches take alone**, "
-        f"{sure}. Furthest is {escaped(worst['model'])}, {worst['n_seq']} decoding, {worst['how']} of "
-        f"{worst['n_chunk']}: {worst['ratio']:.2f} times."
+        f"**{close} of {len(mixed)} kinds of call with both kinds of work take within {CLOSE} times what their "
+        f"micro-batches take alone**, {sure}. Furthest is {escaped(worst['model'])}, {worst['n_seq']} decoding, "
+        f"{worst['how']} of {worst['n_chunk']}: {worst['ratio']:.2f} times. Of calls with nothing but the prompt, for "
+        f"which others wait, {sentences.closeness(alone)[0]} of {len(alone)} do."
     )
 
 
@@ -262,7 +265,7 @@ def by_chunk(recording: Recording) -> Table:
     tables = [_most_cut(each.rows) for each in (recording, *others) if each is not None]
     found = max(tables, key=lambda each: each["n_chunk"].nunique())
     n_seq, n_arriving = found.iloc[0][["n_seq", "n_arriving"]]
-    nothing = found.drop_duplicates(["model", "way"]).assign(n_chunk=0, during=lambda data: data["before"], rate=None)
+    nothing = found.drop_duplicates(["model", "way"]).assign(n_chunk=0, during=lambda data: data["nobody"], rate=None)
     wide = pd.concat([nothing, found]).pivot(index=["model", "n_chunk"], columns="way", values=["during", "rate"])
     shown = wide.index.to_frame(index=False)
     columns: Columns = {"model": ("model", ""), "n_chunk": ("chunk", "")}
@@ -276,13 +279,21 @@ def by_chunk(recording: Recording) -> Table:
 
 
 def _most_cut(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of the prompt that was cut into most sizes of chunk, with one buffer a sequence and flash attention."""
+    """Of the prompt that was cut into most sizes of chunk, with a buffer a sequence and flash attention; `nobody`: a
+    step before anybody arrives, over all sizes."""
     found = analysis.table(rows)
     found = found[(found["way"] != "whole") & ~found["kv_unified"] & (found["flash_attn"] == "auto")]
     found = found[found["n_prompt"] < DEEPER]
     sizes = found.groupby(["n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
     n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[1]))
-    return found[(found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
+    found = found[(found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
+    steps = analysis.processes(usable(rows)).groupby(analysis.CELL)
+    asked = {key: group for key, group in steps if key in set(found[analysis.CELL].itertuples(index=False, name=None))}
+    before = {
+        key: stats.median(group.groupby("block")["before"].median().tolist())
+        for key, group in pd.concat(asked.values()).groupby(["model", "way"])
+    }
+    return found.assign(nobody=[before[key] for key in zip(found["model"], found["way"], strict=True)])
 
 
 def with_sizes(recording: Recording, small: Recording) -> Recording:
@@ -296,14 +307,15 @@ def whose(recording: Recording, shown: Recording) -> Markdown:
         return Markdown("All of what follows is of the same rows.")
     return Markdown(
         f"These rows cut a prompt of {PROMPT} tokens into chunks of {USUAL_CHUNK} only; every size takes two hours a "
-        f"block at full size. **What follows is of small models**, as recorded. ({condition(shown)})"
+        f"block at full size. **What follows is of small models**, as recorded. "
+        f"({evidence.elsewhere(recording, shown)})"
     )
 
 
 def gain(recording: Recording) -> Table:
     """What cutting gains or costs in all: the same work, the prompt at once and then the steps, over the cut prompt."""
     found = analysis.equal_work(recording.rows)
-    found = found[(found["n_seq"] == DECODING) & (found["n_prompt"] < DEEPER)]
+    found = found[(found["n_seq"] == DECODING) & (found["n_prompt"] < DEEPER) & (found["flash_attn"] == "auto")]
     found["how"] = _how(found)
     faster = int(sum(gain.low > 1 for gain in found["gain"]))
     slower = int(sum(gain.high < 1 for gain in found["gain"]))

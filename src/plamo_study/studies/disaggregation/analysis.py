@@ -178,6 +178,8 @@ def _from_shorter(found: pd.DataFrame, n_prompt: int, n_bytes: float) -> dict[st
 def services(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process of a load: LOADED, `mode`, `block`, `verdict`, and in seconds `ttft`, `itl` and `largest` gap.
 
+    `per_second`: requests as they really came; few drawn gaps are not their mean.
+
     The first two are medians over requests and gaps. `throughput`: answered tokens per second from the first arrival to
     the last token.
     """
@@ -186,7 +188,8 @@ def services(rows: pd.DataFrame) -> pd.DataFrame:
         asked = row.requests
         gaps = [after - before for each in asked for before, after in pairwise(each.token_ns)]
         last = max(each.token_ns[-1] for each in asked)
-        entry = {name: getattr(row, name) for name in (*LOADED, "block", "verdict")} | {"mode": row.label}
+        entry = {"model": row.model, "block": row.block, "verdict": row.verdict, "mode": row.label}
+        entry |= {"per_second": round((len(asked) - 1) / max(each.arrived_ns for each in asked) * NS, 1)}
         entry |= {"ttft": median(each.token_ns[0] - each.arrived_ns for each in asked) / NS}
         entry |= {"itl": median(gaps) / NS, "largest": max(gaps) / NS}
         entries.append(entry | {"throughput": sum(len(each.token_ns) for each in asked) / last * NS})

@@ -36,7 +36,7 @@ def finding(recording: Recording, small: Recording | None = None) -> Markdown:
     if small and small.scale != recording.scale:
         of_small = "" if with_loads(recording, small) is recording else _services(small.rows)
         lines += [f"Small models: {line}" for line in (_identity(small.rows), *of_small)]
-        told += f" Small models: {condition(small)}"
+        told += f" Small models: {evidence.elsewhere(recording, small)}"
     text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({told})"
     return Markdown(text)
 
@@ -273,9 +273,9 @@ def with_loads(recording: Recording, small: Recording) -> Recording:
     return small if analysis.compared(recording.rows).empty else recording
 
 
-def under_load(loads: Recording) -> Markdown:
+def under_load(recording: Recording, loads: Recording) -> Markdown:
     """Whose rows the figures of loads are."""
-    return Markdown(f"Measured under load: {condition(loads)}")
+    return Markdown(f"Measured under load: {evidence.elsewhere(recording, loads)}")
 
 
 def waits(recording: Recording) -> pd.DataFrame:
@@ -309,7 +309,8 @@ def services(recording: Recording) -> Table:
     note = (
         f"A load is {cell['n_requests']} requests of {cell['n_prompt']} tokens, answers of {cell['n_gen']}, "
         f"{cell['n_seq']} answered at once. The times of arrival were drawn once, so intervals tell how processes vary "
-        "and not how arrivals do. Where both keep up, throughput is the load's own."
+        "and not how arrivals do. Where both keep up, throughput is the load's own. The split engine's first token is "
+        "counted when the one that writes has it: shipping and waiting for a place are in it."
     )
     return table(found, columns, note)
 

@@ -74,7 +74,7 @@ def _wins(group: pd.DataFrame, decided: bool, cores: int) -> str:
     }[ratio.above(1.0) if decided else "inconclusive"]
     times, both = sentences.quotient(ratio, each["rate"], one["rate"], "tokens per second")
     others = {n: row["against_one"] for n, row in found.items() if n not in (1, total)}
-    between = [f"{n} processes {ratio:.2f} times" for n, ratio in others.items() if ratio.n]
+    between = [f"{n} processes {ratio:.2f} times" for n, ratio in others.items() if ratio.n > 1]
     also = f" On {cores} cores the threads of so many take turns." if total > cores else ""
     also += f" Of those between, {' and '.join(between)}." if between else ""
     model = escaped(str(group["model"].iloc[0]))
@@ -246,7 +246,11 @@ def _verdicts(found: pd.DataFrame, which: str) -> str:
     verdicts = [ratio.above(1.0) for ratio in found["against_one"]]
     faster, slower = verdicts.count("holds"), verdicts.count("does not hold")
     left = len(verdicts) - faster - slower
-    return f"of {len(verdicts)} arrangements with {which} {faster} wrote more, {slower} less, {left} undecided"
+    thin = sum(
+        ratio.n == 2 for ratio, said in zip(found["against_one"], verdicts, strict=True) if said != "inconclusive"
+    )
+    few = f" ({thin} of these decided by two blocks alone)" if thin else ""
+    return f"of {len(verdicts)} arrangements with {which} {faster} wrote more, {slower} less, {left} undecided{few}"
 
 
 def isolation(recording: Recording) -> Table:
