@@ -1,5 +1,6 @@
 """Notebook 08's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,12 +39,29 @@ def rollback(recording: Recording) -> Recording | None:
 def finding(recording: Recording) -> Markdown:
     """From which acceptance drafting pays, by model, as released and on the build that keeps states."""
     rows, other = recording.rows, rollback(recording)
-    lines = [_released(row) for row in _usual(analysis.break_even(rows)).to_dict("records")]
+    found = _both(recording, analysis.break_even)
+    lines = [_released(row) for row in _usual(found).to_dict("records")]
+    lines += [_corrected(row) for row in _usual(found, BUILD).to_dict("records")]
     if other is not None:
-        lines += [_corrected(row, other) for row in _usual(analysis.break_even(other.rows), BUILD).to_dict("records")]
         lines += [_gain(row) for row in _of(analysis.beside(other.rows), accepts=MEASURED_AT).to_dict("records")]
     said = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines)
     return Markdown(f"{said}\n\n{_different(recording)}\n\n({condition(recording)})")
+
+
+def _both(recording: Recording, told: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
+    """What is told of the released engine's rows and of those of both builds.
+
+    What both did in the same blocks is told of these alone, so that two builds are held against one plain decode.
+    """
+    found, other = told(recording.rows), rollback(recording)
+    if other is None:
+        return found
+    also = told(other.rows)
+    again, known = (pd.MultiIndex.from_frame(each[_CELL]) for each in (found, also[also["build"] == "stock"]))
+    return pd.concat([found[~again.isin(known)], also], ignore_index=True)
+
+
+_CELL = ["model", "how", "n_seq", "n_prompt", "n_draft"]
 
 
 def _usual(found: pd.DataFrame, build: str = "stock") -> pd.DataFrame:
@@ -63,7 +81,7 @@ def _released(row: dict[str, Any]) -> str:
     return f"**{escaped(row['model'])}**, as released ({row['how']}): {_pays(row)}"
 
 
-def _corrected(row: dict[str, Any], other: Recording) -> str:
+def _corrected(row: dict[str, Any]) -> str:
     return f"**{escaped(row['model'])}**, on a build that keeps the states of its last tokens: {_pays(row)}"
 
 
@@ -101,13 +119,15 @@ def _different(recording: Recording) -> str:
 
 def act(recording: Recording) -> Markdown:
     """For which acceptance, draft and model drafting pays on this machine, in one sentence."""
-    other = rollback(recording)
-    parts = [_best(recording, "stock")] + ([_best(other, BUILD)] if other is not None else [])
+    found, other = analysis.best(recording.rows, RATES), rollback(recording)
+    if other is not None:
+        also = analysis.best(other.rows, RATES)
+        found = pd.concat([found[~found["model"].isin(also["model"])], also], ignore_index=True)
+    parts = [_best(found, "stock")] + ([_best(found, BUILD)] if other is not None else [])
     return Markdown("**What to do:** " + " ".join(parts))
 
 
-def _best(recording: Recording, build: str) -> str:
-    found = analysis.best(recording.rows, RATES)
+def _best(found: pd.DataFrame, build: str) -> str:
     found = found[(found["build"] == build) & (found["n_seq"] == 1)]
     found = found[found["how"].isin((analysis.NATIVE, analysis.PART))]
     found = found[found["n_prompt"] == found["n_prompt"].min()]
@@ -128,12 +148,7 @@ def _draft(row: dict[str, Any]) -> str:
 
 def curves(recording: Recording, n_draft: int) -> pd.DataFrame:
     """Speed over plain decode against acceptance, by way back: `model`, `who`, `accepts`, `speed`."""
-    found, other = analysis.curves(recording.rows, SHOWN), rollback(recording)
-    found = found[found["build"] == "stock"]
-    if other is not None:
-        also = analysis.curves(other.rows, SHOWN)
-        found = pd.concat([found, also[also["build"] == BUILD]])
-    found = _of(found, n_draft=n_draft)
+    found = _of(_both(recording, lambda rows: analysis.curves(rows, SHOWN)), n_draft=n_draft)
     found["who"] = [how + ("" if build == "stock" else f", build {build}") for how, build in _pairs(found)]
     return found[["model", "who", "accepts", "speed"]]
 
@@ -151,11 +166,7 @@ def columns(recording: Recording) -> pd.DataFrame:
 
 def split(recording: Recording, accepts: float) -> pd.DataFrame:
     """What a round of the usual draft is made of at an acceptance: `model`, `who`, `term`, `ms`, `order`."""
-    found, other = analysis.terms(recording.rows, accepts), rollback(recording)
-    if other is not None:
-        also = analysis.terms(other.rows, accepts)
-        found = pd.concat([found, also[also["build"] == BUILD]])
-    found = _of(found)
+    found = _of(_both(recording, lambda rows: analysis.terms(rows, accepts)))
     entries = []
     for row in found.to_dict("records"):
         who = row["how"] + ("" if row["build"] == "stock" else f", build {row['build']}")
@@ -224,10 +235,7 @@ def law(recording: Recording) -> Table:
 
 def break_even(recording: Recording) -> Table:
     """From which acceptance drafting pays, by model, build, way back, draft, depth and sequences."""
-    found, other = analysis.break_even(recording.rows), rollback(recording)
-    if other is not None:
-        also = analysis.break_even(other.rows)
-        found = pd.concat([found, also[also["build"] == BUILD]])
+    found = _both(recording, analysis.break_even)
     found["from"] = [
         row["from"] if row["pays"] == "from" else row["pays"] for row in found[["from", "pays"]].to_dict("records")
     ]
@@ -255,10 +263,11 @@ def forced(recording: Recording) -> Table:
         "how": ("way back", ""),
         "n_draft": ("drafted", ""),
         "accepts": ("acceptance", ""),
-        "rate": ("tokens/s", significant(3)),
         "speed": ("times plain decode", ".2f"),
         "computed": ("computed", ".2f"),
+        "ratio": ("measured / computed", ".2f"),
         "verdict": ("verdict", ""),
+        "rate": ("tokens/s", significant(3)),
     }
     return table(found, columns)
 
