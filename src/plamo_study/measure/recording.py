@@ -56,17 +56,24 @@ def check_source(source: str) -> None:
 
 def read(study: str, source: str, scale: str, machine: str = "") -> Recording | None:
     """The rows of a study as they lie here, of this machine or the one measured last; None where there are none."""
-    path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
-    records = journal.read(path) if path.exists() else []
+    records = _records(study, source, scale)
     rows = [row for row in journal.latest_rows(records) if row.machine == machine or not machine]
     return of_rows(rows, records, study, source, scale) if rows else None
 
 
-def machines(study: str, source: str, scale: str) -> list[str]:
-    """The machines that a study was measured on, as rows name them, the last one first."""
+def elsewhere(recording: Recording) -> list[Recording]:
+    """The rows of the same study that lie here of other machines, a recording for each."""
+    where = recording.study, recording.source, recording.scale
+    records, apart = _records(*where), dict[str, list[Row]]()
+    for row in journal.latest_rows(records):
+        apart.setdefault(row.machine, []).append(row)
+    own = set(recording.rows["machine"])
+    return [of_rows(rows, records, *where) for machine, rows in apart.items() if machine not in own]
+
+
+def _records(study: str, source: str, scale: str) -> list[Record]:
     path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
-    rows = journal.latest_rows(journal.read(path)) if path.exists() else []
-    return list(dict.fromkeys(row.machine for row in sorted(rows, key=lambda row: row.started, reverse=True)))
+    return journal.read(path) if path.exists() else []
 
 
 def of_rows(rows: Sequence[Row], records: Sequence[Record], study: str, source: str, scale: str) -> Recording:

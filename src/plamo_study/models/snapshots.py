@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 from plamo_study.models import registry, tensors
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.registry import Hub
@@ -151,12 +152,10 @@ def partial(folder: Path) -> Path:
 def finish(folder: Path, snapshot: Snapshot) -> Path:
     """Write the record beside the verified files, then give the folder its name; returns the folder."""
     unfinished = partial(folder)
-    record = unfinished / f"{RECORD}.partial"
-    with record.open("w", encoding="utf-8") as file:
+    with growing(unfinished / RECORD) as record, record.open("w", encoding="utf-8") as file:
         json.dump(asdict(snapshot), file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(record, unfinished / RECORD)
     os.replace(unfinished, folder)
     return folder
 

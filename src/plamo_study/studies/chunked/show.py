@@ -11,7 +11,7 @@ from plamo_study.analysis import stats, timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable
-from plamo_study.measure.recording import Recording, machines, read
+from plamo_study.measure.recording import Recording, elsewhere, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.sentences import CLOSE
@@ -260,9 +260,8 @@ def by_chunk(recording: Recording) -> Table:
 
     Of recorded rows those of the machine on which it was cut in most ways; the note says where it is another one.
     """
-    where = recording.study, recording.source, recording.scale
-    others = [read(*where, machine) for machine in machines(*where)[1:]] if recording.source == "recorded" else []
-    tables = [_most_cut(each.rows) for each in (recording, *others) if each is not None]
+    others = elsewhere(recording) if recording.source == "recorded" else []
+    tables = [_most_cut(each.rows) for each in (recording, *others)]
     found = max(tables, key=lambda each: each["n_chunk"].nunique())
     n_seq, n_arriving = found.iloc[0][["n_seq", "n_arriving"]]
     nothing = found.drop_duplicates(["model", "way"]).assign(n_chunk=0, during=lambda data: data["nobody"], rate=None)
@@ -287,11 +286,10 @@ def _most_cut(rows: pd.DataFrame) -> pd.DataFrame:
     sizes = found.groupby(["n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
     n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[1]))
     found = found[(found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
-    steps = analysis.processes(usable(rows)).groupby(analysis.CELL)
-    asked = {key: group for key, group in steps if key in set(found[analysis.CELL].itertuples(index=False, name=None))}
+    own = analysis.processes(usable(rows)).merge(found[analysis.CELL])
     before = {
         key: stats.median(group.groupby("block")["before"].median().tolist())
-        for key, group in pd.concat(asked.values()).groupby(["model", "way"])
+        for key, group in own.groupby(["model", "way"])
     }
     return found.assign(nobody=[before[key] for key in zip(found["model"], found["way"], strict=True)])
 

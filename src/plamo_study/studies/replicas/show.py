@@ -210,10 +210,9 @@ def _predicted(recording: Recording) -> pd.DataFrame:
     kinds = [f"{dtype}, {_loaded(mapped)}" for dtype, mapped in zip(found["dtype"], found["use_mmap"], strict=True)]
     allowed = [_span(row.slowest, row.fastest) for row in found.itertuples()]
     found = found.assign(arrangement=_arrangement(found), kind=kinds, allowed=allowed)
-    alone = [row.alone.value if isinstance(row.alone, Estimate) else float("nan") for row in found.itertuples()]
-    of_one = dict(zip(zip(*(found[name] for name in (*_ALIKE, "n_processes")), strict=True), alone, strict=True))
-    keys = zip(*(found[name] for name in _ALIKE), strict=True)
-    found["promised"] = [own / of_one.get((*key, 1), float("nan")) for own, key in zip(alone, keys, strict=True)]
+    alone = found["alone"].map(lambda rate: rate.value if isinstance(rate, Estimate) else float("nan"))
+    of_one = alone.where(found["n_processes"] == 1).groupby([found[name] for name in _ALIKE]).transform("first")
+    found["promised"] = alone / of_one
     measured = analysis.table(recording.rows).set_index(analysis.CELL)["against_one"]
     return found.assign(against_one=[measured.get(key) for key in found[analysis.CELL].itertuples(index=False)])
 

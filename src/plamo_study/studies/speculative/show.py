@@ -1,6 +1,6 @@
 """Notebook 08's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ NO_HEADS = (
 SHOWN = tuple(np.round(np.linspace(0, 1, 21), 2).tolist())  # acceptances of a curve
 MEASURED_AT = 0.7  # the acceptance that sentences speak of
 BUILD = "rollback"
+CELL = ("model", "how", "n_seq", "n_prompt", "n_draft")
 HOW_TO = "plamo-study engine build rollback, then plamo-study measure 08-rollback --scale {} --beside rollback"
 PUBLISHED = (  # of the 8b model: whose draft, times plain decode, what a drafted token costs of a target's step
     ("plamo-2-1b drafts", 0.29, 1.18, 1.291 / 9.118),
@@ -48,20 +49,20 @@ def finding(recording: Recording) -> Markdown:
     return Markdown(f"{said}\n\n{_different(recording)}\n\n({condition(recording)})")
 
 
-def _both(recording: Recording, told: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
+def _both(
+    recording: Recording, told: Callable[[pd.DataFrame], pd.DataFrame], alike: Sequence[str] = CELL
+) -> pd.DataFrame:
     """What is told of the released engine's rows and of those of both builds.
 
-    What both did in the same blocks is told of these alone, so that two builds are held against one plain decode.
+    What both did in the same blocks, by the columns `alike`, is told of these alone: two builds are held against one
+    plain decode.
     """
     found, other = told(recording.rows), rollback(recording)
     if other is None:
         return found
     also = told(other.rows)
-    again, known = (pd.MultiIndex.from_frame(each[_CELL]) for each in (found, also[also["build"] == "stock"]))
+    again, known = (pd.MultiIndex.from_frame(each[[*alike]]) for each in (found, also[also["build"] == "stock"]))
     return pd.concat([found[~again.isin(known)], also], ignore_index=True)
-
-
-_CELL = ["model", "how", "n_seq", "n_prompt", "n_draft"]
 
 
 def _usual(found: pd.DataFrame, build: str = "stock") -> pd.DataFrame:
@@ -119,12 +120,9 @@ def _different(recording: Recording) -> str:
 
 def act(recording: Recording) -> Markdown:
     """For which acceptance, draft and model drafting pays on this machine, in one sentence."""
-    found, other = analysis.best(recording.rows, RATES), rollback(recording)
-    if other is not None:
-        also = analysis.best(other.rows, RATES)
-        found = pd.concat([found[~found["model"].isin(also["model"])], also], ignore_index=True)
-    parts = [_best(found, "stock")] + ([_best(found, BUILD)] if other is not None else [])
-    return Markdown("**What to do:** " + " ".join(parts))
+    found = _both(recording, lambda rows: analysis.best(rows, RATES), ["model"])
+    builds = [build for build in ("stock", BUILD) if build in set(found["build"])]
+    return Markdown("**What to do:** " + " ".join(_best(found, build) for build in builds))
 
 
 def _best(found: pd.DataFrame, build: str) -> str:
