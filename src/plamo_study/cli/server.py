@@ -62,17 +62,46 @@ def trial(
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
     """Probe servers that are known to be wrong and to be right, each many times: is the probe right about them?"""
-    from plamo_study.measure import plan, recording
+    from plamo_study.measure import plan
     from plamo_study.models import embedded, registry
     from plamo_study.studies.serving import trial as trials
 
     hybrid, attention = plan.MODELS
-    place, found = recording.REFERENCE if reference else recording.LOCAL, []
+    place, found = _place(reference), []
     for name, engine in ((hybrid, server_build.STOCK), (hybrid, "corrected"), (attention, server_build.STOCK)):
         path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
         found.append(trials.run(name, path, engine, runs, _say))
         kept = trials.keep(place, found)
     report.console.print(f"kept: {report.short(kept)}")
+
+
+@app.command()
+def beside(
+    aiperf: Annotated[Path, typer.Argument(help="the program aiperf, installed in an environment of its own")],
+    scale: Annotated[str, typer.Option(help="mini or shape")] = "mini",
+    rounds: Annotated[int, typer.Option(min=3, help="runs of each client at each load")] = 6,
+    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
+) -> None:
+    """Load llama-server with our client and with AIPerf in turn: do they say the same of it?"""
+    from plamo_study.studies.serving import beside as besides
+
+    found = besides.compare(_attention(scale), scale, aiperf, rounds)
+    report.console.print(f"kept: {report.short(besides.write(found, _place(reference)))}")
+
+
+@app.command()
+def soak(
+    minutes: Annotated[int, typer.Option(min=1)] = 30,
+    rate: Annotated[float, typer.Option(min=0, help="requests a second; 0: 80 % of the knee that was found here")] = 0,
+    scale: Annotated[str, typer.Option(help="mini or shape")] = "mini",
+    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
+) -> None:
+    """Load llama-server for half an hour: is every request accounted for, and does memory stay what it is?"""
+    from plamo_study.studies.serving import soak as soaks
+
+    place = _place(reference)
+    found = soaks.run(_attention(scale), scale, rate or soaks.sustained(scale, place), minutes)
+    report.console.print(f"kept: {report.short(soaks.write(found, place))}")
 
 
 def probe(
@@ -112,3 +141,20 @@ def probe(
 
 def _say(line: str) -> None:
     report.console.print(line, markup=False)
+
+
+def _place(reference: bool) -> str:
+    from plamo_study.measure import recording
+
+    return recording.REFERENCE if reference else recording.LOCAL
+
+
+def _attention(scale: str) -> Path:
+    """The file of the model that no server mixes up, made where it is not here."""
+    from plamo_study.engine import library
+    from plamo_study.measure import plan
+    from plamo_study.models import synthetic
+
+    plan.check_scale(scale)
+    library.capture_log([])
+    return synthetic.make(plan.MODELS[1], scale, plan.DTYPE[scale])

@@ -143,7 +143,7 @@ def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:
 def _anchor_drift(rows: list[Row]) -> dict[int, float]:
     processes: dict[int, list[float]] = {}
     for row in rows:
-        if row.anchor and row.samples_ns:
+        if row.anchor and any(row.samples_ns):
             processes.setdefault(row.block, []).append(statistics.median(chain(*row.samples_ns)))
     if not processes:
         return {}
@@ -156,7 +156,7 @@ def _anchor_drift(rows: list[Row]) -> dict[int, float]:
 def _cell_drift(rows: list[Row]) -> dict[int, float]:
     taken: dict[tuple[str, Cell], dict[int, float]] = {}
     for row in rows:
-        if row.samples_ns and row.block >= 0 and not row.anchor:
+        if any(row.samples_ns) and row.block >= 0 and not row.anchor:
             taken.setdefault((row.engine, row.cell), {})[row.block] = statistics.median(chain(*row.samples_ns))
     relative: dict[int, list[float]] = {}
     for times in taken.values():

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import stats, timing
@@ -12,6 +13,7 @@ from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.rows import Request
 from plamo_study.measure.serving import NEAR_TIE
 from plamo_study.studies.serving import knee, metrics
+from plamo_study.studies.serving.beside import AIPERF, OURS, Beside, Run
 
 CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "pattern", "per_second"]
 TIMES = ["ttft", "tpot", "itl", "largest", "whole", "throughput"]
@@ -19,6 +21,7 @@ BINDS = "client binds"
 ALIKE, OTHER, UNANSWERED = "as alone", "another answer", "no answer"
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
+TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -185,3 +188,32 @@ def tools(rows: pd.DataFrame) -> pd.DataFrame:
             entry[name] = median(values) if values else float("nan")
         entries.append(entry)
     return pd.DataFrame(entries, columns=["tool", "ttft", "itl", "tpot"])
+
+
+def compared(found: Beside) -> pd.DataFrame:
+    """AIPerf beside our client, a line for each number of requests at a time and quantity of TOLD (`what`).
+
+    `ours` and `theirs`: estimates over rounds, of means over requests, in seconds or tokens a second; `ratio` of theirs
+    over ours, paired by round; `own`: what llama-server says of itself in our client's runs (None where it does not).
+    """
+    entries = []
+    for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
+        loads = {tool: _by_round(found, tool, n_clients) for tool in (OURS, AIPERF)}
+        for name, what in TOLD.items():
+            ours, theirs = ([_mean(run, name) for run in loads[tool]] for tool in (OURS, AIPERF))
+            said = [
+                _mean(run, {"ttft": "prompt", "itl": "token"}[name]) for run in loads[OURS] if name in ("ttft", "itl")
+            ]
+            entry = {"scale": found.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
+            entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs), "ratio": stats.ratio(theirs, ours)}
+            entries.append(entry | {"own": stats.median(said) if said else None})
+    return pd.DataFrame(entries)
+
+
+def _by_round(found: Beside, tool: str, n_clients: int) -> list[Run]:
+    runs = [run for run in found.runs if run.tool == tool and run.n_clients == n_clients]
+    return sorted(runs, key=lambda run: run.round)
+
+
+def _mean(run: Run, name: str) -> float:
+    return run.throughput if name == "throughput" else float(np.mean(getattr(run, name)))

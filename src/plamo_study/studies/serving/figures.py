@@ -79,3 +79,31 @@ def _panel(data: pd.DataFrame, column: str, axis: str, names: list[str], factor:
     base = alt.Chart(tidy).encode(x=x, color=colour)
     layers = whiskered(base, axis, shape=shape)
     return alt.layer(*layers).properties(width=250, height=SIDE)
+
+
+def soak(minutes: pd.DataFrame, title: str) -> Chart:
+    """Memory of client and server, and the wait for the first token, by the minute."""
+    memory = pd.concat(
+        pd.DataFrame({"minute": minutes["minute"], "line": who, "value": minutes[f"{who}_bytes"] / 2**20})
+        for who in ("client", "server")
+    )
+    waits = pd.concat(
+        pd.DataFrame({"minute": minutes["minute"], "line": name, "value": minutes[column] * 1e3})
+        for name, column in (("half of the requests", "ttft"), ("nine of ten", "ttft_p90"))
+    )
+    panels = [_minutes(memory, "Memory (MiB)"), _minutes(waits, "First token within (ms)")]
+    ends = [minutes.iloc[0], minutes.iloc[-1]]
+    told = "; ".join(
+        f"minute {row.minute:.0f}: client {row.client_bytes / 2**20:.0f} MiB, server {row.server_bytes / 2**20:.0f} "
+        f"MiB, first token within {row.ttft * 1e3:.0f} ms for half of the requests, {row.ttft_p90 * 1e3:.0f} for nine "
+        f"of ten"
+        for row in ends
+    )
+    both = alt.hconcat(*panels).resolve_scale(color="independent")
+    return both.properties(title=title, description=f"{title}. {told}.")
+
+
+def _minutes(data: pd.DataFrame, axis: str) -> alt.Chart:
+    colour, _ = marks("line", list(dict.fromkeys(data["line"])))
+    x, y = alt.X("minute:Q", title="Minute"), alt.Y("value:Q", title=axis)
+    return alt.Chart(data).mark_line().encode(x=x, y=y, color=colour).properties(width=250, height=SIDE)

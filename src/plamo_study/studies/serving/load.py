@@ -6,7 +6,7 @@ client itself is stands beside every load: a clock that ticks in the same loop s
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -75,18 +75,32 @@ async def closed(web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prom
 async def opened(
     web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]
 ) -> Loaded:
-    """Every prompt at its time, in seconds from the beginning, whatever became of the others."""
-
-    async def one(prompt: Prompt, due: int) -> Answer:
-        while (left := due - clock()) > 0:
-            await asyncio.sleep(left / 1e9)
-        return await client.ask(web, target, prompt, due)
-
+    """Every prompt at its time, in ascending seconds from the beginning, whatever became of the others."""
+    found: dict[int, Answer] = {}
     async with _Ticking() as ticking:
         begin = clock()
-        due = [begin + int(at_s * 1e9) for at_s in arrivals_s]
-        answers = await asyncio.gather(*(one(*pair) for pair in zip(prompts, due, strict=True)))
-    return Loaded(list(answers), begin, ticking.lag_ns())
+        await each_at(web, target, zip(prompts, arrivals_s, strict=True), begin, found.__setitem__)
+    return Loaded([found[number] for number in sorted(found)], begin, ticking.lag_ns())
+
+
+async def each_at(
+    web: httpx2.AsyncClient,
+    target: Target,
+    timed: Iterable[tuple[Prompt, float]],
+    begin_ns: int,
+    take: Callable[[int, Answer], None],
+) -> None:
+    """Send every prompt at its time after `begin_ns`, and hand each answer over with its number when it is complete."""
+
+    async def one(number: int, prompt: Prompt, due: int) -> None:
+        take(number, await client.ask(web, target, prompt, due))
+
+    async with asyncio.TaskGroup() as group:
+        for number, (prompt, at_s) in enumerate(timed):
+            due = begin_ns + int(at_s * 1e9)
+            while (left := due - clock()) > 0:
+                await asyncio.sleep(left / 1e9)
+            group.create_task(one(number, prompt, due))
 
 
 class _Ticking:

@@ -1,8 +1,9 @@
 """Notebook 11's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import pandas as pd
 from IPython.display import Markdown
@@ -10,17 +11,22 @@ from IPython.display import Markdown
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import of_cell, usable
 from plamo_study.measure.defects import build_name
+from plamo_study.measure.plan import DTYPE
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import NOT_AVAILABLE, Columns, Table, scaled, significant, table
-from plamo_study.studies.serving import analysis, knee, trial
+from plamo_study.studies.serving import analysis, beside as besides, knee, soak, trial
 from plamo_study.studies.serving.plan import LLAMA, PYTHON, SLOTS
 
 MS = 1e3
 STOCK = "stock"
 CORRECTED = build_name(("D2", "D3"))
 SPOKEN = (128, 64)  # tokens of the request that the finding speaks of
+ALIKE = 0.05  # of our figure
+SETTLED = 5  # minutes after which memory should no longer grow
+MIB = 2**20
+Found = TypeVar("Found")
 
 
 def finding(recording: Recording) -> Markdown:
@@ -258,7 +264,9 @@ def tools(recording: Recording) -> Table:
     columns: Columns = {"tool": ("as it is told by", "")}
     columns |= {name: (f"{name.upper()} (ms)", _or_none) for name in ("ttft", "itl", "tpot")}  # type: ignore[operator]
     at = f"{cell['n_clients']} at a time" if cell["n_clients"] else "as they come"
-    which = f"{cell['model']} on {cell['server']}, {at}; means, as the tools print them. None of the tools was run."
+    which = (
+        f"{cell['model']} on {cell['server']}, {at}; means, as the tools print them. None of the tools was run here."
+    )
     return table(analysis.tools(same), columns, which)
 
 
@@ -268,7 +276,7 @@ def _or_none(seconds: float) -> str:
 
 def trials(recording: Recording) -> Table:
     """The recorded trial of the probe: its verdicts on servers that are known to be wrong, and to be right."""
-    found = trial.recorded(LOCAL if recording.source == "live" else REFERENCE) or trial.recorded(REFERENCE)
+    found = _kept(recording, trial.recorded) or []
     entries = [
         {
             "model": each.model,
@@ -282,6 +290,66 @@ def trials(recording: Recording) -> Table:
         for each in found
     ]
     return Table(pd.DataFrame(entries or [{"not tried here": ["plamo-study server trial"]}]))
+
+
+def beside(recording: Recording) -> Table:
+    """AIPerf and llama-server itself beside our client, over the same requests to the same server."""
+    found = [each for each in (_kept(recording, partial(besides.recorded, scale=scale)) for scale in DTYPE) if each]
+    if not found:
+        return Table(pd.DataFrame([{"not compared here": besides.INSTALL}]))
+    lines = pd.concat([analysis.compared(each) for each in found])
+    entries = [_compared(row) for row in lines.to_dict("records")]
+    first = found[0]
+    note = f"{first.version} and our client, {len({run.round for run in first.runs})} rounds in turn. Means over "
+    note += "requests, median over rounds. Times in ms; AIPerf counts from when it sends, and so does our client here."
+    return table(pd.DataFrame(entries), {name: (name, "") for name in entries[0]}, note)
+
+
+def _compared(row: Mapping[str, Any]) -> dict[str, str]:
+    shown = significant(3, MS if row["is_time"] else 1.0)
+    return {
+        "models": row["scale"],
+        "at a time": str(row["n_clients"]),
+        "what": row["what"],
+        "our client": shown(row["ours"]),
+        "AIPerf": shown(row["theirs"]),
+        "AIPerf / ours": format(row["ratio"], ".3f"),
+        "within 5 %": row["ratio"].within(1 - ALIKE, 1 + ALIKE),
+        "llama-server itself": shown(row["own"]) if row["own"] else NOT_AVAILABLE,
+    }
+
+
+def _kept(recording: Recording, load: Callable[[str], Found | None]) -> Found | None:
+    """What `load` finds of this machine's own where rows are live, else of the reference machine."""
+    return (load(LOCAL) if recording.source == "live" else None) or load(REFERENCE)
+
+
+def soaked(recording: Recording) -> soak.Soak | None:
+    """The soak that stands for this page; None where there was none."""
+    return _kept(recording, partial(soak.recorded, scale=recording.scale))
+
+
+def accounts(recording: Recording) -> Markdown:
+    """What became of every request of the soak, and of memory."""
+    found = soaked(recording)
+    if not found:
+        return Markdown(f"No server was loaded for long at this scale: `{soak.MADE_BY}`.")
+    last, settled = found.minutes[-1], found.minutes[min(SETTLED, len(found.minutes)) - 1]
+    lines = [
+        f"**{len(found.minutes)} minutes at {found.rate:.1f} requests a second**: {found.sent:,} requests were "
+        f"sent, {found.answered:,} answered, {found.failed:,} failed, {found.missing:,} are missing, "
+        f"{found.twice:,} ended twice. "
+        f"{found.differ - found.near_ties:,} answers are others than alone (and {found.near_ties:,} at near-ties)."
+    ]
+    for who in ("client", "server"):
+        sizes = [getattr(minute, f"{who}_bytes") / MIB for minute in found.minutes]
+        early, late = (getattr(minute, f"{who}_bytes") / MIB for minute in (settled, last))
+        lines.append(
+            f"The {who}'s memory is {sizes[0]:.1f} MiB after a minute, {early:.1f} MiB after {SETTLED} and {late:.1f} "
+            f"MiB at the end."
+        )
+    lines += [f"Failed: {why}, {n} times." for why, n in found.failures.items()]
+    return Markdown(" ".join([*lines, found.ended]).strip())
 
 
 def client(recording: Recording) -> str:

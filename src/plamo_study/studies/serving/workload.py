@@ -5,7 +5,7 @@ requests that were in flight carry how it ended.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -150,22 +150,22 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
         n_evaluated=sum(answer.n_prompt + answer.n_gen for answer in answers),
         checks=checks,
         series=series,
-        requests=list(_requests(answers, began, done.ended)),
+        requests=[request_of(answer, began, done.ended) for answer in answers],
         valid=passed(checks),
         peak_rss_bytes=rss,
     )
 
 
-def _requests(answers: list[Answer], began: int, ended: str) -> Iterator[Request]:
-    for answer in answers:
-        yield Request(
-            id=answer.prompt.id,
-            n_prompt=answer.n_prompt,
-            arrived_ns=answer.due_ns - began,
-            token_ns=[stamp - began for stamp in answer.token_ns],
-            failure=answer.failure and "; ".join(filter(None, (answer.failure, ended))),
-            sent_ns=answer.sent_ns - began,
-            byte_ns=answer.byte_ns and answer.byte_ns - began,
-            ended_ns=answer.ended_ns - began,
-            divided=answer.divided,
-        )
+def request_of(answer: Answer, began_ns: int, ended: str = "") -> Request:
+    """An answer as rows keep it, times since the load began; `ended`: how the server ended, if it did."""
+    return Request(
+        id=answer.prompt.id,
+        n_prompt=answer.n_prompt,
+        arrived_ns=answer.due_ns - began_ns,
+        token_ns=[stamp - began_ns for stamp in answer.token_ns],
+        failure=answer.failure and "; ".join(filter(None, (answer.failure, ended))),
+        sent_ns=answer.sent_ns - began_ns,
+        byte_ns=answer.byte_ns and answer.byte_ns - began_ns,
+        ended_ns=answer.ended_ns - began_ns,
+        divided=answer.divided,
+    )

@@ -1,0 +1,210 @@
+"""Our client beside AIPerf: one server, the same prompts, runs in turn, and what each says of its requests.
+
+AIPerf (PyPI: aiperf) is installed by whoever wants the comparison; nothing here downloads it. It is told to take the
+server's own counts of tokens. What llama-server says of itself comes with our answers.
+"""
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plamo_study import progress
+from plamo_study.engine import builds
+from plamo_study.errors import StudyError
+from plamo_study.measure import kept, machine, server
+from plamo_study.measure.plan import MODELS, check_scale
+from plamo_study.measure.server import Setup
+from plamo_study.studies.serving import client, load, metrics, plan, questions
+from plamo_study.studies.serving.client import Prompt, Target
+from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.workload import ROOM, request_of
+
+NAME = "11-beside.{}.json"
+OURS, AIPERF = "our client", "AIPerf"
+LOADS = {1: 4, 4: 8}  # requests at a time, requests
+ROUNDS = 6
+LIMIT_S = 600.0  # of one run of AIPerf
+INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then plamo-study server beside aip/bin/aiperf"
+MS = 1e3
+WORDS: dict[str, Any] = {  # a tokenizer that counts words: AIPerf loads one in any case, its own from the network
+    "tokenizer.json": {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {"?": 0}, "unk_token": "?"},
+    },
+    "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "?"},
+}
+SETTINGS = (
+    "--endpoint-type completions --streaming --use-legacy-max-tokens --use-server-token-count "
+    "--custom-dataset-type single_turn --dataset-sampling-strategy sequential --workers-max 1 --record-processors 1 "
+    "--ui none --no-gpu-telemetry --no-server-metrics --export-level records"
+)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One load by one client; a number a request, seconds: `ttft`, `itl` (mean gap), `whole`, and `n_gen` tokens.
+
+    `throughput`: tokens a second as the client tells it. `prompt` and `token`: what llama-server says that the prompt
+    and each further token took; empty where its client does not ask.
+    """
+
+    tool: str
+    n_clients: int
+    round: int
+    ttft: list[float]
+    itl: list[float]
+    whole: list[float]
+    n_gen: list[int]
+    throughput: float
+    prompt: list[float] = []
+    token: list[float] = []
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of both clients against one server, on which machine, and what was asked."""
+
+    machine: dict[str, Any]
+    model: str
+    scale: str
+    n_prompt: int
+    n_gen: int
+    version: str
+    runs: list[Run]
+
+
+def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Beside:
+    """Both clients on a new llama-server with the attention model, in alternating order. StudyError where one fails."""
+    check_scale(scale)
+    n_prompt, n_gen = plan.SHORT[scale]
+    said = version(aiperf)
+    prompts = questions.prompts(path, max(LOADS.values()), n_prompt, n_gen)
+    threads = max(machine.performance_cores() - 1, 1)  # a core is the client's
+    setup = Setup("llama-server", path, plan.SLOTS, n_prompt + n_gen + ROOM, threads,
+                  libraries=builds.installed_libraries())  # fmt: skip
+    runs: list[Run] = []
+    with server.started(setup) as running:
+        target = Target(running.url, usual=questions.OURS["llama-server"])
+        client.run(_warm(target, prompts[0]))
+        for number in progress.counted(range(rounds), "our client and AIPerf in turn"):
+            for n_clients, n in LOADS.items():
+                both: list[Callable[..., Run]] = [_ours, partial(_theirs, aiperf)]
+                runs += [one(target, prompts[:n], n_clients, number) for one in both[:: -1 if number % 2 else 1]]
+    return Beside(
+        machine=machine.facts(),
+        model=MODELS[1],
+        scale=scale,
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        version=said,
+        runs=runs,
+    )
+
+
+def write(found: Beside, place: str) -> Path:
+    """Keep the runs; a new comparison at this scale replaces the one before it."""
+    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, NAME.format(found.scale))
+
+
+def recorded(place: str, scale: str) -> Beside | None:
+    """The runs of a place; None where nothing was compared there."""
+    return kept.load(place, NAME.format(scale), Beside, INSTALL)
+
+
+async def _warm(target: Target, prompt: Prompt) -> None:
+    async with client.client(target) as web:
+        await client.ask(web, target, prompt)
+
+
+def _ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
+    async def all_of_them() -> Loaded:
+        async with client.client(target) as web:
+            return await load.closed(web, target, prompts, n_clients)
+
+    found = client.run(all_of_them())
+    if failed := [answer.failure for answer in found.answers if answer.failure]:
+        raise StudyError(target.url, f"a request failed ({failed[0]})", "look at the server's log")
+    requests = [request_of(answer, found.began_ns) for answer in found.answers]
+    return Run(
+        tool=OURS,
+        n_clients=n_clients,
+        round=number,
+        ttft=[(request.token_ns[0] - request.sent_ns) / metrics.NS for request in requests],
+        itl=[metrics.tpot(request) for request in requests],
+        whole=[(request.token_ns[-1] - request.sent_ns) / metrics.NS for request in requests],
+        n_gen=[answer.n_gen for answer in found.answers],
+        throughput=metrics.of_load(requests)["throughput"],
+        prompt=[answer.timings["prompt_ms"] / MS for answer in found.answers],
+        token=[answer.timings["predicted_ms"] / (answer.n_gen - 1) / MS for answer in found.answers],
+    )
+
+
+def _theirs(aiperf: Path, target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
+    with tempfile.TemporaryDirectory() as folder:
+        asked, out = Path(folder) / "prompts.jsonl", Path(folder) / "out"
+        for name, content in WORDS.items():
+            (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
+        asked.write_text("".join(json.dumps({"text": prompt.text}) + "\n" for prompt in prompts), encoding="utf-8")
+        extra = {"max_tokens": prompts[0].n_gen, "temperature": 0, **target.usual}
+        told = [
+            "-m",
+            "any",
+            "--tokenizer",
+            folder,
+            "--url",
+            target.url,
+            "--input-file",
+            str(asked),
+            "--output-artifact-dir",
+            str(out),
+        ]
+        told += ["--request-count", str(len(prompts)), "--concurrency", str(n_clients)]
+        _said(aiperf, "profile", *SETTINGS.split(), *told, "--extra-inputs", json.dumps(extra), folder=folder)
+        return told_by(out, n_clients, number)
+
+
+def told_by(folder: Path, n_clients: int, number: int) -> Run:
+    """What AIPerf wrote into a folder, as a run. StudyError where it does not hold what a run has."""
+    try:
+        lines = (folder / "profile_export.jsonl").read_text(encoding="utf-8").splitlines()
+        records = [record["metrics"] for record in map(json.loads, lines) if not record.get("error")]
+        summary = json.loads((folder / "profile_export_aiperf.json").read_text(encoding="utf-8"))
+        return Run(
+            tool=AIPERF,
+            n_clients=n_clients,
+            round=number,
+            ttft=[_seconds(record["time_to_first_token"]) for record in records],
+            itl=[_seconds(record["inter_token_latency"]) for record in records],
+            whole=[_seconds(record["request_latency"]) for record in records],
+            n_gen=[int(record["output_sequence_length"]["value"]) for record in records],
+            throughput=float(summary["output_token_throughput"]["avg"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise StudyError("AIPerf", f"wrote no records that are understood ({why})", INSTALL) from None
+
+
+def _seconds(metric: dict[str, Any]) -> float:
+    return float(metric["value"]) / {"ms": MS, "s": 1.0, "us": 1e6, "ns": 1e9}[metric["unit"]]
+
+
+def version(aiperf: Path) -> str:
+    """What AIPerf says that it is. StudyError where there is no such program."""
+    return f"AIPerf {_said(aiperf, '--version').strip().split()[-1]}"
+
+
+def _said(aiperf: Path, *arguments: str, folder: str | None = None) -> str:
+    command = [str(aiperf.absolute()), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=folder)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StudyError(str(aiperf), f"cannot be run ({error})", INSTALL) from error
+    if done.returncode:
+        raise StudyError(str(aiperf), f"failed ({(done.stderr or done.stdout).strip().splitlines()[-1:]})", INSTALL)
+    return done.stdout

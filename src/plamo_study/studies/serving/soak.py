@@ -1,0 +1,207 @@
+"""A server under load for half an hour: is every request accounted for, is every answer right, does memory stay?
+
+Requests come at random times (Poisson) at a rate that the server sustains. Nothing is kept of an answer but what it
+adds to its minute, so memory that grows is the client's or the server's and not that of the results.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+
+from plamo_study import progress
+from plamo_study.engine import server_build
+from plamo_study.errors import StudyError
+from plamo_study.measure import kept, machine, recording, server
+from plamo_study.measure.plan import MODELS
+from plamo_study.measure.server import Server, Setup
+from plamo_study.studies.serving import analysis, client, judge, load, metrics, plan, questions
+from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
+from plamo_study.studies.serving.workload import DISTINCT, ROOM
+
+NAME = "11-soak.{}.json"
+SHARE = 0.8  # of the knee
+MINUTE_S = 60.0
+MADE_BY = "plamo-study server soak"
+
+
+class Minute(msgspec.Struct, frozen=True, kw_only=True):
+    """What ended in one minute, and the memory of client and server at its end.
+
+    `ttft`: seconds to the first token at the 50th and 90th percentile; `tpot`: median seconds for each further one;
+    `late`: the 95th percentile of how much later than due the client sent.
+    """
+
+    answered: int
+    failed: int
+    ttft: float
+    ttft_p90: float
+    tpot: float
+    late: float
+    client_bytes: int
+    server_bytes: int
+
+
+class Soak(msgspec.Struct, frozen=True, kw_only=True):
+    """A soak: what was asked of which server, what became of every request by its number, and its minutes.
+
+    `missing`: sent and neither answered nor failed; `twice`: ended more than once. `differ`: answers that are not the
+    one that the prompt got alone, `near_ties` of these. `failures`: the reasons, and how often each.
+    """
+
+    machine: dict[str, Any]
+    model: str
+    scale: str
+    n_prompt: int
+    n_gen: int
+    rate: float
+    sent: int
+    answered: int
+    failed: int
+    missing: int
+    twice: int
+    differ: int
+    near_ties: int
+    failures: dict[str, int]
+    ended: str
+    minutes: list[Minute]
+
+
+@dataclass
+class _Counted:
+    """What became of requests so far, and what the minute that runs has of them."""
+
+    alone: list[Answer]
+    sent: int = 0
+    ends: Counter[int] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    differ: int = 0
+    near_ties: int = 0
+    minutes: list[Minute] = field(default_factory=list)
+    _ended: list[tuple[float, float, float]] = field(default_factory=list)
+    _failed: int = 0
+
+    def take(self, number: int, answer: Answer) -> None:
+        self.ends[number] += 1
+        if answer.failure or not answer.token_ns:
+            self._failed += 1
+            self.failures[answer.failure or "no token"] += 1
+            return
+        first, last, n = answer.token_ns[0], answer.token_ns[-1], len(answer.token_ns)
+        late = (answer.sent_ns - answer.due_ns) / metrics.NS
+        self._ended.append(((first - answer.due_ns) / metrics.NS, (last - first) / max(n - 1, 1) / metrics.NS, late))
+        if parted := judge.difference(self.alone[number % len(self.alone)], answer):
+            self.differ += 1
+            self.near_ties += parted.is_near_tie
+
+    def minute(self, running: Server) -> None:
+        ttft, tpot, late = zip(*self._ended or [(metrics.NAN,) * 3], strict=True)
+        here, there = (_memory(pid) for pid in (None, running.process.pid))
+        self.minutes.append(
+            Minute(
+                answered=len(self._ended),
+                failed=self._failed,
+                ttft=float(np.median(ttft)),
+                ttft_p90=float(np.quantile(ttft, 0.9)),
+                tpot=float(np.median(tpot)),
+                late=float(np.quantile(late, 0.95)),
+                client_bytes=here,
+                server_bytes=there,
+            )
+        )
+        self._ended, self._failed = [], 0
+
+
+def run(path: Path, scale: str, rate: float, minutes: int) -> Soak:
+    """A new llama-server with the attention model under so many requests a second, for so many minutes.
+
+    Raises StudyError where it does not start or does not answer.
+    """
+    n_prompt, n_gen = plan.SHORT[scale]
+    prompts = questions.prompts(path, DISTINCT, n_prompt, n_gen)
+    threads = max(machine.performance_cores() - 1, 1)  # a core is the client's
+    setup = Setup("llama-server", path, plan.SLOTS, n_prompt + n_gen + ROOM, threads,
+                  libraries=server_build.libraries(server_build.STOCK))  # fmt: skip
+    with server.started(setup) as running:
+        target = Target(running.url, usual=questions.OURS["llama-server"])
+        found = client.run(_loaded(running, target, prompts, rate, minutes))
+        ended = running.ended(1.0 if found.failures else 0.0)
+    return Soak(
+        machine=machine.facts(),
+        model=MODELS[1],
+        scale=scale,
+        n_prompt=n_prompt,
+        n_gen=n_gen,
+        rate=rate,
+        sent=found.sent,
+        answered=found.ends.total() - found.failures.total(),
+        failed=found.failures.total(),
+        missing=found.sent - len(found.ends),
+        twice=sum(n > 1 for n in found.ends.values()),
+        differ=found.differ,
+        near_ties=found.near_ties,
+        failures=dict(found.failures),
+        ended=ended,
+        minutes=found.minutes,
+    )
+
+
+async def _loaded(running: Server, target: Target, prompts: list[Prompt], rate: float, minutes: int) -> _Counted:
+    async with client.client(target) as web:
+        found = _Counted([await client.ask(web, target, prompt, top=2) for prompt in prompts])
+        if failed := next((answer.failure for answer in found.alone if answer.failure), ""):
+            raise StudyError(target.url, f"does not answer a prompt alone ({failed})", "look at the server's log")
+        watching = asyncio.create_task(_watched(found, running, minutes))
+        await load.each_at(web, target, _timed(found, prompts, rate, minutes * MINUTE_S), clock(), found.take)
+        await watching
+    return found
+
+
+def _timed(found: _Counted, prompts: list[Prompt], rate: float, seconds: float) -> Iterator[tuple[Prompt, float]]:
+    """Prompts in turn with the times at which they are due, as many as come in so many seconds."""
+    rng, at_s = np.random.default_rng(0), 0.0
+    while (at_s := at_s + float(rng.exponential(1 / rate))) < seconds:
+        yield prompts[found.sent % len(prompts)], at_s
+        found.sent += 1
+
+
+async def _watched(found: _Counted, running: Server, minutes: int) -> None:
+    for _ in progress.counted(range(minutes), "minutes of load"):
+        await asyncio.sleep(MINUTE_S)
+        found.minute(running)
+
+
+def _memory(pid: int | None) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def sustained(scale: str, place: str) -> float:
+    """SHARE of the lowest knee that a server with the attention model had here, in requests a second.
+
+    Raises StudyError where none was sought on this machine.
+    """
+    found = recording.read("11-serving", {recording.REFERENCE: "recorded"}.get(place, "live"), scale)
+    knees = analysis.knees(found.rows) if found else None
+    met = knees[(knees["model"] == MODELS[1])]["met"].dropna() if knees is not None else []
+    if not len(met):
+        raise StudyError("the knee", f"was not sought here at scale {scale}", f"plamo-study run 11 --scale {scale}")
+    return SHARE * float(min(met))
+
+
+def write(found: Soak, place: str) -> Path:
+    """Keep a soak, instead of the one before it at this scale."""
+    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, NAME.format(found.scale))
+
+
+def recorded(place: str, scale: str) -> Soak | None:
+    """The soak of a place; None where there was none."""
+    return kept.load(place, NAME.format(scale), Soak, MADE_BY)
