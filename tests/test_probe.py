@@ -258,7 +258,8 @@ def probed_report(**given):
 
 
 @needs_llama
-def test_the_command_that_starts_a_server_ends_it_when_interrupted():
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_that_starts_a_server_ends_it_when_it_is_told_to_end(told):
     child = subprocess.Popen(
         [sys.executable, "-m", "plamo_study.cli.main", "server", "start", str(mini_file(HYBRID))],
         stdout=subprocess.PIPE,
@@ -267,7 +268,7 @@ def test_the_command_that_starts_a_server_ends_it_when_interrupted():
     )
     url = child.stdout.readline().strip()
     assert probe.is_loopback(url)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(told)
     child.communicate(timeout=15)
     with pytest.raises(StudyError, match="does not answer"):
         probed(url)

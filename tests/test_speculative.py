@@ -1,5 +1,6 @@
 """Notebook 08: a draft changes nothing but the time, however it is taken back; and what it costs comes out right."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -77,6 +78,13 @@ def test_plain_decode_is_a_token_a_call():
     assert measured.n_evaluated == measured.checks["tokens"] == len(measured.samples_ns[0]) == 24
 
 
+def test_plain_decode_is_timed_on_the_same_weights_beside_a_drafted_answer():
+    measured = run(speculate())
+    assert len(measured.series["plain ns"]) == workload.STEPS
+    assert min(measured.series["plain ns"]) > 0
+    assert "plain ns" not in run(speculate(n_draft=0, drafter="")).series
+
+
 def test_a_state_that_comes_back_wrong_fails_the_row(monkeypatch):
     put_back = Session.set_state
     monkeypatch.setattr(
@@ -110,6 +118,9 @@ def test_a_forced_acceptance_is_reached_and_every_number_comes_equally_often():
     drawn = np.array([next(counts) for _ in range(20_000)])
     expected = 20_000 * analysis.probabilities(np.array([0.7]), K)[:, 0]
     assert scipy_stats.chisquare(np.bincount(drawn, minlength=K + 1), expected).pvalue > 1e-3
+    answers = [drafters.accepted(0.7, K, np.random.default_rng(n)) for n in range(50)]
+    means = [np.mean(list(itertools.islice(answer, 16))) for answer in answers]
+    assert np.std(means) < 0.5 * drawn.std() / 16**0.5  # of one answer, than of independent draws
     even = drafters.evenly(K, rng)
     assert np.bincount([next(even) for _ in range(50)]).tolist() == [10] * (K + 1)
 
@@ -301,6 +312,19 @@ def test_drafting_pays_from_where_a_round_gives_as_many_tokens_as_plain_steps_wo
     assert later["from"].value > a
     assert analysis.break_even(frame(verify=9.0))["pays"].tolist() == ["never"]
     assert analysis.break_even(frame(verify=0.5, back=0.0))["pays"].tolist() == ["always"]
+
+
+def test_plain_decode_of_the_same_process_is_preferred_to_another_process_s():
+    rows = frame(back=0.0)
+    (elsewhere,) = analysis.break_even(rows).to_dict("records")
+    beside = [series | ({"plain ns": [0.5e9]} if max(series["drafted"]) else {}) for series in rows["series"]]
+    (found,) = analysis.break_even(rows.assign(series=beside)).to_dict("records")
+    assert found["from"].value > elsewhere["from"].value + 0.2  # plain decode is twice as fast there
+    forced = pd.DataFrame(made_up(speculate(drafter="", accepts=0.7), back=0.0))
+    assert analysis.forced(forced).empty
+    beside = [series | {"plain ns": [0.5e9]} for series in forced["series"]]
+    (found,) = analysis.forced(forced.assign(series=beside)).to_dict("records")
+    assert found["plain"].value == pytest.approx(2.0)
 
 
 def test_the_best_draft_is_the_longest_one_only_where_it_is_accepted():

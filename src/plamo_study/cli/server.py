@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,7 @@ def start(
     kind: servers.Kind = "llama_cpp.server" if python else "llama-server"
     threads, libraries = machine.performance_cores(), server_build.libraries(engine)
     setup = servers.Setup(kind, model, slots, tokens, threads, libraries=libraries)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the server would outlive what started it
     with servers.started(setup) as running:
         typer.echo(running.url)
         try:

@@ -65,9 +65,16 @@ class Session:
             raise EngineError(f"llama.cpp cannot load {path}")
         self._attach(model, config)
 
+    def beside(self, config: SessionConfig) -> "Session":
+        """A session of its own on the same loaded model, which has to end before this one does."""
+        found = Session.__new__(Session)
+        found._attach(self.model, config)
+        found._owns_model = False
+        return found
+
     def _attach(self, model: Any, config: SessionConfig) -> None:
         """Make the context of a loaded model, which this session frees from now on."""
-        self.config, self.model = config, model
+        self.config, self.model, self._owns_model = config, model, True
         self.context = llama.llama_init_from_model(model, self._context_params(config))
         if not self.context:
             llama.llama_model_free(model)
@@ -88,7 +95,8 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         llama.llama_free(self.context)
-        llama.llama_model_free(self.model)
+        if self._owns_model:
+            llama.llama_model_free(self.model)
 
     def clear(self) -> None:
         """Forget every sequence and zero the evaluated-token count."""

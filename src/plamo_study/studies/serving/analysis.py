@@ -22,6 +22,7 @@ ALIKE, OTHER, UNANSWERED = "as alone", "another answer", "no answer"
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
 TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
+OWN = {"ttft": "prompt", "itl": "token"}  # what llama-server says of itself beside it
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -201,9 +202,7 @@ def compared(found: Beside) -> pd.DataFrame:
         loads = {tool: _by_round(found, tool, n_clients) for tool in (OURS, AIPERF)}
         for name, what in TOLD.items():
             ours, theirs = ([_mean(run, name) for run in loads[tool]] for tool in (OURS, AIPERF))
-            said = [
-                _mean(run, {"ttft": "prompt", "itl": "token"}[name]) for run in loads[OURS] if name in ("ttft", "itl")
-            ]
+            said = [_mean(run, OWN[name]) for run in loads[OURS] if name in OWN and run.prompt]
             entry = {"scale": found.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
             entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs), "ratio": stats.ratio(theirs, ours)}
             entries.append(entry | {"own": stats.median(said) if said else None})

@@ -140,8 +140,8 @@ def _ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int
         whole=[(request.token_ns[-1] - request.sent_ns) / metrics.NS for request in requests],
         n_gen=[answer.n_gen for answer in found.answers],
         throughput=metrics.of_load(requests)["throughput"],
-        prompt=[answer.timings["prompt_ms"] / MS for answer in found.answers],
-        token=[answer.timings["predicted_ms"] / (answer.n_gen - 1) / MS for answer in found.answers],
+        prompt=[answer.timings["prompt_ms"] / MS for answer in found.answers if answer.timings],
+        token=[answer.timings["predicted_ms"] / (answer.n_gen - 1) / MS for answer in found.answers if answer.timings],
     )
 
 

@@ -92,12 +92,11 @@ def soak(minutes: pd.DataFrame, title: str) -> Chart:
         for name, column in (("half of the requests", "ttft"), ("nine of ten", "ttft_p90"))
     )
     panels = [_minutes(memory, "Memory (MiB)"), _minutes(waits, "First token within (ms)")]
-    ends = [minutes.iloc[0], minutes.iloc[-1]]
     told = "; ".join(
         f"minute {row.minute:.0f}: client {row.client_bytes / 2**20:.0f} MiB, server {row.server_bytes / 2**20:.0f} "
         f"MiB, first token within {row.ttft * 1e3:.0f} ms for half of the requests, {row.ttft_p90 * 1e3:.0f} for nine "
         f"of ten"
-        for row in ends
+        for row in minutes.iloc[[0, -1] if len(minutes) else []].itertuples()
     )
     both = alt.hconcat(*panels).resolve_scale(color="independent")
     return both.properties(title=title, description=f"{title}. {told}.")

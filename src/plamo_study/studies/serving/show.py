@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import pandas as pd
 from IPython.display import Markdown
 
@@ -324,14 +325,20 @@ def _kept(recording: Recording, load: Callable[[str], Found | None]) -> Found | 
     return (load(LOCAL) if recording.source == "live" else None) or load(REFERENCE)
 
 
-def soaked(recording: Recording) -> soak.Soak | None:
-    """The soak that stands for this page; None where there was none."""
+def minutes(recording: Recording) -> pd.DataFrame:
+    """What the figure of the soak draws: its minutes; none where there was no soak."""
+    found = _soaked(recording)
+    told = [{"minute": n + 1} | msgspec.to_builtins(each) for n, each in enumerate(found.minutes if found else ())]
+    return pd.DataFrame(told, columns=["minute", *soak.Minute.__struct_fields__])
+
+
+def _soaked(recording: Recording) -> soak.Soak | None:
     return _kept(recording, partial(soak.recorded, scale=recording.scale))
 
 
 def accounts(recording: Recording) -> Markdown:
     """What became of every request of the soak, and of memory."""
-    found = soaked(recording)
+    found = _soaked(recording)
     if not found:
         return Markdown(f"No server was loaded for long at this scale: `{soak.MADE_BY}`.")
     last, settled = found.minutes[-1], found.minutes[min(SETTLED, len(found.minutes)) - 1]

@@ -33,7 +33,8 @@ WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process, in seconds: CELL, `build`, `block`, `verdict`; `tokens` given out in `seconds`; `rate`, tokens
     per second of all sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as
-    recorded. `how`: the way back that the engine really took."""
+    recorded. `how`: the way back that the engine really took. `plain`: a step of plain decode of all sequences
+    on the same loaded weights; NaN where none was timed."""
     found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
     entries = []
     for row in found.itertuples():
@@ -42,9 +43,10 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
         entry = {name: getattr(row, name) for name in (*CELL, "build", "block", "verdict") if name != "how"}
         entry |= {"how": _how(row), "tokens": tokens, "seconds": sum(rounds), "rate": tokens / sum(rounds)}
         entry |= {"taken": sum(row.series["accepted"]) / drafted if drafted else np.nan, "rounds": rounds}
+        entry["plain"] = median(row.series.get("plain ns") or [np.nan]) / NS
         entries.append(entry | {"series": row.series, "checks": row.checks})
-    columns = [*CELL, "build", "block", "verdict", "tokens", "seconds", "rate", "taken", "rounds", "series", "checks"]
-    return pd.DataFrame(entries, columns=columns)
+    columns = [*CELL, "build", "block", "verdict", "tokens", "seconds", "rate", "taken", "plain", "rounds"]
+    return pd.DataFrame(entries, columns=[*columns, "series", "checks"])
 
 
 def _how(row: Any) -> str:
@@ -88,7 +90,10 @@ def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
 
 @once_a_frame
 def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
-    """Speed over plain decode at RATES, by block: SPEED and `ratios`, (len(RATES), blocks)."""
+    """Speed over plain decode at RATES, by block: SPEED and `ratios`, (len(RATES), blocks).
+
+    Plain decode is of the same process where it was timed there, else of another process in the same block.
+    """
     right = processes(usable(rows))
     right = right[right["text"] == ""]
     plain = _plain(right)
@@ -98,9 +103,11 @@ def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
         steps = plain.get(tuple(key[:4]))
         columns = []
         for process in group.drop_duplicates("block", keep="last").itertuples():
-            if steps is not None and process.block in steps.index:
-                spent = round_seconds(process, RATES)
-                columns.append(tokens(RATES, entry["n_draft"]) * steps[process.block] / spent)
+            step = process.plain
+            if np.isnan(step) and steps is not None:
+                step = steps.get(process.block, np.nan)
+            if not np.isnan(step):
+                columns.append(tokens(RATES, entry["n_draft"]) * step / round_seconds(process, RATES))
         if len(columns) > 1:
             entries.append(entry | {"ratios": np.array(columns).T})
     return pd.DataFrame(entries, columns=[*SPEED, "ratios"])
@@ -177,10 +184,9 @@ def forced(rows: pd.DataFrame) -> pd.DataFrame:
     asked = right[(right["label"] == "") & (right["n_draft"] > 0)]
     for key, group in asked.groupby(["build", *CELL], sort=False):
         entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
-        plain = _same(right, entry)
-        if plain.empty:
+        rate, steps = group.groupby("block")["rate"].median(), _plain_rates(right, group, entry)
+        if steps.empty:
             continue
-        rate, steps = (each.groupby("block")["rate"].median() for each in (group, plain))
         entry |= {"taken": stats.median(group["taken"].tolist()), "rate": stats.median(rate.tolist())}
         entry |= {"plain": stats.median(steps.tolist()), "speed": timing.paired_ratio(rate, steps)}
         entry["verdict"] = verdict_of(of_cell(every, entry, ["build", *CELL])["verdict"])
@@ -192,10 +198,14 @@ def forced(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=columns)
 
 
-def _same(found: pd.DataFrame, entry: dict[str, Any]) -> pd.DataFrame:
-    """Plain decode of the same model, build, prompts and sequences."""
+def _plain_rates(found: pd.DataFrame, group: pd.DataFrame, entry: dict[str, Any]) -> pd.Series:
+    """Tokens per second of plain decode by block: beside the rounds of a cell's own processes where it was timed there,
+    else of the same model, build, prompts and sequences in other processes."""
+    own = group.dropna(subset=["plain"])
+    if len(own):
+        return own.assign(steps=own["n_seq"] / own["plain"]).groupby("block")["steps"].median()
     names = ["build", "model", "dtype", "n_prompt", "n_seq", "text", "temperature"]
-    return of_cell(found[found["n_draft"] == 0], entry, names)
+    return of_cell(found[found["n_draft"] == 0], entry, names).groupby("block")["rate"].median()
 
 
 def beside(rows: pd.DataFrame) -> pd.DataFrame:
@@ -341,8 +351,7 @@ def on_text(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for key, group in right.groupby(["build", *CELL], sort=False):
         entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
-        plain = _same(processes(usable(rows)), entry)
-        rate, steps = (each.groupby("block")["rate"].median() for each in (group, plain))
+        rate, steps = group.groupby("block")["rate"].median(), _plain_rates(processes(usable(rows)), group, entry)
         entry |= {"taken": group["taken"].median(), "given": (group["tokens"] / group["rounds"].map(len)).median()}
         entry["drafts"] = group["series"].map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))).median()
         entry |= {"rate": stats.median(rate.tolist()), "plain": stats.median(steps.tolist())}

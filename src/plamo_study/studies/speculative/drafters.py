@@ -12,6 +12,7 @@ from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 
 Draft = Callable[[np.ndarray, int], np.ndarray]  # tokens so far (n,), k: the draft (at most k,) int32
+STRATA = 8  # draws that together are spread evenly
 LONGEST, SHORTEST = 4, 2  # tokens of the end of a text that are looked for earlier in it
 
 
@@ -28,10 +29,14 @@ def forced(known: np.ndarray, counts: Iterator[int], n_vocab: int) -> Draft:
 
 
 def accepted(rate: float, k: int, rng: np.random.Generator) -> Iterator[int]:
-    """How many of k drafted tokens are right: each with this probability, none after the first that is wrong."""
+    """How many of k drafted tokens are right: each with this probability, none after the first that is wrong.
+
+    Drawn in strata, so that the tokens of one answer are right nearly as often as asked for.
+    """
+    reached = rate ** np.arange(1, k + 1)  # how likely the first n are all right
     while True:
-        wrong = rng.random(k) >= rate
-        yield int(wrong.argmax()) if wrong.any() else k
+        for place in (rng.permutation(STRATA) + rng.random(STRATA)) / STRATA:
+            yield int((place < reached).sum())
 
 
 def evenly(k: int, rng: np.random.Generator) -> Iterator[int]:

@@ -23,6 +23,7 @@ from plamo_study.errors import StudyError
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import proof, sessions, texts, watch
 from plamo_study.measure.cells import Speculate
+from plamo_study.measure.plan import change
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
@@ -34,6 +35,7 @@ from plamo_study.studies.speculative.ways import Times, Way
 PROMPT_LINES = 12  # of a text, from which each prompt takes its first tokens
 ALONE = 3  # calls of every length, saves and restores timed alone, after one that is not
 WARM_ROUNDS = 2
+STEPS = 24  # of plain decode, timed beside the rounds
 clock = time.perf_counter_ns
 
 
@@ -200,7 +202,7 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
     `series`, a number a round: the terms of `plan.TERMS` in ns, and by round and sequence "drafted", "accepted" and
     "sequence". A number each: "gap" and "rounding" of tokens other than the reference's, relative to the largest logit.
     Alone, after the rounds: "columns" and "column ns" (calls of so many tokens, of one length after one another),
-    "fresh ns" (the same in turn with other lengths), "save ns", "restore ns".
+    "fresh ns" (the same in turn with other lengths), "save ns", "restore ns", and "plain ns", steps of plain decode.
     """
     check(cell)
     if cell.way == "binding":
@@ -236,7 +238,7 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
             loop.prove()
             loops.append(loop)
         stage("alone")
-        alone = _alone(cell, session, loop)
+        alone = _alone(cell, session, loop) | _plain(cell, session, prompts)
     return _measured(cell, loops, shaped, alone, warmup, load_ns, counted)
 
 
@@ -330,6 +332,19 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
             session.set_state(seq, state, n_past, loop.way.part)
         restore.append(float(clock() - start))
     return {**found, "save ns": save[1:], "restore ns": restore[1:]}
+
+
+def _plain(cell: Speculate, session: Session, prompts: dict[int, np.ndarray]) -> dict[str, list[float]]:
+    """Steps of plain decode on the same loaded weights, in a context that keeps no states for a draft."""
+    if not cell.n_draft:
+        return {}
+    plain = change(cell, n_draft=0, drafter="", draft="", accepts=0.0)
+    with session.beside(config(plain, cell.n_seq, 0)) as steps:
+        known = {seq: Reference(steps, seq, each, STEPS, cell.temperature, cell.seed) for seq, each in prompts.items()}
+        Loop(plain, steps, known, {}).run(WARM_ROUNDS)
+        loop = Loop(plain, steps, known, {})
+        loop.run(STEPS)
+    return {"plain ns": [float(sum(times.values())) for times in loop.rounds]}
 
 
 def _call(session: Session, loop: Loop, n: int) -> float:

@@ -1,0 +1,136 @@
+"""Notebook 11's two long comparisons: another load generator beside our client, and half an hour of load."""
+
+import sys
+
+import misbehaving
+import msgspec
+import numpy as np
+import pytest
+from conftest import ATTENTION, mini_file
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import server
+from plamo_study.studies.serving import analysis, beside, soak
+from plamo_study.studies.serving.beside import AIPERF, OURS, Beside, Run
+
+STAND_IN = """#!{python}
+import json, pathlib, sys
+if "--version" in sys.argv:
+    sys.exit(print("0.13.0"))
+told = dict(zip(sys.argv, sys.argv[1:]))
+asked = [json.loads(line)["text"] for line in open(told["--input-file"])]
+assert len(asked) == int(told["--request-count"]) and json.loads(told["--extra-inputs"])["max_tokens"]
+assert (pathlib.Path(told["--tokenizer"]) / "tokenizer.json").exists()
+out = pathlib.Path(told["--output-artifact-dir"])
+out.mkdir()
+times = {{"time_to_first_token": 20.0, "inter_token_latency": 1.5, "request_latency": 35.0}}
+metrics = {{name: {{"value": value, "unit": "ms"}} for name, value in times.items()}}
+metrics["output_sequence_length"] = {{"value": 11, "unit": "tokens"}}
+(out / "profile_export.jsonl").write_text("".join(json.dumps({{"metrics": metrics}}) + "\\n" for _ in asked))
+(out / "profile_export_aiperf.json").write_text(json.dumps({{"output_token_throughput": {{"avg": 50.0}}}}))
+"""
+
+
+@pytest.fixture
+def stands_in(tmp_path, monkeypatch):
+    """A llama-server that misbehaves in a way."""
+    return lambda way="": monkeypatch.setenv(server.NAMED, str(misbehaving.as_llama_server(tmp_path, way)))
+
+
+def program(folder, text):
+    path = folder / "aiperf"
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+# ------------------------------------------------------------------ AIPerf
+
+
+def test_both_clients_are_asked_in_turn_with_the_same_prompts_and_what_they_say_is_kept(stands_in, tmp_path):
+    stands_in()
+    aiperf = program(tmp_path, STAND_IN.format(python=sys.executable))
+    found = beside.compare(mini_file(ATTENTION), "mini", aiperf, rounds=2)
+    assert found.version == "AIPerf 0.13.0"
+    assert [run.tool for run in found.runs] == [OURS, AIPERF, OURS, AIPERF, AIPERF, OURS, AIPERF, OURS]
+    assert [run.n_clients for run in found.runs] == [1, 1, 4, 4] * 2
+    assert {len(run.ttft) for run in found.runs if run.n_clients == 4} == {8}
+    theirs = found.runs[1]
+    assert (theirs.ttft[0], theirs.itl[0], theirs.n_gen[0], theirs.throughput) == (0.02, 0.0015, 11, 50.0)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Beside) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("#!/bin/sh\nexit 1\n", "failed"),
+        ("#!/bin/sh\necho 0.13.0\n", "wrote no records"),
+        ("", "cannot be run"),
+    ],
+)
+def test_a_program_that_is_no_aiperf_is_named_with_what_installs_one(stands_in, tmp_path, text, why):
+    stands_in()
+    with pytest.raises(StudyError, match=why) as told:
+        beside.compare(mini_file(ATTENTION), "mini", program(tmp_path, text), rounds=1)
+    assert "pip install aiperf" in told.value.mend
+
+
+def planted(off, noise=0.01, n=6):
+    """Runs in which AIPerf sees every time `off` times as long as our client does."""
+    rng, runs = np.random.default_rng(0), []
+    for number in range(n):
+        for tool, factor in ((OURS, 1.0), (AIPERF, off)):
+            times = {name: [factor * value * np.exp(rng.normal(0, noise))] * 4
+                     for name, value in (("ttft", 1.0), ("itl", 0.1), ("whole", 2.5))}  # fmt: skip
+            runs.append(Run(tool=tool, n_clients=1, round=number, n_gen=[16] * 4, throughput=6.4 / factor, **times))
+    return Beside(machine={}, model="m", scale="mini", n_prompt=8, n_gen=16, version="v", runs=runs)
+
+
+@pytest.mark.parametrize(("off", "claim"), [(1.0, "holds"), (1.2, "does not hold"), (0.8, "does not hold")])
+def test_a_planted_difference_between_two_clients_is_found_and_none_where_there_is_none(off, claim):
+    found = analysis.compared(planted(off))
+    assert [ratio.within(0.95, 1.05) for ratio in found["ratio"]] == [claim] * 4
+    assert found["own"].isna().all()
+
+
+# ------------------------------------------------------------------ a soak
+
+
+def soaked(monkeypatch, minutes=2, rate=40.0):
+    monkeypatch.setattr(soak, "MINUTE_S", 0.5)
+    return soak.run(mini_file(ATTENTION), "mini", rate, minutes)
+
+
+def test_every_request_of_a_soak_is_accounted_for_minute_by_minute(stands_in, monkeypatch):
+    stands_in()
+    found = soaked(monkeypatch)
+    assert found.sent == found.answered > 10
+    assert (found.failed, found.missing, found.twice, found.differ, found.ended) == (0, 0, 0, 0, "")
+    assert len(found.minutes) == 2
+    assert 0 <= found.sent - sum(minute.answered for minute in found.minutes) <= 3  # those that ended afterwards
+    for minute in found.minutes:
+        assert 0 < minute.ttft <= minute.ttft_p90
+        assert min(minute.client_bytes, minute.server_bytes) > 1 << 20
+
+
+def test_a_server_that_dies_in_a_soak_is_told_and_no_request_is_lost(stands_in, monkeypatch):
+    stands_in("dies_together")
+    found = soaked(monkeypatch, rate=200.0)
+    assert "SIGABRT" in found.ended
+    assert found.failed == sum(found.failures.values()) > 0
+    assert (found.sent, found.missing) == (found.answered + found.failed, 0)
+    assert found.minutes[-1].server_bytes == 0
+
+
+def test_answers_that_depend_on_neighbours_are_counted_in_a_soak(stands_in, monkeypatch):
+    stands_in("mixes")
+    found = soaked(monkeypatch, rate=100.0)
+    assert found.failed == 0
+    assert found.differ > 0
+
+
+def test_without_a_knee_the_command_that_finds_one_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(soak.recording.paths, "MEASURED", tmp_path)
+    with pytest.raises(StudyError, match="was not sought here") as told:
+        soak.sustained("mini", "local")
+    assert told.value.mend == "plamo-study run 11 --scale mini"
