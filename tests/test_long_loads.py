@@ -54,7 +54,7 @@ def test_both_clients_are_asked_in_turn_with_the_same_prompts_and_what_they_say_
     assert found.version == "AIPerf 0.13.0"
     assert [run.tool for run in found.runs] == [OURS, AIPERF, OURS, AIPERF, AIPERF, OURS, AIPERF, OURS]
     assert [run.n_clients for run in found.runs] == [1, 1, 4, 4] * 2
-    assert {len(run.ttft) for run in found.runs if run.n_clients == 4} == {8}
+    assert {len(run.ttft) for run in found.runs if run.n_clients == 4} == {beside.LOADS["mini"][4]}
     theirs = found.runs[1]
     assert (theirs.ttft[0], theirs.itl[0], theirs.n_gen[0], theirs.throughput) == (0.02, 0.0015, 11, 50.0)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Beside) == found
@@ -110,6 +110,7 @@ def test_every_request_of_a_soak_is_accounted_for_minute_by_minute(stands_in, mo
     assert 0 <= found.sent - sum(minute.answered for minute in found.minutes) <= 3  # those that ended afterwards
     for minute in found.minutes:
         assert 0 < minute.ttft <= minute.ttft_p90
+        assert 0 <= minute.waiting <= 3
         assert min(minute.client_bytes, minute.server_bytes) > 1 << 20
 
 

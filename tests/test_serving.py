@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -194,6 +195,29 @@ def test_recorded_arrivals_are_read_and_bad_ones_named(tmp_path):
     path.write_text("10.0\nsoon\n")
     with pytest.raises(StudyError, match="soon"):
         load.arrivals(str(path), 1, 0, 0)
+
+
+def test_more_connections_than_select_can_watch_are_watched_and_a_sleep_stays_exact():
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096 if hard == resource.RLIM_INFINITY else min(hard, 4096), hard))
+    slept = []
+
+    async def hold(n):
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0, backlog=n)
+        port = server.sockets[0].getsockname()[1]
+        open_ones = [await asyncio.open_connection("127.0.0.1", port) for _ in range(n)]
+        for _ in range(20):
+            begin = time.perf_counter()
+            await asyncio.sleep(0.0002)
+            slept.append(time.perf_counter() - begin)
+        highest = max(writer.get_extra_info("socket").fileno() for _, writer in open_ones)
+        for _, writer in open_ones:
+            writer.close()
+        server.close()
+        return highest
+
+    assert client.run(hold(600)) > 1023  # two files a connection
+    assert min(slept) < 0.001  # what epoll alone rounds up to
 
 
 def test_lengths_follow_the_published_tables():

@@ -146,6 +146,13 @@ def test_the_card_is_what_the_record_says():
         assert model["bits_per_byte"] < min(record["baselines"].values())
 
 
+def test_the_english_of_the_held_out_modules_is_their_docstrings():
+    modules = [corpus.Module(path, text) for path, text in held_out().items()]
+    assert (paths.DATA / "corpus" / "english-heldout.txt").read_text(encoding="utf-8") == corpus.prose(modules)
+    module = corpus.Module("m.py", f'"""{"word " * 20}"""\ndef f():\n    """Too short."""\n    return "{"no " * 30}"\n')
+    assert corpus.prose([module]) == "word " * 19 + "word\n\n"
+
+
 def test_the_corpus_leaves_out_tables_tests_and_duplicates_and_splits_by_path(tmp_path):
     texts = {"a.py": "def f():\n    return 1\n", "b.py": "def f():\n    return 1\n", "table.py": "'a',\n'b',\n'c',\n"}
     texts |= {"test/c.py": "x = 1\n", "pack/d.py": "y = 2\n", "latin.py": "z = 'é'\n"}

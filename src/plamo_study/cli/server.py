@@ -92,6 +92,19 @@ def beside(
 
 
 @app.command()
+def drafts(
+    rounds: Annotated[int, typer.Option(min=3, help="runs of each")] = 6,
+    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
+) -> None:
+    """Let llama-server and our loop speculate with the same drafts in turn: what is accepted, and how fast?"""
+    from plamo_study.studies.speculative import served
+
+    _quiet()
+    found = served.compare(rounds)
+    report.console.print(f"kept: {report.short(served.write(found, _place(reference)))}")
+
+
+@app.command()
 def soak(
     minutes: Annotated[int, typer.Option(min=1)] = 30,
     rate: Annotated[float, typer.Option(min=0, help="requests a second; 0: 80 % of the knee that was found here")] = 0,
@@ -151,12 +164,18 @@ def _place(reference: bool) -> str:
     return recording.REFERENCE if reference else recording.LOCAL
 
 
+def _quiet() -> None:
+    """The engine's own words stay out of the terminal."""
+    from plamo_study.engine import library
+
+    library.capture_log([])
+
+
 def _attention(scale: str) -> Path:
     """The file of the model that no server mixes up, made where it is not here."""
-    from plamo_study.engine import library
     from plamo_study.measure import plan
     from plamo_study.models import synthetic
 
     plan.check_scale(scale)
-    library.capture_log([])
+    _quiet()
     return synthetic.make(plan.MODELS[1], scale, plan.DTYPE[scale])

@@ -40,12 +40,12 @@ class Tokenizer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         llama.llama_model_free(self._model)
 
-    def encode(self, text: str) -> NDArray[np.int32]:
-        """Token ids (n_tokens,) of a text and nothing around it.
+    def encode(self, text: str, add_special: bool = False) -> NDArray[np.int32]:
+        """Token ids (n_tokens,) of a text and nothing around it, or what the model's tokenizer puts there.
 
         A special token's name within the text becomes that token: this kind of tokenizer makes no difference.
         """
-        return tokenize(self._vocab, text.encode(), add_special=False)
+        return tokenize(self._vocab, text.encode(), add_special=add_special)
 
     def decode(self, ids: NDArray[np.int32]) -> bytes:
         """The bytes that token ids spell; special tokens spell nothing."""

@@ -124,6 +124,15 @@ def threads(pid: int) -> dict[str, tuple[int, int]] | None:
     return {name: (int(words[0]), int(words[1])) for name, words in found.items() if len(words) > 1} or None
 
 
+def timeslices(pid: int) -> int:
+    """How often the living threads of a process were put on a CPU so far; 0 where nobody counts."""
+    try:
+        found = [_read(task / "schedstat").split() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return 0
+    return sum(int(words[2]) for words in found if len(words) > 2)
+
+
 def mhz() -> float | None:
     """Clock of the slowest CPU now, in MHz; None where the system does not say."""
     told = [float(_read(path)) / 1e3 for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]

@@ -6,6 +6,7 @@ them), what pip installs, files that are mostly tables of literals, files that a
 It knows no tokens.
 """
 
+import ast
 import hashlib
 import re
 import sysconfig
@@ -17,6 +18,7 @@ SALT = "plamo-study/3"  # the first that holds out 150 to 250 kB, at least 12 mo
 ONE_IN = 40  # modules: one of so many is held out
 NO_PART = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
 TABLE_LINE = re.compile(r"\s*(?:['\"](?!['\"]{2})|0[xX]|\d|\()")  # begins with a text, a number or a tuple
+LONG_TEXT = 20  # words of a docstring that says something
 LONG_LINE = 40  # characters from which a line that occurs twice is hardly chance
 
 
@@ -63,6 +65,14 @@ def split(found: Iterable[Module]) -> tuple[list[Module], list[Module]]:
     """Training part and held-out part."""
     held_out = [module for module in found if is_held_out(module.path)]
     return [module for module in found if not is_held_out(module.path)], held_out
+
+
+def prose(found: Iterable[Module]) -> str:
+    """The English of modules: their docstrings of at least LONG_TEXT words, in order, an empty line after each."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for module in found for node in ast.walk(ast.parse(module.text)) if isinstance(node, kinds)]
+    texts = [text for node in nodes if (text := ast.get_docstring(node)) and len(text.split()) >= LONG_TEXT]
+    return "".join(f"{text}\n\n" for text in texts)
 
 
 def sha256(found: Iterable[Module]) -> str:

@@ -26,9 +26,15 @@ from plamo_study.training import baselines, card, corpus, export, optimise, piec
 from plamo_study.training.architectures import Plamo
 from plamo_study.training.optimise import Progress, Recipe
 
-RECIPES = {"plamo-2-1b": Recipe(steps=2300), "plamo-3-nict-2b": Recipe(steps=2000)}
+RECIPES = {
+    "plamo-2-1b": Recipe(steps=2300),
+    "plamo-3-nict-2b": Recipe(steps=2000),
+    "plamo-2-draft": Recipe(steps=2400),
+    "plamo-3-draft": Recipe(steps=2400),
+}
 WORK = paths.MODELS / "training"  # checkpoints and the vocabulary, until they are deleted
 HELD_OUT = paths.DATA / "corpus" / "python-heldout.txt"
+PROSE = paths.DATA / "corpus" / "english-heldout.txt"
 EVERY = 200  # steps between two points of the learning curve
 
 Tell = Callable[[str], None]
@@ -70,6 +76,7 @@ def train(name: str, tell: Tell, steps: int = 0, work: Path = WORK) -> Path:
     )
     path = export.write(spec, weights(model), vocabulary, registry.model_path(name, "mini", embedded.SOURCE))
     HELD_OUT.write_bytes("".join(module.text for module in held_out).encode())
+    PROSE.write_bytes(corpus.prose(held_out).encode())
     keep(path, spec, recipe, progress, (train_part, held_out, len(stream), vocabulary))
     return path
 

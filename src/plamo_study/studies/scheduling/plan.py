@@ -34,7 +34,7 @@ def scheduling(scale: str, gpu: bool = False) -> Plan:
     cells = [cell for model in MODELS for cell in _of_model(change(base, model=model))]
     every = sorted(dict.fromkeys(cells), key=_rank)  # on one core a server's parts are everybody's
     planned = with_gates("10-scheduling", scale, tuple(every), exact_cache=False)
-    needed = sum(_rank(cell) == 0 for cell in every)
+    needed = sum(_rank(cell) <= (scale != "mini") for cell in every)  # at full size also two policies held out
     limit = PATIENCE * planned.time_limit_s
     return replace(
         planned, needed=needed, blocks=BLOCKS[scale], extra_blocks=1, time_limit_s=limit,

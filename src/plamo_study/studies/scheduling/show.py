@@ -277,6 +277,21 @@ def refused(recording: Recording) -> Markdown:
     return Markdown("\n".join(f"- {why}" for why in said))
 
 
+def full_size(recording: Recording) -> Markdown:
+    """What the same policies and the simulation of them came to on full-size models, where that is recorded."""
+    large = recordings.read(recording.study, "recorded", "shape")
+    if large is None:
+        return Markdown("Not measured yet: `plamo-study measure 10-scheduling --scale shape --minutes 60`.")
+    lines = "\n".join(f"- {line}" for line in [*_policies(large.rows), *_accuracy(large.rows)])
+    return Markdown(f"{evidence.disturbed(large.rows)}{lines}\n\n({condition(large)})")
+
+
+def full_size_residuals(recording: Recording) -> Table:
+    """Every quantity of every load and policy on full-size models, simulated over measured."""
+    large = recordings.read(recording.study, "recorded", "shape")
+    return validation(large) if large else Table(pd.DataFrame())
+
+
 def server(recording: Recording) -> Table | Markdown:
     """The same requests served by llama-server, and its rule simulated."""
     found = analysis.beside_a_server(recording.rows)

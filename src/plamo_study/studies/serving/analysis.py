@@ -160,6 +160,38 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=names)
 
 
+def waiting(rows: pd.DataFrame) -> pd.DataFrame:
+    """What requests that wait cost those that are answered: `model`, `n_clients` at a time of `n_seq` slots, `waits`.
+
+    `token`: seconds of a further token as llama-server says itself, a median over requests; `ratio`, over that with as
+    many requests as slots, paired by block; `wakes`: how often the server's threads were put on a CPU for a token (None
+    where nobody counted); `throughput`, tokens a second; `late`: the client's lag over the gap it saw (medians).
+    """
+    used = usable(rows)
+    used = used[(used["workload"] == "serving") & (used["server"] == "llama-server") & (used["n_clients"] > 0)]
+    used = used.assign(wakes=[_wakes(row) for row in used.itertuples()])
+    found = processes(used).assign(wakes=used["wakes"].tolist())
+    entries = []
+    for (model, build, n_seq), of_slots in found.groupby(["model", "build", "n_seq"], sort=True):
+        group = of_slots[of_slots["n_clients"] >= n_seq]
+        same = group[group["n_clients"] == n_seq].groupby("block")["answer"].median()
+        for n, own in group.groupby("n_clients") if (group["n_clients"] > n_seq).any() else ():
+            by_block = own.groupby("block")["answer"].median()
+            entry: dict[str, Any] = {"model": model, "build": build, "n_seq": n_seq, "n_clients": n, "waits": n - n_seq}
+            entry |= {"token": stats.median(by_block.tolist()), "ratio": timing.paired_ratio(by_block, same)}
+            entry |= {"throughput": stats.median(own["throughput"].tolist()), "late": own["late"].median()}
+            counted = own["wakes"].dropna().tolist()
+            entries.append(entry | {"wakes": stats.median(counted) if counted else None})
+    names = ["model", "build", "n_seq", "n_clients", "waits", "token", "ratio", "throughput", "late", "wakes"]
+    return pd.DataFrame(entries, columns=names)
+
+
+def _wakes(row: Any) -> float:
+    """How often the server's threads were put on a CPU, for each token it wrote; NaN where nobody counted."""
+    switches, tokens = row.series.get("switches", [0.0])[0], sum(row.series["n_gen"])
+    return switches / tokens if switches and tokens else float("nan")
+
+
 def knees(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a server whose knee was sought: `model`, `build`, `block`, `n` (requests of each rate that was tried),
     `met` and `failed`: the highest rate that met the objectives and the lowest that did not, as requests really came;

@@ -27,7 +27,7 @@ from plamo_study.studies.serving.workload import ROOM, request_of
 
 NAME = "11-beside.{}.json"
 OURS, AIPERF = "our client", "AIPerf"
-LOADS = {1: 4, 4: 8}  # requests at a time, requests
+LOADS = {"mini": {1: 24, 4: 48}, "shape": {1: 4, 4: 8}, "weights": {1: 4, 4: 8}}  # requests at a time, requests
 ROUNDS = 6
 LIMIT_S = 600.0  # of one run of AIPerf
 INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then plamo-study server beside aip/bin/aiperf"
@@ -84,7 +84,8 @@ def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Besid
     check_scale(scale)
     n_prompt, n_gen = plan.SHORT[scale]
     said = version(aiperf)
-    prompts = questions.prompts(path, max(LOADS.values()), n_prompt, n_gen)
+    loads = LOADS[scale]
+    prompts = questions.prompts(path, max(loads.values()), n_prompt, n_gen)
     threads = max(machine.performance_cores() - 1, 1)  # a core is the client's
     setup = Setup("llama-server", path, plan.SLOTS, n_prompt + n_gen + ROOM, threads,
                   libraries=builds.installed_libraries())  # fmt: skip
@@ -93,7 +94,7 @@ def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Besid
         target = Target(running.url, usual=questions.OURS["llama-server"])
         client.run(_warm(target, prompts[0]))
         for number in progress.counted(range(rounds), "our client and AIPerf in turn"):
-            for n_clients, n in LOADS.items():
+            for n_clients, n in loads.items():
                 both: list[Callable[..., Run]] = [_ours, partial(_theirs, aiperf)]
                 runs += [one(target, prompts[:n], n_clients, number) for one in both[:: -1 if number % 2 else 1]]
     return Beside(

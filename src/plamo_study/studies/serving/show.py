@@ -9,6 +9,7 @@ import msgspec
 import pandas as pd
 from IPython.display import Markdown
 
+from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import of_cell, usable
 from plamo_study.measure.defects import build_name
@@ -121,12 +122,14 @@ def _knees(recording: Recording) -> list[str]:
         return []
     said = []
     for (model, build), group in found.groupby(["model", "build"]):
-        rates = " and ".join(f"{row.met:.2g}" if row.met == row.met else "none" for row in group.itertuples())
+        rates = " and ".join(f"{rate:.2g}" if rate == rate else "none" for rate in group["met"])
+        if len(group) >= stats.ENOUGH:
+            rates = f"{stats.median(group['met'].fillna(0.0).tolist()):.2g} (median of {len(group)} servers)"
         said.append(f"{escaped(str(model))} ({_build(str(build))}): {rates} requests a second")
     wanted, n = knee.OBJECTIVES[recording.scale], int(found["n"].iloc[0])
     how = f"{math.ceil(knee.ENOUGH * n)} of {n} requests had their first token within {wanted.ttft_s * MS:.0f} ms and, "
     how += f"in the mean, a further one every {wanted.tpot_s * MS:.0f} ms"
-    return [f"**The knee**, the highest rate tried at which {how}, server by server: " + "; ".join(said) + "."]
+    return [f"**The knee**, the highest rate tried at which {how}: " + "; ".join(said) + "."]
 
 
 def contaminated(recording: Recording) -> pd.DataFrame:

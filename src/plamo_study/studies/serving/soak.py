@@ -35,7 +35,7 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
     """What ended in one minute, and the memory of client and server at its end.
 
     `ttft`: seconds to the first token at the 50th and 90th percentile; `tpot`: median seconds for each further one;
-    `late`: the 95th percentile of how much later than due the client sent.
+    `late`: the 95th percentile of how much later than due the client sent; `waiting`: requests not ended at its end.
     """
 
     answered: int
@@ -44,6 +44,7 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p90: float
     tpot: float
     late: float
+    waiting: int
     client_bytes: int
     server_bytes: int
 
@@ -111,6 +112,7 @@ class _Counted:
                 ttft_p90=float(np.quantile(ttft, 0.9)),
                 tpot=float(np.median(tpot)),
                 late=float(np.quantile(late, 0.95)),
+                waiting=self.sent - len(self.ends),
                 client_bytes=here,
                 server_bytes=there,
             )

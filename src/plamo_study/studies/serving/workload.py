@@ -14,7 +14,7 @@ import httpx2
 import psutil
 
 from plamo_study.engine import builds
-from plamo_study.measure import server, watch
+from plamo_study.measure import machine, server, watch
 from plamo_study.measure.cells import Serving, Traffic
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.server import Server, Setup
@@ -36,6 +36,7 @@ class Done:
     floor_s: list[float]
     ended: str
     steps: list[tuple[float, float, float]]  # of the search for the knee: rate, share that met the objectives, lag
+    switches: int = 0  # how often the server's threads were put on a CPU under the load; 0 where nobody counts
 
 
 def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -45,7 +46,8 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     of those answered. `series`, one number a request: "n_prompt" and "n_gen" by the server's count, "prompt_ms" and
     "answer_ms" as llama-server says itself, "differs" the token from which the answer is another than alone (-1: none)
     and "gap" by how much the likeliest token led there (nats). "lag" (s): the client's, median, 95th percentile, most.
-    "floor" (s): empty requests. "rates", "met", "late": the search for the knee.
+    "floor" (s): empty requests. "switches": how often the server's threads were put on a
+    CPU. "rates", "met", "late": the search for the knee.
     """
     asked = questions.prompts(path, min(cell.n_requests, DISTINCT), cell.n_prompt, cell.n_gen, cell.seed)
     stage("start")
@@ -92,6 +94,7 @@ async def _loaded(
         stage("serve")
         requests = [Prompt(f"{n}", asked[n % len(asked)].text, cell.n_gen) for n in range(cell.n_requests)]
         steps: list[tuple[float, float, float]] = []
+        before = machine.timeslices(running.process.pid)
         with watch.timed(running.process.pid):
             if cell.pattern == "knee":
                 loaded, steps = await knee.sought(web, target, requests, cell, median(map(_seconds, alone)))
@@ -100,11 +103,12 @@ async def _loaded(
             else:
                 due = load.arrivals(cell.pattern, cell.n_requests, cell.per_second, cell.seed)
                 loaded = await load.opened(web, target, requests, due)
+        switches = max(machine.timeslices(running.process.pid) - before, 0)  # a dead server's threads are not counted
         ended = running.ended(1.0 if any(answer.failure for answer in loaded.answers) else 0.0)
         if cell.server == "llama_cpp.server":
             for n, answer in enumerate(loaded.answers):
                 answer.n_prompt, answer.n_gen = counts[asked[n % len(asked)].id][1:]
-    return Done(alone, loaded, floor, ended, steps)
+    return Done(alone, loaded, floor, ended, steps, switches)
 
 
 async def _empty(web: httpx2.AsyncClient, url: str) -> float:
@@ -140,6 +144,7 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
         "gap": [each.gap if each and each.gap == each.gap else judge.SAME for each in found],
         "lag": [lag[len(lag) // 2] / 1e9, done.loaded.late_ns / 1e9, lag[-1] / 1e9],
         "floor": done.floor_s,
+        "switches": [float(done.switches)],
     }
     if done.steps:
         series |= {name: [step[i] for step in done.steps] for i, name in enumerate(("rates", "met", "late"))}

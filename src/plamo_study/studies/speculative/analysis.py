@@ -11,6 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -19,6 +20,7 @@ from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.studies.speculative.plan import TERMS
+from plamo_study.studies.speculative.served import OURS, PLAIN, SERVER, Beside
 
 CELL = ["model", "dtype", "n_prompt", "n_seq", "n_draft", "how", "label", "accepts", "text", "draft", "draft_dtype"]
 CELL += ["temperature"]
@@ -407,3 +409,29 @@ def implied(ratios: np.ndarray, speed: float) -> float:
     if not middle.min() <= speed <= middle.max():
         return float("nan")
     return float(RATES[int(np.abs(middle - speed).argmin())])
+
+
+def served(found: Beside) -> pd.DataFrame:
+    """llama-server beside our loop: `model`, `drafter`, `ratio` (their tokens a second over ours, paired by round).
+
+    With `ours_` and `theirs_` before it: `drafted` and `accepted` tokens, `rate` (tokens a second) and `speed`, times
+    their own plain decode (None of plain decode itself).
+    """
+    runs = pd.DataFrame([msgspec.to_builtins(run) for run in found.runs])
+    runs["rate"] = runs["tokens"] / runs["seconds"]
+    entries = []
+    for (model, drafter), group in runs.groupby(["model", "drafter"], sort=False):
+        entry: dict[str, Any] = {"model": model, "drafter": drafter}
+        rates = {}
+        for name, who in (("ours", OURS), ("theirs", SERVER)):
+            own = group[group["who"] == who].set_index("round")
+            plain = runs[(runs["model"] == model) & (runs["drafter"] == PLAIN) & (runs["who"] == who)]
+            rates[name], steps = own["rate"], plain.set_index("round")["rate"]
+            entry |= {
+                f"{name}_drafted": int(own["drafted"].median()),
+                f"{name}_accepted": int(own["accepted"].median()),
+            }
+            entry |= {f"{name}_rate": stats.median(own["rate"].tolist())}
+            entry[f"{name}_speed"] = timing.paired_ratio(own["rate"], steps) if drafter != PLAIN else None
+        entries.append(entry | {"ratio": timing.paired_ratio(rates["theirs"], rates["ours"])})
+    return pd.DataFrame(entries)

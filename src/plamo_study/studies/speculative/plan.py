@@ -15,6 +15,7 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, w
 HYBRID, ATTENTION = MODELS
 TERMS = ("draft", "save", "verify", "restore", "replay")  # of a round: what is timed in each
 BOTH_MOVE = 2  # times the rounding of a logit: two of them may come together by that
+DRAFTERS = {HYBRID: "plamo-2-draft", ATTENTION: "plamo-3-draft"}  # trained to draft, in each architecture
 LARGER = "plamo-2-8b"  # of the same vocabulary as the first model
 DRAFTS = (1, 2, 4, 8)  # tokens of a draft
 USUAL = 4
@@ -24,7 +25,7 @@ DEPTH, DEEP = 64, 4096
 BATCHES = {"mini": (4,), "shape": (4, 8), "weights": (4, 8)}
 GENERATED = {"mini": 64, "shape": 64, "weights": 64}
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}
-TEXT = "python-heldout"
+TEXT, PROSE = "python-heldout", "english-heldout"
 PROMPTS = {"mini": 4, "weights": 4}  # of a text, in each process
 TEMPERATURES = (0.0, 0.7, 1.0)
 BINDING = 32  # tokens that `Llama.generate` is asked for; the context it makes keeps every logit
@@ -100,9 +101,16 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
         yield change(text, drafter="lookup", temperature=temperature)
         if scale == "mini":
             yield change(by_model, draft=base.model, temperature=temperature)
+            yield change(by_model, draft=DRAFTERS[base.model], draft_dtype=base.dtype, temperature=temperature)
     yield change(text, n_draft=DRAFTS[-1], drafter="lookup")
     if scale == "mini":
+        prose = change(text, text=PROSE, text_sha256=texts.sha256(texts.read(PROSE)))
+        yield from (change(prose, n_draft=0), change(prose, drafter="lookup"))
+        yield change(prose, drafter="model", draft=DRAFTERS[base.model], draft_dtype=base.dtype)
+    if scale == "mini":
         yield from (change(by_model, draft=other) for other in MODELS if other != base.model)
+        other = next(draft for model, draft in DRAFTERS.items() if model != base.model)
+        yield change(by_model, draft=other, draft_dtype=base.dtype)
     if scale == "mini" and base.model == HYBRID:
         for target, draft in ((base.dtype, ROUGHER), (ROUGH, ROUGH), (ROUGH, ROUGHER)):
             yield change(by_model, draft=base.model, dtype=target, draft_dtype=draft)

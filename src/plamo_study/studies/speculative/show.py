@@ -9,12 +9,12 @@ from IPython.display import Markdown
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.usable import of_cell, verdict_of
-from plamo_study.measure.recording import Recording, read
+from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
-from plamo_study.studies.speculative import analysis
-from plamo_study.studies.speculative.plan import BOTH_MOVE, RATES, TERMS, USUAL
+from plamo_study.studies.speculative import analysis, served
+from plamo_study.studies.speculative.plan import BOTH_MOVE, PROSE, RATES, TERMS, TEXT, USUAL
 
 MS = 1e3
 NO_HEADS = (
@@ -301,10 +301,12 @@ def on_text(recording: Recording) -> Table | Markdown:
         return Markdown("Nothing was drafted from a text at this scale: random weights continue none.")
     found["who"] = [_drafter(row) for row in found.to_dict("records")]
     found["target"] = found["model"] + " " + found["dtype"]
+    kinds = found["text"].map({TEXT: "code", PROSE: "prose"})
+    found["at"] = kinds.fillna(found["text"]) + found["temperature"].map(", {:g}".format)
     columns: Columns = {
         "target": ("target", ""),
         "who": ("drafter", ""),
-        "temperature": ("temperature", ""),
+        "at": ("text, temperature", ""),
         "n_draft": ("at most", ""),
         "drafts": ("rounds with a draft", ".0%"),
         "taken": ("accepted of drafted", ".0%"),
@@ -313,6 +315,30 @@ def on_text(recording: Recording) -> Table | Markdown:
         "places": ("right by place, if all before are", _places),
     }
     return table(found.sort_values(list(columns)[:4]), columns)
+
+
+def servers(recording: Recording) -> Table | Markdown:
+    """llama-server with the same drafts on the same prompts, beside our loop."""
+    found = (served.recorded(LOCAL) if recording.source == "live" else None) or served.recorded(REFERENCE)
+    if not found:
+        return Markdown(f"No server was asked here: `{served.MADE_BY}`.")
+    lines = analysis.served(found)
+    for name in ("ours", "theirs"):
+        both = zip(lines[f"{name}_accepted"], lines[f"{name}_drafted"], strict=True)
+        lines[name] = [f"{accepted} of {drafted}" if drafted else "" for accepted, drafted in both]
+    speed = lambda value: significant(3)(value) if value else ""  # noqa: E731 # plain decode has none
+    columns: Columns = {
+        "model": ("model", ""),
+        "drafter": ("who drafts", ""),
+        "ours": ("accepted, our loop", ""),
+        "theirs": ("accepted, llama-server", ""),
+        "ours_speed": ("times plain, our loop", speed),
+        "theirs_speed": ("times plain, llama-server", speed),
+        "ratio": ("tokens/s, llama-server / our loop", ".2f"),
+    }
+    rounds = len({run.round for run in found.runs})
+    note = f"At most {found.n_draft} tokens a draft, greedy, {rounds} rounds in turn, threads: {found.n_threads}."
+    return table(lines, columns, note)
 
 
 def _drafter(row: dict[str, Any]) -> str:

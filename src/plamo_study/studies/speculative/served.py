@@ -1,0 +1,161 @@
+"""llama-server with the same draft on the same prompts, in turn with our loop: accepted tokens, and speed.
+
+The server saves and restores the hybrid's state as our "part put back" does, and replays the accepted tokens as a
+draft of their own. Its n-grams are other ones (`ngram-simple`: of one length, the last place that matches).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plamo_study import progress
+from plamo_study.engine import builds
+from plamo_study.engine.tokenizer import Tokenizer
+from plamo_study.errors import StudyError
+from plamo_study.measure import kept, machine, process, server, texts
+from plamo_study.measure.cells import Speculate
+from plamo_study.measure.plan import DTYPE, MODELS, change
+from plamo_study.measure.server import Setup
+from plamo_study.measure.worker import Job
+from plamo_study.models import synthetic
+from plamo_study.studies.serving import client
+from plamo_study.studies.serving.client import Answer, Prompt, Target
+from plamo_study.studies.speculative import plan, workload
+
+NAME = "08-beside.json"
+OURS, SERVER = "our loop", "llama-server"
+PLAIN, NGRAMS = "nobody", "n-grams of the text"
+ROUNDS = 6
+NGRAM = 3  # tokens of the server's n-gram
+LIMIT_S = 120.0
+MADE_BY = "plamo-study server build, then plamo-study server drafts"
+MS = 1e3
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: tokens given out in so many seconds, and how many were drafted and accepted, over all prompts."""
+
+    who: str
+    model: str
+    drafter: str
+    round: int
+    tokens: int
+    seconds: float
+    drafted: int
+    accepted: int
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of both, on which machine, with how long a draft and how many threads."""
+
+    machine: dict[str, Any]
+    n_draft: int
+    n_threads: int
+    runs: list[Run]
+
+
+def compare(rounds: int = ROUNDS) -> Beside:
+    """Both on both embedded models: plain, with a draft model and with n-grams. StudyError where one fails."""
+    threads = max(machine.performance_cores() - 1, 1)  # a core is the client's
+    runs: list[Run] = []
+    for number in progress.counted(range(rounds), "our loop and llama-server in turn"):
+        for cell in _cells(threads):
+            both = [_ours, _served]
+            runs += [one(cell, number) for one in both[:: -1 if number % 2 else 1]]
+    return Beside(machine=machine.facts(), n_draft=plan.USUAL, n_threads=threads, runs=runs)
+
+
+def write(found: Beside, place: str) -> Path:
+    """Keep the runs; a new comparison replaces the one before it."""
+    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, NAME)
+
+
+def recorded(place: str) -> Beside | None:
+    """The runs of a place; None where nothing was compared there."""
+    return kept.load(place, NAME, Beside, MADE_BY)
+
+
+def _cells(threads: int) -> list[Speculate]:
+    text = texts.sha256(texts.read(plan.TEXT))
+    usual = Speculate(scale="mini", dtype=DTYPE["mini"], depth=plan.DEPTH, n_gen=plan.GENERATED["mini"])
+    base = change(usual, n_threads=threads, n_gpu_layers=0, text=plan.TEXT, text_sha256=text, repetitions=4)
+    cells = []
+    for model in MODELS:
+        own = change(base, model=model)
+        cells += [own, change(own, n_draft=plan.USUAL, drafter="lookup")]
+        by_model = change(own, n_draft=plan.USUAL, drafter="model", draft_dtype=base.dtype)
+        cells.append(change(by_model, draft=plan.DRAFTERS[model]))
+    return cells
+
+
+def _drafter(cell: Speculate) -> str:
+    return (cell.draft or NGRAMS) if cell.n_draft else PLAIN
+
+
+def _files(cell: Speculate) -> list[Path]:
+    return [synthetic.make(*file) for file in cell.files]
+
+
+def _ours(cell: Speculate, number: int) -> Run:
+    path, *others = map(str, _files(cell))
+    outcome = process.work(Job(cell=cell, path=path, others=others), LIMIT_S, worker=f"{__package__}.worker")
+    if outcome.status != "ok" or not outcome.measured.valid:
+        why = outcome.failure.message if outcome.failure else f"wrong: {outcome.measured.checks}"
+        raise StudyError("our loop", f"{outcome.status} ({why})", "plamo-study run 08 --scale mini")
+    found = outcome.measured
+    return Run(
+        who=OURS,
+        model=cell.model,
+        drafter=_drafter(cell),
+        round=number,
+        tokens=int(found.checks["tokens"]),
+        seconds=sum(map(sum, found.samples_ns)) / 1e9,
+        drafted=int(sum(found.series["drafted"])),
+        accepted=int(sum(found.series["accepted"])),
+    )
+
+
+def _served(cell: Speculate, number: int) -> Run:
+    path, *others = _files(cell)
+    setup = Setup("llama-server", path, 1, cell.depth + 2 * cell.n_gen, cell.n_threads,
+                  libraries=builds.installed_libraries(), options=_options(cell, others))  # fmt: skip
+    pieces = texts.excerpts(texts.planned(cell.text, cell.text_sha256), cell.repetitions, workload.PROMPT_LINES)
+    with server.started(setup) as running:
+        answers = client.run(_asked(cell, running.url, path, pieces))
+    told = [answer.timings for answer in answers]
+    if missing := next((answer.failure or "no timings" for answer in answers if not answer.timings), ""):
+        raise StudyError(SERVER, f"gave no answer ({missing})", "read its log: plamo-study server start MODEL")
+    return Run(
+        who=SERVER,
+        model=cell.model,
+        drafter=_drafter(cell),
+        round=number,
+        tokens=sum(answer.n_gen for answer in answers),
+        seconds=sum(each["predicted_ms"] for each in told) / MS,
+        drafted=int(sum(each.get("draft_n", 0) for each in told)),
+        accepted=int(sum(each.get("draft_n_accepted", 0) for each in told)),
+    )
+
+
+def _options(cell: Speculate, others: list[Path]) -> tuple[str, ...]:
+    longest = str(cell.n_draft)
+    if cell.drafter == "lookup":
+        lengths = ("--spec-ngram-simple-size-n", str(NGRAM), "--spec-ngram-simple-size-m", longest)
+        return ("--spec-type", "ngram-simple", *lengths)
+    if cell.drafter == "model":
+        return ("--spec-type", "draft-simple", "-md", str(others[0]), "--spec-draft-n-max", longest, "-td",
+                str(cell.n_threads))  # fmt: skip
+    return ()
+
+
+async def _asked(cell: Speculate, url: str, path: Path, pieces: list[bytes]) -> list[Answer]:
+    """The answers to the same tokens that our loop begins with, one after the other, after one that warms up."""
+    with Tokenizer(path) as tokenizer:
+        cut = [tokenizer.encode(piece.decode(), add_special=True)[: cell.depth].tolist() for piece in pieces]
+    usual = {"ignore_eos": True, "cache_prompt": False}
+    targets = [Target(url, usual={**usual, "prompt": tokens}) for tokens in cut]
+    asked = Prompt("", "", cell.n_gen)
+    async with client.client(targets[0]) as web:
+        await client.ask(web, targets[0], asked)
+        return [await client.ask(web, target, asked) for target in targets]
