@@ -96,9 +96,9 @@ def test_a_planted_difference_between_two_clients_is_found_and_none_where_there_
 # ------------------------------------------------------------------ a soak
 
 
-def soaked(monkeypatch, minutes=2, rate=40.0):
+def soaked(monkeypatch, minutes=2, rate=40.0, held_s=0.0):
     monkeypatch.setattr(soak, "MINUTE_S", 0.5)
-    return soak.run(mini_file(ATTENTION), "mini", rate, minutes)
+    return soak.run(mini_file(ATTENTION), "mini", rate, minutes, held_s)
 
 
 def test_every_request_of_a_soak_is_accounted_for_minute_by_minute(stands_in, monkeypatch):
@@ -121,6 +121,15 @@ def test_a_server_that_dies_in_a_soak_is_told_and_no_request_is_lost(stands_in, 
     assert found.failed == sum(found.failures.values()) > 0
     assert (found.sent, found.missing) == (found.answered + found.failed, 0)
     assert found.minutes[-1].server_bytes == 0
+
+
+def test_a_server_that_is_held_up_gets_a_queue_and_goes_on(stands_in, monkeypatch):
+    stands_in()
+    monkeypatch.setattr(soak, "HELD_AT", 0.5)
+    found = soaked(monkeypatch, held_s=0.4)
+    assert (found.held_s, found.ended) == (0.4, "")
+    assert found.minutes[0].waiting > 3 >= found.minutes[1].waiting
+    assert (found.sent, found.missing) == (found.answered, 0)
 
 
 def test_answers_that_depend_on_neighbours_are_counted_in_a_soak(stands_in, monkeypatch):

@@ -13,19 +13,20 @@ from pathlib import Path
 import misbehaving
 import msgspec
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
 from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
-from plamo_study.measure import server
+from plamo_study.measure import cells, server
 from plamo_study.measure.cells import Serving
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Request
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
-from plamo_study.studies.serving import client, judge, knee, load, metrics, plan
+from plamo_study.studies.serving import analysis, client, judge, knee, load, metrics, plan
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 
 MS = 1_000_000
@@ -256,6 +257,28 @@ def test_other_tools_leave_out_what_a_request_waited_before_it_was_sent():
     assert told["ours"]["ttft"] == told["MLPerf"]["ttft"] == pytest.approx(0.100)
     assert told["vLLM"]["ttft"] == told["AIPerf"]["ttft"] == pytest.approx(0.060)
     assert told["AIPerf"]["itl"] == told["ours"]["tpot"] == pytest.approx(0.010)
+
+
+def crowded(n_clients, block, token_ms, wakes):
+    """A row of four slots and so many requests at a time, whose tokens take so long by the server's own clock."""
+    series = {"n_prompt": [8.0] * 4, "n_gen": [5.0] * 4, "prompt_ms": [9.0] * 4, "answer_ms": [4 * token_ms] * 4}
+    series |= {"floor": [0.001], "lag": [0.0, 0.0, 0.0], "differs": [-1.0] * 4, "gap": [-1.0] * 4}
+    series |= {"switches": [20.0 * wakes]} if wakes else {}
+    told = {"status": "ok", "verdict": "valid", "anchor": False, "drift": 0.0, "machine": "m", "build": "stock"}
+    told |= {"engine": "e", "block": block, "series": series, "checks": {"client_binds": 0.0}}
+    return cells.columns(cell(n_clients=n_clients)) | told | {"requests": [request(9, token_ms)] * 4}
+
+
+def test_what_waiting_requests_cost_is_told_over_a_load_without_any_by_the_servers_own_clock():
+    rows = [crowded(n, block, (1 + n / 16) * (1 + block / 50), n) for n in (2, 4, 20) for block in range(3)]
+    found = analysis.waiting(pd.DataFrame(rows)).set_index("waits")
+    assert list(found.index) == [0, 16]  # with fewer requests than slots nobody waits
+    assert found.loc[16, "ratio"].value == pytest.approx(2.25 / 1.25)
+    assert found.loc[16, "ratio"].above(1.5) == "holds"
+    assert found.loc[16, "wakes"].value == pytest.approx(20)
+    assert analysis.waiting(pd.DataFrame(crowded(n, 0, 1.0, 0) for n in (2, 4))).empty
+    without = analysis.waiting(pd.DataFrame(crowded(n, 0, 1.0, 0) for n in (4, 8)))
+    assert without["wakes"].tolist() == [None, None]
 
 
 def test_goodput_counts_requests_that_keep_to_both_objectives():

@@ -108,6 +108,7 @@ def drafts(
 def soak(
     minutes: Annotated[int, typer.Option(min=1)] = 30,
     rate: Annotated[float, typer.Option(min=0, help="requests a second; 0: 80 % of the knee that was found here")] = 0,
+    hold: Annotated[float, typer.Option(min=0, help="stop the server for so many seconds: does it recover?")] = 0,
     scale: Annotated[str, typer.Option(help="mini or shape")] = "mini",
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
@@ -115,7 +116,7 @@ def soak(
     from plamo_study.studies.serving import soak as soaks
 
     place = _place(reference)
-    found = soaks.run(_attention(scale), scale, rate or soaks.sustained(scale, place), minutes)
+    found = soaks.run(_attention(scale), scale, rate or soaks.sustained(scale, place), minutes, hold)
     report.console.print(f"kept: {report.short(soaks.write(found, place))}")
 
 

@@ -82,7 +82,7 @@ def _panel(data: pd.DataFrame, column: str, axis: str, names: list[str], factor:
 
 
 def soak(minutes: pd.DataFrame, title: str) -> Chart:
-    """Memory of client and server, and the wait for the first token, by the minute."""
+    """Requests in the server, the wait for the first token, and the memory of client and server, by the minute."""
     memory = pd.concat(
         pd.DataFrame({"minute": minutes["minute"], "line": who, "value": minutes[f"{who}_bytes"] / 2**20})
         for who in ("client", "server")
@@ -91,11 +91,16 @@ def soak(minutes: pd.DataFrame, title: str) -> Chart:
         pd.DataFrame({"minute": minutes["minute"], "line": name, "value": minutes[column] * 1e3})
         for name, column in (("half of the requests", "ttft"), ("nine of ten", "ttft_p90"))
     )
-    panels = [_minutes(memory, "Memory (MiB)"), _minutes(waits, "First token within (ms)")]
+    queue = pd.DataFrame({"minute": minutes["minute"], "line": "waiting or answered", "value": minutes["waiting"]})
+    panels = [
+        _minutes(queue, "Requests in the server"),
+        _minutes(waits, "First token within (ms)"),
+        _minutes(memory, "Memory (MiB)"),
+    ]
     told = "; ".join(
-        f"minute {row.minute:.0f}: client {row.client_bytes / 2**20:.0f} MiB, server {row.server_bytes / 2**20:.0f} "
-        f"MiB, first token within {row.ttft * 1e3:.0f} ms for half of the requests, {row.ttft_p90 * 1e3:.0f} for nine "
-        f"of ten"
+        f"minute {row.minute:.0f}: {row.waiting} requests in the server, client {row.client_bytes / 2**20:.0f} MiB, "
+        f"server {row.server_bytes / 2**20:.0f} MiB, first token within {row.ttft * 1e3:.0f} ms for half of the "
+        f"requests, {row.ttft_p90 * 1e3:.0f} for nine of ten"
         for row in minutes.iloc[[0, -1] if len(minutes) else []].itertuples()
     )
     both = alt.hconcat(*panels).resolve_scale(color="independent")
@@ -105,4 +110,26 @@ def soak(minutes: pd.DataFrame, title: str) -> Chart:
 def _minutes(data: pd.DataFrame, axis: str) -> alt.Chart:
     colour, _ = marks("line", list(dict.fromkeys(data["line"])))
     x, y = alt.X("minute:Q", title="Minute"), alt.Y("value:Q", title=axis)
-    return alt.Chart(data).mark_line().encode(x=x, y=y, color=colour).properties(width=250, height=SIDE)
+    return alt.Chart(data).mark_line().encode(x=x, y=y, color=colour).properties(width=180, height=SIDE)
+
+
+def waiting(data: pd.DataFrame, title: str) -> Chart:
+    """The time of a token by how many requests wait, and tokens per second; a line a model."""
+    names = list(dict.fromkeys(data["model"]))
+    panels = [
+        _crowd(data, "token", "A further token (ms), by the server", names, 1e3),
+        _crowd(data, "throughput", "Tokens per second, all requests", names),
+    ]
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{row.token.value * 1e3:.2f} ms and {row.throughput.value:,.0f} tokens a second with "
+                                f"{row.waits} waiting" for row in of.itertuples())
+        for name, of in data.groupby("model", sort=False)
+    )  # fmt: skip
+    return alt.hconcat(*panels).properties(title=title, description=f"{title}. {told}.")
+
+
+def _crowd(data: pd.DataFrame, column: str, axis: str, names: list[str], factor: float = 1.0) -> Chart:
+    tidy = spread(data[["model", "waits", column]], column, factor)
+    colour, shape = marks("model", names)
+    base = alt.Chart(tidy).encode(x=alt.X("waits:Q", title="Requests waiting"), color=colour)
+    return alt.layer(*whiskered(base, axis, shape=shape)).properties(width=250, height=SIDE)

@@ -34,7 +34,7 @@ Found = TypeVar("Found")
 def finding(recording: Recording) -> Markdown:
     """Whose answer one gets, what a server adds to the engine, what load does, and where the knee is."""
     rows = recording.rows
-    lines = [*_contamination(rows), *_added(rows), *_queue(rows), *_loaded(rows), *_knees(recording)]
+    lines = [*_contamination(rows), *_crowded(rows), *_added(rows), *_queue(rows), *_loaded(rows), *_knees(recording)]
     text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({condition(recording)})"
     return Markdown(text)
 
@@ -55,6 +55,20 @@ def _contamination(rows: pd.DataFrame) -> list[str]:
     if not said:
         return []
     return ["**A neighbour's request changes your answer, and can end the server.** " + ". ".join(said) + "."]
+
+
+def _crowded(rows: pd.DataFrame) -> list[str]:
+    """What those who wait cost those who are answered, at the largest crowd."""
+    said = []
+    for model, group in analysis.waiting(rows).groupby("model"):
+        row = group.sort_values("n_clients").iloc[-1]
+        few = group.sort_values("n_clients").iloc[0]
+        ratio, both = sentences.quotient(row["ratio"], row["token"].scaled(MS), few["token"].scaled(MS), "ms", ".3g")
+        said.append(
+            f"{escaped(str(model))}, {row['n_seq']} slots: with {row['waits']} requests waiting a further token takes "
+            f"{ratio} as long as with none {both}, by the server's own clock{sentences.unless(row['ratio'])}"
+        )
+    return ["**Whoever waits slows down whoever is answered.** " + ". ".join(said) + "."] if said else []
 
 
 def _build(build: str) -> str:
@@ -243,6 +257,27 @@ def _predictions(recording: Recording) -> pd.DataFrame:
     return found.sort_values(["what", "server", "model", "n_clients", "n_prompt", "n_gen"])
 
 
+def crowd(recording: Recording) -> pd.DataFrame:
+    """What the figure of those who wait draws."""
+    return analysis.waiting(recording.rows)
+
+
+def crowds(recording: Recording) -> Table:
+    """What requests that wait cost those that are answered."""
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_seq": ("slots", ""),
+        "waits": ("requests waiting", ""),
+        "token": ("a further token (ms)", significant(3, MS)),
+        "ratio": ("times that with none waiting", ".2f"),
+        "wakes": ("threads put on a CPU, for each token", significant(3)),
+        "throughput": ("tokens/s", significant(3)),
+        "late": ("client late, of a gap", ".0%"),
+    }
+    note = "The time of a token is what llama-server counts itself: the client has no part in it."
+    return table(analysis.waiting(recording.rows), columns, note)
+
+
 def knees(recording: Recording) -> Table:
     """The knee of each server: the highest rate that met the objectives, and the lowest that did not."""
     columns: Columns = {
@@ -330,7 +365,10 @@ def _kept(recording: Recording, load: Callable[[str], Found | None]) -> Found | 
 
 def minutes(recording: Recording) -> pd.DataFrame:
     """What the figure of the soak draws: its minutes; none where there was no soak."""
-    found = _soaked(recording)
+    return _minutes(_soaked(recording))
+
+
+def _minutes(found: soak.Soak | None) -> pd.DataFrame:
     told = [{"minute": n + 1} | msgspec.to_builtins(each) for n, each in enumerate(found.minutes if found else ())]
     return pd.DataFrame(told, columns=["minute", *soak.Minute.__struct_fields__])
 
@@ -360,6 +398,28 @@ def accounts(recording: Recording) -> Markdown:
         )
     lines += [f"Failed: {why}, {n} times." for why, n in found.failures.items()]
     return Markdown(" ".join([*lines, found.ended]).strip())
+
+
+def held(recording: Recording) -> pd.DataFrame:
+    """What the figure of the server that was held up draws: its minutes."""
+    return _minutes(_kept(recording, partial(soak.recorded, scale=recording.scale, held=True)))
+
+
+def recovered(recording: Recording) -> Markdown:
+    """Whether a server that was held up came back to what it was before."""
+    found = _kept(recording, partial(soak.recorded, scale=recording.scale, held=True))
+    if not found:
+        return Markdown(f"No server was held up at this scale: `{soak.MADE_BY} --minutes 10 --hold 30`.")
+    before, last = found.minutes[soak.HELD_AT - 1], found.minutes[-1]
+    most = max(minute.waiting for minute in found.minutes)
+    after = next((n for n, minute in enumerate(found.minutes) if n >= soak.HELD_AT and minute.waiting <= SLOTS), None)
+    came = f"{after + 1 - soak.HELD_AT} minutes later the queue is gone" if after else "the queue never went again"
+    return Markdown(
+        f"**At {found.rate:.1f} requests a second, stopped for {found.held_s:.0f} s**: before it half of the requests "
+        f"had their first token within {before.ttft * MS:.0f} ms. Then up to {most:,} waited at a minute's end, and "
+        f"{came}. In the last minute {last.answered:,} were answered, half of them with a first token within "
+        f"{last.ttft * MS:,.0f} ms, and {last.waiting:,} waited at its end."
+    )
 
 
 def client(recording: Recording) -> str:

@@ -5,6 +5,7 @@ adds to its minute, so memory that grows is the client's or the server's and not
 """
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from plamo_study.studies.serving import analysis, client, judge, load, metrics, 
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 from plamo_study.studies.serving.workload import DISTINCT, ROOM
 
-NAME = "11-soak.{}.json"
+NAME, HELD = "11-soak.{}.json", "11-held.{}.json"
+HELD_AT = 2  # minutes before a server is held up
 SHARE = 0.8  # of the knee
 MINUTE_S = 60.0
 MADE_BY = "plamo-study server soak"
@@ -62,6 +64,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt: int
     n_gen: int
     rate: float
+    held_s: float = 0.0  # the server was stopped for so long after HELD_AT minutes, and then went on
     sent: int
     answered: int
     failed: int
@@ -120,9 +123,10 @@ class _Counted:
         self._ended, self._failed = [], 0
 
 
-def run(path: Path, scale: str, rate: float, minutes: int) -> Soak:
+def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0) -> Soak:
     """A new llama-server with the attention model under so many requests a second, for so many minutes.
 
+    `held_s`: after HELD_AT minutes it is stopped for so many seconds, as by another program, and then goes on.
     Raises StudyError where it does not start or does not answer.
     """
     n_prompt, n_gen = plan.SHORT[scale]
@@ -132,7 +136,7 @@ def run(path: Path, scale: str, rate: float, minutes: int) -> Soak:
                   libraries=server_build.libraries(server_build.STOCK))  # fmt: skip
     with server.started(setup) as running:
         target = Target(running.url, usual=questions.OURS["llama-server"])
-        found = client.run(_loaded(running, target, prompts, rate, minutes))
+        found = client.run(_loaded(running, target, prompts, rate, minutes, held_s))
         ended = running.ended(1.0 if found.failures else 0.0)
     return Soak(
         machine=machine.facts(),
@@ -141,6 +145,7 @@ def run(path: Path, scale: str, rate: float, minutes: int) -> Soak:
         n_prompt=n_prompt,
         n_gen=n_gen,
         rate=rate,
+        held_s=held_s,
         sent=found.sent,
         answered=found.ends.total() - found.failures.total(),
         failed=found.failures.total(),
@@ -154,12 +159,14 @@ def run(path: Path, scale: str, rate: float, minutes: int) -> Soak:
     )
 
 
-async def _loaded(running: Server, target: Target, prompts: list[Prompt], rate: float, minutes: int) -> _Counted:
+async def _loaded(
+    running: Server, target: Target, prompts: list[Prompt], rate: float, minutes: int, held_s: float
+) -> _Counted:
     async with client.client(target) as web:
         found = _Counted([await client.ask(web, target, prompt, top=2) for prompt in prompts])
         if failed := next((answer.failure for answer in found.alone if answer.failure), ""):
             raise StudyError(target.url, f"does not answer a prompt alone ({failed})", "look at the server's log")
-        watching = asyncio.create_task(_watched(found, running, minutes))
+        watching = asyncio.gather(_watched(found, running, minutes), _held(running, held_s))
         await load.each_at(web, target, _timed(found, prompts, rate, minutes * MINUTE_S), clock(), found.take)
         await watching
     return found
@@ -177,6 +184,14 @@ async def _watched(found: _Counted, running: Server, minutes: int) -> None:
     for _ in progress.counted(range(minutes), "minutes of load"):
         await asyncio.sleep(MINUTE_S)
         found.minute(running)
+
+
+async def _held(running: Server, seconds: float) -> None:
+    if seconds:
+        await asyncio.sleep(HELD_AT * MINUTE_S)
+        running.process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        running.process.send_signal(signal.SIGCONT)
 
 
 def _memory(pid: int | None) -> int:
@@ -201,9 +216,10 @@ def sustained(scale: str, place: str) -> float:
 
 def write(found: Soak, place: str) -> Path:
     """Keep a soak, instead of the one before it at this scale."""
-    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, NAME.format(found.scale))
+    name = (HELD if found.held_s else NAME).format(found.scale)
+    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, name)
 
 
-def recorded(place: str, scale: str) -> Soak | None:
-    """The soak of a place; None where there was none."""
-    return kept.load(place, NAME.format(scale), Soak, MADE_BY)
+def recorded(place: str, scale: str, held: bool = False) -> Soak | None:
+    """The soak of a place, or the one whose server was held up; None where there was none."""
+    return kept.load(place, (HELD if held else NAME).format(scale), Soak, MADE_BY)
