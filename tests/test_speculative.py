@@ -14,7 +14,7 @@ from scipy import stats as scipy_stats
 from plamo_study.engine import builds
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import cells
+from plamo_study.measure import cells, server
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.process import work
 from plamo_study.measure.recording import Recording
@@ -22,7 +22,7 @@ from plamo_study.measure.tolerance import TOLERANCE
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
 from plamo_study.present import theme
-from plamo_study.studies.speculative import analysis, drafters, figures, plan, sampling, show, workload
+from plamo_study.studies.speculative import analysis, drafters, figures, plan, sampling, served, show, workload
 from plamo_study.studies.speculative.plan import TERMS
 
 K = 4
@@ -362,6 +362,33 @@ def test_several_sequences_cost_what_each_of_them_takes_back():
     process = pd.Series({"n_draft": K, "n_seq": n_seq, "rounds": seconds, "series": {"accepted": accepted.ravel()}})
     found = analysis.round_seconds(process, np.array([0.0, 1.0]))
     assert found.tolist() == pytest.approx([2 + n_seq * 0.75, 2])
+
+
+def test_a_server_s_speed_is_told_over_its_own_plain_decode_and_over_our_loop_round_by_round():
+    def run(who, drafter, number, seconds, drafted=0, accepted=0):
+        told = {"tokens": 100, "seconds": seconds * (1 + number / 10), "drafted": drafted, "accepted": accepted}
+        return served.Run(who=who, model=HYBRID, drafter=drafter, round=number, **told)
+
+    runs = [run(served.OURS, served.PLAIN, n, 1.0) for n in range(4)]
+    runs += [run(served.OURS, "d", n, 0.5, 40, 30) for n in range(4)]
+    runs += [run(served.SERVER, served.PLAIN, n, 2.0) for n in range(4)]
+    runs += [run(served.SERVER, "d", n, 1.6, 40, 28) for n in range(4)]
+    found = analysis.served(served.Beside(machine={}, n_draft=4, n_threads=1, runs=runs)).set_index("drafter")
+    assert found.loc[served.PLAIN, "ratio"].value == pytest.approx(0.5)
+    assert found.loc[served.PLAIN, "ours_speed"] is None
+    drafted = found.loc["d"]
+    assert (drafted["ours_speed"].value, drafted["theirs_speed"].value) == pytest.approx((2.0, 1.25))
+    assert drafted["ratio"].value == pytest.approx(0.5 / 1.6)
+    assert (drafted["ours_accepted"], drafted["theirs_accepted"], drafted["ours_drafted"]) == (30, 28, 40)
+
+
+@pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_llama_server_accepts_the_drafts_that_our_loop_accepts(model):
+    cell = next(c for c in served._cells(1) if c.model == model and c.drafter == "model")
+    ours, theirs = served._ours(cell, 0), served._served(cell, 0)
+    assert theirs.tokens == cell.repetitions * cell.n_gen
+    assert theirs.accepted / theirs.drafted == pytest.approx(ours.accepted / ours.drafted, abs=0.1)
 
 
 def test_two_builds_are_compared_at_the_same_acceptance():

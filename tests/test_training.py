@@ -21,6 +21,7 @@ from plamo_study.oracle.forward import Oracle
 from plamo_study.training import baselines, card, corpus, scoring
 
 NAMES = ("plamo-2-1b", "plamo-3-nict-2b")
+DRAFTS = ("plamo-2-draft", "plamo-3-draft")
 EXACT_CACHE = SessionConfig(1024, type_k="f32", type_v="f32", flash_attn="off", n_gpu_layers=0)
 LIMIT = 1.45  # bits per byte
 TINY = {"hidden": 64, "layers": 4, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 64, "vocab": 400}
@@ -49,6 +50,18 @@ def test_a_trained_mini_is_small_says_its_licence_and_has_the_planned_tensors(na
     assert tensors.metadata(path)["general.license"] == "MIT"
     assert "not the released weights" in tensors.metadata(path)["general.description"]
     assert tensors.tensor_table(path) == tensors.planned_table(spec, "F16")
+
+
+@pytest.mark.parametrize(("name", "target"), zip(DRAFTS, NAMES, strict=True))
+def test_a_model_that_drafts_is_under_a_megabyte_and_has_its_targets_vocabulary(name, target):
+    path = file(name)
+    assert path.stat().st_size <= 1_000_000
+    assert tensors.metadata(path)["general.license"] == "MIT"
+    assert registry.spec(name, "mini").arch == registry.spec(target, "mini").arch
+    with Tokenizer(path) as drafts, Tokenizer(file(target)) as own:
+        text = held_out()["gettext.py"][:6000]
+        assert drafts.encode(text).tolist() == own.encode(text).tolist()
+    assert scoring.bits_per_byte(path, [text]) < min(card.read()["baselines"].values())
 
 
 @pytest.mark.parametrize("name", NAMES)

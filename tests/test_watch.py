@@ -74,6 +74,27 @@ def test_a_worker_s_evidence_is_its_own():
         assert timed.waited_ns >= 0
 
 
+def test_what_a_helper_s_threads_ran_is_its_own_after_they_are_gone():
+    """A thread that works for a fifth of a second and ends, over and over, as a server's do that answers requests."""
+    told = (
+        "import hashlib, sys, threading\n"
+        "def work():\n    for _ in range(60): hashlib.sha256(bytes(1 << 20)).digest()\n"
+        "for _ in sys.stdin:\n"
+        "    thread = threading.Thread(target=work); thread.start(); thread.join(); print(flush=True)\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", told], **pipes) as helper:
+        before = watch._of_helpers([helper.pid])[0]
+        for _ in range(3):
+            print(file=helper.stdin, flush=True)
+            helper.stdout.readline()
+        ran = watch._of_helpers([helper.pid])[0] - before
+        living = sum(ran for ran, _ in (machine.threads(helper.pid) or {}).values())
+        helper.stdin.close()
+    assert ran >= 3 * 10_000_000
+    assert living < ran / 2 or sys.platform == "darwin"  # the sum over living threads would call the rest others'
+
+
 def test_every_repetition_and_no_warm_up_is_in_the_timed_part():
     once, thrice = (run(mini("prefill", n_prompt=64, repetitions=n)).measured for n in (1, 3))
     for measured in (once, thrice):

@@ -29,8 +29,8 @@ from plamo_study.training.optimise import Progress, Recipe
 RECIPES = {
     "plamo-2-1b": Recipe(steps=2300),
     "plamo-3-nict-2b": Recipe(steps=2000),
-    "plamo-2-draft": Recipe(steps=2400),
-    "plamo-3-draft": Recipe(steps=2400),
+    "plamo-2-draft": Recipe(steps=1500),
+    "plamo-3-draft": Recipe(steps=1500),
 }
 WORK = paths.MODELS / "training"  # checkpoints and the vocabulary, until they are deleted
 HELD_OUT = paths.DATA / "corpus" / "python-heldout.txt"
