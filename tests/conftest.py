@@ -11,6 +11,7 @@ from plamo_study.measure.cells import Cell
 from plamo_study.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
+LONGEST = ("test_cli", "test_left_out", "test_publish", "test_watch", "test_processes", "test_fleet")  # minutes each
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         number = int(config.workerinput["workerid"].removeprefix("gw"))
         os.sched_setaffinity(0, {cores[number % len(cores)]})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, so that no core waits at the end for the other's."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 def mini(workload: str, model: str = HYBRID, **fields: object) -> Cell:

@@ -1,16 +1,20 @@
 """Notebook 11's two long comparisons: another load generator beside our client, and half an hour of load."""
 
+import json
 import sys
 
 import misbehaving
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ATTENTION, mini_file
 
+from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
-from plamo_study.studies.serving import analysis, beside, soak
+from plamo_study.measure.recording import Recording
+from plamo_study.studies.serving import analysis, beside, figures, show, soak
 from plamo_study.studies.serving.beside import AIPERF, OURS, Beside, Run
 
 STAND_IN = """#!{python}
@@ -58,6 +62,14 @@ def test_both_clients_are_asked_in_turn_with_the_same_prompts_and_what_they_say_
     theirs = found.runs[1]
     assert (theirs.ttft[0], theirs.itl[0], theirs.n_gen[0], theirs.throughput) == (0.02, 0.0015, 11, 50.0)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Beside) == found
+
+
+def test_requests_that_aiperf_could_not_get_answered_are_no_result(tmp_path):
+    records = [{"metrics": {}}, {"error": {"message": "refused"}}]
+    (tmp_path / "profile_export.jsonl").write_text("\n".join(map(json.dumps, records)))
+    for n, why in ((2, "1 of 2 requests were answered"), (3, "1 of 3")):
+        with pytest.raises(StudyError, match=why):
+            beside.told_by(tmp_path, n, 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +149,64 @@ def test_answers_that_depend_on_neighbours_are_counted_in_a_soak(stands_in, monk
     found = soaked(monkeypatch, rate=100.0)
     assert found.failed == 0
     assert found.differ > 0
+
+
+def test_a_soak_whose_server_died_is_written_read_back_and_told(stands_in, monkeypatch, tmp_path):
+    stands_in("dies_together")
+    found = soaked(monkeypatch, minutes=3, rate=200.0)
+    assert found.minutes[-1].ttft is None
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    soak.write(found, "reference")
+    assert soak.recorded("reference", "mini") == found
+    said = show.accounts(page()).data
+    assert f"{found.sent:,} requests were sent, {found.answered:,} answered, {found.failed:,} failed" in said
+    assert "SIGABRT" in said
+    assert "first token" in figures.soak(show.minutes(page()), "Minutes").to_dict()["description"]
+
+
+def page():
+    return Recording(pd.DataFrame(), {}, "11-serving", "mini", "recorded")
+
+
+def held(waiting):
+    """A soak whose server was stopped after two minutes, and had so many requests at the end of each minute."""
+    usual = {
+        "ttft": 0.02,
+        "ttft_p90": 0.03,
+        "tpot": 0.001,
+        "late": 0.0,
+        "client_bytes": 1 << 20,
+        "server_bytes": 1 << 20,
+    }
+    minutes = [soak.Minute(answered=9, failed=0, waiting=n, **usual) for n in waiting]
+    counts = {"sent": 90, "answered": 88, "failed": 2, "missing": 0, "twice": 0, "differ": 0, "near_ties": 0}
+    return soak.Soak(machine={"chip": "c"}, model="m", scale="mini", n_prompt=8, n_gen=8, rate=16.0, held_s=30.0,
+                     failures={"nothing came for 60 s": 2}, tokens=700, counted=704, ended="", minutes=minutes,
+                     **counts)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("waiting", "came"),
+    [
+        ([1, 6, 400, 90, 5, 2], "The queue was gone by minute 3 after it"),
+        ([1, 2, 400, 3, 300, 90], "The queue was still there at the end"),
+        ([1, 2, 3, 2], "The queue was gone by minute 1 after it"),
+    ],
+)
+def test_a_held_server_has_recovered_when_its_queue_stays_what_it_was(monkeypatch, tmp_path, waiting, came):
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    assert "No server was held up" in show.recovered(page()).data
+    soak.write(held(waiting), "reference")
+    said = show.recovered(page()).data
+    assert came in said
+    assert "2 failed" in said
+    assert "700 tokens; the server counts 704" in said
+    assert len(show.held(page())) == len(waiting)
+
+
+def test_a_hold_that_does_not_end_within_the_load_is_refused():
+    with pytest.raises(StudyError, match="held up for 30 s after 2 minutes of 2"):
+        soak.run(mini_file(ATTENTION), "mini", 10.0, 2, 30.0)
 
 
 def test_without_a_knee_the_command_that_finds_one_is_named(monkeypatch, tmp_path):

@@ -260,13 +260,18 @@ def test_other_tools_leave_out_what_a_request_waited_before_it_was_sent():
 
 
 def crowded(n_clients, block, token_ms, wakes):
-    """A row of four slots and so many requests at a time, whose tokens take so long by the server's own clock."""
-    series = {"n_prompt": [8.0] * 4, "n_gen": [5.0] * 4, "prompt_ms": [9.0] * 4, "answer_ms": [4 * token_ms] * 4}
-    series |= {"floor": [0.001], "lag": [0.0, 0.0, 0.0], "differs": [-1.0] * 4, "gap": [-1.0] * 4}
-    series |= {"switches": [20.0 * wakes]} if wakes else {}
+    """A row of four slots and so many requests at a time, whose tokens take so long by the server's own clock.
+
+    Half of the requests end while others take their places; the rest is answered in no time.
+    """
+    n, took = 2 * n_clients, [4 * token_ms] * n_clients + [0.4] * n_clients
+    series = {"n_prompt": [8.0] * n, "n_gen": [5.0] * n, "prompt_ms": [9.0] * n, "answer_ms": took}
+    series |= {"floor": [0.001], "lag": [0.0, 0.0, 0.0], "differs": [-1.0] * n, "gap": [-1.0] * n}
+    series |= {"switches": [5.0 * n * wakes]} if wakes else {}
     told = {"status": "ok", "verdict": "valid", "anchor": False, "drift": 0.0, "machine": "m", "build": "stock"}
     told |= {"engine": "e", "block": block, "series": series, "checks": {"client_binds": 0.0}}
-    return cells.columns(cell(n_clients=n_clients)) | told | {"requests": [request(9, token_ms)] * 4}
+    requests = [request(9, token_ms, due_ms=100 * i) for i in range(n)]
+    return cells.columns(cell(n_clients=n_clients)) | told | {"requests": requests}
 
 
 def test_what_waiting_requests_cost_is_told_over_a_load_without_any_by_the_servers_own_clock():
@@ -277,6 +282,7 @@ def test_what_waiting_requests_cost_is_told_over_a_load_without_any_by_the_serve
     assert found.loc[16, "ratio"].above(1.5) == "holds"
     assert found.loc[16, "wakes"].value == pytest.approx(20)
     assert analysis.waiting(pd.DataFrame(crowded(n, 0, 1.0, 0) for n in (2, 4))).empty
+    assert analysis.waiting(pd.DataFrame(crowded(n, 0, 1.0, 0) for n in (8, 20))).empty  # nothing to hold it against
     without = analysis.waiting(pd.DataFrame(crowded(n, 0, 1.0, 0) for n in (4, 8)))
     assert without["wakes"].tolist() == [None, None]
 

@@ -16,8 +16,14 @@ from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, server as servers
 
-app = typer.Typer(no_args_is_help=True, help="Servers: build llama-server, start one.")
+app = typer.Typer(no_args_is_help=True)
 KEY = "PROBE_API_KEY"  # environment: sent to the server that is probed, and shown nowhere
+
+
+@app.callback()
+def main() -> None:
+    """Servers: build llama-server, start one, load one."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or a server would outlive the command that started it
 
 
 @app.command()
@@ -47,7 +53,6 @@ def start(
     kind: servers.Kind = "llama_cpp.server" if python else "llama-server"
     threads, libraries = machine.performance_cores(), server_build.libraries(engine)
     setup = servers.Setup(kind, model, slots, tokens, threads, libraries=libraries)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the server would outlive what started it
     with servers.started(setup) as running:
         typer.echo(running.url)
         try:

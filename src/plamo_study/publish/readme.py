@@ -105,8 +105,9 @@ def _speculation() -> list[str]:
 
 def _served() -> list[str]:
     loads = recorded("11-serving", "mini")
-    tables = [show(loads) for show in (served.answers, served.prediction, served.knees)]
-    return [str(served.finding(loads).data), *(table._repr_markdown_() for table in tables)]
+    tables = [show(loads) for show in (served.answers, served.crowds, served.prediction, served.knees, served.beside)]
+    said = [show(loads) for show in (served.finding, served.accounts, served.recovered)]
+    return [*(str(text.data) for text in said), *(table._repr_markdown_() for table in tables)]
 
 
 def _levers() -> list[str]:

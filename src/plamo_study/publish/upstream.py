@@ -89,13 +89,13 @@ def under_load(recording: Recording) -> str:
     for (model, build), group in found.groupby(["model", "build"], sort=False):
         told = {name: int(group[name].sum()) for name in ("answers", "differ", "near_ties", "runs", "died")}
         how = f" ({', '.join(sorted(set(group['how']) - {''}))})" if told["died"] else ""
+        at = f"{group['n_clients'].min()} to {group['n_clients'].max()} at once"
         said.append(
-            f"{model}, {BUILDS.get(build, build)}: {told['differ']} of {told['answers']} answers differ "
+            f"{model}, {BUILDS.get(build, build)}, {at}: {told['differ']} of {told['answers']} answers differ "
             f"({told['near_ties']} at near-ties), {told['died']} of {told['runs']} servers died{how}"
         )
-    at = f"{found['n_clients'].min()} to {found['n_clients'].max()}"
     slots = " or ".join(str(n) for n in sorted(set(found["n_seq"])))
-    return f"Streamed, {at} requests at once, {slots} slots (`plamo-study run 11`): {'; '.join(said)}."
+    return f"Streamed, {slots} slots (`plamo-study run 11`): {'; '.join(said)}."
 
 
 def projections(recording: Recording) -> Table:

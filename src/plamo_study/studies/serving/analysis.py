@@ -136,7 +136,8 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     }
     entries = []
     found = processes(used)
-    for key, group in found[found["n_clients"] > 0].groupby(CELL, sort=False):
+    answered = (found["n_clients"] > 0) & (found["n_clients"] <= found["n_seq"])  # all in one step
+    for key, group in found[answered | (found["server"] != "llama-server")].groupby(CELL, sort=False):
         cell = dict(zip(CELL, key, strict=True))
         known = group.drop_duplicates("block", keep="last").set_index("block")
         asked = [
@@ -163,20 +164,21 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
 def waiting(rows: pd.DataFrame) -> pd.DataFrame:
     """What requests that wait cost those that are answered: `model`, `n_clients` at a time of `n_seq` slots, `waits`.
 
-    `token`: seconds of a further token as llama-server says itself, a median over requests; `ratio`, over that with as
-    many requests as slots, paired by block; `wakes`: how often the server's threads were put on a CPU for a token (None
-    where nobody counted); `throughput`, tokens a second; `late`: the client's lag over the gap it saw (medians).
+    `token`: seconds of a further token as llama-server says itself, a median over the requests that ended while others
+    took their places; `ratio`, over that with as many requests as slots, paired by block; `wakes`: how often, at least,
+    the server's threads were put on a CPU for a token (None where nobody counted: those of threads that are gone are
+    not); `throughput`, tokens a second; `late`: the client's lag over the gap it saw (medians).
     """
     used = usable(rows)
     used = used[(used["workload"] == "serving") & (used["server"] == "llama-server") & (used["n_clients"] > 0)]
-    used = used.assign(wakes=[_wakes(row) for row in used.itertuples()])
-    found = processes(used).assign(wakes=used["wakes"].tolist())
+    told = [(_wakes(row), _while_full(row)) for row in used.itertuples()]
+    found = processes(used).assign(wakes=[wakes for wakes, _ in told], token=[token for _, token in told])
     entries = []
     for (model, build, n_seq), of_slots in found.groupby(["model", "build", "n_seq"], sort=True):
         group = of_slots[of_slots["n_clients"] >= n_seq]
-        same = group[group["n_clients"] == n_seq].groupby("block")["answer"].median()
-        for n, own in group.groupby("n_clients") if (group["n_clients"] > n_seq).any() else ():
-            by_block = own.groupby("block")["answer"].median()
+        same = group[group["n_clients"] == n_seq].groupby("block")["token"].median()
+        for n, own in group.groupby("n_clients") if len(same) and (group["n_clients"] > n_seq).any() else ():
+            by_block = own.groupby("block")["token"].median()
             entry: dict[str, Any] = {"model": model, "build": build, "n_seq": n_seq, "n_clients": n, "waits": n - n_seq}
             entry |= {"token": stats.median(by_block.tolist()), "ratio": timing.paired_ratio(by_block, same)}
             entry |= {"throughput": stats.median(own["throughput"].tolist()), "late": own["late"].median()}
@@ -190,6 +192,13 @@ def _wakes(row: Any) -> float:
     """How often the server's threads were put on a CPU, for each token it wrote; NaN where nobody counted."""
     switches, tokens = row.series.get("switches", [0.0])[0], sum(row.series["n_gen"])
     return switches / tokens if switches and tokens else float("nan")
+
+
+def _while_full(row: Any) -> float:
+    """Seconds of a further token as the server says, of the requests that ended before nobody came after them."""
+    order = np.argsort([request.ended_ns for request in row.requests])[: len(row.requests) - row.n_clients]
+    taken = [(row.series["answer_ms"][i], row.series["n_gen"][i]) for i in order if row.series["n_gen"][i] > 1]
+    return median(ms / (n - 1) for ms, n in taken) / MS if taken else float("nan")
 
 
 def knees(rows: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,8 @@ server's own counts of tokens. What llama-server says of itself comes with our a
 """
 
 import json
+import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -167,14 +169,18 @@ def _theirs(aiperf: Path, target: Target, prompts: Sequence[Prompt], n_clients: 
         ]
         told += ["--request-count", str(len(prompts)), "--concurrency", str(n_clients)]
         _said(aiperf, "profile", *SETTINGS.split(), *told, "--extra-inputs", json.dumps(extra), folder=folder)
-        return told_by(out, n_clients, number)
+        return told_by(out, len(prompts), n_clients, number)
 
 
-def told_by(folder: Path, n_clients: int, number: int) -> Run:
+def told_by(folder: Path, n_requests: int, n_clients: int, number: int) -> Run:
     """What AIPerf wrote into a folder, as a run. StudyError where it does not hold what a run has."""
     try:
         lines = (folder / "profile_export.jsonl").read_text(encoding="utf-8").splitlines()
-        records = [record["metrics"] for record in map(json.loads, lines) if not record.get("error")]
+        every = [json.loads(line) for line in lines]
+        failed = sum(bool(record.get("error")) for record in every)
+        if failed or len(every) != n_requests:
+            raise ValueError(f"{len(every) - failed} of {n_requests} requests were answered")
+        records = [record["metrics"] for record in every]
         summary = json.loads((folder / "profile_export_aiperf.json").read_text(encoding="utf-8"))
         return Run(
             tool=AIPERF,
@@ -197,15 +203,24 @@ def _seconds(metric: dict[str, Any]) -> float:
 
 def version(aiperf: Path) -> str:
     """What AIPerf says that it is. StudyError where there is no such program."""
-    return f"AIPerf {_said(aiperf, '--version').strip().split()[-1]}"
+    words = _said(aiperf, "--version").split()
+    if not words:
+        raise StudyError(str(aiperf), "does not say which version it is", INSTALL)
+    return f"AIPerf {words[-1]}"
 
 
 def _said(aiperf: Path, *arguments: str, folder: str | None = None) -> str:
     command = [str(aiperf.absolute()), *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=folder)
+        with subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes) as child:
+            try:
+                out, err = child.communicate(timeout=LIMIT_S)
+            except BaseException:
+                os.killpg(child.pid, signal.SIGKILL)  # its workers too
+                raise
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StudyError(str(aiperf), f"cannot be run ({error})", INSTALL) from error
-    if done.returncode:
-        raise StudyError(str(aiperf), f"failed ({(done.stderr or done.stdout).strip().splitlines()[-1:]})", INSTALL)
-    return done.stdout
+    if child.returncode:
+        raise StudyError(str(aiperf), f"failed ({(err or out).strip().splitlines()[-1:]})", INSTALL)
+    return out

@@ -82,7 +82,7 @@ def _panel(data: pd.DataFrame, column: str, axis: str, names: list[str], factor:
 
 
 def soak(minutes: pd.DataFrame, title: str) -> Chart:
-    """Requests in the server, the wait for the first token, and the memory of client and server, by the minute."""
+    """Requests sent and not ended, the wait for the first token, and the memory of client and server, by the minute."""
     memory = pd.concat(
         pd.DataFrame({"minute": minutes["minute"], "line": who, "value": minutes[f"{who}_bytes"] / 2**20})
         for who in ("client", "server")
@@ -91,14 +91,14 @@ def soak(minutes: pd.DataFrame, title: str) -> Chart:
         pd.DataFrame({"minute": minutes["minute"], "line": name, "value": minutes[column] * 1e3})
         for name, column in (("half of the requests", "ttft"), ("nine of ten", "ttft_p90"))
     )
-    queue = pd.DataFrame({"minute": minutes["minute"], "line": "waiting or answered", "value": minutes["waiting"]})
+    queue = pd.DataFrame({"minute": minutes["minute"], "line": "at the end of a minute", "value": minutes["waiting"]})
     panels = [
-        _minutes(queue, "Requests in the server"),
+        _minutes(queue, "Requests not ended"),
         _minutes(waits, "First token within (ms)"),
         _minutes(memory, "Memory (MiB)"),
     ]
     told = "; ".join(
-        f"minute {row.minute:.0f}: {row.waiting} requests in the server, client {row.client_bytes / 2**20:.0f} MiB, "
+        f"minute {row.minute:.0f}: {row.waiting} requests not ended, client {row.client_bytes / 2**20:.0f} MiB, "
         f"server {row.server_bytes / 2**20:.0f} MiB, first token within {row.ttft * 1e3:.0f} ms for half of the "
         f"requests, {row.ttft_p90 * 1e3:.0f} for nine of ten"
         for row in minutes.iloc[[0, -1] if len(minutes) else []].itertuples()

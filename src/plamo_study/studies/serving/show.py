@@ -60,9 +60,10 @@ def _contamination(rows: pd.DataFrame) -> list[str]:
 def _crowded(rows: pd.DataFrame) -> list[str]:
     """What those who wait cost those who are answered, at the largest crowd."""
     said = []
-    for model, group in analysis.waiting(rows).groupby("model"):
-        row = group.sort_values("n_clients").iloc[-1]
-        few = group.sort_values("n_clients").iloc[0]
+    for (model, _), group in analysis.waiting(rows).groupby(["model", "build"]):
+        few, row = group.sort_values("n_clients").iloc[[0, -1]].to_dict("records")
+        if few["waits"] or row["ratio"].value != row["ratio"].value:
+            continue
         ratio, both = sentences.quotient(row["ratio"], row["token"].scaled(MS), few["token"].scaled(MS), "ms", ".3g")
         said.append(
             f"{escaped(str(model))}, {row['n_seq']} slots: with {row['waits']} requests waiting a further token takes "
@@ -270,11 +271,15 @@ def crowds(recording: Recording) -> Table:
         "waits": ("requests waiting", ""),
         "token": ("a further token (ms)", significant(3, MS)),
         "ratio": ("times that with none waiting", ".2f"),
-        "wakes": ("threads put on a CPU, for each token", significant(3)),
+        "wakes": ("threads put on a CPU for each token, at least", significant(3)),
         "throughput": ("tokens/s", significant(3)),
         "late": ("client late, of a gap", ".0%"),
     }
-    note = "The time of a token is what llama-server counts itself: the client has no part in it."
+    note = "The time of a token is what llama-server counts itself, of requests that ended while others took their "
+    note += (
+        "places. The client and the server's threads share the machine's cores. CPU: at least; threads that are gone "
+    )
+    note += "are not counted."
     return table(analysis.waiting(recording.rows), columns, note)
 
 
@@ -303,9 +308,7 @@ def tools(recording: Recording) -> Table:
     columns: Columns = {"tool": ("as it is told by", "")}
     columns |= {name: (f"{name.upper()} (ms)", _or_none) for name in ("ttft", "itl", "tpot")}  # type: ignore[operator]
     at = f"{cell['n_clients']} at a time" if cell["n_clients"] else "as they come"
-    which = (
-        f"{cell['model']} on {cell['server']}, {at}; means, as the tools print them. None of the tools was run here."
-    )
+    which = f"{cell['model']} on {cell['server']}, {at}; means, as the tools print them. None was run for this table."
     return table(analysis.tools(same), columns, which)
 
 
@@ -339,8 +342,13 @@ def beside(recording: Recording) -> Table:
     lines = pd.concat([analysis.compared(each) for each in found])
     entries = [_compared(row) for row in lines.to_dict("records")]
     first = found[0]
-    note = f"{first.version} and our client, {len({run.round for run in first.runs})} rounds in turn. Means over "
-    note += "requests, median over rounds. Times in ms; AIPerf counts from when it sends, and so does our client here."
+    note = (
+        f"{first.version} and our client, {len({run.round for run in first.runs})} rounds in turn on one server. Means "
+    )
+    note += (
+        "over the requests of a run, median over rounds. Times in ms, from when a request is sent. AIPerf's processes "
+    )
+    note += "share the machine's cores with the server, as our client does."
     return table(pd.DataFrame(entries), {name: (name, "") for name in entries[0]}, note)
 
 
@@ -382,22 +390,35 @@ def accounts(recording: Recording) -> Markdown:
     found = _soaked(recording)
     if not found:
         return Markdown(f"No server was loaded for long at this scale: `{soak.MADE_BY}`.")
-    last, settled = found.minutes[-1], found.minutes[min(SETTLED, len(found.minutes)) - 1]
     lines = [
-        f"**{len(found.minutes)} minutes at {found.rate:.1f} requests a second**: {found.sent:,} requests were "
-        f"sent, {found.answered:,} answered, {found.failed:,} failed, {found.missing:,} are missing, "
-        f"{found.twice:,} ended twice. "
-        f"{found.differ - found.near_ties:,} answers are others than alone (and {found.near_ties:,} at near-ties)."
+        f"**{escaped(found.model)}, {len(found.minutes)} minutes at {found.rate:.1f} requests a second** "
+        f"({found.machine['chip']}): {found.sent:,} requests were sent, {found.answered:,} answered, {found.failed:,} "
+        f"failed. {found.differ - found.near_ties:,} answers are others than alone (and {found.near_ties:,} at "
+        f"near-ties)."
     ]
+    settled = found.minutes[SETTLED - 1 :] or found.minutes[-1:]
     for who in ("client", "server"):
-        sizes = [getattr(minute, f"{who}_bytes") / MIB for minute in found.minutes]
-        early, late = (getattr(minute, f"{who}_bytes") / MIB for minute in (settled, last))
+        sizes = [getattr(minute, f"{who}_bytes") / MIB for minute in settled]
         lines.append(
-            f"The {who}'s memory is {sizes[0]:.1f} MiB after a minute, {early:.1f} MiB after {SETTLED} and {late:.1f} "
-            f"MiB at the end."
+            f"The {who}'s memory is {sizes[0]:.1f} MiB at first (after minute {min(SETTLED, len(found.minutes))}), "
+            f"{sizes[-1]:.1f} at the end, and {max(sizes):.1f} at most in between."
         )
-    lines += [f"Failed: {why}, {n} times." for why, n in found.failures.items()]
-    return Markdown(" ".join([*lines, found.ended]).strip())
+    late = [minute.late for minute in found.minutes if minute.late is not None]
+    lines += (
+        [f"One request of twenty was sent {max(late) * MS:.1f} ms late or more in the worst minute."] if late else []
+    )
+    return Markdown(" ".join([*lines, *_tokens(found), *_failures(found)]))
+
+
+def _tokens(found: soak.Soak) -> list[str]:
+    if found.counted is None:
+        return []
+    return [f"The answers that came have {found.tokens:,} tokens; the server counts {found.counted:,}."]
+
+
+def _failures(found: soak.Soak) -> list[str]:
+    said = [f"Failed: {why}, {n:,} times." for why, n in found.failures.items()]
+    return [*said, found.ended] if found.ended else said
 
 
 def held(recording: Recording) -> pd.DataFrame:
@@ -410,16 +431,25 @@ def recovered(recording: Recording) -> Markdown:
     found = _kept(recording, partial(soak.recorded, scale=recording.scale, held=True))
     if not found:
         return Markdown(f"No server was held up at this scale: `{soak.MADE_BY} --minutes 10 --hold 30`.")
-    before, last = found.minutes[soak.HELD_AT - 1], found.minutes[-1]
-    most = max(minute.waiting for minute in found.minutes)
-    after = next((n for n, minute in enumerate(found.minutes) if n >= soak.HELD_AT and minute.waiting <= SLOTS), None)
-    came = f"{after + 1 - soak.HELD_AT} minutes later the queue is gone" if after else "the queue never went again"
-    return Markdown(
-        f"**At {found.rate:.1f} requests a second, stopped for {found.held_s:.0f} s**: before it half of the requests "
-        f"had their first token within {before.ttft * MS:.0f} ms. Then up to {most:,} waited at a minute's end, and "
-        f"{came}. In the last minute {last.answered:,} were answered, half of them with a first token within "
-        f"{last.ttft * MS:,.0f} ms, and {last.waiting:,} waited at its end."
+    before, after = found.minutes[: soak.HELD_AT], found.minutes[soak.HELD_AT :]
+    usual, most = max(minute.waiting for minute in before), max(minute.waiting for minute in after)
+    calm = [minute.waiting <= max(usual, SLOTS) for minute in after]
+    gone = next((n for n, _ in enumerate(calm) if all(calm[n:])), None)
+    came = (
+        "The queue was still there at the end" if gone is None else f"The queue was gone by minute {gone + 1} after it"
     )
+    lines = [
+        f"**{escaped(found.model)} at {found.rate:.1f} requests a second, stopped for {found.held_s:.0f} s** after "
+        f"minute {soak.HELD_AT} ({found.machine['chip']}). Before it at most {usual} requests were in the server at a "
+        f"minute's end, and half of them had their first token within {_within(before[-1])}. Afterwards there were up "
+        f"to {most:,}. {came}: {after[-1].waiting:,} requests, half of them with a first token within "
+        f"{_within(after[-1])}. Of {found.sent:,} requests {found.failed:,} failed."
+    ]
+    return Markdown(" ".join([*lines, *_tokens(found), *_failures(found)]))
+
+
+def _within(minute: soak.Minute) -> str:
+    return "no time: none was answered" if minute.ttft is None else f"{minute.ttft * MS:,.0f} ms"
 
 
 def client(recording: Recording) -> str:

@@ -7,11 +7,12 @@ adds to its minute, so memory that grows is the client's or the server's and not
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import numpy as np
 import psutil
@@ -22,7 +23,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, recording, server
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.server import Server, Setup
-from plamo_study.studies.serving import analysis, client, judge, load, metrics, plan, questions
+from plamo_study.studies.serving import analysis, client, judge, load, metrics, plan, questions, traffic
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 from plamo_study.studies.serving.workload import DISTINCT, ROOM
 
@@ -34,7 +35,7 @@ MADE_BY = "plamo-study server soak"
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended in one minute, and the memory of client and server at its end.
+    """What ended in one minute, and the memory of client and server at its end. None: nothing was answered in it.
 
     `ttft`: seconds to the first token at the 50th and 90th percentile; `tpot`: median seconds for each further one;
     `late`: the 95th percentile of how much later than due the client sent; `waiting`: requests not ended at its end.
@@ -42,10 +43,10 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
 
     answered: int
     failed: int
-    ttft: float
-    ttft_p90: float
-    tpot: float
-    late: float
+    ttft: float | None
+    ttft_p90: float | None
+    tpot: float | None
+    late: float | None
     waiting: int
     client_bytes: int
     server_bytes: int
@@ -55,7 +56,8 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     """A soak: what was asked of which server, what became of every request by its number, and its minutes.
 
     `missing`: sent and neither answered nor failed; `twice`: ended more than once. `differ`: answers that are not the
-    one that the prompt got alone, `near_ties` of these. `failures`: the reasons, and how often each.
+    one that the prompt got alone, `near_ties` of these. `failures`: the reasons, and how often each. `tokens`: of all
+    answers as they came; `counted`: as the server counted meanwhile (None where nobody asked it).
     """
 
     machine: dict[str, Any]
@@ -73,6 +75,8 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     differ: int
     near_ties: int
     failures: dict[str, int]
+    tokens: int | None = None
+    counted: int | None = None
     ended: str
     minutes: list[Minute]
 
@@ -87,6 +91,8 @@ class _Counted:
     failures: Counter[str] = field(default_factory=Counter)
     differ: int = 0
     near_ties: int = 0
+    tokens: int = 0
+    counted: int | None = None
     minutes: list[Minute] = field(default_factory=list)
     _ended: list[tuple[float, float, float]] = field(default_factory=list)
     _failed: int = 0
@@ -97,6 +103,7 @@ class _Counted:
             self._failed += 1
             self.failures[answer.failure or "no token"] += 1
             return
+        self.tokens += answer.n_gen
         first, last, n = answer.token_ns[0], answer.token_ns[-1], len(answer.token_ns)
         late = (answer.sent_ns - answer.due_ns) / metrics.NS
         self._ended.append(((first - answer.due_ns) / metrics.NS, (last - first) / max(n - 1, 1) / metrics.NS, late))
@@ -105,16 +112,16 @@ class _Counted:
             self.near_ties += parted.is_near_tie
 
     def minute(self, running: Server) -> None:
-        ttft, tpot, late = zip(*self._ended or [(metrics.NAN,) * 3], strict=True)
+        ttft, tpot, late = zip(*self._ended, strict=True) if self._ended else ((), (), ())
         here, there = (_memory(pid) for pid in (None, running.process.pid))
         self.minutes.append(
             Minute(
                 answered=len(self._ended),
                 failed=self._failed,
-                ttft=float(np.median(ttft)),
-                ttft_p90=float(np.quantile(ttft, 0.9)),
-                tpot=float(np.median(tpot)),
-                late=float(np.quantile(late, 0.95)),
+                ttft=_quantile(ttft, 0.5),
+                ttft_p90=_quantile(ttft, 0.9),
+                tpot=_quantile(tpot, 0.5),
+                late=_quantile(late, 0.95),
                 waiting=self.sent - len(self.ends),
                 client_bytes=here,
                 server_bytes=there,
@@ -129,6 +136,9 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0) 
     `held_s`: after HELD_AT minutes it is stopped for so many seconds, as by another program, and then goes on.
     Raises StudyError where it does not start or does not answer.
     """
+    if held_s and minutes * MINUTE_S <= HELD_AT * MINUTE_S + held_s:
+        why = f"would be held up for {held_s:g} s after {HELD_AT} minutes of {minutes}"
+        raise StudyError("a server", why, "give more --minutes, or a shorter --hold")
     n_prompt, n_gen = plan.SHORT[scale]
     prompts = questions.prompts(path, DISTINCT, n_prompt, n_gen)
     threads = max(machine.performance_cores() - 1, 1)  # a core is the client's
@@ -154,6 +164,8 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0) 
         differ=found.differ,
         near_ties=found.near_ties,
         failures=dict(found.failures),
+        tokens=found.tokens,
+        counted=found.counted,
         ended=ended,
         minutes=found.minutes,
     )
@@ -166,10 +178,23 @@ async def _loaded(
         found = _Counted([await client.ask(web, target, prompt, top=2) for prompt in prompts])
         if failed := next((answer.failure for answer in found.alone if answer.failure), ""):
             raise StudyError(target.url, f"does not answer a prompt alone ({failed})", "look at the server's log")
+        before = await _written(web, target)
         watching = asyncio.gather(_watched(found, running, minutes), _held(running, held_s))
         await load.each_at(web, target, _timed(found, prompts, rate, minutes * MINUTE_S), clock(), found.take)
         await watching
+        after = await _written(web, target)
+        found.counted = None if before is None or after is None else after - before
     return found
+
+
+async def _written(web: httpx2.AsyncClient, target: Target) -> int | None:
+    """Tokens of answers that the server has counted so far; None where it does not say."""
+    try:
+        told = traffic.parsed((await web.get(f"{target.url}/metrics")).text)
+    except httpx2.TransportError:
+        return None
+    found = told.get(traffic.TOKENS["llama-server"][1])
+    return None if found is None else int(found)
 
 
 def _timed(found: _Counted, prompts: list[Prompt], rate: float, seconds: float) -> Iterator[tuple[Prompt, float]]:
@@ -190,8 +215,14 @@ async def _held(running: Server, seconds: float) -> None:
     if seconds:
         await asyncio.sleep(HELD_AT * MINUTE_S)
         running.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(seconds)
-        running.process.send_signal(signal.SIGCONT)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            running.process.send_signal(signal.SIGCONT)
+
+
+def _quantile(values: Sequence[float], q: float) -> float | None:
+    return float(np.quantile(values, q)) if values else None
 
 
 def _memory(pid: int | None) -> int:

@@ -205,7 +205,8 @@ def _plain_rates(found: pd.DataFrame, group: pd.DataFrame, entry: dict[str, Any]
     else of the same model, build, prompts and sequences in other processes."""
     own = group.dropna(subset=["plain"])
     if len(own):
-        return own.assign(steps=own["n_seq"] / own["plain"]).groupby("block")["steps"].median()
+        seconds = own["series"].map(lambda series: float(np.mean(series["plain ns"])) / NS)
+        return (own["n_seq"] / seconds).groupby(own["block"]).median()
     names = ["build", "model", "dtype", "n_prompt", "n_seq", "text", "temperature"]
     return of_cell(found[found["n_draft"] == 0], entry, names).groupby("block")["rate"].median()
 
@@ -415,7 +416,7 @@ def served(found: Beside) -> pd.DataFrame:
     """llama-server beside our loop: `model`, `drafter`, `ratio` (their tokens a second over ours, paired by round).
 
     With `ours_` and `theirs_` before it: `drafted` and `accepted` tokens, `rate` (tokens a second) and `speed`, times
-    their own plain decode (None of plain decode itself).
+    their own plain decode (None of plain decode itself), ours in the same process and theirs in another one.
     """
     runs = pd.DataFrame([msgspec.to_builtins(run) for run in found.runs])
     runs["rate"] = runs["tokens"] / runs["seconds"]
@@ -426,7 +427,8 @@ def served(found: Beside) -> pd.DataFrame:
         for name, who in (("ours", OURS), ("theirs", SERVER)):
             own = group[group["who"] == who].set_index("round")
             plain = runs[(runs["model"] == model) & (runs["drafter"] == PLAIN) & (runs["who"] == who)]
-            rates[name], steps = own["rate"], plain.set_index("round")["rate"]
+            rates[name] = own["rate"]
+            steps = 1 / own["plain"] if own["plain"].all() else plain.set_index("round")["rate"]
             entry |= {
                 f"{name}_drafted": int(own["drafted"].median()),
                 f"{name}_accepted": int(own["accepted"].median()),

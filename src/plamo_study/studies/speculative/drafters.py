@@ -28,14 +28,14 @@ def forced(known: np.ndarray, counts: Iterator[int], n_vocab: int) -> Draft:
     return draft
 
 
-def accepted(rate: float, k: int, rng: np.random.Generator) -> Iterator[int]:
+def accepted(rate: float, k: int, rng: np.random.Generator, strata: int = STRATA) -> Iterator[int]:
     """How many of k drafted tokens are right: each with this probability, none after the first that is wrong.
 
-    Drawn in strata, so that the tokens of one answer are right nearly as often as asked for.
+    Drawn in strata, so that the tokens of one answer are right nearly as often as asked for; one stratum: independent.
     """
     reached = rate ** np.arange(1, k + 1)  # how likely the first n are all right
     while True:
-        for place in (rng.permutation(STRATA) + rng.random(STRATA)) / STRATA:
+        for place in (rng.permutation(strata) + rng.random(strata)) / strata:
             yield int((place < reached).sum())
 
 

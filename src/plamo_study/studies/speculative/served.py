@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from plamo_study import progress
 from plamo_study.engine import builds
@@ -34,7 +35,11 @@ MS = 1e3
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: tokens given out in so many seconds, and how many were drafted and accepted, over all prompts."""
+    """One process: tokens given out in so many seconds, and how many were drafted and accepted, over all prompts.
+
+    Of the server's tokens the first of each answer is left out, from which on it counts its seconds. `plain`: seconds
+    of a token of plain decode in the same process, 0 where none was timed.
+    """
 
     who: str
     model: str
@@ -44,6 +49,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     drafted: int
     accepted: int
+    plain: float = 0.0
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +119,7 @@ def _ours(cell: Speculate, number: int) -> Run:
         seconds=sum(map(sum, found.samples_ns)) / 1e9,
         drafted=int(sum(found.series["drafted"])),
         accepted=int(sum(found.series["accepted"])),
+        plain=float(np.mean(found.series.get("plain ns", [0.0]))) / 1e9,
     )
 
 
@@ -124,14 +131,17 @@ def _served(cell: Speculate, number: int) -> Run:
     with server.started(setup) as running:
         answers = client.run(_asked(cell, running.url, path, pieces))
     told = [answer.timings for answer in answers]
-    if missing := next((answer.failure or "no timings" for answer in answers if not answer.timings), ""):
+    missing = next((answer.failure or "no timings" for answer in answers if answer.failure or not answer.timings), "")
+    if cell.draft and not missing and not any(each.get("draft_n") for each in told):
+        missing = "it drafted nothing"
+    if missing:
         raise StudyError(SERVER, f"gave no answer ({missing})", "read its log: plamo-study server start MODEL")
     return Run(
         who=SERVER,
         model=cell.model,
         drafter=_drafter(cell),
         round=number,
-        tokens=sum(answer.n_gen for answer in answers),
+        tokens=sum(answer.n_gen - 1 for answer in answers),
         seconds=sum(each["predicted_ms"] for each in told) / MS,
         drafted=int(sum(each.get("draft_n", 0) for each in told)),
         accepted=int(sum(each.get("draft_n_accepted", 0) for each in told)),

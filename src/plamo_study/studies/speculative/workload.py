@@ -288,8 +288,11 @@ def _drafts(
     found: dict[int, Draft] = {}
     for seq, each in references.items():
         rng = np.random.default_rng([cell.seed, seq])
-        even = cell.drafter == "even"
-        counts = drafters.evenly(cell.n_draft, rng) if even else drafters.accepted(cell.accepts, cell.n_draft, rng)
+        if cell.drafter == "even":
+            counts = drafters.evenly(cell.n_draft, rng)
+        else:  # a length that adapts reacts to what the draft before it met, so its draws have to be independent
+            strata = 1 if cell.drafter == "adapts" else drafters.STRATA
+            counts = drafters.accepted(cell.accepts, cell.n_draft, rng, strata)
         found[seq] = drafters.forced(each.tokens, counts, session.n_vocab)
     return found
 
@@ -340,7 +343,8 @@ def _plain(cell: Speculate, session: Session, prompts: dict[int, np.ndarray]) ->
         return {}
     plain = change(cell, n_draft=0, drafter="", draft="", accepts=0.0)
     with session.beside(config(plain, cell.n_seq, 0)) as steps:
-        known = {seq: Reference(steps, seq, each, STEPS, cell.temperature, cell.seed) for seq, each in prompts.items()}
+        room = STEPS + 2
+        known = {seq: Reference(steps, seq, each, room, cell.temperature, cell.seed) for seq, each in prompts.items()}
         Loop(plain, steps, known, {}).run(WARM_ROUNDS)
         loop = Loop(plain, steps, known, {})
         loop.run(STEPS)
