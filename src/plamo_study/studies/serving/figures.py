@@ -98,7 +98,7 @@ def soak(minutes: pd.DataFrame, title: str) -> Chart:
         _minutes(memory, "Memory (MiB)"),
     ]
     told = "; ".join(
-        f"minute {row.minute:.0f}: {row.waiting} requests not ended, client {row.client_bytes / 2**20:.0f} MiB, "
+        f"minute {row.minute:.0f}: {row.waiting:.0f} requests not ended, client {row.client_bytes / 2**20:.0f} MiB, "
         f"server {row.server_bytes / 2**20:.0f} MiB, first token within {row.ttft * 1e3:.0f} ms for half of the "
         f"requests, {row.ttft_p90 * 1e3:.0f} for nine of ten"
         for row in minutes.iloc[[0, -1] if len(minutes) else []].itertuples()

@@ -378,7 +378,7 @@ def minutes(recording: Recording) -> pd.DataFrame:
 
 def _minutes(found: soak.Soak | None) -> pd.DataFrame:
     told = [{"minute": n + 1} | msgspec.to_builtins(each) for n, each in enumerate(found.minutes if found else ())]
-    return pd.DataFrame(told, columns=["minute", *soak.Minute.__struct_fields__])
+    return pd.DataFrame(told, columns=["minute", *soak.Minute.__struct_fields__]).astype(float)  # None: NaN
 
 
 def _soaked(recording: Recording) -> soak.Soak | None:
