@@ -34,7 +34,8 @@ Found = TypeVar("Found")
 def finding(recording: Recording) -> Markdown:
     """Whose answer one gets, what a server adds to the engine, what load does, and where the knee is."""
     rows = recording.rows
-    lines = [*_contamination(rows), *_crowded(rows), *_added(rows), *_queue(rows), *_loaded(rows), *_knees(recording)]
+    lines = [*_contamination(rows), *_stuck(recording), *_crowded(rows), *_added(rows), *_queue(rows), *_loaded(rows)]
+    lines += _knees(recording)
     text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({condition(recording)})"
     return Markdown(text)
 
@@ -55,6 +56,21 @@ def _contamination(rows: pd.DataFrame) -> list[str]:
     if not said:
         return []
     return ["**A neighbour's request changes your answer, and can end the server.** " + ". ".join(said) + "."]
+
+
+def _stuck(recording: Recording) -> list[str]:
+    """Whether a load that a server kept up with is one that it comes back to."""
+    steady, held = _soaked(recording), _held(recording)
+    if not (steady and held) or _gone(held) is not None:
+        return []
+    first, last = held.minutes[soak.HELD_AT - 1], held.minutes[-1]
+    return [
+        f"**Half a minute's stop, and it does not come back.** {escaped(held.model)}: {steady.rate:.1f} requests a "
+        f"second for {len(steady.minutes)} minutes, and {steady.failed} of {steady.sent:,} fail. The same load on a "
+        f"server that is stopped for {held.held_s:.0f} s: {first.answered:,} answers in the minute before, "
+        f"{last.answered:,} in the last of the {len(held.minutes) - soak.HELD_AT} minutes after, and {held.failed:,} of "
+        f"{held.sent:,} fail."
+    ]
 
 
 def _crowded(rows: pd.DataFrame) -> list[str]:
@@ -423,29 +439,53 @@ def _failures(found: soak.Soak) -> list[str]:
 
 def held(recording: Recording) -> pd.DataFrame:
     """What the figure of the server that was held up draws: its minutes."""
-    return _minutes(_kept(recording, partial(soak.recorded, scale=recording.scale, held=True)))
+    return _minutes(_held(recording))
+
+
+def _held(recording: Recording) -> soak.Soak | None:
+    return _kept(recording, partial(soak.recorded, scale=recording.scale, held=True))
+
+
+def _gone(found: soak.Soak) -> int | None:
+    """The minute after a stop by which the queue was gone and stayed so; None: it was not."""
+    usual = max(minute.waiting for minute in found.minutes[: soak.HELD_AT])
+    calm = [minute.waiting <= max(usual, SLOTS) for minute in found.minutes[soak.HELD_AT :]]
+    return next((n + 1 for n, _ in enumerate(calm) if all(calm[n:])), None)
 
 
 def recovered(recording: Recording) -> Markdown:
-    """Whether a server that was held up came back to what it was before."""
-    found = _kept(recording, partial(soak.recorded, scale=recording.scale, held=True))
+    """Whether a server that was held up came back to what it was before, and how soon it should have."""
+    found = _held(recording)
     if not found:
         return Markdown(f"No server was held up at this scale: `{soak.MADE_BY} --minutes 10 --hold 30`.")
-    before, after = found.minutes[: soak.HELD_AT], found.minutes[soak.HELD_AT :]
+    before, after, gone = found.minutes[: soak.HELD_AT], found.minutes[soak.HELD_AT :], _gone(found)
     usual, most = max(minute.waiting for minute in before), max(minute.waiting for minute in after)
-    calm = [minute.waiting <= max(usual, SLOTS) for minute in after]
-    gone = next((n for n, _ in enumerate(calm) if all(calm[n:])), None)
-    came = (
-        "The queue was still there at the end" if gone is None else f"The queue was gone by minute {gone + 1} after it"
-    )
+    came = f"The queue was gone by minute {gone} after it" if gone else "The queue was still there at the end"
     lines = [
         f"**{escaped(found.model)} at {found.rate:.1f} requests a second, stopped for {found.held_s:.0f} s** after "
-        f"minute {soak.HELD_AT} ({found.machine['chip']}). Before it at most {usual} requests were in the server at a "
-        f"minute's end, and half of them had their first token within {_within(before[-1])}. Afterwards there were up "
-        f"to {most:,}. {came}: {after[-1].waiting:,} requests, half of them with a first token within "
-        f"{_within(after[-1])}. Of {found.sent:,} requests {found.failed:,} failed."
+        f"minute {soak.HELD_AT} ({found.machine['chip']}). {_made_up(recording, found)} Before it at most {usual} "
+        f"requests were in the server at a minute's end, and half of them had their first token within "
+        f"{_within(before[-1])}. Afterwards there were up to {most:,}. {came}: {after[-1].waiting:,} requests, and "
+        f"{after[-1].answered:,} answers in the last minute, half with a first token within {_within(after[-1])}. "
+        f"Of {found.sent:,} requests {found.failed:,} failed."
     ]
     return Markdown(" ".join([*lines, *_tokens(found), *_failures(found)]))
+
+
+def _made_up(recording: Recording, found: soak.Soak) -> str:
+    """How soon a queue should be gone, by what the rate leaves free of a server whose slots are always taken."""
+    full = analysis.table(recording.rows)
+    full = full[(full["server"] == LLAMA) & (full["model"] == found.model) & (full["n_seq"] == SLOTS)]
+    full = full[(full["n_clients"] == SLOTS) & (full["n_gen"] == found.n_gen)]
+    if full.empty:
+        return ""
+    most, queue = full["throughput"].iloc[0].value / found.n_gen, found.held_s * found.rate
+    if most <= found.rate:
+        return f"With all slots taken it answers {most:.1f} requests a second, so it has nothing to spare."
+    return (
+        f"With all slots taken and nobody waiting it answers {most:.1f} requests a second, so the {queue:.0f} that "
+        f"came meanwhile should be made up for in {queue / (most - found.rate):.0f} s."
+    )
 
 
 def _within(minute: soak.Minute) -> str:
