@@ -52,7 +52,7 @@ def test_a_trained_mini_is_small_says_its_licence_and_has_the_planned_tensors(na
     assert tensors.tensor_table(path) == tensors.planned_table(spec, "F16")
 
 
-@pytest.mark.parametrize(("name", "target"), zip(DRAFTS, NAMES, strict=True))
+@pytest.mark.parametrize(("name", "target"), list(zip(DRAFTS, NAMES, strict=True)))
 def test_a_model_that_drafts_is_under_a_megabyte_and_has_its_targets_vocabulary(name, target):
     path = file(name)
     assert path.stat().st_size <= 1_000_000

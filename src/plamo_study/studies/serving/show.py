@@ -68,7 +68,7 @@ def _stuck(recording: Recording) -> list[str]:
         f"**Half a minute's stop, and it does not come back.** {escaped(held.model)}: {steady.rate:.1f} requests a "
         f"second for {len(steady.minutes)} minutes, and {steady.failed} of {steady.sent:,} fail. The same load on a "
         f"server that is stopped for {held.held_s:.0f} s: {first.answered:,} answers in the minute before, "
-        f"{last.answered:,} in the last of the {len(held.minutes) - soak.HELD_AT} minutes after, and {held.failed:,} of "
+        f"{last.answered:,} in the last of the {len(held.minutes) - soak.HELD_AT} minutes after; {held.failed:,} of "
         f"{held.sent:,} fail."
     ]
 
