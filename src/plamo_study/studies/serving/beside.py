@@ -29,7 +29,7 @@ from plamo_study.studies.serving.workload import ROOM, request_of
 
 NAME = "11-beside.{}.json"
 OURS, AIPERF = "our client", "AIPerf"
-LOADS = {"mini": {1: 24, 4: 48}, "shape": {1: 4, 4: 8}, "weights": {1: 4, 4: 8}}  # requests at a time, requests
+LOADS = {"mini": {1: 24, 4: 48}, "shape": {1: 2, 4: 4}, "weights": {1: 2, 4: 4}}  # requests at a time, requests
 ROUNDS = 6
 LIMIT_S = 600.0  # of one run of AIPerf
 INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then plamo-study server beside aip/bin/aiperf"
@@ -46,6 +46,7 @@ WORDS: dict[str, Any] = {  # a tokenizer that counts words: AIPerf loads one in 
 SETTINGS = (
     "--endpoint-type completions --streaming --use-legacy-max-tokens --use-server-token-count "
     "--custom-dataset-type single_turn --dataset-sampling-strategy sequential --workers-max 1 --record-processors 1 "
+    "--connection-reuse-strategy never "  # it fails a request whose kept connection the server has closed
     "--ui none --no-gpu-telemetry --no-server-metrics --export-level records"
 )
 
