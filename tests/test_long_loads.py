@@ -195,6 +195,7 @@ def held(waiting):
 )
 def test_a_held_server_has_recovered_when_its_queue_stays_what_it_was(monkeypatch, tmp_path, waiting, came):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    monkeypatch.setattr(show, "_made_up", lambda *_: "")  # it asks the study's rows, and there are none here
     assert "No server was held up" in show.recovered(page()).data
     soak.write(held(waiting), "reference")
     said = show.recovered(page()).data
