@@ -357,14 +357,10 @@ def beside(recording: Recording) -> Table:
         return Table(pd.DataFrame([{"not compared here": besides.INSTALL}]))
     lines = pd.concat([analysis.compared(each) for each in found])
     entries = [_compared(row) for row in lines.to_dict("records")]
-    first = found[0]
-    note = (
-        f"{first.version} and our client, {len({run.round for run in first.runs})} rounds in turn on one server. Means "
-    )
-    note += (
-        "over the requests of a run, median over rounds. Times in ms, from when a request is sent. AIPerf's processes "
-    )
-    note += "share the machine's cores with the server, as our client does."
+    rounds = ", ".join(f"{each.scale}: {len({run.round for run in each.runs})}" for each in found)
+    note = f"{found[0].version} and our client in turn, on one server a scale. Rounds at {rounds}. Means over the "
+    note += "requests of a run, median over rounds. Times in ms, from when a request is sent. AIPerf's processes share "
+    note += "the machine's cores with the server, as our client does."
     return table(pd.DataFrame(entries), {name: (name, "") for name in entries[0]}, note)
 
 
