@@ -125,7 +125,7 @@ def measure(
     use_engine(engine)
     accept_findings(accept)
     builds = [engines.resolve(build) for build in beside or []]
-    place = recording.REFERENCE if reference else recording.LOCAL
+    place = report.place(reference)
     with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere:
         summary = report.measure(name, scale, place, retry_failed, builds, minutes, elsewhere)
     if json:
@@ -169,7 +169,7 @@ def selfcheck(
     """What the harness itself costs, and whether its rates agree with those of llama.cpp's own tools."""
     from plamo_study.crosscheck import selfcheck as costs
 
-    place = recording.REFERENCE if reference else recording.LOCAL
+    place = report.place(reference)
     if coverage:
         lines = costs.covered(studies, place)
         typer.echo(msgspec.json.encode(lines).decode()) if json else report.coverage(lines)

@@ -41,6 +41,11 @@ LEAST_PACE, MOST_PACE = 0.2, 5.0  # times as long as expected
 _last_line = -LOG_EVERY_S
 
 
+def place(reference: bool) -> str:
+    """Where a command keeps what it measures."""
+    return recording.REFERENCE if reference else recording.LOCAL
+
+
 def measure(
     study: str,
     scale: str,

@@ -74,7 +74,7 @@ def trial(
     from plamo_study.studies.serving import trial as trials
 
     hybrid, attention = plan.MODELS
-    place, found = _place(reference), []
+    place, found = report.place(reference), []
     for name, engine in ((hybrid, server_build.STOCK), (hybrid, "corrected"), (attention, server_build.STOCK)):
         path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
         found.append(trials.run(name, path, engine, runs, _say))
@@ -93,7 +93,7 @@ def beside(
     from plamo_study.studies.serving import beside as besides
 
     found = besides.compare(_attention(scale), scale, aiperf, rounds)
-    report.console.print(f"kept: {report.short(besides.write(found, _place(reference)))}")
+    report.console.print(f"kept: {report.short(besides.write(found, report.place(reference)))}")
 
 
 @app.command()
@@ -106,7 +106,7 @@ def drafts(
 
     _quiet()
     found = served.compare(rounds)
-    report.console.print(f"kept: {report.short(served.write(found, _place(reference)))}")
+    report.console.print(f"kept: {report.short(served.write(found, report.place(reference)))}")
 
 
 @app.command()
@@ -120,7 +120,7 @@ def soak(
     """Load llama-server for half an hour: is every request accounted for, and does memory stay what it is?"""
     from plamo_study.studies.serving import soak as soaks
 
-    place = _place(reference)
+    place = report.place(reference)
     found = soaks.run(_attention(scale), scale, rate or soaks.sustained(scale, place), minutes, hold)
     report.console.print(f"kept: {report.short(soaks.write(found, place))}")
 
@@ -162,12 +162,6 @@ def probe(
 
 def _say(line: str) -> None:
     report.console.print(line, markup=False)
-
-
-def _place(reference: bool) -> str:
-    from plamo_study.measure import recording
-
-    return recording.REFERENCE if reference else recording.LOCAL
 
 
 def _quiet() -> None:

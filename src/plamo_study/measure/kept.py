@@ -26,6 +26,11 @@ def write(data: bytes, place: str, name: str) -> Path:
     return target
 
 
+def keep(found: msgspec.Struct, place: str, name: str) -> Path:
+    """Keep a result of fields as JSON that people can read."""
+    return write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, name)
+
+
 def load(place: str, name: str, kind: type[Kept], made_by: str) -> Kept | None:
     """A result; None where there is none. StudyError for a damaged file, which names what makes it anew."""
     found = path(place, name)

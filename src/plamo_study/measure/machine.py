@@ -117,20 +117,21 @@ def waited_ns(pid: int) -> int | None:
 
 def threads(pid: int) -> dict[str, tuple[int, int]] | None:
     """Nanoseconds that each living thread of a process ran and waited for a CPU; None where nobody counts them."""
-    try:
-        found = {task.name: _read(task / "schedstat").split() for task in Path(f"/proc/{pid}/task").iterdir()}
-    except OSError:
-        return None
-    return {name: (int(words[0]), int(words[1])) for name, words in found.items() if len(words) > 1} or None
+    return {name: (ran, waited) for name, (ran, waited, _) in _schedstat(pid).items()} or None
 
 
 def timeslices(pid: int) -> int:
     """How often the living threads of a process were put on a CPU so far; 0 where nobody counts."""
+    return sum(times for _, _, times in _schedstat(pid).values())
+
+
+def _schedstat(pid: int) -> dict[str, tuple[int, int, int]]:
+    """Of each living thread: nanoseconds it ran and waited for a CPU, and how often it was put on one."""
     try:
-        found = [_read(task / "schedstat").split() for task in Path(f"/proc/{pid}/task").iterdir()]
+        found = {task.name: _read(task / "schedstat").split() for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
-        return 0
-    return sum(int(words[2]) for words in found if len(words) > 2)
+        return {}
+    return {name: (int(words[0]), int(words[1]), int(words[2])) for name, words in found.items() if len(words) > 2}
 
 
 def mhz() -> float | None:

@@ -21,6 +21,7 @@ from typing import IO, Literal
 
 from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
+from plamo_study.measure import machine
 from plamo_study.measure.process import ASSERT, BUILD_FOLDER
 
 Kind = Literal["llama-server", "llama_cpp.server"]
@@ -93,6 +94,11 @@ def find() -> Path | None:
         return built
     found = shutil.which("llama-server")
     return Path(found) if found else None
+
+
+def threads() -> int:
+    """Those of a server whose client has a core of its own: threads that share one with it crawl."""
+    return max(machine.performance_cores() - 1, 1)
 
 
 def has_python_server() -> bool:

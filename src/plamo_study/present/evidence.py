@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from IPython.display import Markdown
@@ -32,6 +32,7 @@ GATES = "00-gates"
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
 READ_KERNEL = "dot product of an array with itself"
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
+Found = TypeVar("Found")
 
 
 def provenance(recording: Recording) -> Table:
@@ -157,6 +158,11 @@ FAULT, NOT_FINITE = "fault: ", 1e300
 def _harmful(series: dict[str, list[float]]) -> dict[str, list[float]]:
     named = {name.removeprefix(FAULT): errors for name, errors in series.items() if name.startswith(FAULT)}
     return {name: errors for name, errors in named.items() if name not in HARMLESS}
+
+
+def standing(recording: Recording, load: Callable[[str], Found | None]) -> Found | None:
+    """What `load` finds of this machine's own where rows are live, else of the reference machine."""
+    return (load(LOCAL) if recording.source == "live" else None) or load(REFERENCE)
 
 
 def _gates(recording: Recording) -> list[Any]:

@@ -87,7 +87,7 @@ def side_by_side(scale: str, likwid: Path | None, rounds: int) -> SideBySide:
 
 def write(found: SideBySide, place: str) -> Path:
     """Keep the runs; a new comparison replaces the one before it."""
-    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, NAME)
+    return kept.keep(found, place, NAME)
 
 
 def load(place: str) -> SideBySide | None:

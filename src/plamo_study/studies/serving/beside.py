@@ -17,15 +17,13 @@ from typing import Any
 import msgspec
 
 from plamo_study import progress
-from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, server
 from plamo_study.measure.plan import MODELS, check_scale
-from plamo_study.measure.server import Setup
 from plamo_study.studies.serving import client, load, metrics, plan, questions
 from plamo_study.studies.serving.client import Prompt, Target
 from plamo_study.studies.serving.load import Loaded
-from plamo_study.studies.serving.workload import ROOM, request_of
+from plamo_study.studies.serving.workload import request_of, stock
 
 NAME = "11-beside.{}.json"
 OURS, AIPERF = "our client", "AIPerf"
@@ -89,11 +87,8 @@ def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Besid
     said = version(aiperf)
     loads = LOADS[scale]
     prompts = questions.prompts(path, max(loads.values()), n_prompt, n_gen)
-    threads = max(machine.performance_cores() - 1, 1)  # a core is the client's
-    setup = Setup("llama-server", path, plan.SLOTS, n_prompt + n_gen + ROOM, threads,
-                  libraries=builds.installed_libraries())  # fmt: skip
     runs: list[Run] = []
-    with server.started(setup) as running:
+    with server.started(stock(path, scale)) as running:
         target = Target(running.url, usual=questions.OURS["llama-server"])
         client.run(_warm(target, prompts[0]))
         for number in progress.counted(range(rounds), "our client and AIPerf in turn"):
@@ -113,7 +108,7 @@ def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Besid
 
 def write(found: Beside, place: str) -> Path:
     """Keep the runs; a new comparison at this scale replaces the one before it."""
-    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, NAME.format(found.scale))
+    return kept.keep(found, place, NAME.format(found.scale))
 
 
 def recorded(place: str, scale: str) -> Beside | None:

@@ -8,7 +8,7 @@ made.
 from dataclasses import replace
 from itertools import product
 
-from plamo_study.measure import machine, server
+from plamo_study.measure import server
 from plamo_study.measure.cells import Cell, Serving
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
 
@@ -32,8 +32,7 @@ def serving(scale: str, gpu: bool = False) -> Plan:
     """Notebook 11: a real server; where none can be started the one in Python is asked, and its rows say what to do."""
     check_scale(scale)
     base = Serving(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, model=MODELS[0])
-    cores = max(machine.performance_cores() - 1, 1)  # one is the client's: threads that share a core with it crawl
-    base = change(base, n_threads=cores, n_seq=SLOTS, n_prompt=SHORT[scale][0], n_gen=SHORT[scale][1])
+    base = change(base, n_threads=server.threads(), n_seq=SLOTS, n_prompt=SHORT[scale][0], n_gen=SHORT[scale][1])
     both = [change(base, model=model) for model in MODELS]
     has_llama = server.find() is not None
     has_python = server.has_python_server() or not has_llama

@@ -1,9 +1,9 @@
 """Notebook 11's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -14,7 +14,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import of_cell, usable
 from plamo_study.measure.defects import build_name
 from plamo_study.measure.plan import DTYPE
-from plamo_study.measure.recording import LOCAL, REFERENCE, Recording
+from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import NOT_AVAILABLE, Columns, Table, scaled, significant, table
@@ -28,7 +28,6 @@ SPOKEN = (128, 64)  # tokens of the request that the finding speaks of
 ALIKE = 0.05  # of our figure
 SETTLED = 5  # minutes after which memory should no longer grow
 MIB = 2**20
-Found = TypeVar("Found")
 
 
 def finding(recording: Recording) -> Markdown:
@@ -334,7 +333,7 @@ def _or_none(seconds: float) -> str:
 
 def trials(recording: Recording) -> Table:
     """The recorded trial of the probe: its verdicts on servers that are known to be wrong, and to be right."""
-    found = _kept(recording, trial.recorded) or []
+    found = evidence.standing(recording, trial.recorded) or []
     entries = [
         {
             "model": each.model,
@@ -352,7 +351,11 @@ def trials(recording: Recording) -> Table:
 
 def beside(recording: Recording) -> Table:
     """AIPerf and llama-server itself beside our client, over the same requests to the same server."""
-    found = [each for each in (_kept(recording, partial(besides.recorded, scale=scale)) for scale in DTYPE) if each]
+    found = [
+        each
+        for each in (evidence.standing(recording, partial(besides.recorded, scale=scale)) for scale in DTYPE)
+        if each
+    ]
     if not found:
         return Table(pd.DataFrame([{"not compared here": besides.INSTALL}]))
     lines = pd.concat([analysis.compared(each) for each in found])
@@ -378,11 +381,6 @@ def _compared(row: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _kept(recording: Recording, load: Callable[[str], Found | None]) -> Found | None:
-    """What `load` finds of this machine's own where rows are live, else of the reference machine."""
-    return (load(LOCAL) if recording.source == "live" else None) or load(REFERENCE)
-
-
 def minutes(recording: Recording) -> pd.DataFrame:
     """What the figure of the soak draws: its minutes; none where there was no soak."""
     return _minutes(_soaked(recording))
@@ -394,7 +392,7 @@ def _minutes(found: soak.Soak | None) -> pd.DataFrame:
 
 
 def _soaked(recording: Recording) -> soak.Soak | None:
-    return _kept(recording, partial(soak.recorded, scale=recording.scale))
+    return evidence.standing(recording, partial(soak.recorded, scale=recording.scale))
 
 
 def accounts(recording: Recording) -> Markdown:
@@ -439,7 +437,7 @@ def held(recording: Recording) -> pd.DataFrame:
 
 
 def _held(recording: Recording) -> soak.Soak | None:
-    return _kept(recording, partial(soak.recorded, scale=recording.scale, held=True))
+    return evidence.standing(recording, partial(soak.recorded, scale=recording.scale, held=True))
 
 
 def _gone(found: soak.Soak) -> int | None:

@@ -18,14 +18,13 @@ import numpy as np
 import psutil
 
 from plamo_study import progress
-from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, recording, server
 from plamo_study.measure.plan import MODELS
-from plamo_study.measure.server import Server, Setup
+from plamo_study.measure.server import Server
 from plamo_study.studies.serving import analysis, client, judge, load, metrics, plan, questions, traffic
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
-from plamo_study.studies.serving.workload import DISTINCT, ROOM
+from plamo_study.studies.serving.workload import DISTINCT, stock
 
 NAME, HELD = "11-soak.{}.json", "11-held.{}.json"
 HELD_AT = 2  # minutes before a server is held up
@@ -141,10 +140,7 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0) 
         raise StudyError("a server", why, "give more --minutes, or a shorter --hold")
     n_prompt, n_gen = plan.SHORT[scale]
     prompts = questions.prompts(path, DISTINCT, n_prompt, n_gen)
-    threads = max(machine.performance_cores() - 1, 1)  # a core is the client's
-    setup = Setup("llama-server", path, plan.SLOTS, n_prompt + n_gen + ROOM, threads,
-                  libraries=server_build.libraries(server_build.STOCK))  # fmt: skip
-    with server.started(setup) as running:
+    with server.started(stock(path, scale)) as running:
         target = Target(running.url, usual=questions.OURS["llama-server"])
         found = client.run(_loaded(running, target, prompts, rate, minutes, held_s))
         ended = running.ended(1.0 if found.failures else 0.0)
@@ -190,10 +186,9 @@ async def _loaded(
 async def _written(web: httpx2.AsyncClient, target: Target) -> int | None:
     """Tokens of answers that the server has counted so far; None where it does not say."""
     try:
-        told = traffic.parsed((await web.get(f"{target.url}/metrics")).text)
-    except httpx2.TransportError:
+        found = (await traffic.look(web, target)).get(traffic.TOKENS["llama-server"][1])
+    except StudyError:
         return None
-    found = told.get(traffic.TOKENS["llama-server"][1])
     return None if found is None else int(found)
 
 
@@ -248,7 +243,7 @@ def sustained(scale: str, place: str) -> float:
 def write(found: Soak, place: str) -> Path:
     """Keep a soak, instead of the one before it at this scale."""
     name = (HELD if found.held_s else NAME).format(found.scale)
-    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, name)
+    return kept.keep(found, place, name)
 
 
 def recorded(place: str, scale: str, held: bool = False) -> Soak | None:

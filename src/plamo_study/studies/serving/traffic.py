@@ -49,14 +49,15 @@ def watched(target: Target, seconds: float) -> Traffic:
 
     async def looked() -> tuple[dict[str, float], dict[str, float]]:
         async with client.client(target) as web:
-            before = await _look(web, target)
+            before = await look(web, target)
             await asyncio.sleep(seconds)
-            return before, await _look(web, target)
+            return before, await look(web, target)
 
     return between(*client.run(looked()), seconds)
 
 
-async def _look(web: httpx2.AsyncClient, target: Target) -> dict[str, float]:
+async def look(web: httpx2.AsyncClient, target: Target) -> dict[str, float]:
+    """The numbers of a server's /metrics by name. StudyError where it has none or does not answer."""
     where = f"{target.url}/metrics"
     try:
         reply = await web.get(where)

@@ -57,7 +57,7 @@ def run(model: str, path: Path, build: str, runs: int = RUNS, tell: Callable[[st
 
 def keep(place: str, trials: list[Trial]) -> Path:
     """Write trials down for a place, instead of what was there."""
-    return kept.write(msgspec.json.format(msgspec.json.encode(Trials(trials)), indent=1), place, NAME)
+    return kept.keep(Trials(trials), place, NAME)
 
 
 def recorded(place: str) -> list[Trial]:

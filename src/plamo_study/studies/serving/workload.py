@@ -18,7 +18,7 @@ from plamo_study.measure import machine, server, watch
 from plamo_study.measure.cells import Serving, Traffic
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.server import Server, Setup
-from plamo_study.studies.serving import client, judge, knee, load, questions
+from plamo_study.studies.serving import client, judge, knee, load, plan, questions
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 from plamo_study.studies.serving.load import Loaded
 
@@ -67,6 +67,12 @@ def setup(cell: Serving | Traffic, kind: server.Kind, path: Path) -> Setup:
         kind, path, cell.n_seq, cell.n_prompt + cell.n_gen + ROOM, cell.n_threads, cell.n_batch, cell.n_ubatch,
         cell.flash_attn, cell.n_gpu_layers, Path(folder) if folder else builds.installed_libraries(),
     )  # fmt: skip
+
+
+def stock(path: Path, scale: str) -> Setup:
+    """llama-server as it comes, on the engine as released, with room for the loads' requests."""
+    n_ctx = sum(plan.SHORT[scale]) + ROOM
+    return Setup("llama-server", path, plan.SLOTS, n_ctx, server.threads(), libraries=builds.installed_libraries())
 
 
 def resident(running: Server, done: Done) -> int:

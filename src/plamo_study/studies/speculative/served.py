@@ -63,7 +63,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(rounds: int = ROUNDS) -> Beside:
     """Both on both embedded models: plain, with a draft model and with n-grams. StudyError where one fails."""
-    threads = max(machine.performance_cores() - 1, 1)  # a core is the client's
+    threads = server.threads()
     runs: list[Run] = []
     for number in progress.counted(range(rounds), "our loop and llama-server in turn"):
         for cell in _cells(threads):
@@ -74,7 +74,7 @@ def compare(rounds: int = ROUNDS) -> Beside:
 
 def write(found: Beside, place: str) -> Path:
     """Keep the runs; a new comparison replaces the one before it."""
-    return kept.write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, NAME)
+    return kept.keep(found, place, NAME)
 
 
 def recorded(place: str) -> Beside | None:

@@ -9,7 +9,7 @@ from IPython.display import Markdown
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.usable import of_cell, verdict_of
-from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, read
+from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
@@ -319,7 +319,7 @@ def on_text(recording: Recording) -> Table | Markdown:
 
 def servers(recording: Recording) -> Table | Markdown:
     """llama-server with the same drafts on the same prompts, beside our loop."""
-    found = (served.recorded(LOCAL) if recording.source == "live" else None) or served.recorded(REFERENCE)
+    found = evidence.standing(recording, served.recorded)
     if not found:
         return Markdown(f"No server was asked here: `{served.MADE_BY}`.")
     lines = analysis.served(found)
