@@ -19,8 +19,14 @@ class Handler(BaseHTTPRequestHandler):
     way = ""
     busy = 0
     keys: ClassVar[list[str]] = []
+    written = 0
 
     def do_GET(self):
+        if self.path == "/metrics":
+            counted = {"prompt_seconds": 0.001 * Handler.written, "tokens_predicted_seconds": 0.002 * Handler.written,
+                       "tokens_predicted": Handler.written}  # fmt: skip
+            lines = [f"llamacpp:{name}_total {number}\n" for name, number in counted.items()]
+            return self.reply(200, "".join(lines).encode())
         found = {"data": [{"id": "stand-in", "owned_by": "nobody"}]}
         self.reply(200, json.dumps(found).encode())
 
@@ -47,6 +53,7 @@ class Handler(BaseHTTPRequestHandler):
         words = [*WORDS, asked["prompt"][:8]][: asked["max_tokens"]]
         for word in words:
             self.tell(word)
+            Handler.written += 1
             time.sleep(0.002)
         self.end(len(words))
 
@@ -164,7 +171,8 @@ class Handler(BaseHTTPRequestHandler):
         self.chunk(b"data: " + json.dumps(told).encode() + b"\n\n")
 
     def end(self, n_gen):
-        self.event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": n_gen}})
+        told = {"usage": {"prompt_tokens": 3, "completion_tokens": n_gen}, "timings": {"predicted_ms": 2.0 * n_gen}}
+        self.event({"choices": []} | told)
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 

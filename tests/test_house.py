@@ -24,6 +24,7 @@ NAMED = {  # a study that needs another one
     ("quantization", "quality"): "a type is shown by what it gives and what it loses",
     ("scheduling", "serving"): "a server is asked over HTTP, whoever asks",
     ("speculative", "serving"): "a server is asked over HTTP, whoever asks",
+    ("scheduling", "disaggregation"): "a split engine is driven by its two processes, whatever the policies beside it",
     ("scheduling", "chunked"): "a step model is fitted on its rows too, and only its workload knows what was in a call",
 }
 

@@ -2,7 +2,10 @@
 
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx2
 import misbehaving
 import msgspec
 import numpy as np
@@ -11,10 +14,12 @@ import pytest
 from conftest import ATTENTION, mini_file
 
 from plamo_study import paths
+from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.recording import Recording
-from plamo_study.studies.serving import analysis, beside, figures, show, soak
+from plamo_study.measure.server import Setup
+from plamo_study.studies.serving import analysis, beside, crowd, endurance, figures, soak
 from plamo_study.studies.serving.beside import AIPERF, OURS, Beside, Run
 
 STAND_IN = """#!{python}
@@ -59,6 +64,8 @@ def test_both_clients_are_asked_in_turn_with_the_same_prompts_and_what_they_say_
     assert [run.tool for run in found.runs] == [OURS, AIPERF, OURS, AIPERF, AIPERF, OURS, AIPERF, OURS]
     assert [run.n_clients for run in found.runs] == [1, 1, 4, 4] * 2
     assert {len(run.ttft) for run in found.runs if run.n_clients == 4} == {beside.LOADS["mini"][4]}
+    assert all(run.counted == sum(run.n_gen) and run.token > 0 for run in found.runs if run.tool == OURS)
+    assert {run.counted for run in found.runs if run.tool == AIPERF} == {0}, "this one asks nothing"
     theirs = found.runs[1]
     assert (theirs.ttft[0], theirs.itl[0], theirs.n_gen[0], theirs.throughput) == (0.02, 0.0015, 11, 50.0)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Beside) == found
@@ -87,14 +94,27 @@ def test_a_program_that_is_no_aiperf_is_named_with_what_installs_one(stands_in, 
     assert "pip install aiperf" in told.value.mend
 
 
-def planted(off, noise=0.01, n=6):
-    """Runs in which AIPerf sees every time `off` times as long as our client does."""
+def planted(off, noise=0.01, n=6, weather=0.0):
+    """Runs in which AIPerf sees every time `off` times as long as our client does, on a server that is now fast."""
     rng, runs = np.random.default_rng(0), []
     for number in range(n):
         for tool, factor in ((OURS, 1.0), (AIPERF, off)):
-            times = {name: [factor * value * np.exp(rng.normal(0, noise))] * 4
+            slow = np.exp(rng.normal(0, weather)) if weather else 1.0
+            times = {name: [slow * factor * value * np.exp(rng.normal(0, noise))] * 4
                      for name, value in (("ttft", 1.0), ("itl", 0.1), ("whole", 2.5))}  # fmt: skip
-            runs.append(Run(tool=tool, n_clients=1, round=number, n_gen=[16] * 4, throughput=6.4 / factor, **times))
+            runs.append(
+                Run(
+                    tool=tool,
+                    n_clients=1,
+                    round=number,
+                    n_gen=[16] * 4,
+                    throughput=6.4 / factor / slow,
+                    prompt=slow,
+                    token=0.1 * slow,
+                    counted=64,
+                    **times,
+                )
+            )
     return Beside(machine={}, model="m", scale="mini", n_prompt=8, n_gen=16, version="v", runs=runs)
 
 
@@ -102,7 +122,41 @@ def planted(off, noise=0.01, n=6):
 def test_a_planted_difference_between_two_clients_is_found_and_none_where_there_is_none(off, claim):
     found = analysis.compared(planted(off))
     assert [ratio.within(0.95, 1.05) for ratio in found["ratio"]] == [claim] * 4
-    assert found["own"].isna().all()
+    assert [ratio.within(0.95, 1.05) for ratio in found["of_own"]] == [claim] * 4
+
+
+@pytest.mark.parametrize(("off", "claim"), [(1.0, "holds"), (1.2, "does not hold")])
+def test_a_server_that_is_slow_in_some_runs_hides_nothing_where_it_counts_its_own_seconds(off, claim):
+    found = analysis.compared(planted(off, weather=0.3))
+    assert "inconclusive" in {ratio.within(0.95, 1.05) for ratio in found["ratio"]}
+    assert [ratio.within(0.95, 1.05) for ratio in found["of_own"]] == [claim] * 4
+
+
+def test_a_client_that_sees_the_first_token_late_is_told_from_one_that_pauses_between_requests():
+    """A prompt of 1 s and 15 tokens of 0.1 s: one client sees every token 3 ms late, the other pauses for 0.4 s."""
+    runs = []
+    for number in range(4):
+        for tool, late, pause in ((OURS, 0.003, 0.0), (AIPERF, 0.0, 0.4)):
+            whole = 2.5 + late
+            times = {"ttft": [1 + late] * 5, "itl": [0.1] * 5, "whole": [whole] * 5, "prompt": 1.0, "token": 0.1}
+            span = 5 * whole + 4 * pause  # nobody pauses after the last
+            runs.append(Run(tool=tool, n_clients=1, round=number, throughput=80 / span, n_gen=[16] * 5, **times))
+    found = Beside(machine={}, model="m", scale="mini", n_prompt=8, n_gen=16, version="v", runs=runs)
+    told = analysis.later(found).set_index("what")
+    first, last, between = analysis.LATER
+    for what, ours, theirs in ((first, 0.003, 0.0), (last, 0.003, 0.0), (between, 0.0, 0.4)):
+        assert told.loc[what, "ours"].value == pytest.approx(ours, abs=1e-9)
+        assert told.loc[what, "theirs"].value == pytest.approx(theirs, abs=1e-9)
+        assert told.loc[what, "apart"].value == pytest.approx(theirs - ours, abs=1e-9)
+
+
+def test_what_a_server_counts_between_two_looks_is_a_mean_over_requests_and_further_tokens():
+    before = {"llamacpp:prompt_seconds_total": 5.0, "llamacpp:tokens_predicted_seconds_total": 1.0,
+              "llamacpp:tokens_predicted_total": 100.0}  # fmt: skip
+    after = {"llamacpp:prompt_seconds_total": 9.0, "llamacpp:tokens_predicted_seconds_total": 7.0,
+             "llamacpp:tokens_predicted_total": 180.0}  # fmt: skip
+    assert beside.own(before, after, 20) == {"prompt": 0.2, "token": 0.1, "counted": 80}
+    assert beside.own(before, before | {"llamacpp:tokens_predicted_total": 101.0}, 1)["token"] is None
 
 
 # ------------------------------------------------------------------ a soak
@@ -158,10 +212,10 @@ def test_a_soak_whose_server_died_is_written_read_back_and_told(stands_in, monke
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     soak.write(found, "reference")
     assert soak.recorded("reference", "mini") == found
-    said = show.accounts(page()).data
+    said = endurance.accounts(page()).data
     assert f"{found.sent:,} requests were sent, {found.answered:,} answered, {found.failed:,} failed" in said
     assert "SIGABRT" in said
-    assert "first token" in figures.soak(show.minutes(page()), "Minutes").to_dict()["description"]
+    assert "first token" in figures.soak(endurance.minutes(page()), "Minutes").to_dict()["description"]
 
 
 def page():
@@ -188,21 +242,107 @@ def held(waiting):
 @pytest.mark.parametrize(
     ("waiting", "came"),
     [
-        ([1, 6, 400, 90, 5, 2], "The queue was gone by minute 3 after it"),
+        ([1, 6, 400, 90, 5, 2], "The queue was gone by minute 3 of these"),
         ([1, 2, 400, 3, 300, 90], "The queue was still there at the end"),
-        ([1, 2, 3, 2], "The queue was gone by minute 1 after it"),
+        ([1, 2, 3, 2], "The queue was gone by minute 1 of these"),
     ],
 )
 def test_a_held_server_has_recovered_when_its_queue_stays_what_it_was(monkeypatch, tmp_path, waiting, came):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    monkeypatch.setattr(show, "_made_up", lambda *_: "")  # it asks the study's rows, and there are none here
-    assert "No server was held up" in show.recovered(page()).data
+    monkeypatch.setattr(endurance, "_made_up", lambda *_: "")  # it asks the study's rows, and there are none here
+    assert "No such server was held up" in endurance.recovered(page()).data
     soak.write(held(waiting), "reference")
-    said = show.recovered(page()).data
+    said = endurance.recovered(page()).data
     assert came in said
     assert "2 failed" in said
     assert "700 tokens; the server counts 704" in said
-    assert len(show.held(page())) == len(waiting)
+    assert len(endurance.held(page())) == len(waiting)
+    patched = msgspec.structs.replace(held([1, 2, 3, 2]), patched=True)
+    soak.write(patched, "reference")
+    assert "patched, stopped for 30 s" in endurance.recovered(page(), patched=True).data
+    assert endurance.recovered(page()).data == said, "the other one is another result"
+    drawn = figures.held(endurance.held(page()), "Held").to_dict()["description"]
+    assert "as released, minute" in drawn
+    assert "patched, minute" in drawn
+
+
+def test_a_patched_server_that_is_not_here_is_named_with_what_builds_it(monkeypatch):
+    monkeypatch.setattr(server_build, "built", lambda patched=False: None)
+    with pytest.raises(StudyError, match="is not here") as told:
+        soak.run(mini_file(ATTENTION), "mini", 10.0, 1, patched=True)
+    assert told.value.mend == "plamo-study server build --patched"
+
+
+def test_both_servers_are_crowded_in_turn_and_their_own_seconds_are_kept(tmp_path, monkeypatch):
+    places = {patched: tmp_path / str(patched) for patched in (False, True)}
+    for place in places.values():
+        place.mkdir()
+    servers = {patched: misbehaving.as_llama_server(place, "") for patched, place in places.items()}
+    asked = []
+    monkeypatch.setattr(server_build, "built", lambda patched=False: asked.append(patched) or servers[patched])
+    monkeypatch.setattr(crowd, "LOADS", {2: 6, 6: 12})
+    found = crowd.compare(mini_file(ATTENTION), rounds=2)
+    assert asked == [False, True]
+    first = [(crowd.RELEASED, 2), (crowd.RELEASED, 6), (crowd.PATCHED, 2), (crowd.PATCHED, 6)]
+    assert [(each.server, each.n_clients) for each in found.loads] == [*first, *first[2:], *first[:2]]
+    assert [len(each.token) for each in found.loads[:2]] == [4, 6], "those after whom nobody came are left out"
+    assert all(min(each.token) > 0 for each in found.loads)
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    crowd.write(found, "reference")
+    assert endurance.crowds(page()).frame["waiting"].tolist() == ["0", "2"]
+
+
+def test_a_planted_crowd_that_slows_the_released_server_alone_is_found():
+    rng = np.random.default_rng(0)
+    loads = [
+        crowd.Crowd(server=name, n_clients=n, round=number, tokens=640, seconds=slow,
+                    token=[1e-3 * slow * np.exp(rng.normal(0, 0.01))] * 3)
+        for number in range(4)
+        for name, n, slow in ((crowd.RELEASED, 4, 1.0), (crowd.RELEASED, 256, 3.0), (crowd.PATCHED, 4, 1.0),
+                              (crowd.PATCHED, 256, 1.0))
+    ]  # fmt: skip
+    found = analysis.crowds(crowd.Crowds(machine={}, model="m", n_prompt=8, n_gen=16, loads=loads))
+    assert found["waits"].tolist() == [0, 252]
+    assert [ratio.above(1.5) for ratio in found["ratio"]] == ["does not hold", "holds"]
+    assert found["released"].iloc[1].value == pytest.approx(3e-3, rel=0.05)
+    assert found["rates"].iloc[1].value == pytest.approx(3.0)
+    assert found["rates"].iloc[0].value == pytest.approx(1.0)
+
+
+def left_waiting(binary):
+    """Seconds from the moment a client leaves a request that waits until the server gives it up, and until the long
+    answer is over that it waits for; the server has one slot."""
+    setup = Setup("llama-server", mini_file(ATTENTION), 1, 8192, libraries=server_build.libraries(), binary=binary)
+    with (
+        server.started(setup) as running,
+        httpx2.Client(base_url=running.url, trust_env=False, timeout=100) as web,
+        ThreadPoolExecutor() as pool,
+    ):
+        asked = {"temperature": 0, "ignore_eos": True, "stream": True}
+        long = pool.submit(web.post, "/completion", json=asked | {"prompt": "def f", "n_predict": 8000})
+        while "processing task" not in running.log():
+            time.sleep(0.02)
+        with pytest.raises(httpx2.ReadTimeout):
+            web.post("/completion", json=asked | {"prompt": "other", "n_predict": 4}, timeout=0.3)
+        begin, given_up = time.monotonic(), None
+        while not long.done():
+            if given_up is None and "cancel task" in running.log():
+                given_up = time.monotonic() - begin
+            time.sleep(0.02)
+        return given_up, time.monotonic() - begin
+
+
+@pytest.mark.skipif(
+    not (server_build.built() and server_build.built(patched=True)),
+    reason="no released and patched server: server build, server build --patched",
+)
+def test_a_request_that_nobody_waits_for_is_given_up_by_the_patched_server_and_kept_by_the_released_one():
+    """Whoever waits looks once a second whether its client is still there. As released, every token of anybody puts
+    that second off, so it never looks while another one is answered."""
+    given_up, over = left_waiting(server_build.built())
+    assert given_up is None or over - given_up < 0.2, "as released: only when the long answer is over"
+    given_up, over = left_waiting(server_build.built(patched=True))
+    assert given_up < over - 0.2
 
 
 def test_a_hold_that_does_not_end_within_the_load_is_refused():

@@ -33,7 +33,7 @@ from plamo_study.studies.scheduling import (
 )
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, serve
-from plamo_study.studies.scheduling.plan import PARTS, SERVER
+from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.steps import fit
 
 WORKER = "plamo_study.studies.scheduling.worker"
@@ -101,6 +101,23 @@ def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
         assert max(series["chunk"]) <= 64
     if rule == "apart 32":
         assert not any(many and chunk for many, chunk in zip(series["decoding"], series["chunk"], strict=True))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_two_processes_that_share_the_work_answer_the_same_requests_at_the_same_times(model):
+    cell = asked(model, SPLIT, n_threads=2)
+    measured, load = run(cell), traffic.drawn(cell)
+    assert measured.valid, measured.checks
+    assert measured.checks["second_path_error"] < ENOUGH
+    assert [request.n_prompt for request in measured.requests] == load.prompt
+    assert [len(request.token_ns) for request in measured.requests] == load.output
+    assert [request.arrived_ns / 1e9 for request in measured.requests] == pytest.approx(load.arrives, abs=1e-6)
+    moved = zip(measured.requests, measured.series["shipped"], measured.series["loaded"], strict=True)
+    for request, shipped, loaded in moved:
+        assert shipped > 0
+        assert loaded > 0
+        assert shipped + loaded < (request.token_ns[0] - request.arrived_ns) / 1e9, "a part of its first token's time"
+        assert all(np.diff(request.token_ns) > 0)
 
 
 def test_the_engine_makes_the_calls_that_the_simulation_makes():
@@ -259,7 +276,7 @@ def test_a_plan_holds_out_half_of_the_loads_of_which_only_full_size_needs_one(sc
     assert len(needed & set(plan.known_loads(scale))) == 1
     assert len(needed - set(plan.known_loads(scale))) == (scale != "mini")
     assert {cell.per_second for cell in made.cells if cell.rule != PARTS} == set(plan.LOADS[scale])
-    assert all(policies.named(cell.rule) for cell in made.cells if cell.rule not in (PARTS, SERVER))
+    assert all(policies.named(cell.rule) for cell in made.cells if cell.rule not in (PARTS, SERVER, SPLIT))
     assert len(set(made.cells)) == len(made.cells)
 
 
@@ -287,14 +304,37 @@ def test_the_source_s_table_is_held_against_what_one_part_can_do():
     assert allowed["chunk_cuts"].dropna().all()
 
 
+def taking(seconds):
+    return lambda tokens: seconds
+
+
 def test_splitting_needs_states_that_can_move():
     cell = asked(n_requests=60, per_second=400.0)
     load, model = traffic.drawn(cell), known(cell)
-    free = analysis.disaggregated(load, model, cell.n_seq, lambda tokens: 0.0)
-    slow = analysis.disaggregated(load, model, cell.n_seq, lambda tokens: 1.0)
+    free = analysis.disaggregated(load, model, cell.n_seq, (taking(0.0), taking(0.0)))
+    slow = analysis.disaggregated(load, model, cell.n_seq, (taking(1.0), taking(0.0)))
     assert slow["ttft_p50"] > free["ttft_p50"] + 0.9
+    assert slow["itl_p99"] < free["itl_p99"] + 1e-6, "sending keeps the sender alone"
+    loading = analysis.disaggregated(load, model, cell.n_seq, (taking(0.0), taking(1.0)))
+    assert loading["itl_p99"] > free["itl_p99"] + 0.9, "loading keeps everybody who is answered"
     shared = analysis.simulated(load, "prefill first", model, cell.n_seq)
     assert free["itl_p99"] < shared["itl_p99"], "who writes is never kept waiting by who reads"
+
+
+def test_what_a_shipment_takes_is_known_from_the_known_loads_alone_and_the_split_engine_is_judged_like_a_policy():
+    rows = recording.read("10-scheduling", "recorded", "mini").rows
+    ships, loads = analysis.shipping(rows, HYBRID)
+    assert ships(16) > 0
+    assert loads(16) > 0
+    known_ones = (rows["label"] == SPLIT) & rows["per_second"].isin(plan.known_loads("mini"))
+    assert known_ones.any()
+    assert ((rows["label"] == SPLIT) & ~known_ones).any()
+    with pytest.raises(StudyError, match="no state was shipped"):
+        analysis.shipping(rows[~known_ones], HYBRID)
+    judged = analysis.compared(rows)
+    split = judged[judged["rule"] == SPLIT]
+    assert split["held_out"].tolist() == [True, False]
+    assert split["refused"].tolist() == ["", ""]
 
 
 # ------------------------------------------------------------------ fleets

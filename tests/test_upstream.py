@@ -11,7 +11,7 @@ from plamo_study.publish import readme, upstream
 from plamo_study.studies.collect import collect
 
 UPSTREAM = paths.DATA / "upstream"
-REPORTS = ("plamo2-batching", "plamo2-projections", "plamo2-rollback", "k-quant-packing", "amx")
+REPORTS = ("plamo2-batching", "plamo2-projections", "plamo2-rollback", "k-quant-packing", "amx", "server-wakeups")
 
 
 @pytest.mark.parametrize("name", REPORTS)
@@ -61,6 +61,6 @@ def test_a_dead_server_and_a_living_one_are_told_apart():
 
 
 def test_every_part_of_a_report_is_written():
-    for name in (readme.BATCHING, readme.PROJECTIONS, readme.PACKING):
+    for name in (readme.BATCHING, readme.PROJECTIONS, readme.PACKING, readme.WAKEUPS):
         text = (paths.ROOT / name).read_text()
         assert all(f"<!-- {part}: written by" in text for part in readme.PARTS[name])

@@ -29,11 +29,12 @@ def main() -> None:
 @app.command()
 def build(
     engine: Annotated[str, typer.Argument(help="stock, or a build of `engine list`")] = server_build.STOCK,
+    patched: Annotated[bool, typer.Option("--patched", help="with our patch of how its threads wait")] = False,
 ) -> None:
     """Compile llama-server from the locked sources, once for all engines; the engine too where it is not here."""
     with report.building("llama-server") as on_step:
         begin = time.monotonic()
-        binary, spent = server_build.build(engine, on_step)
+        binary, spent = server_build.build(engine, on_step, patched)
         wall = time.monotonic() - begin
     for part, seconds in sorted(spent.items(), key=lambda pair: -pair[1]):
         report.console.print(f"  {part}: {seconds:.0f} s of compilers")
@@ -97,6 +98,18 @@ def beside(
 
 
 @app.command()
+def crowd(
+    rounds: Annotated[int, typer.Option(min=3, help="servers of each kind")] = 4,
+    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
+) -> None:
+    """Let requests wait at llama-server as released and patched, in turn: what does a token take beside them?"""
+    from plamo_study.studies.serving import crowd as crowds
+
+    found = crowds.compare(_attention("mini"), rounds)
+    report.console.print(f"kept: {report.short(crowds.write(found, report.place(reference)))}")
+
+
+@app.command()
 def drafts(
     rounds: Annotated[int, typer.Option(min=3, help="runs of each")] = 6,
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
@@ -114,6 +127,7 @@ def soak(
     minutes: Annotated[int, typer.Option(min=1)] = 30,
     rate: Annotated[float, typer.Option(min=0, help="requests a second; 0: 80 % of the knee that was found here")] = 0,
     hold: Annotated[float, typer.Option(min=0, help="stop the server for so many seconds: does it recover?")] = 0,
+    patched: Annotated[bool, typer.Option("--patched", help="the server of `server build --patched`")] = False,
     scale: Annotated[str, typer.Option(help="mini or shape")] = "mini",
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
@@ -121,7 +135,7 @@ def soak(
     from plamo_study.studies.serving import soak as soaks
 
     place = report.place(reference)
-    found = soaks.run(_attention(scale), scale, rate or soaks.sustained(scale, place), minutes, hold)
+    found = soaks.run(_attention(scale), scale, rate or soaks.sustained(scale, place), minutes, hold, patched)
     report.console.print(f"kept: {report.short(soaks.write(found, place))}")
 
 

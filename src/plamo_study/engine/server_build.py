@@ -1,8 +1,9 @@
 """llama-server from the locked sdist: one binary for every build of the engine, which it loads as libraries.
 
-Its own sources are touched by no patch, so it is compiled once, against the installed ggml; libllama is compiled along
-the way and not kept. Which libllama and ggml a server runs on is said when it is started, by the folder it finds its
-libraries in: the installed engine's, or that of a build of `engine.builds`.
+Its own sources are touched by no engine's patch, so it is compiled once, against the installed ggml; libllama is
+compiled along the way and not kept. A second one, patched, is made only for who asks for it: PATCHES, of the server's
+own sources, and of nothing that computes. Which libllama and ggml a server runs on is said when it is started, by the
+folder it finds its libraries in: the installed engine's, or that of a build of `engine.builds`.
 """
 
 import json
@@ -17,17 +18,18 @@ BINARY = "llama-server"
 STOCK = "stock"
 TURNED_ON = ("BUILD_COMMON", "BUILD_TOOLS", "BUILD_SERVER")
 OWN = ("llama-common", "llama-server-impl", "mtmd")  # libraries beside it; libllama and ggml are an engine's
+PATCHES = ("server-wakeups",)  # of data/upstream/patches
 PLACES = {"src": "libllama", "common": "common", "vendor": "others' libraries", "tools": "server and tools"}
 
 
-def home() -> Path:
+def home(patched: bool = False) -> Path:
     """Where the binary lies once it is made."""
-    return folder("server")
+    return folder("server-patched" if patched else "server")
 
 
-def built() -> Path | None:
-    """The binary that `build` made of the sources that are locked now, if it is here."""
-    return home() / BINARY if note(home()) == tomllib.loads(_note_text()) else None
+def built(patched: bool = False) -> Path | None:
+    """The binary that `build` made of the sources and patches that are here now, if there is one."""
+    return home(patched) / BINARY if note(home(patched)) == tomllib.loads(_note_text(patched)) else None
 
 
 def libraries(engine: str = STOCK) -> Path:
@@ -35,7 +37,9 @@ def libraries(engine: str = STOCK) -> Path:
     return builds.installed_libraries() if engine == STOCK else builds.resolve(engine)
 
 
-def build(engine: str = STOCK, on_step: OnStep = lambda *step: None) -> tuple[Path, dict[str, float]]:
+def build(
+    engine: str = STOCK, on_step: OnStep = lambda *step: None, patched: bool = False
+) -> tuple[Path, dict[str, float]]:
     """Make the binary and, if it is not here, the engine; returns the binary and where the time of compiling went.
 
     Seconds of compiler processes by part of the sources, empty where nothing had to be compiled. Raises StudyError as
@@ -43,13 +47,15 @@ def build(engine: str = STOCK, on_step: OnStep = lambda *step: None) -> tuple[Pa
     """
     if engine != STOCK:
         builds.build(engine, on_step)
-    if known := built():
+    if known := built(patched):
         return known, {}
-    tools = builds.tools_found()
-    partial = home().with_name("server.partial")
+    tools, place = builds.tools_found(), home(patched)
+    partial = place.with_name(f"{place.name}.partial")
     with builds.room(partial):
         on_step("fetching the sources", 0, 0)
         source = unpack(fetch(), partial / "source", (*PARTS, "common", "tools", "scripts"))
+        for patch in PATCHES if patched else ():
+            builds.apply(builds.PATCHES / f"{patch}.patch", source)
         tree = partial / "build"
         builds.compile_target(BINARY, source, tree, tools, on_step, TURNED_ON)
         made = partial / "made"
@@ -58,11 +64,11 @@ def build(engine: str = STOCK, on_step: OnStep = lambda *step: None) -> tuple[Pa
         for name in OWN:
             for file in (tree / "bin").glob(f"lib{name}*{SUFFIX}*"):
                 shutil.copy2(file, made / file.name, follow_symlinks=False)
-        (made / NOTE).write_text(_note_text(), encoding="utf-8")
+        (made / NOTE).write_text(_note_text(patched), encoding="utf-8")
         spent = spent_by_part((tree / ".ninja_log").read_text(encoding="utf-8"))
-        shutil.rmtree(home(), ignore_errors=True)
-        made.rename(home())
-    return home() / BINARY, spent
+        shutil.rmtree(place, ignore_errors=True)
+        made.rename(place)
+    return place / BINARY, spent
 
 
 def spent_by_part(log: str) -> dict[str, float]:
@@ -76,7 +82,9 @@ def spent_by_part(log: str) -> dict[str, float]:
     return spent
 
 
-def _note_text() -> str:
+def _note_text(patched: bool) -> str:
     release, sha256 = locked()
     told = {"source": f"{builds.PACKAGE} {release}, sha256 {sha256}"}
+    for patch in PATCHES if patched else ():
+        told[patch] = builds.sha256_of(builds.PATCHES / f"{patch}.patch")
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in told.items())

@@ -44,6 +44,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pressure_ns: int | None = None  # some task somewhere waited for a CPU (pressure-stall information, "some")
     mhz: float | None = None  # of the slowest CPU, at the end
     hot: int | None = None  # times a CPU was slowed because it was hot
+    joules: dict[str, float] = {}  # by meter, of the whole machine
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

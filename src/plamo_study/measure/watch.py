@@ -5,15 +5,17 @@ is disturbed is decided here too, from limits that selfcheck --disturb holds aga
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from typing import Any
 
 import msgspec
 import psutil
 
 from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, WAITED_LIMIT
-from plamo_study.measure import machine
+from plamo_study.measure import energy, machine
 from plamo_study.measure.rows import Conditions, Evidence, Row
 
 ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
@@ -26,15 +28,17 @@ def timed(*helpers: int) -> Iterator[None]:
 
     `helpers`: pids of living processes that compute for this job; their CPU time and waiting are its own.
     """
-    before, theirs = machine.counters(), _of_helpers(helpers)
+    spent, theirs = energy.counted(), _of_helpers(helpers)
+    before = machine.counters()
     yield
     found = since(before, machine.counters())
+    joules = energy.between(spent, energy.counted())
     after = _of_helpers(helpers)  # of one that ended meanwhile nothing is left to read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
     told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran}
     told["others_ns"] = max((found.others_ns or 0) - ran, 0)
     told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
-    _parts.append(msgspec.structs.replace(found, **told))
+    _parts.append(msgspec.structs.replace(found, **told, joules=joules))
 
 
 def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
@@ -92,10 +96,13 @@ def since(before: machine.Counters, after: machine.Counters) -> Evidence:
 
 def added(parts: list[Evidence]) -> Evidence:
     """Several stretches as one: sums, and the lowest clock."""
-    total: dict[str, int | float | None] = {"cpus": parts[0].cpus}
+    joules = Counter[str]()
+    for part in parts:
+        joules.update(part.joules)
+    total: dict[str, Any] = {"cpus": parts[0].cpus, "joules": dict(joules)}
     for name in Evidence.__struct_fields__:
         known = [value for part in parts if (value := getattr(part, name)) is not None]
-        if name != "cpus":
+        if name not in total:
             total[name] = (min(known) if name == "mhz" else sum(known)) if known else None
     return msgspec.convert(total, Evidence)
 

@@ -14,7 +14,7 @@ from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import machine, proof, ranges, sessions, watch
-from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Overhead, Prefill, Ranges, Read, Replay
+from plamo_study.measure.cells import Cell, Decode, Idle, MatMul, OnModel, Overhead, Prefill, Ranges, Read, Replay
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Measured, passed
@@ -33,6 +33,11 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         stage(cell.workload)
         with watch.timed():
             return _read(cell) if isinstance(cell, Read) else _matmul(cell)
+    if isinstance(cell, Idle):
+        stage(cell.workload)
+        with watch.timed():
+            time.sleep(cell.seconds)
+        return Measured(samples_ns=[[cell.seconds * 10**9]])
     if isinstance(cell, Ranges):
         stage(cell.workload)
         return ranges.run(cell, path, stage)

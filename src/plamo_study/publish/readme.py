@@ -26,16 +26,16 @@ from plamo_study.studies.recorded import every_study
 from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
 from plamo_study.studies.scheduling import show as scheduling
-from plamo_study.studies.serving import show as served
+from plamo_study.studies.serving import endurance, show as served
 from plamo_study.studies.speculative import plan as speculation, show as speculative
 from plamo_study.studies.start_here import show as start_here
 from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
-BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK = (
-    f"data/upstream/{name}.md"
-    for name in ("plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback")
+REPORTS = ("plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback")
+BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS = (
+    f"data/upstream/{name}.md" for name in (*REPORTS, "server-wakeups")
 )
 
 
@@ -106,7 +106,8 @@ def _speculation() -> list[str]:
 def _served() -> list[str]:
     loads = recorded("11-serving", "mini")
     tables = [show(loads) for show in (served.answers, served.crowds, served.prediction, served.knees, served.beside)]
-    said = [show(loads) for show in (served.finding, served.accounts, served.recovered)]
+    said = [show(loads) for show in (served.finding, endurance.accounts, endurance.recovered)]
+    said += [endurance.recovered(loads, patched=True)]
     return [*(str(text.data) for text in said), *(table._repr_markdown_() for table in tables)]
 
 
@@ -154,6 +155,10 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "exact": lambda: upstream.rolled_back(recorded("08-rollback", "mini")),
         "speed": _shown(speculative.before_and_after, lambda: recorded("08-rollback", "mini")),
         "memory": lambda: upstream.kept_states(speculation.HYBRID, (4, 8)),
+    },
+    WAKEUPS: {
+        "crowds": _shown(endurance.crowds, lambda: recorded("11-serving", "mini")),
+        "held": _shown(endurance.side_by_side, lambda: recorded("11-serving", "mini")),
     },
 }
 

@@ -2,14 +2,15 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import process
-from plamo_study.measure.cells import Service, Shipment
+from plamo_study.measure.cells import Shipment
 from plamo_study.studies.disaggregation import sender, wire
+from plamo_study.studies.disaggregation.requests import Asking
 from plamo_study.studies.disaggregation.sender import Hello, Order
 
 LOOK_S = 0.1  # between two looks at whether the sender still lives
@@ -18,9 +19,9 @@ LOOK_S = 0.1  # between two looks at whether the sender still lives
 class Sender(threading.Thread):
     """Runs the sending process until it ends; then `outcome` says how."""
 
-    def __init__(self, cell: Shipment | Service, path: Path, port: int):
+    def __init__(self, cell: Shipment | Asking, path: Path, port: int, lengths: list[int]):
         super().__init__(daemon=True)
-        self.order = Order(cell=cell, path=str(path), port=port)
+        self.order = Order(cell=cell, path=str(path), port=port, lengths=lengths)
         self.outcome: process.Outcome | None = None
 
     def run(self) -> None:
@@ -29,10 +30,13 @@ class Sender(threading.Thread):
 
 
 @contextmanager
-def started(cell: Shipment | Service, path: Path) -> Iterator[tuple[Sender, socket.socket]]:
-    """A sender of this cell on its way, and the socket at which it will call; it is gone when this ends well."""
+def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[tuple[Sender, socket.socket]]:
+    """A sender of this cell on its way, and the socket at which it will call; it is gone when this ends well.
+
+    `lengths`: tokens of each request's prompt.
+    """
     with wire.listen() as door:
-        thread = Sender(cell, path, door.getsockname()[1])
+        thread = Sender(cell, path, door.getsockname()[1], list(lengths))
         thread.start()
         try:
             yield thread, door

@@ -8,46 +8,50 @@ from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions
 from plamo_study.measure.arrivals import since_first
-from plamo_study.measure.cells import Service, Shipment
+from plamo_study.measure.cells import Service, Shipment, Traffic
 from plamo_study.studies.disaggregation.wire import clock
 
 WARM_STEPS = 2
 SPLIT = "split"
+Asking = Service | Traffic  # cells in which requests arrive
 
 
-def receiving(cell: Shipment | Service) -> SessionConfig:
+def receiving(cell: Shipment | Asking) -> SessionConfig:
     """The context that answers."""
-    n_seq = cell.n_seq if isinstance(cell, Service) else 1
-    n_threads = cell.n_threads - reading_threads(cell)
-    return _config(cell, n_seq, n_threads)
+    return _config(cell, cell.n_threads - reading_threads(cell))
 
 
-def sending(cell: Shipment | Service) -> SessionConfig:
+def sending(cell: Shipment | Asking) -> SessionConfig:
     """The context that evaluates prompts, one after the other; it has the same `n_seq_max`, or states would not fit."""
-    n_seq = cell.n_seq if isinstance(cell, Service) else 1
-    return _config(cell, n_seq, reading_threads(cell) or cell.n_threads)
+    return _config(cell, reading_threads(cell) or cell.n_threads)
 
 
-def reading_threads(cell: Shipment | Service) -> int:
+def is_split(cell: Asking) -> bool:
+    """Whether one process reads what another answers."""
+    return (cell.rule if isinstance(cell, Traffic) else cell.mode) == SPLIT
+
+
+def reading_threads(cell: Shipment | Asking) -> int:
     """Threads that read while others write: half of them where the work is split, none where it is not."""
-    split = isinstance(cell, Service) and cell.mode == SPLIT
-    return max(cell.n_threads // 2, 1) if split else 0
+    return max(cell.n_threads // 2, 1) if not isinstance(cell, Shipment) and is_split(cell) else 0
 
 
-def _config(cell: Shipment | Service, n_seq: int, n_threads: int) -> SessionConfig:
+def _config(cell: Shipment | Asking, n_threads: int) -> SessionConfig:
+    n_seq = 1 if isinstance(cell, Shipment) else cell.n_seq
     changes = {"n_seq_max": n_seq, "n_threads": max(n_threads, 1), "n_threads_batch": max(n_threads, 1)}
     return sessions.config(cell, cell.n_prompt + cell.n_gen, swa_full=False, **changes)
 
 
-def tokens(cell: Shipment | Service, n_vocab: int) -> np.ndarray:
-    """Random prompts, (n, n_tokens) int32: one a repetition, or one a request with the answer after it."""
+def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:
+    """Random prompts, (n, n_tokens) int32: one a repetition, or one a request, which is as long as the longest with its
+    answer."""
     rng = np.random.default_rng(cell.seed)
     n, length = (cell.repetitions, cell.n_prompt) if isinstance(cell, Shipment) else (
         cell.n_requests, cell.n_prompt + cell.n_gen)  # fmt: skip
     return rng.integers(FIRST_TOKEN, n_vocab, (n, length), dtype=np.int32)
 
 
-def arrivals(cell: Service) -> list[int]:
+def arrivals(cell: Asking) -> list[int]:
     """When each request arrives, in ns since the first: as people do who know nothing of one another."""
     gaps = np.random.default_rng([cell.seed, 1]).exponential(1e9 / cell.per_second, cell.n_requests)
     return since_first(gaps).astype(np.int64).tolist()

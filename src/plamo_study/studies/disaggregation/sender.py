@@ -9,18 +9,22 @@ import numpy as np
 
 from plamo_study.engine.session import Session
 from plamo_study.measure import worker
-from plamo_study.measure.cells import Service, Shipment
+from plamo_study.measure.cells import Service, Shipment, Traffic
 from plamo_study.measure.rows import Measured
 from plamo_study.studies.disaggregation import contexts, requests, wire
 from plamo_study.studies.disaggregation.wire import Origin, Reply, State, clock
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sender is started with: the cell, its file, and the port at which the receiver waits."""
+    """What the sender is started with: the cell, its file, and the port at which the receiver waits.
 
-    cell: Shipment | Service
+    `lengths`: tokens of each request's prompt.
+    """
+
+    cell: Shipment | Service | Traffic
     path: str
     port: int
+    lengths: list[int] = []
 
 
 class Hello(wire.Strict, frozen=True, kw_only=True):
@@ -52,12 +56,13 @@ def serve(order: Order) -> Measured:
         requests.warm(session, prompts[0])
         with wire.connect(order.port, patience_s=wire.OWN_S) as peer:
             wire.send(peer, Hello(pid=os.getpid()))
-            if isinstance(cell, Service):
-                _ship_all(peer, session, cell, own, prompts)
-            else:
+            if isinstance(cell, Shipment):
                 for prompt in prompts:
                     wire.receive(peer, Start)
                     _ship_and_prove(peer, session, cell, own, prompt)
+            else:
+                due = zip(requests.arrivals(cell), prompts, order.lengths, strict=True)
+                _ship_all(peer, session, own, [(arrives, prompt[:n]) for arrives, prompt, n in due])
             wire.receive(peer, Reply)  # the receiver counts this process's time as long as it lives
     return Measured()
 
@@ -70,12 +75,12 @@ def _ship_and_prove(peer: socket.socket, session: Session, cell: Shipment, own: 
     wire.push(peer, rows)
 
 
-def _ship_all(peer: socket.socket, session: Session, cell: Service, own: Origin, prompts: np.ndarray) -> None:
+def _ship_all(peer: socket.socket, session: Session, own: Origin, due: list[tuple[int, np.ndarray]]) -> None:
     """Evaluate prompts as they arrive, one after the other, and ship each state at once."""
     began = wire.receive(peer, Start).at_ns
-    for number, (arrives, prompt) in enumerate(zip(requests.arrivals(cell), prompts, strict=True)):
+    for number, (arrives, prompt) in enumerate(due):
         requests.wait_until(began + arrives)
-        _ship(peer, session, own, prompt[: cell.n_prompt], number, 0)
+        _ship(peer, session, own, prompt, number, 0)
 
 
 def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray, number: int, bps: int) -> int:

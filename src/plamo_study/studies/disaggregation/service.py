@@ -1,4 +1,4 @@
-"""A cell of kind "service": requests arrive over time and are answered, by one engine or by two that share the work.
+"""Requests arrive over time and are answered, by one engine or by two that share the work.
 
 Shared: an engine with all threads evaluates each prompt as it comes, while nobody else gets a token, and then decodes
 all sequences together. Split: a process with half of the threads evaluates prompts and ships states here, where the
@@ -25,10 +25,19 @@ from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.disaggregation import contexts, peers, requests, shipment, wire
 from plamo_study.studies.disaggregation.contexts import Receiver
+from plamo_study.studies.disaggregation.requests import Asking
 from plamo_study.studies.disaggregation.sender import Start
 from plamo_study.studies.disaggregation.wire import Reply, State, clock
 
 HEAD_START_NS = 50_000_000  # between the agreed beginning and now, so that both processes are there in time
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Tokens of each request's prompt and answer."""
+
+    prompt: list[int]
+    output: list[int]
 
 
 @dataclass
@@ -39,13 +48,22 @@ class Answer:
     n_past: int
     token_ns: list[int] = field(default_factory=list)
     logits: np.ndarray | None = None
+    moved_ns: tuple[int, int] = (0, 0)  # its state: saved, checked and sent until it is here, and loaded
 
 
 Admit = Callable[[int, bool], Answer | None]  # into a sequence; whether to wait for one
 
 
 def run(cell: Service, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell. `requests`: arrivals and tokens; `samples_ns`: when the last token came.
+    """Do a cell of kind "service", as `answered` does: all requests are of one length."""
+    n = cell.n_requests
+    return answered(cell, Asked([cell.n_prompt] * n, [cell.n_gen] * n), path, stage)
+
+
+def answered(cell: Asking, asked: Asked, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Answer requests of these lengths, which arrive as the cell says. `requests`: arrivals and tokens; `samples_ns`:
+    when the last token came; `series`: "error" of every answer and, where the work is split, "shipped" and "loaded"
+    (s): the sender is kept by the first, and everybody who is answered by the second.
 
     A request's first token counts when the process that answers has it: after the prompt, or after the shipment.
     """
@@ -59,26 +77,29 @@ def run(cell: Service, path: Path, stage: Callable[[str], None]) -> Measured:
         requests.warm(session, tokens[0])
         warmup = clock() - start
         stage("serve")
-        with _source(cell, path, receiver, tokens) as (admit, began, pids), watch.timed(*pids):
-            answers = _serve(cell, session, tokens, admit)
+        with _source(cell, asked, path, receiver, tokens) as (admit, began, pids), watch.timed(*pids):
+            answers = _serve(cell, asked, session, tokens, admit)
         stage("alone")
         errors = [_error(session, tokens[answer.number], answer) for answer in answers]
-    due = [cell.n_gen] * cell.n_requests
     checks: dict[str, float | bool] = {"second_path_error": max(errors), "second_path": max(errors) <= tolerance(cell)}
-    checks["answered"] = [len(answer.token_ns) for answer in answers] == due
+    checks["answered"] = [len(answer.token_ns) for answer in answers] == asked.output
+    series = {"error": errors}
+    if requests.is_split(cell):
+        moved = zip(*(answer.moved_ns for answer in answers), strict=True)
+        series |= {name: [ns / 1e9 for ns in each] for name, each in zip(("shipped", "loaded"), moved, strict=True)}
     return Measured(
         samples_ns=[[max(answer.token_ns[-1] for answer in answers) - began]],
         warmup_ns=[warmup],
         load_ns=load_ns,
-        n_evaluated=cell.n_requests * (cell.n_prompt + cell.n_gen - 1),
+        n_evaluated=sum(asked.prompt) + sum(asked.output) - cell.n_requests,
         checks=checks,
-        series={"error": errors},
-        requests=_requests(cell, answers, began),
+        series=series,
+        requests=_requests(cell, asked, answers, began),
         valid=passed(checks),
     )
 
 
-def _serve(cell: Service, session: Session, tokens: np.ndarray, admit: Admit) -> list[Answer]:
+def _serve(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, admit: Admit) -> list[Answer]:
     """Admit whoever is there as long as there is room, then decode everybody's next token; the answers in order."""
     active: list[Answer] = []  # the place in the list is the sequence: those in use are always the first
     done: list[Answer] = []
@@ -92,7 +113,7 @@ def _serve(cell: Service, session: Session, tokens: np.ndarray, admit: Admit) ->
         for seq, answer in enumerate(active):
             answer.n_past += 1
             answer.token_ns.append(now)
-            if len(answer.token_ns) == cell.n_gen:
+            if len(answer.token_ns) == asked.output[answer.number]:
                 answer.logits = session.logits(seq)
         for seq in reversed(range(len(active))):
             if active[seq].logits is not None:
@@ -113,11 +134,11 @@ def _leave(session: Session, active: list[Answer], seq: int) -> Answer:
 
 @contextmanager
 def _source(
-    cell: Service, path: Path, receiver: Receiver, tokens: np.ndarray
+    cell: Asking, asked: Asked, path: Path, receiver: Receiver, tokens: np.ndarray
 ) -> Iterator[tuple[Admit, int, tuple[int, ...]]]:
     """Where requests come from: how one is admitted, when it all begins, and the pids of other processes at work."""
-    if cell.mode == requests.SPLIT:
-        with peers.started(cell, path) as (thread, door):
+    if requests.is_split(cell):
+        with peers.started(cell, path, asked.prompt) as (thread, door):
             peer, pid = peers.accepted(thread, door)
             with peer:
                 began = clock() + HEAD_START_NS
@@ -127,10 +148,10 @@ def _source(
                 wire.send(peer, Reply())
     else:
         began = clock() + HEAD_START_NS
-        yield _prompts(cell, receiver.session, tokens, began), began, ()
+        yield _prompts(cell, asked, receiver.session, tokens, began), began, ()
 
 
-def _prompts(cell: Service, session: Session, tokens: np.ndarray, began: int) -> Admit:
+def _prompts(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, began: int) -> Admit:
     """Requests whose prompts are evaluated here, in order of arrival."""
     due = [(number, began + arrives) for number, arrives in enumerate(requests.arrivals(cell))]
 
@@ -140,8 +161,9 @@ def _prompts(cell: Service, session: Session, tokens: np.ndarray, began: int) ->
             return None
         requests.wait_until(arrives)
         due.pop(0)
-        session.prefill({seq: tokens[number, : cell.n_prompt]})
-        return Answer(number, cell.n_prompt, [clock()])
+        n_prompt = asked.prompt[number]
+        session.prefill({seq: tokens[number, :n_prompt]})
+        return Answer(number, n_prompt, [clock()])
 
     return admit
 
@@ -152,14 +174,15 @@ class _Inbox(threading.Thread):
     def __init__(self, receiver: Receiver, peer: socket.socket, n: int):
         super().__init__(daemon=True)
         self.receiver, self.peer, self.n = receiver, peer, n
-        self.came: queue.Queue[tuple[State, np.ndarray] | StudyError] = queue.Queue()
+        self.came: queue.Queue[tuple[State, np.ndarray, int] | StudyError] = queue.Queue()
         self.start()
 
     def run(self) -> None:
         """Receive and answer, one shipment after the other; an error is handed over and ends it."""
         try:
             for _ in range(self.n):
-                self.came.put(shipment.arrived(self.receiver, self.peer)[:2])
+                told, data, taken = shipment.arrived(self.receiver, self.peer)
+                self.came.put((told, data, told.spent.save + told.spent.check + sum(taken.values())))
                 wire.send(self.peer, Reply())
         except StudyError as error:
             self.came.put(error)
@@ -172,9 +195,11 @@ class _Inbox(threading.Thread):
             return None
         if isinstance(found, StudyError):
             raise found
-        told, data = found
+        told, data, shipped_ns = found
+        start = clock()
         self.receiver.load(seq, told, data)
-        return Answer(told.request, told.n_tokens, [clock()])
+        now = clock()
+        return Answer(told.request, told.n_tokens, [now], moved_ns=(shipped_ns, now - start))
 
 
 def _error(session: Session, stream: np.ndarray, answer: Answer) -> float:
@@ -183,12 +208,12 @@ def _error(session: Session, stream: np.ndarray, answer: Answer) -> float:
     return relative_error(answer.logits, proof.alone(session, 0, stream[: answer.n_past]))
 
 
-def _requests(cell: Service, answers: list[Answer], began: int) -> list[Request]:
+def _requests(cell: Asking, asked: Asked, answers: list[Answer], began: int) -> list[Request]:
     arrivals = requests.arrivals(cell)
     return [
         Request(
             id=str(answer.number),
-            n_prompt=cell.n_prompt,
+            n_prompt=asked.prompt[answer.number],
             arrived_ns=arrivals[answer.number],
             token_ns=[stamp - began for stamp in answer.token_ns],
         )

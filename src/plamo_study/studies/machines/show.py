@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
+from plamo_study.analysis.energy import per_token
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present.evidence import escaped
 from plamo_study.present.sentences import CLOSE, is_close
@@ -149,3 +150,31 @@ def score(found: pd.DataFrame) -> Table:
         "middle": ("measured / promised, median", ".2f"),
     }
     return table(pd.DataFrame(entries), columns)
+
+
+def energy(studies: Studies) -> Table | Markdown:
+    """Joules a token by phase, meter by meter, idle power taken off; or that nobody counted."""
+    found = pd.concat([per_token(rows, facts).assign(study=name) for name, rows, facts in studies])
+    if found.empty:
+        return Markdown(
+            "n/a: no row of these machines was measured beside an energy meter. Where a machine shows one, every "
+            "timed row counts its joules: RAPL on Linux, NVML of an NVIDIA board, IOReport of an Apple chip. Virtual "
+            "machines seldom show any."
+        )
+    chips = {name: fact["chip"] for _, _, known in studies for name, fact in known.items() if "chip" in fact}
+    found = found.assign(chip=found["machine"].map(chips), phase=[_phase(row) for row in found.itertuples()])
+    columns: Columns = {
+        "chip": ("machine", ""), "meter": ("meter", ""), "model": ("model", ""), "phase": ("phase", ""),
+        "idle": ("idle (W)", significant(3)), "watts": ("power (W)", significant(3)),
+        "joules": ("J for 1,000 tokens", significant(3, 1e3)), "most": ("its limit allows", _allowed),
+    }  # fmt: skip
+    note = "Idle power is taken off. The last column was known before: what the power limit allows at this speed. "
+    return table(found, columns, f"{note}Meters of different kinds count different parts and are not compared.")
+
+
+def _phase(row: Any) -> str:
+    return f"prompt of {row.n_prompt:,}" if row.workload == "prefill" else f"step of {row.n_seq}"
+
+
+def _allowed(joules: float | None) -> str:
+    return "n/a" if joules is None or math.isnan(joules) else f"{joules * 1e3:.3g}"

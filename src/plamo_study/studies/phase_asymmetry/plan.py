@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from plamo_study.measure import machine
-from plamo_study.measure.cells import Cell, Prefill
+from plamo_study.measure import energy, machine
+from plamo_study.measure.cells import Cell, Idle, Prefill
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, ceilings, change, check_scale, thread_counts, with_gates
+
+IDLE_S = 10
 
 
 def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
@@ -23,7 +25,9 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
             change(base, model=model, workload="decode", depth=128, n_gen=512),
         )
     ]
-    limits = ceilings(scale, gpu, thread_counts())
+    limits: tuple[Cell, ...] = ceilings(scale, gpu, thread_counts())
+    if energy.meters():  # what the machine takes for nothing is no phase's
+        limits += (Idle(seconds=IDLE_S),)
     fewer: list[Cell] = []
     for threads in thread_counts():
         for model in models:

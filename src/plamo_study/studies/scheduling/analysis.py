@@ -22,7 +22,7 @@ from plamo_study.studies.scheduling import clock, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.fleets_plan import WELL
 from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
-from plamo_study.studies.scheduling.plan import PARTS, SERVER, WITHIN, known_loads
+from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT, WITHIN, known_loads
 from plamo_study.studies.scheduling.steps import StepModel, kind
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -36,6 +36,7 @@ BETTER: dict[str, Callable[..., Any]] = {
     "throughput": max,
 }  # what a policy is picked for
 MISSING = "plamo-study measure 10-scheduling"
+Seconds = Callable[[int], float]  # by tokens
 
 
 def figures(
@@ -223,16 +224,52 @@ def both(rows: pd.DataFrame, known: dict[str, StepModel]) -> pd.DataFrame:
     first = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
     loads = {(row.model, row.per_second, row.label): (load_of(row), int(row.n_seq)) for row in first.itertuples()}
     fitted_on = known_loads(str(rows["scale"].iloc[0]))
+    halves = half(rows)
     for key, group in live(rows).groupby(LOADED, sort=True):
         entry: dict[str, Any] = dict(zip(LOADED, key, strict=True)) | {"held_out": key[1] not in fitted_on}
         load, slots = loads[key]
         try:
-            found = simulated(load, entry["rule"], known[entry["model"]], slots)
+            if entry["rule"] == SPLIT:
+                model = entry["model"]
+                found = disaggregated(load, _known(halves, model, rows), slots, shipping(rows, model))
+            else:
+                found = simulated(load, entry["rule"], known[entry["model"]], slots)
         except StudyError as error:
             entries.append(entry | {"refused": f"{error.what}: {error.why}"})
             continue
         entries.append(entry | _held_against(group, found) | {"refused": ""})
     return pd.DataFrame(entries, columns=[*LOADED, "held_out", *BOTH, "refused"])
+
+
+def _known(halves: dict[str, StepModel], model: str, rows: pd.DataFrame) -> StepModel:
+    if model not in halves:
+        raise StudyError(model, "was not measured with half of the threads", _command(rows))
+    return halves[model]
+
+
+def shipping(rows: pd.DataFrame, model: str) -> tuple[Seconds, Seconds]:
+    """Seconds of moving a state by its tokens: saved, checked and sent, which keeps the sender; loaded, which keeps the
+    receiver. The medians of the shipments of known loads, between the lengths that were shipped by a straight line,
+    beyond them the nearest.
+
+    Raises StudyError where nothing was shipped at those loads.
+    """
+    used = traffic_of(usable(rows))
+    used = used[(used["label"] == SPLIT) & (used["model"] == model)]
+    used = used[used["per_second"].isin(known_loads(str(rows["scale"].iloc[0])))]
+    told = [
+        (each.n_prompt, *took)
+        for row in used.itertuples()
+        for each, *took in zip(row.requests, row.series["shipped"], row.series["loaded"], strict=True)
+    ]
+    if not told:
+        raise StudyError(model, "no state was shipped at a load that the simulation knows", _command(rows))
+    by_tokens = pd.DataFrame(told, columns=["tokens", "shipped", "loaded"]).groupby("tokens").median()
+    return _between(by_tokens["shipped"]), _between(by_tokens["loaded"])
+
+
+def _between(by_tokens: pd.Series) -> Seconds:
+    return lambda tokens: float(np.interp(tokens, by_tokens.index, by_tokens))
 
 
 BOTH = [name + end for name in METRICS for end in ("", "_simulated", "_ratio")]
@@ -375,24 +412,28 @@ def over_memory(
 
 
 class Receiver(Simulated):
-    """A machine to which states come that were read elsewhere: a prompt takes no time here."""
+    """A machine to which states come that were read elsewhere: of a prompt it only loads the state."""
 
     def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
         """The time after a call."""
-        return self.now if chunk else super().call(decoding, step, keys, reading, 0, 0)
+        if chunk:
+            self.now += self.loads(chunk)
+            return self.now
+        return super().call(decoding, step, keys, reading, 0, 0)
 
 
 def disaggregated(
-    load: Load, model: StepModel, slots: int, ships: Callable[[int], float], seeds: int = SEEDS
+    load: Load, model: StepModel, slots: int, moves: tuple[Seconds, Seconds], seeds: int = SEEDS
 ) -> dict[str, float]:
     """METRICS of a load that one machine reads and another answers; `model` is each one's, half of a shared one's.
 
-    `ships`: seconds until the state of so many tokens is on the other side.
+    `moves`: seconds that the state of so many tokens keeps the sender, and the receiver, as `shipping` tells.
     """
+    ships, loads = moves
     runs = []
     for seed in range(seeds):
         there = clock.read_elsewhere(load, model, ships, seed)
-        served = serve(there, policies.prefill_first, Receiver(model, seed + 1), slots)
+        served = serve(there, policies.prefill_first, Receiver(model, seed + 1, loads=loads), slots)
         runs.append(of_served(served, load.arrives))
     return _middle(runs)
 

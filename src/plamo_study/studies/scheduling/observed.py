@@ -10,7 +10,7 @@ from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.measure.cells import Arrival
 from plamo_study.studies.chunked import workload as chunked
-from plamo_study.studies.scheduling.plan import PARTS, SERVER
+from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.steps import Calls, StepModel, fit
 
 COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
@@ -25,7 +25,7 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
     """
     used = _steady(usable(rows))
     used = used[(used["build"] == "stock") & used["flash_attn"].isin(FLASH) & ~used["kv_unified"]]
-    used = used[used["label"] != SERVER]  # which does not say what its calls are
+    used = used[~used["label"].isin((SERVER, SPLIT))]  # which do not say what their calls are
     used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
     parts = []
     for row in used.itertuples():

@@ -1,7 +1,7 @@
 """Which cells the study of scheduling measures: the calls that traffic is made of, and traffic by policy and load.
 
-Every policy gets the same requests at the same times. Parts with fewer threads are there for a machine shared out
-between one that reads and one that answers, and for a server whose client has a core.
+Every policy gets requests of the same lengths at the same times. Parts with fewer threads are there for a machine
+shared out between one that reads and one that answers, and for a server whose client has a core.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,15 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, t
 
 PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
 SERVER = "llama-server"  # its own policy
+SPLIT = "split"  # a process with half of the threads reads, and ships to one that answers, as notebook 09 does
 LONGEST = {"mini": (256, 24), "shape": (256, 16), "weights": (256, 16)}  # tokens of a prompt and of an answer
 SLOTS = 8
 POLICIES = ("shared", "chunked 64", "decode first 64", "chunked 128", "one at a time")
 FIRST = POLICIES[:2]  # that no page can do without
 BY_LOAD = {0: FIRST, 1: POLICIES, 2: POLICIES[:3], 3: FIRST}  # policies by load, of the first model
-LOADS = {"mini": (12.0, 18.0, 24.0, 32.0), "shape": (0.1, 0.15, 0.2, 0.25), "weights": (0.1, 0.15, 0.2, 0.25)}
+LOADS = {"mini": (12.0, 18.0, 24.0, 32.0), "shape": (0.1, 0.2, 0.3, 0.4), "weights": (0.1, 0.2, 0.3, 0.4)}
 WITHIN = {"mini": (0.25, 0.015), "shape": (10.0, 0.5), "weights": (10.0, 0.5)}  # s: first token, gap in the mean
-REQUESTS = {"mini": 48, "shape": 32, "weights": 32}
+REQUESTS = {"mini": 48, "shape": 24, "weights": 24}
 BLOCKS = {"mini": 3, "shape": 3, "weights": 3}
 PATIENCE = 3  # times the usual limit: a load at shape takes minutes
 
@@ -56,6 +57,8 @@ def _of_model(base: Traffic) -> Iterator[Traffic]:
     for number, per_second in enumerate(loads):
         for rule in BY_LOAD[number] if first else FIRST if number in (1, 2) else ():
             yield change(asked, per_second=per_second, rule=rule)
+    for per_second in loads[:2] if first and base.n_threads > 1 else ():
+        yield change(asked, per_second=per_second, rule=SPLIT)
     if not first and server.find():  # the first model's sequences are mixed up by a server
         beside = change(base, n_threads=max(base.n_threads - 1, 1))  # a core is the client's
         yield beside
@@ -64,13 +67,19 @@ def _of_model(base: Traffic) -> Iterator[Traffic]:
 
 
 def _rank(cell: Cell) -> int:
-    """What is left out last: parts and two policies at one load; two policies held out; half of the threads; others."""
+    """What is left out last: parts and two policies at one load; the first model's held out; fewer threads; others.
+
+    On small models the split engine is as soon wanted as the policies at that load.
+    """
     assert isinstance(cell, Traffic)
     if cell.rule == PARTS:
         return 0 if cell.n_threads == machine.performance_cores() else 2
     if cell.rule == SERVER:
         return 3
+    if cell.rule == SPLIT:  # the known one says what a shipment takes
+        return 0 if cell.scale == "mini" and cell.per_second == LOADS[cell.scale][1] else 3
     usual = cell.rule in FIRST
     if cell.per_second == LOADS[cell.scale][1]:
         return 0 if usual else 3
-    return 1 if usual and cell.per_second == LOADS[cell.scale][2] else 3 if usual else 4
+    held_out = cell.per_second == LOADS[cell.scale][2] and cell.model == MODELS[0]
+    return 1 if usual and held_out else 3 if usual else 4

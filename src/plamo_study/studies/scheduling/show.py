@@ -1,6 +1,5 @@
 """Notebook 10's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from IPython.display import Markdown
 
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.usable import usable
+from plamo_study.errors import StudyError
 from plamo_study.measure import recording as recordings
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
@@ -19,13 +19,12 @@ from plamo_study.studies.scheduling import analysis, published, traffic
 from plamo_study.studies.scheduling.analysis import LIMIT, METRICS
 from plamo_study.studies.scheduling.fleets_plan import DAY, DAYS
 from plamo_study.studies.scheduling.loop import Load
-from plamo_study.studies.scheduling.plan import LOADS, SLOTS, WITHIN, known_loads
+from plamo_study.studies.scheduling.plan import LOADS, SLOTS, SPLIT, WITHIN, known_loads
 
 MS = 1e3
-SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time")  # in the figure over load
+SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time", SPLIT)  # in the figure over load
 RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
-SHIPPED = "09-disaggregation"
 BUSY = 0.7  # of the capacity, where one load stands for all
 NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99", "throughput": "throughput"}
 
@@ -164,7 +163,7 @@ def _rates(end: float) -> list[float]:
 def by_arrangement(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
     """One engine against one that reads and one that answers, over load, simulated; that where shipments are known."""
     load, known = analysis.typical(recording.rows), analysis.fitted(recording.rows)[model]
-    halves, ships = analysis.half(recording.rows), shipping(recording, model)
+    halves, ships = analysis.half(recording.rows), _shipping(recording, model)
     end = analysis.capacity(load, known, SLOTS)
     rates = _rates(end)
     found = analysis.over_loads(load, ("shared", "chunked 64"), known, [SLOTS], rates).rename(columns={"rule": "how"})
@@ -179,23 +178,11 @@ def by_arrangement(recording: Recording, model: str) -> tuple[pd.DataFrame, dict
     return pd.concat([found, pd.DataFrame(entries)], ignore_index=True), {"capacity of one engine": end}
 
 
-def shipping(recording: Recording, model: str) -> Callable[[int], float] | None:
-    """Seconds from save to load of a state by its tokens, as notebook 09 measured on this machine; None: it did not.
-
-    Between lengths that were shipped by a straight line; shorter ones as the shortest.
-    """
-    other = recordings.read(SHIPPED, recording.source, recording.scale)
-    if other is None:
+def _shipping(recording: Recording, model: str) -> tuple[analysis.Seconds, analysis.Seconds] | None:
+    try:
+        return analysis.shipping(recording.rows, model)
+    except StudyError:
         return None
-    rows = usable(other.rows)
-    found = rows[(rows["workload"] == "shipment") & (rows["model"] == model) & (rows["link_bps"] == 0)]
-    found = found[found["machine"].isin(set(recording.rows["machine"])) & (found["flash_attn"] == "on")]
-    found = found[found["type_k"] == "f16"]
-    if found.empty:
-        return None
-    moving = [np.median([sum(sample[1:5]) for sample in samples]) / 1e9 for samples in found["samples_ns"]]
-    by_tokens = pd.Series(moving, index=found["n_prompt"]).groupby(level=0).median()
-    return lambda tokens: float(np.interp(tokens, by_tokens.index, by_tokens))
 
 
 # ------------------------------------------------------------------ tables
@@ -325,10 +312,10 @@ def picks(recording: Recording) -> Table:
 
 
 def strategies(recording: Recording) -> Table:
-    """The source's five strategies on this machine, at the highest load that is not held out: measured or simulated."""
+    """The source's five strategies on this machine, at the lowest load that is not held out: measured or simulated."""
     rows, entries = recording.rows, []
     names = {"shared": "Shared (no chunking)", "chunked 64": "Chunked (64)", "chunked 128": "Chunked (128)",
-             "split": "Disaggregated", "decode first 64": "Priority (decode first)"}  # fmt: skip
+             SPLIT: "Disaggregated", "decode first 64": "Priority (decode first)"}  # fmt: skip
     taken, known, halves = analysis.live(rows), analysis.fitted(rows), analysis.half(rows)
     load = analysis.typical(recording.rows)
     at = known_loads(recording.scale)[0]
@@ -364,9 +351,9 @@ def _at(load: Load, per_second: float, recording: Recording) -> Load:
 def _simulated(
     recording: Recording, model: str, rule: str, load: Load, known: dict[str, Any], halves: dict[str, Any]
 ) -> dict[str, float] | None:
-    if rule != "split":
+    if rule != SPLIT:
         return analysis.simulated(load, rule, known[model], SLOTS)
-    ships = shipping(recording, model)
+    ships = _shipping(recording, model)
     return analysis.disaggregated(load, halves[model], SLOTS, ships) if ships and model in halves else None
 
 

@@ -1,4 +1,4 @@
-"""The process that the cells of this study run in."""
+"""The process that the cells of this study run in: it serves, or starts what serves."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,15 +6,21 @@ from pathlib import Path
 from plamo_study.measure import worker
 from plamo_study.measure.cells import Traffic
 from plamo_study.measure.rows import Measured
-from plamo_study.studies.scheduling.plan import SERVER
+from plamo_study.studies.scheduling.plan import SERVER, SPLIT
 
 
 def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell: in this process, or by a server."""
+    """Do one cell: in this process, by one that reads beside this one, or by a server."""
     if cell.rule == SERVER:
         from plamo_study.studies.scheduling import served  # HTTP takes a twelfth of a second to load
 
         return served.run(cell, path, stage)
+    if cell.rule == SPLIT:
+        from plamo_study.studies.disaggregation import service
+        from plamo_study.studies.scheduling import traffic
+
+        load = traffic.drawn(cell)
+        return service.answered(cell, service.Asked(load.prompt, load.output), path, stage)
     from plamo_study.studies.scheduling import workload
 
     return workload.run(cell, path, stage)

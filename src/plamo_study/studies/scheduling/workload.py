@@ -4,7 +4,7 @@ Tokens are given beforehand, so every answer is held against itself alone: its l
 prefill of all its tokens. Sequences in use are always the first, and the prompt being read comes after them; who leaves
 is replaced by the last, because the stock engine loses PLaMo 2's states otherwise.
 
-With the policy "parts" nothing arrives: the calls that traffic is made of are made one by one, each kind several times.
+With the policy "parts" nothing arrives: the calls that traffic is made of are made one by one.
 """
 
 import time
@@ -25,22 +25,10 @@ from plamo_study.studies.scheduling.loop import Served, serve
 from plamo_study.studies.scheduling.plan import PARTS
 from plamo_study.studies.scheduling.traffic import GRAIN
 
-SIZES = (
-    1,
-    8,
-    15,
-    16,
-    31,
-    32,
-    48,
-    63,
-    64,
-    127,
-    128,
-    256,
-)  # of chunks, around flash attention's tiles of 64; and the longest
+# Of chunks, around flash attention's tiles of 64; and the longest.
+SIZES = (1, 8, 15, 16, 31, 32, 48, 63, 64, 127, 128, 256)
 NEIGHBOUR = 64  # tokens of each sequence beside which chunks are read
-CHUNKS = 3  # of each size, there and alone
+CHUNKS = {"mini": 3, "shape": 1, "weights": 1}  # of each size in a row, at each place
 MOVES, WARM_STEPS = 4, 2
 NS = 1e9
 clock = time.perf_counter_ns
@@ -116,6 +104,10 @@ class Live:
         self._ended = clock()
         return (self._ended - self.began) / NS
 
+    def rest(self) -> None:
+        """What was done since the last call belongs to no call."""
+        self._now()
+
     def start(self) -> None:
         """Time begins now."""
         self.began = self._ended = clock()
@@ -187,34 +179,39 @@ def _warm(cell: Traffic, session: Session, live: Live) -> None:
 
 
 def _parts(cell: Traffic, session: Session, live: Live) -> None:
-    """Chunks of every size from the beginning to the end of a sequence; steps of every number of sequences at two
-    depths, and of one to its end; chunks of every size beside half of the sequences or all but one; and moves.
+    """Chunks of every size at the beginning, in the middle and at the end of a sequence; steps of every number of
+    sequences at two depths, and of one to its end; chunks of every size beside half of the sequences or all but one;
+    and moves.
 
     The last sequences' logits are kept for the proof.
     """
     sizes = sorted({*(size for size in SIZES if size < cell.n_prompt), cell.n_prompt})
-    longest = cell.n_prompt + cell.n_gen
+    longest, chunks = cell.n_prompt + cell.n_gen, CHUNKS[cell.scale]
+    places = sorted({longest // 2, *(longest - size for size in sizes)})
+    held = _states(session, live, places)
     for size in sizes:
-        session.clear()
         for begin in sorted({0, longest // 2, longest - size}):
-            if begin > session.n_past[0]:
-                live.call([], False, 0, 0, begin - session.n_past[0], session.n_past[0])
-            for _ in range(CHUNKS):
+            session.clear()
+            if begin:
+                session.set_state(0, held[begin], begin)
+            live.rest()
+            for _ in range(chunks):
                 if session.n_past[0] + size <= longest:
                     live.call([], False, 0, 0, size, session.n_past[0])
     for depth in (GRAIN, cell.n_prompt):
-        session.clear()
+        state = _states(session, live, [depth])[depth]
         for slot in range(cell.n_seq):
-            live.call(list(range(slot)), False, 0, slot, depth, 0)
+            if slot:
+                session.set_state(slot, state, depth)
+            live.rest()
             for _ in range(cell.n_gen // cell.n_seq):
                 live.call(list(range(slot + 1)), True, sum(session.n_past[: slot + 1]), -1, 0, 0)
-    session.clear()
-    live.call([], False, 0, 0, cell.n_prompt, 0)
+    _states(session, live, [cell.n_prompt])
+    live.rest()
     for _ in range(cell.n_gen):
         live.call([0], True, session.n_past[0], -1, 0, 0)
-    for number, size in enumerate(sizes):
-        others = cell.n_seq - 1 if number % 2 else max(cell.n_seq // 2, 1)
-        _beside(session, live, list(range(others)), size, cell.n_prompt)
+    for number, others in enumerate((max(cell.n_seq // 2, 1), cell.n_seq - 1)):
+        _beside(session, live, list(range(others)), sizes[number::2], chunks, cell.n_prompt)
     live.logits = dict(live._came)
     for _ in range(MOVES):
         began = clock()
@@ -222,13 +219,31 @@ def _parts(cell: Traffic, session: Session, live: Live) -> None:
         live.moves.append(clock() - began)
 
 
-def _beside(session: Session, live: Live, others: list[int], size: int, n_prompt: int) -> None:
-    """A prompt's first chunks of one size beside some sequences."""
+def _states(session: Session, live: Live, places: list[int]) -> dict[int, np.ndarray]:
+    """A sequence's state after so many tokens, for each place: read once, and not once for every size of chunk.
+
+    What lies between two places is a chunk, too, of whatever size that is.
+    """
     session.clear()
+    found = {}
+    for place in places:
+        live.rest()
+        live.call([], False, 0, 0, place - session.n_past[0], session.n_past[0])
+        found[place] = session.read_state(0)
+    return found
+
+
+def _beside(session: Session, live: Live, others: list[int], sizes: list[int], chunks: int, n_prompt: int) -> None:
+    """A prompt's first chunks of each size beside some sequences, which go on from size to size."""
+    session.clear()
+    live.rest()
     for slot in others:
         live.call(others[:slot], False, 0, slot, NEIGHBOUR, 0)
-    for before in range(0, min(CHUNKS * size, n_prompt) - size + 1, size):
-        live.call(others, bool(others), sum(session.n_past[: len(others)]), len(others), size, before)
+    for size in sizes:
+        session.remove_tail(len(others), 0)
+        live.rest()
+        for before in range(0, min(chunks * size, n_prompt) - size + 1, size):
+            live.call(others, bool(others), sum(session.n_past[: len(others)]), len(others), size, before)
 
 
 def _requests(cell: Traffic, served: Served, live: Live) -> list[Request]:

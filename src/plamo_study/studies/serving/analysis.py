@@ -1,7 +1,8 @@
 """What a server adds to the engine, what load does to requests and to their answers: frames in, estimates out."""
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,8 +13,10 @@ from plamo_study.analysis import stats, timing
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.rows import Request
 from plamo_study.measure.serving import NEAR_TIE
-from plamo_study.studies.serving import knee, metrics
+from plamo_study.studies.serving import crowd, knee, metrics
 from plamo_study.studies.serving.beside import AIPERF, OURS, Beside, Run
+from plamo_study.studies.serving.crowd import Crowd, Crowds
+from plamo_study.studies.serving.plan import SLOTS
 
 CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "pattern", "per_second"]
 TIMES = ["ttft", "tpot", "itl", "largest", "whole", "throughput"]
@@ -22,7 +25,6 @@ ALIKE, OTHER, UNANSWERED = "as alone", "another answer", "no answer"
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
 TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
-OWN = {"ttft": "prompt", "itl": "token"}  # what llama-server says of itself beside it
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -236,18 +238,71 @@ def compared(found: Beside) -> pd.DataFrame:
     """AIPerf beside our client, a line for each number of requests at a time and quantity of TOLD (`what`).
 
     `ours` and `theirs`: estimates over rounds, of means over requests, in seconds or tokens a second; `ratio` of theirs
-    over ours, paired by round; `own`: what llama-server says of itself in our client's runs (None where it does not).
+    over ours, paired by round. The server is not as fast in every run, so each is also held against what the server
+    counted in the same run: `ours_of_own`, `theirs_of_own`, and `of_own`, the ratio of the two, paired by round.
     """
     entries = []
     for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
         loads = {tool: _by_round(found, tool, n_clients) for tool in (OURS, AIPERF)}
         for name, what in TOLD.items():
             ours, theirs = ([_mean(run, name) for run in loads[tool]] for tool in (OURS, AIPERF))
-            said = [_mean(run, OWN[name]) for run in loads[OURS] if name in OWN and run.prompt]
+            ours_of_own, theirs_of_own = (
+                [_mean(run, name) / _own(run, name) for run in loads[tool]] for tool in (OURS, AIPERF)
+            )
             entry = {"scale": found.scale, "n_clients": n_clients, "what": what, "is_time": name != "throughput"}
             entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs), "ratio": stats.ratio(theirs, ours)}
-            entries.append(entry | {"own": stats.median(said) if said else None})
+            entry |= {"ours_of_own": stats.median(ours_of_own), "theirs_of_own": stats.median(theirs_of_own)}
+            entries.append(entry | {"of_own": stats.ratio(theirs_of_own, ours_of_own)})
     return pd.DataFrame(entries)
+
+
+def later(found: Beside) -> pd.DataFrame:
+    """Where two clients of one server part, a line for each number of requests at a time and LATER (`what`).
+
+    Seconds, estimates over rounds: `ours`, `theirs`, and `apart`, theirs less ours of the same round. What lies between
+    an answer and the next request is told by one client that asks again and again.
+    """
+    entries = []
+    for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
+        both = [_by_round(found, tool, n_clients) for tool in (OURS, AIPERF)]
+        for what, seconds in LATER.items():
+            ours, theirs = ([seconds(run) for run in runs] for runs in both)
+            if any(map(math.isnan, [*ours, *theirs])):
+                continue
+            entry: dict[str, Any] = {"scale": found.scale, "n_clients": n_clients, "what": what}
+            entry |= {"ours": stats.median(ours), "theirs": stats.median(theirs)}
+            apart = [late - early for late, early in zip(theirs, ours, strict=True)]
+            entries.append(entry | {"apart": stats.median(apart)})
+    return pd.DataFrame(entries)
+
+
+def _between(run: Run) -> float:
+    """Seconds from an answer to the next request; NaN with several clients, or where none asks twice."""
+    n, span = len(run.whole), sum(run.n_gen) / run.throughput
+    return (span - sum(run.whole)) / (n - 1) if run.n_clients == 1 and n > 1 else math.nan
+
+
+def crowds(found: Crowds) -> pd.DataFrame:
+    """A line for each number of requests at a time, `waits` of which have no slot: seconds of a further token by the
+    server's own count on both servers (`released`, `patched`), tokens a second (`rate`, `rate_patched`), and ratios
+    paired by round, released over patched (`ratio`) and patched over released (`rates`)."""
+    entries = []
+    for n_clients in dict.fromkeys(each.n_clients for each in found.loads):
+        both = [
+            sorted((each for each in found.loads if (each.server, each.n_clients) == (name, n_clients)), key=_turn)
+            for name in (crowd.RELEASED, crowd.PATCHED)
+        ]
+        slow, fast = ([float(np.mean(each.token)) for each in loads] for loads in both)
+        less, more = ([each.tokens / each.seconds for each in loads] for loads in both)
+        entry: dict[str, Any] = {"n_clients": n_clients, "waits": max(n_clients - SLOTS, 0)}
+        entry |= {"released": stats.median(slow), "patched": stats.median(fast), "ratio": stats.ratio(slow, fast)}
+        entry |= {"rate": stats.median(less), "rate_patched": stats.median(more), "rates": stats.ratio(more, less)}
+        entries.append(entry)
+    return pd.DataFrame(entries)
+
+
+def _turn(each: Crowd) -> int:
+    return each.round
 
 
 def _by_round(found: Beside, tool: str, n_clients: int) -> list[Run]:
@@ -257,3 +312,18 @@ def _by_round(found: Beside, tool: str, n_clients: int) -> list[Run]:
 
 def _mean(run: Run, name: str) -> float:
     return run.throughput if name == "throughput" else float(np.mean(getattr(run, name)))
+
+
+def _own(run: Run, name: str) -> float:
+    """The same quantity by the server's own count; NaN where it has none. A slot is never empty in its throughput."""
+    prompt, token = (math.nan if told is None else told for told in (run.prompt, run.token))
+    n_gen = float(np.mean(run.n_gen))
+    whole = prompt + (n_gen - 1) * token
+    return {"ttft": prompt, "itl": token, "whole": whole, "throughput": run.n_clients * n_gen / whole}[name]
+
+
+LATER: dict[str, Callable[[Run], float]] = {
+    "first token, after the server's count": lambda run: _mean(run, "ttft") - _own(run, "ttft"),
+    "last token, after the server's count": lambda run: _mean(run, "whole") - _own(run, "whole"),
+    "from an answer to the next request": _between,
+}

@@ -1,7 +1,7 @@
 """Our client beside AIPerf: one server, the same prompts, runs in turn, and what each says of its requests.
 
 AIPerf (PyPI: aiperf) is installed by whoever wants the comparison; nothing here downloads it. It is told to take the
-server's own counts of tokens. What llama-server says of itself comes with our answers.
+server's own counts of tokens. llama-server counts its own seconds, in /metrics, around each run of either client.
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from plamo_study import progress
 from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, server
 from plamo_study.measure.plan import MODELS, check_scale
-from plamo_study.studies.serving import client, load, metrics, plan, questions
+from plamo_study.studies.serving import client, load, metrics, plan, questions, traffic
 from plamo_study.studies.serving.client import Prompt, Target
 from plamo_study.studies.serving.load import Loaded
 from plamo_study.studies.serving.workload import request_of, stock
@@ -52,8 +52,8 @@ SETTINGS = (
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One load by one client; a number a request, seconds: `ttft`, `itl` (mean gap), `whole`, and `n_gen` tokens.
 
-    `throughput`: tokens a second as the client tells it. `prompt` and `token`: what llama-server says that the prompt
-    and each further token took; empty where its client does not ask.
+    `throughput`: tokens a second as the client tells it. The server's own count of this run, None where it has none:
+    mean seconds of a `prompt` and of each further `token`, and all tokens of answers (`counted`).
     """
 
     tool: str
@@ -64,8 +64,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     whole: list[float]
     n_gen: list[int]
     throughput: float
-    prompt: list[float] = []
-    token: list[float] = []
+    prompt: float | None = None
+    token: float | None = None
+    counted: int | None = None
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,11 +91,12 @@ def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Besid
     runs: list[Run] = []
     with server.started(stock(path, scale)) as running:
         target = Target(running.url, usual=questions.OURS["llama-server"])
-        client.run(_warm(target, prompts[0]))
+        warm(target, prompts[0])
         for number in progress.counted(range(rounds), "our client and AIPerf in turn"):
             for n_clients, n in loads.items():
-                both: list[Callable[..., Run]] = [_ours, partial(_theirs, aiperf)]
-                runs += [one(target, prompts[:n], n_clients, number) for one in both[:: -1 if number % 2 else 1]]
+                both: list[Callable[..., Run]] = [ours, partial(_theirs, aiperf)]
+                both = both[:: -1 if number % 2 else 1]
+                runs += [counted(one, target, prompts[:n], n_clients, number) for one in both]
     return Beside(
         machine=machine.facts(),
         model=MODELS[1],
@@ -116,12 +118,40 @@ def recorded(place: str, scale: str) -> Beside | None:
     return kept.load(place, NAME.format(scale), Beside, INSTALL)
 
 
-async def _warm(target: Target, prompt: Prompt) -> None:
+def warm(target: Target, prompt: Prompt) -> None:
+    """Ask once: what a server does only the first time is done then."""
+
+    async def asked() -> None:
+        async with client.client(target) as web:
+            await client.ask(web, target, prompt)
+
+    client.run(asked())
+
+
+def counted(one: Callable[..., Run], target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
+    """A run by one of both clients, with what the server counted around it."""
+    before = client.run(_look(target))
+    run = one(target, prompts, n_clients, number)
+    return msgspec.structs.replace(run, **own(before, client.run(_look(target)), len(prompts)))
+
+
+async def _look(target: Target) -> dict[str, float]:
     async with client.client(target) as web:
-        await client.ask(web, target, prompt)
+        return await traffic.look(web, target)
 
 
-def _ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
+def own(before: Mapping[str, float], after: Mapping[str, float], n_requests: int) -> dict[str, Any]:
+    """What llama-server counted between two looks, as fields of a Run. It times an answer from its first token on."""
+    names = {**traffic.SECONDS["llama-server"], "tokens": traffic.TOKENS["llama-server"][1]}
+    grown = {what: after[name] - before[name] for what, name in names.items()}
+    further = grown["tokens"] - n_requests
+    told = {"prompt": grown["prefill"] / n_requests, "token": grown["decode"] / further if further > 0 else None}
+    return told | {"counted": round(grown["tokens"])}
+
+
+def ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
+    """These prompts by our client, so many at a time. StudyError where a request fails."""
+
     async def all_of_them() -> Loaded:
         async with client.client(target) as web:
             return await load.closed(web, target, prompts, n_clients)
@@ -139,8 +169,6 @@ def _ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int
         whole=[(request.token_ns[-1] - request.sent_ns) / metrics.NS for request in requests],
         n_gen=[answer.n_gen for answer in found.answers],
         throughput=metrics.of_load(requests)["throughput"],
-        prompt=[answer.timings["prompt_ms"] / MS for answer in found.answers if answer.timings],
-        token=[answer.timings["predicted_ms"] / (answer.n_gen - 1) / MS for answer in found.answers if answer.timings],
     )
 
 

@@ -107,6 +107,19 @@ def soak(minutes: pd.DataFrame, title: str) -> Chart:
     return both.properties(title=title, description=f"{title}. {told}.")
 
 
+def held(minutes: pd.DataFrame, title: str) -> Chart:
+    """Servers that were stopped for a while: requests not ended, answers and failures by the minute of each."""
+    panels = []
+    for column, axis in (("waiting", "Requests not ended"), ("answered", "Answers a minute"), ("failed", "Failures")):
+        data = pd.DataFrame({"minute": minutes["minute"], "line": minutes["server"], "value": minutes[column]})
+        panels.append(_minutes(data, axis))
+    told = "; ".join(
+        f"{row.server}, minute {row.minute:.0f}: {row.waiting:.0f} requests not ended, {row.answered:.0f} answers"
+        for row in minutes.groupby("server", sort=False).tail(1).itertuples()
+    )
+    return alt.hconcat(*panels).properties(title=title, description=f"{title}. At the end: {told}.")
+
+
 def _minutes(data: pd.DataFrame, axis: str) -> alt.Chart:
     colour, _ = marks("line", list(dict.fromkeys(data["line"])))
     x, y = alt.X("minute:Q", title="Minute"), alt.Y("value:Q", title=axis)

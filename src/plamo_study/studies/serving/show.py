@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
 import pandas as pd
 from IPython.display import Markdown
 
@@ -18,7 +17,7 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import NOT_AVAILABLE, Columns, Table, scaled, significant, table
-from plamo_study.studies.serving import analysis, beside as besides, knee, soak, trial
+from plamo_study.studies.serving import analysis, beside as besides, endurance, knee, trial
 from plamo_study.studies.serving.plan import LLAMA, PYTHON, SLOTS
 
 MS = 1e3
@@ -26,15 +25,13 @@ STOCK = "stock"
 CORRECTED = build_name(("D2", "D3"))
 SPOKEN = (128, 64)  # tokens of the request that the finding speaks of
 ALIKE = 0.05  # of our figure
-SETTLED = 5  # minutes after which memory should no longer grow
-MIB = 2**20
 
 
 def finding(recording: Recording) -> Markdown:
     """Whose answer one gets, what a server adds to the engine, what load does, and where the knee is."""
     rows = recording.rows
-    lines = [*_contamination(rows), *_stuck(recording), *_crowded(rows), *_added(rows), *_queue(rows), *_loaded(rows)]
-    lines += _knees(recording)
+    lines = [*_contamination(rows), *endurance.stuck(recording), *_crowded(rows), *_added(rows), *_queue(rows)]
+    lines += [*_loaded(rows), *_knees(recording)]
     text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({condition(recording)})"
     return Markdown(text)
 
@@ -55,21 +52,6 @@ def _contamination(rows: pd.DataFrame) -> list[str]:
     if not said:
         return []
     return ["**A neighbour's request changes your answer, and can end the server.** " + ". ".join(said) + "."]
-
-
-def _stuck(recording: Recording) -> list[str]:
-    """Whether a load that a server kept up with is one that it comes back to."""
-    steady, held = _soaked(recording), _held(recording)
-    if not (steady and held) or _gone(held) is not None:
-        return []
-    first, last = held.minutes[soak.HELD_AT - 1], held.minutes[-1]
-    return [
-        f"**Half a minute's stop, and it does not come back.** {escaped(held.model)}: {steady.rate:.1f} requests a "
-        f"second for {len(steady.minutes)} minutes, and {steady.failed} of {steady.sent:,} fail. The same load on a "
-        f"server that is stopped for {held.held_s:.0f} s: {first.answered:,} answers in the minute before, "
-        f"{last.answered:,} in the last of the {len(held.minutes) - soak.HELD_AT} minutes after; {held.failed:,} of "
-        f"{held.sent:,} fail."
-    ]
 
 
 def _crowded(rows: pd.DataFrame) -> list[str]:
@@ -351,139 +333,52 @@ def trials(recording: Recording) -> Table:
 
 def beside(recording: Recording) -> Table:
     """AIPerf and llama-server itself beside our client, over the same requests to the same server."""
-    found = [
-        each
-        for each in (evidence.standing(recording, partial(besides.recorded, scale=scale)) for scale in DTYPE)
-        if each
-    ]
+    found = _beside(recording)
     if not found:
         return Table(pd.DataFrame([{"not compared here": besides.INSTALL}]))
     lines = pd.concat([analysis.compared(each) for each in found])
     entries = [_compared(row) for row in lines.to_dict("records")]
     rounds = ", ".join(f"{each.scale}: {len({run.round for run in each.runs})}" for each in found)
     note = f"{found[0].version} and our client in turn, on one server a scale. Rounds at {rounds}. Means over the "
-    note += "requests of a run, median over rounds. Times in ms, from when a request is sent. AIPerf's processes share "
-    note += "the machine's cores with the server, as our client does."
+    note += "requests of a run, median over rounds. Times in ms, from when a request is sent. The server is not as "
+    note += "fast in one run as in the next. So each client is held against what the server counted in the same run "
+    note += "(of `/metrics`: seconds of prompts, seconds of answers, tokens), and the two quotients against each other."
     return table(pd.DataFrame(entries), {name: (name, "") for name in entries[0]}, note)
+
+
+def later(recording: Recording) -> Table:
+    """Where AIPerf and our client part: at the first token, at the last, and from one request to the next."""
+    found = _beside(recording)
+    if not found:
+        return Table(pd.DataFrame([{"not compared here": besides.INSTALL}]))
+    lines = pd.concat([analysis.later(each) for each in found])
+    lines["load"] = [f"{row.scale}, {row.n_clients} at a time" for row in lines.itertuples()]
+    time = significant(2, MS)
+    columns: Columns = {
+        "load": ("load", ""), "what": ("ms", ""), "ours": ("our client", time), "theirs": ("AIPerf", time),
+        "apart": ("AIPerf less ours", time),
+    }  # fmt: skip
+    note = "The server counts what it reads of a prompt, and not what that prompt waited for others: with several at a "
+    return table(lines, columns, f"{note}time that wait is in the first two lines of both clients.")
+
+
+def _beside(recording: Recording) -> list[besides.Beside]:
+    found = (evidence.standing(recording, partial(besides.recorded, scale=scale)) for scale in DTYPE)
+    return [each for each in found if each]
 
 
 def _compared(row: Mapping[str, Any]) -> dict[str, str]:
     shown = significant(3, MS if row["is_time"] else 1.0)
     return {
-        "models": row["scale"],
-        "at a time": str(row["n_clients"]),
+        "load": f"{row['scale']}, {row['n_clients']} at a time",
         "what": row["what"],
         "our client": shown(row["ours"]),
         "AIPerf": shown(row["theirs"]),
         "AIPerf / ours": format(row["ratio"], ".3f"),
-        "within 5 %": row["ratio"].within(1 - ALIKE, 1 + ALIKE),
-        "llama-server itself": shown(row["own"]) if row["own"] else NOT_AVAILABLE,
+        "our client / server": format(row["ours_of_own"], ".3f"),
+        "AIPerf / server": format(row["theirs_of_own"], ".3f"),
+        "quotient": f"{row['of_own']:.3f}, within 5 %: {row['of_own'].within(1 - ALIKE, 1 + ALIKE)}",
     }
-
-
-def minutes(recording: Recording) -> pd.DataFrame:
-    """What the figure of the soak draws: its minutes; none where there was no soak."""
-    return _minutes(_soaked(recording))
-
-
-def _minutes(found: soak.Soak | None) -> pd.DataFrame:
-    told = [{"minute": n + 1} | msgspec.to_builtins(each) for n, each in enumerate(found.minutes if found else ())]
-    return pd.DataFrame(told, columns=["minute", *soak.Minute.__struct_fields__]).astype(float)  # None: NaN
-
-
-def _soaked(recording: Recording) -> soak.Soak | None:
-    return evidence.standing(recording, partial(soak.recorded, scale=recording.scale))
-
-
-def accounts(recording: Recording) -> Markdown:
-    """What became of every request of the soak, and of memory."""
-    found = _soaked(recording)
-    if not found:
-        return Markdown(f"No server was loaded for long at this scale: `{soak.MADE_BY}`.")
-    lines = [
-        f"**{escaped(found.model)}, {len(found.minutes)} minutes at {found.rate:.1f} requests a second** "
-        f"({found.machine['chip']}): {found.sent:,} requests were sent, {found.answered:,} answered, {found.failed:,} "
-        f"failed. {found.differ - found.near_ties:,} answers are others than alone (and {found.near_ties:,} at "
-        f"near-ties)."
-    ]
-    settled = found.minutes[SETTLED - 1 :] or found.minutes[-1:]
-    for who in ("client", "server"):
-        sizes = [getattr(minute, f"{who}_bytes") / MIB for minute in settled]
-        lines.append(
-            f"The {who}'s memory is {sizes[0]:.1f} MiB at first (after minute {min(SETTLED, len(found.minutes))}), "
-            f"{sizes[-1]:.1f} at the end, and {max(sizes):.1f} at most in between."
-        )
-    late = [minute.late for minute in found.minutes if minute.late is not None]
-    lines += (
-        [f"One request of twenty was sent {max(late) * MS:.1f} ms late or more in the worst minute."] if late else []
-    )
-    return Markdown(" ".join([*lines, *_tokens(found), *_failures(found)]))
-
-
-def _tokens(found: soak.Soak) -> list[str]:
-    if found.counted is None:
-        return []
-    return [f"The answers that came have {found.tokens:,} tokens; the server counts {found.counted:,}."]
-
-
-def _failures(found: soak.Soak) -> list[str]:
-    said = [f"Failed: {why}, {n:,} times." for why, n in found.failures.items()]
-    return [*said, found.ended] if found.ended else said
-
-
-def held(recording: Recording) -> pd.DataFrame:
-    """What the figure of the server that was held up draws: its minutes."""
-    return _minutes(_held(recording))
-
-
-def _held(recording: Recording) -> soak.Soak | None:
-    return evidence.standing(recording, partial(soak.recorded, scale=recording.scale, held=True))
-
-
-def _gone(found: soak.Soak) -> int | None:
-    """The minute after a stop by which the queue was gone and stayed so; None: it was not."""
-    usual = max(minute.waiting for minute in found.minutes[: soak.HELD_AT])
-    calm = [minute.waiting <= max(usual, SLOTS) for minute in found.minutes[soak.HELD_AT :]]
-    return next((n + 1 for n, _ in enumerate(calm) if all(calm[n:])), None)
-
-
-def recovered(recording: Recording) -> Markdown:
-    """Whether a server that was held up came back to what it was before, and how soon it should have."""
-    found = _held(recording)
-    if not found:
-        return Markdown(f"No server was held up at this scale: `{soak.MADE_BY} --minutes 10 --hold 30`.")
-    before, after, gone = found.minutes[: soak.HELD_AT], found.minutes[soak.HELD_AT :], _gone(found)
-    usual, most = max(minute.waiting for minute in before), max(minute.waiting for minute in after)
-    came = f"The queue was gone by minute {gone} after it" if gone else "The queue was still there at the end"
-    lines = [
-        f"**{escaped(found.model)} at {found.rate:.1f} requests a second, stopped for {found.held_s:.0f} s** after "
-        f"minute {soak.HELD_AT} ({found.machine['chip']}). {_made_up(recording, found)} Before it at most {usual} "
-        f"requests were in the server at a minute's end, and half of them had their first token within "
-        f"{_within(before[-1])}. Afterwards there were up to {most:,}. {came}: {after[-1].waiting:,} requests, and "
-        f"{after[-1].answered:,} answers in the last minute, half with a first token within {_within(after[-1])}. "
-        f"Of {found.sent:,} requests {found.failed:,} failed."
-    ]
-    return Markdown(" ".join([*lines, *_tokens(found), *_failures(found)]))
-
-
-def _made_up(recording: Recording, found: soak.Soak) -> str:
-    """How soon a queue should be gone, by what the rate leaves free of a server whose slots are always taken."""
-    full = analysis.table(recording.rows)
-    full = full[(full["server"] == LLAMA) & (full["model"] == found.model) & (full["n_seq"] == SLOTS)]
-    full = full[(full["n_clients"] == SLOTS) & (full["n_gen"] == found.n_gen)]
-    if full.empty:
-        return ""
-    most, queue = full["throughput"].iloc[0].value / found.n_gen, found.held_s * found.rate
-    if most <= found.rate:
-        return f"With all slots taken it answers {most:.1f} requests a second, so it has nothing to spare."
-    return (
-        f"With all slots taken and nobody waiting it answers {most:.1f} requests a second, so the {queue:.0f} that "
-        f"came meanwhile should be made up for in {queue / (most - found.rate):.0f} s."
-    )
-
-
-def _within(minute: soak.Minute) -> str:
-    return "no time: none was answered" if minute.ttft is None else f"{minute.ttft * MS:,.0f} ms"
 
 
 def client(recording: Recording) -> str:

@@ -22,11 +22,10 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, recording, server
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.server import Server
-from plamo_study.studies.serving import analysis, client, judge, load, metrics, plan, questions, traffic
+from plamo_study.studies.serving import analysis, client, judge, load, metrics, plan, questions, traffic, workload
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 from plamo_study.studies.serving.workload import DISTINCT, stock
 
-NAME, HELD = "11-soak.{}.json", "11-held.{}.json"
 HELD_AT = 2  # minutes before a server is held up
 SHARE = 0.8  # of the knee
 MINUTE_S = 60.0
@@ -66,6 +65,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     n_gen: int
     rate: float
     held_s: float = 0.0  # the server was stopped for so long after HELD_AT minutes, and then went on
+    patched: bool = False  # the server of `server build --patched`
     sent: int
     answered: int
     failed: int
@@ -129,7 +129,7 @@ class _Counted:
         self._ended, self._failed = [], 0
 
 
-def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0) -> Soak:
+def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0, patched: bool = False) -> Soak:
     """A new llama-server with the attention model under so many requests a second, for so many minutes.
 
     `held_s`: after HELD_AT minutes it is stopped for so many seconds, as by another program, and then goes on.
@@ -140,7 +140,7 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0) 
         raise StudyError("a server", why, "give more --minutes, or a shorter --hold")
     n_prompt, n_gen = plan.SHORT[scale]
     prompts = questions.prompts(path, DISTINCT, n_prompt, n_gen)
-    with server.started(stock(path, scale)) as running:
+    with server.started(workload.built(stock(path, scale), patched=True) if patched else stock(path, scale)) as running:
         target = Target(running.url, usual=questions.OURS["llama-server"])
         found = client.run(_loaded(running, target, prompts, rate, minutes, held_s))
         ended = running.ended(1.0 if found.failures else 0.0)
@@ -152,6 +152,7 @@ def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0) 
         n_gen=n_gen,
         rate=rate,
         held_s=held_s,
+        patched=patched,
         sent=found.sent,
         answered=found.ends.total() - found.failures.total(),
         failed=found.failures.total(),
@@ -242,10 +243,13 @@ def sustained(scale: str, place: str) -> float:
 
 def write(found: Soak, place: str) -> Path:
     """Keep a soak, instead of the one before it at this scale."""
-    name = (HELD if found.held_s else NAME).format(found.scale)
-    return kept.keep(found, place, name)
+    return kept.keep(found, place, _name(found.scale, bool(found.held_s), found.patched))
 
 
-def recorded(place: str, scale: str, held: bool = False) -> Soak | None:
-    """The soak of a place, or the one whose server was held up; None where there was none."""
-    return kept.load(place, (HELD if held else NAME).format(scale), Soak, MADE_BY)
+def recorded(place: str, scale: str, held: bool = False, patched: bool = False) -> Soak | None:
+    """The soak of a place, or the one whose server was held up or patched; None where there was none."""
+    return kept.load(place, _name(scale, held, patched), Soak, MADE_BY)
+
+
+def _name(scale: str, held: bool, patched: bool) -> str:
+    return f"11-{'held' if held else 'soak'}{'-patched' if patched else ''}.{scale}.json"

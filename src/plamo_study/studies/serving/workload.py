@@ -6,14 +6,15 @@ requests that were in flight carry how it ended.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import httpx2
 import psutil
 
-from plamo_study.engine import builds
+from plamo_study.engine import builds, server_build
+from plamo_study.errors import StudyError
 from plamo_study.measure import machine, server, watch
 from plamo_study.measure.cells import Serving, Traffic
 from plamo_study.measure.rows import Measured, Request, passed
@@ -73,6 +74,14 @@ def stock(path: Path, scale: str) -> Setup:
     """llama-server as it comes, on the engine as released, with room for the loads' requests."""
     n_ctx = sum(plan.SHORT[scale]) + ROOM
     return Setup("llama-server", path, plan.SLOTS, n_ctx, server.threads(), libraries=builds.installed_libraries())
+
+
+def built(setup: Setup, patched: bool = False) -> Setup:
+    """The same with the server that was built here, as released or patched, and no other; StudyError without it."""
+    if not (binary := server_build.built(patched)):
+        name, option = ("a patched llama-server", " --patched") if patched else ("our own llama-server", "")
+        raise StudyError(name, "is not here", f"plamo-study server build{option}")
+    return replace(setup, binary=binary)
 
 
 def resident(running: Server, done: Done) -> int:

@@ -1,0 +1,99 @@
+"""The server as released beside the patched one, with few and with many requests waiting: what does a token take?
+
+Servers take turns. Nobody gives up waiting here, so of the patch only the wake-ups can matter. The time of a token is
+the server's own, of the answers that ended while as many as ever were still there.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from plamo_study import progress
+from plamo_study.errors import StudyError
+from plamo_study.measure import kept, machine, server
+from plamo_study.measure.plan import MODELS
+from plamo_study.studies.serving import client, load, metrics, plan, questions
+from plamo_study.studies.serving.client import Prompt, Target
+from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.workload import built, stock
+
+NAME = "11-crowd.mini.json"
+RELEASED, PATCHED = "as released", "patched"
+LOADS = {4: 48, 68: 204, 256: 512}  # requests at a time, and in all: nobody, 64 and 252 wait while four are answered
+ROUNDS = 4
+MADE_BY = "plamo-study server crowd"
+MS = 1e3
+
+
+class Crowd(msgspec.Struct, frozen=True, kw_only=True):
+    """One load of one server: a number for each answer that ended while the crowd was full.
+
+    `token`: seconds of a further token, by the server; `seconds`: until the last of these ended; `tokens`: of them all.
+    """
+
+    server: str
+    n_clients: int
+    round: int
+    token: list[float]
+    seconds: float
+    tokens: int
+
+
+class Crowds(msgspec.Struct, frozen=True, kw_only=True):
+    """Loads of both servers, in turn, on which machine."""
+
+    machine: dict[str, Any]
+    model: str
+    n_prompt: int
+    n_gen: int
+    loads: list[Crowd]
+
+
+def compare(path: Path, rounds: int = ROUNDS) -> Crowds:
+    """Every load on a new server of each kind, by turns. StudyError where one is not built or a request fails."""
+    n_prompt, n_gen = plan.SHORT["mini"]
+    prompts = questions.prompts(path, max(LOADS.values()), n_prompt, n_gen)
+    both = {RELEASED: built(stock(path, "mini")), PATCHED: built(stock(path, "mini"), patched=True)}
+    loads: list[Crowd] = []
+    for number in progress.counted(range(rounds), "both servers in turn"):
+        for name in list(both)[:: -1 if number % 2 else 1]:
+            with server.started(both[name]) as running:
+                target = Target(running.url, usual=questions.OURS["llama-server"])
+                for n_clients, n in LOADS.items():
+                    loads.append(_full(name, number, n_clients, client.run(_asked(target, prompts[:n], n_clients))))
+    return Crowds(machine=machine.facts(), model=MODELS[1], n_prompt=n_prompt, n_gen=n_gen, loads=loads)
+
+
+async def _asked(target: Target, prompts: list[Prompt], n_clients: int) -> Loaded:
+    async with client.client(target) as web:
+        await client.ask(web, target, prompts[0])
+        found = await load.closed(web, target, prompts, n_clients)
+    if failed := [answer.failure for answer in found.answers if answer.failure]:
+        raise StudyError(target.url, f"a request failed ({failed[0]})", "look at the server's log")
+    return found
+
+
+def _full(name: str, number: int, n_clients: int, found: Loaded) -> Crowd:
+    """What is told of the answers that ended before nobody came after them."""
+    ended = np.argsort([answer.ended_ns for answer in found.answers])[: len(found.answers) - n_clients]
+    answers = [found.answers[n] for n in ended]
+    return Crowd(
+        server=name,
+        n_clients=n_clients,
+        round=number,
+        token=[answer.timings["predicted_ms"] / (answer.n_gen - 1) / MS for answer in answers],
+        seconds=(answers[-1].ended_ns - found.began_ns) / metrics.NS,
+        tokens=sum(answer.n_gen for answer in answers),
+    )
+
+
+def write(found: Crowds, place: str) -> Path:
+    """Keep the loads; a new comparison replaces the one before it."""
+    return kept.keep(found, place, NAME)
+
+
+def recorded(place: str) -> Crowds | None:
+    """The loads of a place; None where none were compared."""
+    return kept.load(place, NAME, Crowds, MADE_BY)

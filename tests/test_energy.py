@@ -1,0 +1,189 @@
+"""Energy: meters are read as their systems tell them, idle power is taken off, and nothing is made up where none is."""
+
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pandas as pd
+import pytest
+
+from plamo_study.analysis import energy as analysis
+from plamo_study.measure import energy, machine, watch, workloads
+from plamo_study.measure.cells import Idle
+from plamo_study.measure.recording import Recording, read
+from plamo_study.measure.rows import Evidence
+from plamo_study.studies.machines import show
+from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    energy.meters.cache_clear()
+    yield
+    energy.meters.cache_clear()
+
+
+def zone(folder, number, name, joules, limit_w=65, wraps_j=262_143):
+    path = folder / f"intel-rapl:{number}"
+    path.mkdir(parents=True)
+    told = {"name": name, "energy_uj": round(joules * 1e6), "max_energy_range_uj": round(wraps_j * 1e6)}
+    told |= {"constraint_0_power_limit_uw": round(limit_w * 1e6)} if limit_w else {}
+    for file, content in told.items():
+        (path / file).write_text(f"{content}\n")
+    return path / "energy_uj"
+
+
+@pytest.fixture
+def powercap(tmp_path, monkeypatch):
+    """A processor with a package and memory, as Linux tells of it."""
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    zone(tmp_path, "0:0", "core", 1.0)
+    zone(tmp_path, "0:1", "dram", 5.0, limit_w=None)
+    return zone(tmp_path, "0", "package-0", 100.0)
+
+
+def test_packages_and_memory_are_read_with_their_limits_and_cores_are_not_counted_twice(powercap):
+    assert energy.counted() == {"RAPL package-0": 100.0, "RAPL dram-0": 5.0}
+    assert energy.limits() == {"RAPL package-0": 65.0}
+    assert energy.missing() == ""
+    assert machine.facts()["power_limits"] == {"RAPL package-0": 65.0}
+
+
+def test_a_counter_that_began_anew_is_no_negative_energy(powercap):
+    powercap.write_text("262140000000")
+    before = energy.counted()
+    powercap.write_text("7000000")
+    assert energy.between(before, energy.counted()) == {"RAPL package-0": pytest.approx(10.0), "RAPL dram-0": 0.0}
+
+
+def test_where_no_meter_is_shown_nothing_is_counted_and_the_reason_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    monkeypatch.setattr(energy, "find_spec", lambda name: None)
+    assert energy.counted() == {}
+    assert "no meter is shown here" in energy.missing()
+    assert "power_limits" not in machine.facts()
+    assert not [cell for cell in phase_asymmetry("mini").cells if isinstance(cell, Idle)]
+
+
+def test_a_counter_for_root_alone_is_named_with_the_command_that_opens_it(powercap, monkeypatch):
+    def refused(self, *_, **__):
+        raise PermissionError(self)
+
+    monkeypatch.setattr(type(powercap), "read_text", refused)
+    monkeypatch.setattr(energy, "find_spec", lambda name: None)
+    assert energy.meters() == ()
+    assert "sudo chmod a+r" in energy.missing()
+
+
+def test_a_board_is_read_by_nvml(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    board = SimpleNamespace(
+        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda n: n, nvmlDeviceGetTotalEnergyConsumption=lambda n: 1_000 * (n + 1),
+        nvmlDeviceGetEnforcedPowerLimit=lambda n: 700_000,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", board)
+    monkeypatch.setattr(energy, "find_spec", lambda name: name == "pynvml")
+    assert energy.counted() == {"NVML board-0": 1.0, "NVML board-1": 2.0}
+    assert energy.limits() == {"NVML board-0": 700.0, "NVML board-1": 700.0}
+
+
+def test_parts_of_an_apple_chip_are_read_where_they_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    monkeypatch.setattr(energy, "sys", SimpleNamespace(platform="darwin"))
+    told = SimpleNamespace(cpu_total_mj=4_000, gpu_mj=500, dram_mj=None)
+    monitor = SimpleNamespace(get_cumulative_energy=lambda: told)
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))
+    monkeypatch.setattr(energy, "find_spec", lambda name: name == "zeus_apple_silicon")
+    assert energy.counted() == {"IOReport CPU": 4.0, "IOReport GPU": 0.5}
+    assert energy.limits() == {}
+
+
+def test_what_is_timed_counts_its_joules_and_parts_add_up(powercap, monkeypatch):
+    """A processor that takes 50 W, whatever it does."""
+    monkeypatch.setattr(watch, "_parts", [])
+    began, over = time.monotonic(), threading.Event()
+
+    def burn():
+        while not over.wait(0.001):
+            joules = 100 + 50 * (time.monotonic() - began)
+            powercap.with_suffix(".new").write_text(str(round(joules * 1e6)))
+            powercap.with_suffix(".new").replace(powercap)
+
+    burning = threading.Thread(target=burn)
+    burning.start()
+    try:
+        for _ in range(2):
+            measured = workloads.run(Idle(seconds=1), None, 0, lambda stage: None)
+    finally:
+        over.set()
+        burning.join()
+    assert measured.samples_ns == [[10**9]]
+    found = watch.collected()
+    assert found.joules["RAPL package-0"] == pytest.approx(50 * found.wall_ns / 1e9, rel=0.1)
+    assert found.joules["RAPL dram-0"] == 0.0
+
+
+def test_a_machine_with_a_meter_measures_its_idle_power_beside_the_phases(powercap):
+    asked = phase_asymmetry("mini")
+    idle = [cell for cell in asked.cells[: asked.needed] if isinstance(cell, Idle)]
+    assert [cell.seconds for cell in idle] == [10]
+
+
+def test_evidence_without_joules_is_written_as_before():
+    assert b"joules" not in msgspec.json.encode(Evidence(wall_ns=5))
+
+
+# ------------------------------------------------------------------ joules a token
+
+WATTS, IDLE_W = 40.0, 15.0
+
+
+def planted(joules=True):
+    """Rows of notebook 01 on a machine that takes 40 W at work and 15 W at rest."""
+    recording = read("01-phase-asymmetry", "recorded", "shape")
+    rows = recording.rows[recording.rows["workload"].isin(["prefill", "decode"]) & ~recording.rows["anchor"]]
+    seconds = [sum(sum(sample) for sample in samples) / 1e9 for samples in rows["samples_ns"]]
+    rows = rows.assign(timed_s=seconds, joules=[{"RAPL package-0": WATTS * each} if joules else {} for each in seconds])
+    rest = rows.drop_duplicates(["machine", "block"]).assign(workload="idle", timed_s=10.0, n_prompt=0, n_seq=1)
+    rest["joules"] = [{"RAPL package-0": IDLE_W * 10} if joules else {} for _ in range(len(rest))]
+    limits = {"power_limits": {"RAPL package-0": 65.0}}
+    facts = {name: fact | limits if "chip" in fact else fact for name, fact in recording.facts.items()}
+    return Recording(pd.concat([rows, rest]), facts, recording.study, recording.scale, recording.source)
+
+
+def test_joules_a_token_are_the_power_above_idle_times_its_seconds():
+    found = planted()
+    lines = analysis.per_token(found.rows, found.facts)
+    assert {"prefill", "decode"} <= set(lines["workload"])
+    assert all(line.watts.value == pytest.approx(WATTS) for line in lines.itertuples())
+    assert all(line.idle.value == pytest.approx(IDLE_W) for line in lines.itertuples())
+    assert all(line.most == pytest.approx(2 * line.joules.value, rel=0.5) for line in lines.itertuples()), "50 W of 25"
+    steps = found.rows[(found.rows["workload"] == "decode") & (found.rows["n_gen"] == 512)]
+    for line in lines[lines["n_gen"] == 512].itertuples():
+        own = steps[(steps["model"] == line.model) & (steps["n_threads"] == line.n_threads)]
+        step_s = [pd.Series(samples[0]).median() / 1e9 for samples in own["samples_ns"]]
+        assert line.joules.value == pytest.approx((WATTS - IDLE_W) * pd.Series(step_s).median(), rel=0.05)
+
+
+def test_a_timed_part_shorter_than_the_meter_s_step_and_one_without_an_idle_row_say_nothing():
+    found = planted()
+    short = found.rows.assign(timed_s=found.rows["timed_s"].where(found.rows["workload"] == "idle", 0.01))
+    assert analysis.per_token(short, found.facts).empty
+    assert analysis.per_token(found.rows[found.rows["workload"] != "idle"], found.facts).empty
+
+
+def test_the_table_names_the_meter_and_without_one_says_why_there_is_none():
+    found = planted()
+    table = show.energy([(found.study, found.rows, found.facts)])
+    assert set(table.frame["meter"]) == {"RAPL package-0"}
+    nothing = planted(joules=False)
+    assert show.energy([(nothing.study, nothing.rows, nothing.facts)]).data.startswith("n/a: ")
+
+
+def test_a_frame_tells_joules_and_their_seconds(powercap):
+    rows = read("10-scheduling", "recorded", "mini").rows
+    assert rows["joules"].map(len).eq(0).all(), "nobody counted on the reference machine"
+    assert rows.loc[rows["workload"] == "traffic", "timed_s"].gt(0).all()
