@@ -181,10 +181,10 @@ def brought(tmp_path_factory):
     shutil.copytree(paths.ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     file = folder / "src" / "plamo_study" / "measure" / "cells.py"
     text = file.read_text()
-    end_of_order, last = ")  # fmt: skip\n\n\nclass AnyCell", "    | Naive | Arrival\n"
+    end_of_order, last = ")  # fmt: skip\n\n\nclass AnyCell", "    | Naive | Arrival | Idle\n"
     for before, after in (
         ("Cell = (\n", TYPES + "Cell = (\n"),
-        (last, "    | Naive | Arrival | Speculative | Queue\n"),
+        (last, "    | Naive | Arrival | Idle | Speculative | Queue\n"),
         (end_of_order, '    "draft", "arrivals",\n' + end_of_order),
     ):
         assert text.count(before) == 1, before

@@ -249,7 +249,6 @@ def held(waiting):
 )
 def test_a_held_server_has_recovered_when_its_queue_stays_what_it_was(monkeypatch, tmp_path, waiting, came):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    monkeypatch.setattr(endurance, "_made_up", lambda *_: "")  # it asks the study's rows, and there are none here
     assert "No such server was held up" in endurance.recovered(page()).data
     soak.write(held(waiting), "reference")
     said = endurance.recovered(page()).data
@@ -264,6 +263,18 @@ def test_a_held_server_has_recovered_when_its_queue_stays_what_it_was(monkeypatc
     drawn = figures.held(endurance.held(page()), "Held").to_dict()["description"]
     assert "as released, minute" in drawn
     assert "patched, minute" in drawn
+    loads = [
+        crowd.Crowd(server=name, n_clients=4, round=number, tokens=320, seconds=seconds, token=[0.001] * 4)
+        for number in range(4)
+        for name, seconds in ((crowd.RELEASED, 1.0), (crowd.PATCHED, 0.5))
+    ]
+    crowd.write(crowd.Crowds(machine={"chip": "c"}, model="m", n_prompt=8, n_gen=8, loads=loads), "reference")
+    assert "answers 40.0 requests a second, so the 480" in endurance.recovered(page()).data
+    assert "should be made up for in 20 s" in endurance.recovered(page()).data
+    assert "should be made up for in 8 s" in endurance.recovered(page(), patched=True).data
+    slower = msgspec.structs.replace(held([1, 6, 400, 90, 5, 2]), machine={"chip": "d"})
+    soak.write(slower, "reference")
+    assert "made up for" not in endurance.recovered(page()).data, "that is of another machine"
 
 
 def test_a_patched_server_that_is_not_here_is_named_with_what_builds_it(monkeypatch):

@@ -110,7 +110,7 @@ def test_a_worker_beside_a_busy_process_is_marked(busy_core):
 
 
 def test_a_worker_kept_from_computing_is_starved_and_gets_more_time_than_its_limit(busy_core):
-    outcome = run(mini("decode", n_gen=6000, n_threads=2), limit_s=LIMIT_S)
+    outcome = run(mini("decode", n_gen=30_000, n_threads=2), limit_s=LIMIT_S)
     assert (outcome.status, outcome.failure.signal) == ("starved", "")
     assert "other programs" in outcome.failure.message
     assert outcome.elapsed_ns > 4 * LIMIT_S * SECOND

@@ -333,7 +333,7 @@ class Serving(OnModel, frozen=True, kw_only=True):
 class Traffic(OnModel, frozen=True, kw_only=True):
     """Requests of different lengths that arrive over time, served by a policy; or the calls of such, each alone."""
 
-    timed = True
+    timed = crowds = True
     n_prompt: int = 0  # tokens of the longest request
     n_gen: int = 0  # of the longest answer
     n_seq: int = 1  # answered at once

@@ -1,5 +1,6 @@
 """Notebook 10's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from plamo_study.studies.scheduling.loop import Load
 from plamo_study.studies.scheduling.plan import LOADS, SLOTS, SPLIT, WITHIN, known_loads
 
 MS = 1e3
+INSTEAD = {  # of prompts whole and shared
+    "chunked 64": "prompts in chunks of 64 instead of whole",
+    SPLIT: "prompts and answers in two processes with half of the threads each instead of one",
+}
 SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time", SPLIT)  # in the figure over load
 RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
@@ -60,32 +65,27 @@ def _accuracy(rows: pd.DataFrame) -> list[str]:
 
 def _policies(rows: pd.DataFrame) -> list[str]:
     lines, taken = [], analysis.live(rows)
-    for model, group in taken.groupby("model"):
-        at = group["per_second"].max() if group.empty else _busiest(group)
-        own = group[group["per_second"] == at]
-        whole, cut = (own[own["rule"] == rule].set_index("block") for rule in ("shared", "chunked 64"))
-        if whole.empty or cut.empty:
+    for (model, group), (rule, instead) in product(taken.groupby("model"), INSTEAD.items()):
+        at = _busiest(group, rule)
+        whole, other = (group[(group["rule"] == r) & (group["per_second"] == at)] for r in ("shared", rule))
+        if whole.empty or other.empty:
             continue
         said = []
         for name, words in (("itl_p99", "the gap between two tokens"), ("ttft_p90", "the first token")):
-            one, two = (each[name].groupby(level=0).last() for each in (whole, cut))
+            one, two = (each.groupby("block")[name].last() for each in (whole, other))
             ratio = timing.paired_ratio(two, one)
             first, second = (stats.median(each.tolist()).scaled(MS) for each in (two, one))
             times, both = sentences.quotient(ratio, first, second, "ms")
             q = "P99" if name == "itl_p99" else "P90"
             said.append(f"{words} takes {times} as long {both}, {q}{sentences.unless(ratio)}")
-        lines.append(
-            f"**{escaped(str(model))}, prompts in chunks of 64** instead of whole, {at:g} requests a second: "
-            f"{'; '.join(said)}."
-        )
+        lines.append(f"**{escaped(str(model))}, {instead}**, {at:g} requests a second: {'; '.join(said)}.")
     return lines
 
 
-def _busiest(group: pd.DataFrame) -> float:
-    """The highest load at which both policies of the sentence were measured."""
-    both = [group[group["rule"] == rule]["per_second"] for rule in ("shared", "chunked 64")]
-    common = set(both[0]) & set(both[1])
-    return float(max(common or set(group["per_second"])))
+def _busiest(group: pd.DataFrame, rule: str) -> float:
+    """The highest load at which a policy and the shared one were measured; 0 where there is none."""
+    both = [group[group["rule"] == each]["per_second"] for each in ("shared", rule)]
+    return max({*both[0]} & {*both[1]}, default=0.0)
 
 
 def _printed() -> str:

@@ -11,33 +11,32 @@ from plamo_study.present import evidence
 from plamo_study.present.evidence import escaped
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.studies.serving import analysis, crowd, soak
-from plamo_study.studies.serving.plan import LLAMA, SLOTS
+from plamo_study.studies.serving.plan import SLOTS
 
 MS = 1e3
 MIB = 2**20
 SETTLED = 5  # minutes after which memory should no longer grow
 PATCHED = "patched"
-HELD_UP = f"{soak.MADE_BY} --minutes 8 --hold 30"
+HELD_UP = f"{soak.MADE_BY} --minutes 6 --hold 30"
 
 
 def stuck(recording: Recording) -> list[str]:
-    """Whether a load that a server kept up with is one that it comes back to."""
-    steady, held, mended = _soaked(recording), _held(recording), _held(recording, patched=True)
-    if not (steady and held) or _gone(held) is not None or steady.rate != held.rate:
+    """Whether a server that kept up comes back from a stop, and one whose threads wait otherwise."""
+    held, mended = _held(recording), _held(recording, patched=True)
+    if not held or _gone(held) is not None:
         return []
     first, last = held.minutes[soak.HELD_AT - 1], held.minutes[-1]
     after = ""
     if mended and _same(mended, held):
         after = (
             f" On a server whose threads wait otherwise ([the patch](../data/upstream/server-wakeups.md)) it is "
-            f"{mended.minutes[-1].answered:,} in the last minute, and {mended.failed:,} of {mended.sent:,} fail."
+            f"{mended.minutes[-1].answered:,} in that minute, and {mended.failed:,} of {mended.sent:,} fail."
         )
     return [
-        f"**Half a minute's stop, and it does not come back.** {escaped(held.model)}: {steady.rate:.1f} requests a "
-        f"second for {len(steady.minutes)} minutes, and {steady.failed} of {steady.sent:,} fail. The same load on a "
-        f"server that is stopped for {held.held_s:.0f} s: {first.answered:,} answers in the minute before, "
-        f"{last.answered:,} in the last of the {len(held.minutes) - soak.HELD_AT} minutes after; {held.failed:,} of "
-        f"{held.sent:,} fail.{after}"
+        f"**Half a minute's stop, and it does not come back.** {escaped(held.model)} at {held.rate:.0f} requests a "
+        f"second, on a server that is stopped for {held.held_s:.0f} s: {first.answered:,} answers in the minute "
+        f"before, {last.answered:,} in the last of the {len(held.minutes) - soak.HELD_AT} minutes after; "
+        f"{held.failed:,} of {held.sent:,} fail.{after}"
     ]
 
 
@@ -130,7 +129,7 @@ def recovered(recording: Recording, patched: bool = False) -> Markdown:
     lines = [
         f"**{escaped(found.model)} at {found.rate:.1f} requests a second, {PATCHED if patched else 'as released'}, "
         f"stopped for {found.held_s:.0f} s** after "
-        f"minute {soak.HELD_AT} ({found.machine['chip']}). {_made_up(recording, found)} Before it at most {usual} "
+        f"minute {soak.HELD_AT} ({found.machine['chip']}). {_made_up(recording, found)}Before it at most {usual} "
         f"requests were in the server at a minute's end, and half of them had their first token within "
         f"{_within(before[-1])}. In the minutes from the stop on there were up to {most:,} at a minute's end. {came}: "
         f"{after[-1].waiting:,} requests, and {after[-1].answered:,} answers in the last minute, half with a first "
@@ -141,8 +140,8 @@ def recovered(recording: Recording, patched: bool = False) -> Markdown:
 
 def crowds(recording: Recording) -> Table:
     """What a token takes, by the server's own count, with few and with many requests waiting, on both servers."""
-    found = evidence.standing(recording, crowd.recorded)
-    if not found or recording.scale != "mini":
+    found = _crowds(recording)
+    if not found:
         return Table(pd.DataFrame([{"not compared here": f"plamo-study server build --patched, {crowd.MADE_BY}"}]))
     time = significant(3, MS)
     columns: Columns = {
@@ -152,8 +151,15 @@ def crowds(recording: Recording) -> Table:
         "rate_patched": ("patched", significant(3)), "rates": ("patched / released", ".2f"),
     }  # fmt: skip
     rounds = len({each.round for each in found.loads})
-    note = f"{escaped(found.model)}, {rounds} servers of each kind, in turn; a further token by the server's own count."
+    note = (
+        f"{escaped(found.model)}, {rounds} servers of each kind, in turn; a further token by the server's own count. "
+        f"Recorded on {found.machine['chip']}."
+    )
     return table(analysis.crowds(found), columns, note)
+
+
+def _crowds(recording: Recording) -> crowd.Crowds | None:
+    return evidence.standing(recording, crowd.recorded) if recording.scale == "mini" else None
 
 
 def side_by_side(recording: Recording) -> Table:
@@ -180,19 +186,23 @@ def side_by_side(recording: Recording) -> Table:
 
 
 def _made_up(recording: Recording, found: soak.Soak) -> str:
-    """How soon a queue should be gone, by what the rate leaves free of a server whose slots are always taken."""
-    full = analysis.table(recording.rows)
-    full = full[(full["server"] == LLAMA) & (full["model"] == found.model) & (full["n_seq"] == SLOTS)]
-    full = full[(full["n_clients"] == SLOTS) & (full["n_gen"] == found.n_gen)]
-    if full.empty:
+    """How soon a queue should be gone, by what the rate leaves free of a server with all slots taken and no queue."""
+    tried = _crowds(recording)
+    if not tried or _what(tried) != _what(found):
         return ""
-    most, queue = full["throughput"].iloc[0].value / found.n_gen, found.held_s * found.rate
+    full = analysis.crowds(tried).set_index("waits").loc[0]
+    most = full["rate_patched" if found.patched else "rate"].value / found.n_gen
+    queue = found.held_s * found.rate
     if most <= found.rate:
-        return f"With all slots taken it answers {most:.1f} requests a second, so it has nothing to spare."
+        return f"With all slots taken it answers {most:.1f} requests a second, so it has nothing to spare. "
     return (
         f"With all slots taken and nobody waiting it answers {most:.1f} requests a second, so the {queue:.0f} that "
-        f"came meanwhile should be made up for in {queue / (most - found.rate):.0f} s."
+        f"came meanwhile should be made up for in {queue / (most - found.rate):.0f} s. "
     )
+
+
+def _what(found: soak.Soak | crowd.Crowds) -> tuple[object, ...]:
+    return found.machine, found.model, found.n_prompt, found.n_gen
 
 
 def _within(minute: soak.Minute) -> str:
