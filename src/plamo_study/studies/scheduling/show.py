@@ -1,5 +1,6 @@
 """Notebook 10's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -264,9 +265,14 @@ def refused(recording: Recording) -> Markdown:
     return Markdown("\n".join(f"- {why}" for why in said))
 
 
+@cache
+def _large(study: str) -> Recording | None:
+    return recordings.read(study, "recorded", "shape")
+
+
 def full_size(recording: Recording) -> Markdown:
     """What the same policies and the simulation of them came to on full-size models, where that is recorded."""
-    large = recordings.read(recording.study, "recorded", "shape")
+    large = _large(recording.study)
     if large is None:
         return Markdown("Not measured yet: `plamo-study measure 10-scheduling --scale shape --minutes 60`.")
     lines = "\n".join(f"- {line}" for line in [*_policies(large.rows), *_accuracy(large.rows)])
@@ -275,7 +281,7 @@ def full_size(recording: Recording) -> Markdown:
 
 def full_size_residuals(recording: Recording) -> Table:
     """Every quantity of every load and policy on full-size models, simulated over measured."""
-    large = recordings.read(recording.study, "recorded", "shape")
+    large = _large(recording.study)
     return validation(large) if large else Table(pd.DataFrame())
 
 
