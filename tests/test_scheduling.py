@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import misbehaving
 import msgspec
@@ -34,7 +35,7 @@ from plamo_study.studies.scheduling import (
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, serve
 from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
-from plamo_study.studies.scheduling.steps import fit
+from plamo_study.studies.scheduling.steps import AWAKE_S, fit
 
 WORKER = "plamo_study.studies.scheduling.worker"
 MODELS = (HYBRID, ATTENTION)
@@ -193,6 +194,25 @@ def test_calls_of_recorded_rows_are_taken_as_they_were_made(study, scale):
     assert (found["chunk"] + found["decoding"] > 0).all()
     both = found[(found["chunk"] > 0) & (found["decoding"] > 0)]
     assert (len(both) > 0) == (study == "06-chunked")
+
+
+def test_an_engine_is_idle_from_the_last_token_of_all_who_came_to_the_next_prompt():
+    """The second comes while the first is answered, the third 20 ms after both; its prompt is read in two calls."""
+    came = [(0, 30), (10, 50), (70, 90)]
+    asked = [SimpleNamespace(arrived_ns=begin * 10**6, token_ns=[end * 10**6]) for begin, end in came]
+    row = SimpleNamespace(workload="traffic", requests=asked)
+    calls = [(0, 0, 64, 0, 0.01), (1, 64, 64, 0, 0.01), (2, 128, 0, 0, 0.01), (0, 0, 64, 0, 0.01), (0, 0, 8, 64, 0.01)]
+    assert observed._idle(row, calls) == pytest.approx([0, 0, 0, 0.02, 0])
+
+
+def test_what_waking_takes_is_no_part_of_what_a_chunk_takes():
+    rows = recording.read("10-scheduling", "recorded", "mini").rows
+    found, known_ones = observed.calls(rows), analysis.fitted(rows)
+    asleep = found[(found["idle"] >= AWAKE_S) & found["per_second"].isin(plan.known_loads("mini"))]
+    for model, step_model in known_ones.items():
+        assert 0 < len(step_model.waking) <= (asleep["model"] == model).sum()
+        assert step_model.waking.min() >= 0
+    assert (found["idle"] > 0).sum() < (found["before"] == 0).sum()
 
 
 def test_a_fit_at_full_size_knows_every_batch_and_refuses_what_is_not_there():

@@ -84,7 +84,7 @@ def test_round_robin_waits_longer_and_as_theory_says():
 # ------------------------------------------------------------------ a machine with steps and chunks
 
 
-def machine(noise=0.0, held=4096):
+def machine(noise=0.0, held=4096, woken=None):
     """A step model fitted on calls of a made-up machine: 2 ms and 0.2 ms a sequence, a prompt token 0.1 ms."""
     rng = np.random.default_rng(3)
     steps = [(n, n * held, 0, 0, 2e-3 + 2e-4 * n + 1e-8 * n * held) for n in range(1, 18) for _ in range(5)]
@@ -94,7 +94,7 @@ def machine(noise=0.0, held=4096):
     ]
     table = np.array(steps + chunks * 2)
     table[:, 4] *= np.exp(noise * rng.standard_normal(len(table)))
-    return fit("made-up", Calls(*(column.astype(int) for column in table.T[:4]), table[:, 4]))
+    return fit("made-up", Calls(*(column.astype(int) for column in table.T[:4]), table[:, 4]), woken=woken)
 
 
 def traffic(n=400, rate=20.0, seed=5):
@@ -299,6 +299,20 @@ def test_residuals_are_a_distribution_and_are_drawn_from():
     assert 0.1 < np.log(model.factors["step"]).std() < 0.3
     steady, noisy = (serve(traffic(), policies.prefill_first, Simulated(model, noisy=n), 8) for n in (False, True))
     assert noisy.itl(0.1) < steady.itl(0.1)
+
+
+def test_only_the_first_call_after_idleness_takes_what_waking_took():
+    """Prompts of 16 tokens took 10 ms more behind idleness; the third request comes 2 ms after the second is done."""
+    none = np.zeros(4, int)
+    woken = Calls(none, none, np.full(4, 16), none, np.full(4, 1e-3 + 16e-4 + 10e-3))
+    model = machine(woken=woken)
+    assert model.waking == pytest.approx(10e-3, rel=1e-3)
+    plain = serve(Load([0.0, 1.0], [16, 16], [4, 4]), policies.shared, Simulated(machine()), 8)
+    load = Load([0.0, 1.0, 1.0 + 10e-3 + plain.finish[0] + 2e-3], [16] * 3, [4] * 3)
+    late = serve(load, policies.shared, Simulated(model), 8)
+    assert late.ttft - plain.ttft[0] == pytest.approx([0.0, 10e-3, 0.0], abs=1e-5)
+    assert late.tpot == pytest.approx(np.full(3, plain.tpot[0]))
+    assert serve(load, policies.shared, Simulated(model, noisy=False), 8).ttft == pytest.approx(plain.ttft[0], abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.fleets_plan import WELL
 from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
 from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT, WITHIN, known_loads
-from plamo_study.studies.scheduling.steps import StepModel, kind
+from plamo_study.studies.scheduling.steps import AWAKE_S, StepModel, kind
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES] + ["throughput", "goodput"]
@@ -36,6 +36,8 @@ BETTER: dict[str, Callable[..., Any]] = {
     "throughput": max,
 }  # what a policy is picked for
 MISSING = "plamo-study measure 10-scheduling"
+IDLE = (0.0, AWAKE_S, 0.02, 0.08)  # s: classes of idleness, each up to the next
+ALIKE = 0.01  # a policy that is no further from the best is as good
 Seconds = Callable[[int], float]  # by tokens
 
 
@@ -177,7 +179,7 @@ def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     """What a fit on another study's rows says of the calls of traffic here: `model`, `kind`, `calls`, `refused` (those
     outside of what was measured there) and `ratio`, measured over said, by process."""
     own = observed.calls(rows)
-    own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS)]
+    own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS) & (own["idle"] < AWAKE_S)]
     foreign = _same(observed.calls(other), own)
     entries = []
     for model, group in own.groupby("model"):
@@ -195,6 +197,22 @@ def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
             entry = {"model": model, "kind": name, "calls": len(of), "refused": int(of["said"].isna().sum())}
             entries.append(entry | {"ratio": stats.median(by_process.tolist())})
     return pd.DataFrame(entries, columns=["model", "kind", "calls", "refused", "ratio"])
+
+
+def after_idle(rows: pd.DataFrame) -> pd.DataFrame:
+    """What the first call of a prompt takes beyond the fit, by how long nothing had been computed: `model`, `idle` (one
+    of IDLE), `calls`, `more` (s, in the middle) and `more_p90`, over processes."""
+    own = observed.calls(rows)
+    own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS) & (own["decoding"] == 0) & (own["before"] == 0)]
+    known, entries = fitted(rows), []
+    said = [_said(known[call.model], [0, 0, call.chunk, 0]) for call in own.itertuples()]
+    own = own.assign(more=own["seconds"] - said, since=pd.cut(own["idle"], [*IDLE, np.inf], right=False, labels=IDLE))
+    for (model, since), of in own.groupby(["model", "since"], observed=True):
+        by_process = of.groupby("block")["more"]
+        entry: dict[str, Any] = {"model": model, "idle": since, "calls": len(of)}
+        entry |= {"more": stats.median(by_process.median().tolist())}
+        entries.append(entry | {"more_p90": stats.median(by_process.quantile(0.9).tolist())})
+    return pd.DataFrame(entries, columns=["model", "idle", "calls", "more", "more_p90"])
 
 
 def _said(known: StepModel, call: list[int]) -> float:
@@ -329,7 +347,7 @@ def _verdict(ratios: list[Estimate]) -> str:
 
 def picks(rows: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
     """What the simulation would pick at each load, by what it is picked for: `rule`, `best` (of the live engine),
-    `confirmed` (the same, or its interval against the best holds 1), `held_out`."""
+    `confirmed` (the same, or not shown to be worse than the best by more than ALIKE), `held_out`."""
     entries = []
     taken = live(rows)
     for (model, per_second), group in compared[compared["refused"] == ""].groupby(["model", "per_second"]):
@@ -345,7 +363,7 @@ def picks(rows: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
                 for each in (rule, best)
             )
             ratio = timing.paired_ratio(chosen, ideal)
-            worse = ratio.above(1.0) if better is min else ratio.below(1.0)
+            worse = ratio.above(1 + ALIKE) if better is min else ratio.below(1 - ALIKE)
             confirmed = rule == best or worse != "holds"
             entry = {"model": model, "per_second": per_second, "for": name, "rule": rule, "best": best}
             entries.append(entry | {"ratio": ratio, "confirmed": confirmed, "held_out": group["held_out"].iloc[0]})

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from plamo_study.studies.scheduling.loop import Load
-from plamo_study.studies.scheduling.steps import DRAWN, StepModel
+from plamo_study.studies.scheduling.steps import AWAKE_S, DRAWN, StepModel
 
 STEADY = dict.fromkeys(("step", "chunk", "both"), [1.0] * DRAWN)
 
@@ -18,7 +18,9 @@ STEADY = dict.fromkeys(("step", "chunk", "both"), [1.0] * DRAWN)
 class Simulated:
     """A machine whose calls take what a step model says, times a residual drawn from those of its fit, in stretches.
 
-    `noisy`: whether residuals are drawn at all. `loads`: seconds to put a state of so many tokens into a sequence, and
+    The first call after idleness takes what the model says and what waking took when it was measured.
+
+    `noisy`: whether any of this is drawn at all. `loads`: seconds to put a state of so many tokens into a sequence, and
     to save one.
     """
 
@@ -28,6 +30,7 @@ class Simulated:
         self.model, self.loads, self.now = model, loads, 0.0
         drawn = model.drawn if noisy else STEADY
         self._step, self._chunk, self._both = (drawn[name] for name in ("step", "chunk", "both"))
+        self._wakings, self._slept = model.wakings if noisy else [], False
         self._next = int(np.random.default_rng(seed).integers(DRAWN))  # where in them it begins
         self._chunks: dict[tuple[int, int], float] = {}
         self._low, self._high = model.range.decoding
@@ -35,6 +38,7 @@ class Simulated:
 
     def wait(self, until: float) -> float:
         """Idle until then; the time."""
+        self._slept = bool(self._wakings) and until - self.now >= AWAKE_S
         self.now = until
         return until
 
@@ -42,7 +46,10 @@ class Simulated:
         """The time after a call; StudyError for one outside of what the model was fitted on."""
         n = self._next = (self._next + 1) & (DRAWN - 1)
         many = len(decoding) if step else 0
-        if not chunk:
+        if self._slept:
+            self._slept = False
+            self.now += self.model.seconds(many, keys, chunk, before) + self._wakings[n]
+        elif not chunk:
             if self._low <= many <= self._high and keys <= many * self._held:
                 self.now += (self._constants[many - self._low] + self._per_key * keys) * self._step[n]
             else:

@@ -11,7 +11,7 @@ from plamo_study.analysis.usable import marked, usable
 from plamo_study.measure.cells import Arrival
 from plamo_study.studies.chunked import workload as chunked
 from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
-from plamo_study.studies.scheduling.steps import Calls, StepModel, fit
+from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, StepModel, fit
 
 COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
 ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "rule", "per_second", "block"]
@@ -19,7 +19,8 @@ FLASH = ("auto", "on")
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a call of the stock engine with its usual cache and attention: ORIGIN and COLUMNS.
+    """A line a call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds for
+    which nothing had been computed when it began, as far as that is known.
 
     Disturbed rows are left out: a disturbance is no property of a call.
     """
@@ -29,11 +30,12 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
     used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
     parts = []
     for row in used.itertuples():
-        if row.workload in TAKEN and (found := [call for call in TAKEN[row.workload](row) if call[2] <= row.n_ubatch]):
-            made = pd.DataFrame(found, columns=COLUMNS)
+        if row.workload in TAKEN and (found := list(TAKEN[row.workload](row))):
+            made = pd.DataFrame(found, columns=COLUMNS).assign(idle=_idle(row, found))
+            made = made[made["chunk"] <= row.n_ubatch]
             origin = {name: getattr(row, name) for name in ORIGIN if name != "rule"} | {"rule": row.label}
             parts.append(made.assign(**origin))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*COLUMNS, *ORIGIN])
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*COLUMNS, "idle", *ORIGIN])
 
 
 def _steady(used: pd.DataFrame) -> pd.DataFrame:
@@ -56,6 +58,19 @@ Call = tuple[int, int, int, int, float]
 def _traffic(row: Any) -> Iterator[Call]:
     for *what, ns in zip(*(row.series[name] for name in COLUMNS[:-1]), row.samples_ns[0], strict=True):
         yield *map(int, what), ns / NS  # type: ignore[misc] # four whole numbers
+
+
+def _idle(row: Any, calls: list[Call]) -> list[float]:
+    """Seconds of idleness before each call of traffic: only where a prompt begins of which nobody was there before.
+
+    Prompts begin in the order in which they came, by whatever policy.
+    """
+    if row.workload != "traffic" or not row.requests:
+        return [0.0] * len(calls)
+    came = sorted((each.arrived_ns, each.token_ns[-1]) for each in row.requests)
+    ended = np.maximum.accumulate([0, *(end for _, end in came)])
+    gaps = iter([max(arrived - before, 0) / NS for (arrived, _), before in zip(came, ended[:-1], strict=True)])
+    return [next(gaps) if chunk and not before else 0.0 for _, _, chunk, before, _ in calls]
 
 
 def _decode(row: Any) -> Iterator[Call]:
@@ -101,7 +116,9 @@ def fitted(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, 
     `rows`: where moves were measured. `missing`: the command that measures more.
     """
     own = found[(found["model"] == model) & (found["n_threads"] == n_threads)]
-    return fit(f"{model} on {n_threads} threads", table(own), moves(rows, model), missing)
+    awake = own["idle"] < AWAKE_S
+    name = f"{model} on {n_threads} threads"
+    return fit(name, table(own[awake]), moves(rows, model), missing, table(own[~awake]))
 
 
 def table(found: pd.DataFrame) -> Calls:

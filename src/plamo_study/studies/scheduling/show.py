@@ -202,16 +202,38 @@ def steps(recording: Recording) -> Table:
         for name in known.factors:
             low, high = (known.residual(name, q) for q in (0.05, 0.95))
             entry[name] = f"{low:.2f} to {high:.2f} ({len(known.factors[name]):,})"
+        waking = np.quantile(known.waking, [0.5, 0.95]) * MS if len(known.waking) else []
+        entry["waking"] = " to ".join(f"{each:.2g}" for each in waking) or "not measured"
         entries.append(entry)
     time = significant(2, MS)
     columns: Columns = {
         "model": ("model", ""), "one": ("step of 1 (ms)", time), "all": (f"step of {SLOTS} (ms)", time),
         "short": ("chunk of 63 (ms)", time), "tile": ("chunk of 64 (ms)", time), "whole": ("longest prompt (ms)", time),
         "step": ("steps, measured / fitted", ""), "chunk": ("chunks", ""), "both": ("calls with both", ""),
+        "waking": ("after idleness (ms more)", ""),
     }  # fmt: skip
     return table(
-        pd.DataFrame(entries), columns, "Measured over fitted: from the 5th to the 95th percentile, and calls."
+        pd.DataFrame(entries),
+        columns,
+        "Measured over fitted: 5th to 95th percentile, and calls. After idleness: the middle and the 95th percentile.",
     )
+
+
+def after_idle(recording: Recording) -> Table:
+    """What a prompt that comes to an idle engine takes more, by how long it was idle."""
+    found = analysis.after_idle(recording.rows)
+    ends = dict(zip(analysis.IDLE, [*analysis.IDLE[1:], None], strict=True))
+    found["since"] = [_between(since, ends[since]) for since in found["idle"]]
+    time = significant(2, MS)
+    columns: Columns = {
+        "model": ("model", ""), "since": ("idle before", ""), "calls": ("calls", ","),
+        "more": ("beyond the fit, P50 (ms)", time), "more_p90": ("P90 (ms)", time),
+    }  # fmt: skip
+    return table(found, columns, "First calls of prompts that came when nobody was being answered, all loads.")
+
+
+def _between(low: float, high: float | None) -> str:
+    return f"{low * MS:g} ms and more" if high is None else f"{low * MS:g} to {high * MS:g} ms"
 
 
 def elsewhere(recording: Recording) -> Table:
@@ -314,7 +336,12 @@ def picks(recording: Recording) -> Table:
         "rule": ("simulation picks", ""), "best": ("engine says", ""), "ratio": ("pick / best, measured", ".2f"),
         "said": ("confirmed", ""),
     }  # fmt: skip
-    return table(found, columns, "Confirmed: the same policy, or one that the engine does not tell from the best.")
+    return table(
+        found,
+        columns,
+        f"Confirmed: the same policy, or one that the engine does not "
+        f"show to be worse than the best by more than {analysis.ALIKE:.0%}.",
+    )
 
 
 def strategies(recording: Recording) -> Table:

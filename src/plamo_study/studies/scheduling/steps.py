@@ -8,7 +8,7 @@ micro-batches of them.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from plamo_study.errors import StudyError
 LEAST = 3  # calls of a kind that a constant is fitted on
 DRAWN = 1 << 16  # residuals that simulations use over and over, each from a place of its own
 STRETCH = 16  # of them that stand as they were measured: what slows a machine lasts for several calls
+AWAKE_S = 0.005  # after longer idleness threads sleep, and the next call may have to wait for them
 SLOPED = 3  # different places in a prompt from which a slope is fitted
 
 
@@ -36,6 +37,10 @@ class Calls:
     def where(self, chosen: np.ndarray) -> "Calls":
         """Some of them."""
         return Calls(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
+
+    def each(self) -> Iterator[tuple[int, int, int, int, float]]:
+        """One after the other."""
+        return zip(*(getattr(self, name).tolist() for name in self.__dataclass_fields__), strict=True)
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -57,7 +62,8 @@ class StepModel:
 
     `step`: constant by number of sequences, from index `range.decoding[0]`; `per_key`: more for each token held.
     `sizes`, `base`, `slope`: a chunk's constant and what each token before it adds, by its size. `factors`: measured
-    over fitted, of steps, chunks and calls with both; `missing`: the command that measures more.
+    over fitted, of steps, chunks and calls with both; `waking`: seconds more that the first call after idleness takes,
+    none where that was not measured. `missing`: the command that measures more.
     """
 
     name: str
@@ -70,6 +76,7 @@ class StepModel:
     factors: dict[str, np.ndarray] = field(repr=False)
     moving: float = 0.0
     missing: str = "plamo-study measure 10-scheduling"
+    waking: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
 
     def seconds(self, decoding: int, keys: int, chunk: int, before: int) -> float:
         """Of one call, without its residual. StudyError for one outside of what was measured."""
@@ -111,6 +118,12 @@ class StepModel:
             found[name] = factors[(starts[:, None] + np.arange(STRETCH)) % len(factors)].ravel().tolist()
         return found
 
+    @cached_property
+    def wakings(self) -> list[float]:
+        """What a simulation draws of `waking`, in an order drawn once; none where there is none."""
+        many = DRAWN if len(self.waking) else 0
+        return np.random.default_rng(1).choice(self.waking, many).tolist() if many else []
+
     def residual(self, kind: str, q: float) -> float:
         """A quantile of measured over fitted."""
         return float(np.quantile(self.factors[kind], q))
@@ -121,8 +134,15 @@ def kind(decoding: int, chunk: int) -> str:
     return "both" if decoding and chunk else "chunk" if chunk else "step"
 
 
-def fit(name: str, calls: Calls, moving: Sequence[float] = (), missing: str = StepModel.missing) -> StepModel:
-    """The model of some calls. `moving`: seconds of each move of a sequence to another place.
+def fit(
+    name: str,
+    calls: Calls,
+    moving: Sequence[float] = (),
+    missing: str = StepModel.missing,
+    woken: Calls | None = None,
+) -> StepModel:
+    """The model of some calls. `moving`: seconds of each move of a sequence to another place; `woken`: calls after
+    idleness, of which only what they take more is kept.
 
     Steps and chunks alone give constants and slopes; calls with both only give residuals.
 
@@ -150,15 +170,25 @@ def fit(name: str, calls: Calls, moving: Sequence[float] = (), missing: str = St
         name, measured, tuple(np.interp(every, counts, [constants[n] for n in counts]).tolist()), per_key,
         sizes, base, slope, {}, float(np.median(moving)) if len(moving) else 0.0, missing,
     )  # fmt: skip
-    return replace(model, factors=residuals(model, calls))
+    waking = _waking(model, woken) if woken else np.empty(0)
+    return replace(model, factors=residuals(model, calls), waking=waking)
+
+
+def _waking(model: StepModel, woken: Calls) -> np.ndarray:
+    """Seconds that calls took beyond what the model says, at least 0; those out of range are left out."""
+    found = []
+    for decoding, keys, chunk, before, seconds in woken.each():
+        try:
+            found.append(max(seconds - model.seconds(decoding, keys, chunk, before), 0.0))
+        except StudyError:
+            continue
+    return np.array(found)
 
 
 def residuals(model: StepModel, calls: Calls) -> dict[str, np.ndarray]:
     """Measured over fitted by kind of call, of all where a kind was not measured; calls out of range are left out."""
     found: dict[str, list[float]] = {"step": [], "chunk": [], "both": []}
-    for decoding, keys, chunk, before, seconds in zip(
-        *(getattr(calls, name).tolist() for name in calls.__dataclass_fields__), strict=True
-    ):
+    for decoding, keys, chunk, before, seconds in calls.each():
         try:
             found[kind(decoding, chunk)].append(seconds / model.seconds(decoding, keys, chunk, before))
         except StudyError:
