@@ -19,7 +19,9 @@ from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
 
 
 @pytest.fixture(autouse=True)
-def afresh():
+def afresh(monkeypatch):
+    """No meter but those that a test brings, on whatever machine."""
+    monkeypatch.setattr(energy, "find_spec", lambda name: None)
     energy.meters.cache_clear()
     yield
     energy.meters.cache_clear()
@@ -29,7 +31,8 @@ def zone(folder, number, name, joules, limit_w=65, wraps_j=262_143):
     path = folder / f"intel-rapl:{number}"
     path.mkdir(parents=True)
     told = {"name": name, "energy_uj": round(joules * 1e6), "max_energy_range_uj": round(wraps_j * 1e6)}
-    told |= {"constraint_0_power_limit_uw": round(limit_w * 1e6)} if limit_w else {}
+    if limit_w:  # held for long, and in a burst
+        told |= {f"constraint_{n}_power_limit_uw": round(watts * 1e6) for n, watts in enumerate((limit_w / 2, limit_w))}
     for file, content in told.items():
         (path / file).write_text(f"{content}\n")
     return path / "energy_uj"
@@ -48,22 +51,32 @@ def test_packages_and_memory_are_read_with_their_limits_and_cores_are_not_counte
     assert energy.counted() == {"RAPL package-0": 100.0, "RAPL dram-0": 5.0}
     assert energy.limits() == {"RAPL package-0": 65.0}
     assert energy.missing() == ""
-    assert machine.facts()["power_limits"] == {"RAPL package-0": 65.0}
+
+
+def test_a_meter_that_can_be_read_today_makes_no_other_machine_of_this_one(powercap, monkeypatch, tmp_path):
+    there = machine.facts()
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path / "nothing")
+    energy.meters.cache_clear()
+    assert energy.meters() == ()
+    assert machine.facts() == there
 
 
 def test_a_counter_that_began_anew_is_no_negative_energy(powercap):
     powercap.write_text("262140000000")
     before = energy.counted()
     powercap.write_text("7000000")
-    assert energy.between(before, energy.counted()) == {"RAPL package-0": pytest.approx(10.0), "RAPL dram-0": 0.0}
+    after = energy.counted()
+    assert energy.between(before, after, 60) == {"RAPL package-0": pytest.approx(10.0), "RAPL dram-0": 0.0}
+    assert energy.between(before, after, 5000) == {"RAPL dram-0": 0.0}, "262 kJ at 65 W: it may have wrapped twice"
+    (powercap.parent / "max_energy_range_uj").unlink()
+    energy.meters.cache_clear()
+    assert energy.between(before, after, 60) == {"RAPL dram-0": 0.0}, "nobody says where it begins anew"
 
 
 def test_where_no_meter_is_shown_nothing_is_counted_and_the_reason_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
-    monkeypatch.setattr(energy, "find_spec", lambda name: None)
     assert energy.counted() == {}
     assert "no meter is shown here" in energy.missing()
-    assert "power_limits" not in machine.facts()
     assert not [cell for cell in phase_asymmetry("mini").cells if isinstance(cell, Idle)]
 
 
@@ -72,22 +85,31 @@ def test_a_counter_for_root_alone_is_named_with_the_command_that_opens_it(powerc
         raise PermissionError(self)
 
     monkeypatch.setattr(type(powercap), "read_text", refused)
-    monkeypatch.setattr(energy, "find_spec", lambda name: None)
     assert energy.meters() == ()
     assert "sudo chmod a+r" in energy.missing()
 
 
-def test_a_board_is_read_by_nvml(tmp_path, monkeypatch):
+def test_boards_are_read_by_nvml_each_as_far_as_it_answers(tmp_path, monkeypatch):
+    """The first counts and says its limit, the second counts only, the third does neither."""
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
-    board = SimpleNamespace(
-        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda n: n, nvmlDeviceGetTotalEnergyConsumption=lambda n: 1_000 * (n + 1),
-        nvmlDeviceGetEnforcedPowerLimit=lambda n: 700_000,
+
+    def answers(most, told):
+        def answer(n):
+            if n > most:
+                raise RuntimeError("not supported")
+            return told
+
+        return answer
+
+    boards = SimpleNamespace(
+        NVMLError=RuntimeError, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda n: n, nvmlDeviceGetTotalEnergyConsumption=answers(1, 1_500),
+        nvmlDeviceGetEnforcedPowerLimit=answers(0, 700_000),
     )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "pynvml", board)
+    monkeypatch.setitem(sys.modules, "pynvml", boards)
     monkeypatch.setattr(energy, "find_spec", lambda name: name == "pynvml")
-    assert energy.counted() == {"NVML board-0": 1.0, "NVML board-1": 2.0}
-    assert energy.limits() == {"NVML board-0": 700.0, "NVML board-1": 700.0}
+    assert energy.counted() == {"NVML board-0": 1.5, "NVML board-1": 1.5}
+    assert energy.limits() == {"NVML board-0": 700.0}
 
 
 def test_parts_of_an_apple_chip_are_read_where_they_are_told(tmp_path, monkeypatch):
@@ -124,6 +146,12 @@ def test_what_is_timed_counts_its_joules_and_parts_add_up(powercap, monkeypatch)
     found = watch.collected()
     assert found.joules["RAPL package-0"] == pytest.approx(50 * found.wall_ns / 1e9, rel=0.1)
     assert found.joules["RAPL dram-0"] == 0.0
+    assert found.limits_w == {"RAPL package-0": 65.0}
+
+
+def test_a_part_that_a_meter_did_not_count_leaves_it_out_of_the_whole():
+    parts = [Evidence(wall_ns=5, cpus=2, joules={"a": 1.0, "b": 2.0}), Evidence(wall_ns=5, cpus=2, joules={"a": 3.0})]
+    assert watch.added(parts).joules == {"a": 4.0}
 
 
 def test_a_machine_with_a_meter_measures_its_idle_power_beside_the_phases(powercap):
@@ -149,18 +177,24 @@ def planted(joules=True):
     rows = rows.assign(timed_s=seconds, joules=[{"RAPL package-0": WATTS * each} if joules else {} for each in seconds])
     rest = rows.drop_duplicates(["machine", "block"]).assign(workload="idle", timed_s=10.0, n_prompt=0, n_seq=1)
     rest["joules"] = [{"RAPL package-0": IDLE_W * 10} if joules else {} for _ in range(len(rest))]
-    limits = {"power_limits": {"RAPL package-0": 65.0}}
-    facts = {name: fact | limits if "chip" in fact else fact for name, fact in recording.facts.items()}
-    return Recording(pd.concat([rows, rest]), facts, recording.study, recording.scale, recording.source)
+    every = pd.concat([rows, rest])
+    every["limits_w"] = [{"RAPL package-0": 65.0} if joules else {} for _ in range(len(every))]
+    return Recording(every, recording.facts, recording.study, recording.scale, recording.source)
 
 
 def test_joules_a_token_are_the_power_above_idle_times_its_seconds():
     found = planted()
-    lines = analysis.per_token(found.rows, found.facts)
+    lines = analysis.per_token(found.rows)
     assert {"prefill", "decode"} <= set(lines["workload"])
     assert all(line.watts.value == pytest.approx(WATTS) for line in lines.itertuples())
     assert all(line.idle.value == pytest.approx(IDLE_W) for line in lines.itertuples())
-    assert all(line.most == pytest.approx(2 * line.joules.value, rel=0.5) for line in lines.itertuples()), "50 W of 25"
+    assert all(line.most == pytest.approx(2 * line.joules.value, rel=0.05) for line in lines.itertuples()), "50 W of 25"
+    for line in lines[lines["workload"] == "prefill"].itertuples():
+        own = found.rows[(found.rows["workload"] == "prefill") & (found.rows["n_prompt"] == line.n_prompt)]
+        own = own[(own["model"] == line.model) & (own["n_threads"] == line.n_threads)]
+        whole_s = [sum(sample) / len(sample) / 1e9 for samples in own["samples_ns"] for sample in samples]
+        told = (WATTS - IDLE_W) * pd.Series(whole_s).median() / line.n_prompt
+        assert line.joules.value == pytest.approx(told, rel=0.1)
     steps = found.rows[(found.rows["workload"] == "decode") & (found.rows["n_gen"] == 512)]
     for line in lines[lines["n_gen"] == 512].itertuples():
         own = steps[(steps["model"] == line.model) & (steps["n_threads"] == line.n_threads)]
@@ -171,8 +205,17 @@ def test_joules_a_token_are_the_power_above_idle_times_its_seconds():
 def test_a_timed_part_shorter_than_the_meter_s_step_and_one_without_an_idle_row_say_nothing():
     found = planted()
     short = found.rows.assign(timed_s=found.rows["timed_s"].where(found.rows["workload"] == "idle", 0.01))
-    assert analysis.per_token(short, found.facts).empty
-    assert analysis.per_token(found.rows[found.rows["workload"] != "idle"], found.facts).empty
+    assert analysis.per_token(short).empty
+    assert analysis.per_token(found.rows[found.rows["workload"] != "idle"]).empty
+
+
+def test_an_idle_row_that_was_measured_again_counts_once():
+    found = planted()
+    again = found.rows[found.rows["workload"] == "idle"].assign(replicate=9)
+    twice = analysis.per_token(pd.concat([found.rows, again]))
+    assert [line.joules.n for line in twice.itertuples()] == [
+        line.joules.n for line in analysis.per_token(found.rows).itertuples()
+    ]
 
 
 def test_the_table_names_the_meter_and_without_one_says_why_there_is_none():

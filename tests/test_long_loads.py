@@ -19,7 +19,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import analysis, beside, crowd, endurance, figures, soak
+from plamo_study.studies.serving import analysis, beside, crowd, endurance, figures, soak, traffic
 from plamo_study.studies.serving.beside import AIPERF, OURS, Beside, Run
 
 STAND_IN = """#!{python}
@@ -333,8 +333,11 @@ def left_waiting(binary):
         long = pool.submit(web.post, "/completion", json=asked | {"prompt": "def f", "n_predict": 8000})
         while "processing task" not in running.log():
             time.sleep(0.02)
+        other = pool.submit(web.post, "/completion", json=asked | {"prompt": "other", "n_predict": 4}, timeout=0.5)
+        while traffic.parsed(web.get("/metrics").text)["llamacpp:requests_deferred"] < 1:
+            assert not other.done(), "it never waited for a slot"
         with pytest.raises(httpx2.ReadTimeout):
-            web.post("/completion", json=asked | {"prompt": "other", "n_predict": 4}, timeout=0.3)
+            other.result()
         begin, given_up = time.monotonic(), None
         while not long.done():
             if given_up is None and "cancel task" in running.log():

@@ -20,14 +20,14 @@ CELL = ["machine", "model", "dtype", "n_threads", "n_gpu_layers", "workload", "n
 
 def idle(rows: pd.DataFrame) -> pd.DataFrame:
     """Watts of doing nothing: `machine`, `block`, `meter`, `watts`."""
-    return _powers(rows[(rows["workload"] == "idle") & (rows["status"] == "ok")])[
-        ["machine", "block", "meter", "watts"]
-    ]
+    used = usable(rows)
+    quiet = _powers(used[(used["workload"] == "idle") & (used["status"] == "ok")])
+    return quiet.groupby(["machine", "block", "meter"], as_index=False)["watts"].median()
 
 
-def per_token(rows: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFrame:
+def per_token(rows: pd.DataFrame) -> pd.DataFrame:
     """A line for each CELL and `meter`: `watts`, `idle` (W) and `joules` (a token) as estimates over blocks, `least_s`
-    (the shortest timed part), and `most` (J a token): what the power limit allows, None where none is told.
+    (the shortest timed part), and `most` (J a token): what the power limit allows, NaN where none is told.
 
     Rows whose timed part is shorter than the meter's step are left out, and those of blocks without an idle row.
     """
@@ -42,23 +42,24 @@ def per_token(rows: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFr
     entries = []
     for key, group in both.groupby([*CELL, "meter"], sort=False):
         entry: dict[str, Any] = dict(zip([*CELL, "meter"], key, strict=True))
-        limit = facts.get(entry["machine"], {}).get("power_limits", {}).get(entry["meter"])
+        limit = float(group["limit_w"].max())
         token_s, quiet = float(group["token_s"].median()), float(group["watts_idle"].median())
         entry |= {"watts": stats.median(group["watts"].tolist()), "idle": stats.median(group["watts_idle"].tolist())}
         entry |= {"joules": stats.median(group["joules_token"].tolist()), "least_s": float(group["timed_s"].min())}
-        entries.append(entry | {"most": (limit - quiet) * token_s if limit else None})
+        entries.append(entry | {"most": (limit - quiet) * token_s})
     return pd.DataFrame(entries, columns=[*CELL, "meter", "watts", "idle", "joules", "least_s", "most"])
 
 
 def _powers(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a row and meter: CELL, `block`, `meter`, `watts`, `timed_s` and `token_s`."""
+    """A line a row and meter: CELL, `block`, `meter`, `watts`, `limit_w`, `timed_s` and `token_s`."""
     entries = [
         {name: getattr(row, name) for name in (*CELL, "block", "timed_s")}
-        | {"meter": meter, "watts": joules / row.timed_s, "token_s": _token_s(row)}
+        | {"meter": meter, "watts": joules / row.timed_s, "limit_w": row.limits_w.get(meter), "token_s": _token_s(row)}
         for row in rows.itertuples()
         for meter, joules in row.joules.items()
     ]
-    return pd.DataFrame(entries, columns=[*CELL, "block", "timed_s", "meter", "watts", "token_s"])
+    found = pd.DataFrame(entries, columns=[*CELL, "block", "timed_s", "meter", "watts", "limit_w", "token_s"])
+    return found.astype({"limit_w": float})
 
 
 def _token_s(row: Any) -> float:

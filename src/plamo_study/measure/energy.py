@@ -3,14 +3,16 @@
 Three kinds, which count different things and are never compared: RAPL (Linux: a processor's package, and its memory
 where that is counted apart), NVML (a whole NVIDIA board) and IOReport (parts of an Apple chip, by zeus-apple-silicon).
 zeus itself reads the same counters, but has a process poll RAPL beside what is measured, lest the counter wrap unseen.
-Here a timed part is shorter than a wrap takes (minutes), so its two readings are enough.
+Here two readings are enough: a timed part so long that a counter may wrap twice has no joules.
 """
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ INSTALL = "pip install 'plamo-study[energy]'"
 
 @dataclass(frozen=True)
 class Meter:
-    """`read`: joules counted so far, beginning anew at `wraps_j`. `limit_w`: the power it is held under, if known."""
+    """`read`: joules counted so far, by what they are of ("RAPL package-0"), all taken at one time.
 
-    name: str  # its kind, and which one: "RAPL package-0"
-    read: Callable[[], float]
-    limit_w: float | None = None
-    wraps_j: float | None = None
+    `limits_w`: the power that each is held under, of those that say so; `wraps_j`: where each begins anew.
+    """
+
+    read: Callable[[], dict[str, float]]
+    limits_w: dict[str, float]
+    wraps_j: dict[str, float]
 
 
 @cache
@@ -45,19 +49,27 @@ def missing() -> str:
 
 def counted() -> dict[str, float]:
     """Joules that each meter has counted so far."""
-    return {meter.name: meter.read() for meter in meters()}
+    return {name: joules for meter in meters() for name, joules in meter.read().items()}
 
 
-def between(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Joules of each meter between two readings, of which the counter began anew at most once."""
-    wraps = {meter.name: meter.wraps_j or 0.0 for meter in meters()}
-    gone = {name: after[name] - joules for name, joules in before.items() if name in after}
-    return {name: joules if joules >= 0 else joules + wraps[name] for name, joules in gone.items()}
+def between(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Joules of each meter between two readings so far apart.
+
+    None of a counter that may have begun anew more than once, or that fell without saying where it begins anew.
+    """
+    held, wraps = limits(), {name: joules for meter in meters() for name, joules in meter.wraps_j.items()}
+    found = {}
+    for name, joules in before.items():
+        gone = after.get(name, -inf) - joules
+        gone += wraps.get(name, 0.0) if gone < 0 else 0.0
+        if gone >= 0 and held.get(name, 0.0) * seconds < wraps.get(name, inf):
+            found[name] = gone
+    return found
 
 
 def limits() -> dict[str, float]:
     """Watts that each meter's part of the machine is held under, of those that say so."""
-    return {meter.name: meter.limit_w for meter in meters() if meter.limit_w}
+    return {name: watts for meter in meters() for name, watts in meter.limits_w.items()}
 
 
 def _rapl(folder: Path) -> tuple[list[Meter], str]:
@@ -70,8 +82,10 @@ def _rapl(folder: Path) -> tuple[list[Meter], str]:
                 counter = zone / "energy_uj"
                 counter.read_text()
                 at = f"RAPL {name}" if name != "dram" else f"RAPL dram-{zone.name.split(':')[1]}"
+                held = [watts for file in zone.glob("constraint_*_power_limit_uw") if (watts := _micro(file))]
                 wraps = _micro(zone / "max_energy_range_uj")
-                found.append(Meter(at, _reader(counter), _micro(zone / "constraint_0_power_limit_uw"), wraps))
+                limits = {at: max(held)} if held else {}  # the one of a burst is the largest
+                found.append(Meter(_reader(at, counter), limits, {at: wraps} if wraps else {}))
         except PermissionError:
             why = f"{zone / 'energy_uj'} is for root alone: sudo chmod a+r {folder}/intel-rapl:*/energy_uj"
         except OSError:
@@ -79,8 +93,8 @@ def _rapl(folder: Path) -> tuple[list[Meter], str]:
     return found, why
 
 
-def _reader(counter: Path) -> Callable[[], float]:
-    return lambda: int(counter.read_text()) / 1e6
+def _reader(name: str, counter: Path) -> Callable[[], dict[str, float]]:
+    return lambda: {name: int(counter.read_text()) / 1e6}
 
 
 def _micro(file: Path) -> float | None:
@@ -91,23 +105,33 @@ def _micro(file: Path) -> float | None:
 
 
 def _nvml() -> list[Meter]:
+    """Boards that count; not all do."""
     if find_spec("pynvml") is None:
         return []
     import pynvml
 
+    found = []
     try:
         pynvml.nvmlInit()
         boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            Meter(
-                f"NVML board-{n}",
-                lambda board=board: pynvml.nvmlDeviceGetTotalEnergyConsumption(board) / 1e3,  # type: ignore[misc] # mJ
-                pynvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3,
-            )
-            for n, board in enumerate(boards)
-        ]
     except pynvml.NVMLError:
         return []
+    for n, board in enumerate(boards):
+        name, limits = f"NVML board-{n}", {}
+        try:
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(board)
+        except pynvml.NVMLError:
+            continue
+        with suppress(pynvml.NVMLError):
+            limits = {name: pynvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3}
+        found.append(Meter(_board(name, board), limits, {}))
+    return found
+
+
+def _board(name: str, board: Any) -> Callable[[], dict[str, float]]:
+    import pynvml
+
+    return lambda: {name: pynvml.nvmlDeviceGetTotalEnergyConsumption(board) / 1e3}  # it counts in mJ
 
 
 def _ioreport() -> list[Meter]:
@@ -115,14 +139,16 @@ def _ioreport() -> list[Meter]:
         return []
     import zeus_apple_silicon
 
+    parts = {"IOReport CPU": "cpu_total_mj", "IOReport GPU": "gpu_mj", "IOReport DRAM": "dram_mj"}
     try:
         monitor = zeus_apple_silicon.AppleEnergyMonitor()
-        told: Any = monitor.get_cumulative_energy()
+        monitor.get_cumulative_energy()
     except RuntimeError:
         return []
-    parts = {"CPU": "cpu_total_mj", "GPU": "gpu_mj", "DRAM": "dram_mj"}
-    return [
-        Meter(f"IOReport {part}", lambda field=field: getattr(monitor.get_cumulative_energy(), field) / 1e3)  # type: ignore[misc] # mJ
-        for part, field in parts.items()
-        if getattr(told, field) is not None
-    ]
+
+    def read() -> dict[str, float]:
+        told = monitor.get_cumulative_energy()
+        counts = {name: getattr(told, field) for name, field in parts.items()}
+        return {name: each / 1e3 for name, each in counts.items() if each is not None}
+
+    return [Meter(read, {}, {})]

@@ -28,6 +28,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     """Columns: every field of the cell, the row's own, `build`, `verdict`, `drift`, `failure` and the conditions.
 
     `joules`: by energy meter, counted in `timed_s` seconds around the timed parts; {} and NaN where nobody counted.
+    `limits_w`: watts that each meter's part was held under.
 
     `disturbed`: whether something else computed beside the row; `others`: the share of the machine's CPUs it took, and
     `waited`: the CPUs' worth of time that the worker waited for one, both NaN for rows without evidence. `mhz`: the
@@ -56,6 +57,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     timed = [row.conditions.timed for row in rows]
     table["joules"] = [each.joules if each else {} for each in timed]
+    table["limits_w"] = [each.limits_w if each else {} for each in timed]
     table["timed_s"] = pd.Series([each.wall_ns / 1e9 if each else None for each in timed], dtype=float)
     table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     return pd.DataFrame(table)

@@ -14,8 +14,6 @@ from typing import Any
 
 import psutil
 
-from plamo_study.measure import energy
-
 MACOS = sys.platform == "darwin"
 CPUS = Path("/sys/devices/system/cpu")
 
@@ -38,8 +36,7 @@ def last_level_cache() -> int:
 
 def facts() -> dict[str, Any]:
     """What identifies this machine; two runs on one machine give the same dictionary."""
-    limits = energy.limits()
-    return ({"power_limits": limits} if limits else {}) | {
+    return {
         "chip": _output("sysctl", "-n", "machdep.cpu.brand_string") if MACOS else _linux_chip(),
         "cores": psutil.cpu_count(logical=False),
         "performance_cores": performance_cores(),

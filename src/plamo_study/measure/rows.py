@@ -45,6 +45,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mhz: float | None = None  # of the slowest CPU, at the end
     hot: int | None = None  # times a CPU was slowed because it was hot
     joules: dict[str, float] = {}  # by meter, of the whole machine
+    limits_w: dict[str, float] = {}  # the power that each meter's part was held under, of those that say so
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

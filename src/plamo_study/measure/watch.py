@@ -5,10 +5,10 @@ is disturbed is decided here too, from limits that selfcheck --disturb holds aga
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from math import nan
 from typing import Any
 
 import msgspec
@@ -28,17 +28,18 @@ def timed(*helpers: int) -> Iterator[None]:
 
     `helpers`: pids of living processes that compute for this job; their CPU time and waiting are its own.
     """
-    spent, theirs = energy.counted(), _of_helpers(helpers)
-    before = machine.counters()
+    theirs, before, spent = _of_helpers(helpers), machine.counters(), energy.counted()
     yield
+    after_all = energy.counted()
     found = since(before, machine.counters())
-    joules = energy.between(spent, energy.counted())
+    joules = energy.between(spent, after_all, found.wall_ns / 1e9)
     after = _of_helpers(helpers)  # of one that ended meanwhile nothing is left to read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
     told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran}
     told["others_ns"] = max((found.others_ns or 0) - ran, 0)
     told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
-    _parts.append(msgspec.structs.replace(found, **told, joules=joules))
+    limits_w = energy.limits() if joules else {}
+    _parts.append(msgspec.structs.replace(found, **told, joules=joules, limits_w=limits_w))
 
 
 def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
@@ -96,10 +97,10 @@ def since(before: machine.Counters, after: machine.Counters) -> Evidence:
 
 def added(parts: list[Evidence]) -> Evidence:
     """Several stretches as one: sums, and the lowest clock."""
-    joules = Counter[str]()
-    for part in parts:
-        joules.update(part.joules)
-    total: dict[str, Any] = {"cpus": parts[0].cpus, "joules": dict(joules)}
+    joules = {name: sum(part.joules.get(name, nan) for part in parts) for part in parts for name in part.joules}
+    whole = {name: each for name, each in joules.items() if each == each}  # counted in every part
+    limits_w = {name: watts for part in parts for name, watts in part.limits_w.items()}
+    total: dict[str, Any] = {"cpus": parts[0].cpus, "joules": whole, "limits_w": limits_w}
     for name in Evidence.__struct_fields__:
         known = [value for part in parts if (value := getattr(part, name)) is not None]
         if name not in total:

@@ -154,7 +154,7 @@ def score(found: pd.DataFrame) -> Table:
 
 def energy(studies: Studies) -> Table | Markdown:
     """Joules a token by phase, meter by meter, idle power taken off; or that nobody counted."""
-    found = pd.concat([per_token(rows, facts).assign(study=name) for name, rows, facts in studies])
+    found = pd.concat([per_token(rows).assign(study=name) for name, rows, _ in studies])
     if found.empty:
         return Markdown(
             "n/a: no row of these machines was measured beside an energy meter. Where a machine shows one, every "
@@ -176,5 +176,5 @@ def _phase(row: Any) -> str:
     return f"prompt of {row.n_prompt:,}" if row.workload == "prefill" else f"step of {row.n_seq}"
 
 
-def _allowed(joules: float | None) -> str:
-    return "n/a" if joules is None or math.isnan(joules) else f"{joules * 1e3:.3g}"
+def _allowed(joules: float) -> str:
+    return "n/a" if math.isnan(joules) else f"{joules * 1e3:.3g}"

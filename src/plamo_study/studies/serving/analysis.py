@@ -284,8 +284,8 @@ def _between(run: Run) -> float:
 
 def crowds(found: Crowds) -> pd.DataFrame:
     """A line for each number of requests at a time, `waits` of which have no slot: seconds of a further token by the
-    server's own count on both servers (`released`, `patched`), tokens a second (`rate`, `rate_patched`), and ratios
-    paired by round, released over patched (`ratio`) and patched over released (`rates`)."""
+    server's own count on both servers (`released`, `patched`), tokens a second (`rate`, `rate_patched`), and ratios,
+    released over patched (`ratio`) and patched over released (`rates`), with intervals of the rounds' pairs."""
     entries = []
     for n_clients in dict.fromkeys(each.n_clients for each in found.loads):
         both = [

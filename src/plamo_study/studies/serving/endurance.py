@@ -26,17 +26,17 @@ def stuck(recording: Recording) -> list[str]:
     if not held or _gone(held) is not None:
         return []
     first, last = held.minutes[soak.HELD_AT - 1], held.minutes[-1]
-    after = ""
+    later, after = len(held.minutes) - soak.HELD_AT - held.held_s / 60, ""
     if mended and _same(mended, held):
         after = (
-            f" On a server whose threads wait otherwise ([the patch](../data/upstream/server-wakeups.md)) it is "
-            f"{mended.minutes[-1].answered:,} in that minute, and {mended.failed:,} of {mended.sent:,} fail."
+            f" On a server whose threads wait otherwise ([the patch](../data/upstream/server-wakeups.md)) it was "
+            f"{mended.minutes[-1].answered:,} in that minute, and {mended.failed:,} of {mended.sent:,} failed."
         )
     return [
-        f"**Half a minute's stop, and it does not come back.** {escaped(held.model)} at {held.rate:.0f} requests a "
-        f"second, on a server that is stopped for {held.held_s:.0f} s: {first.answered:,} answers in the minute "
-        f"before, {last.answered:,} in the last of the {len(held.minutes) - soak.HELD_AT} minutes after; "
-        f"{held.failed:,} of {held.sent:,} fail.{after}"
+        f"**A server stopped for {held.held_s:.0f} s had not come back {later:g} minutes later.** "
+        f"{escaped(held.model)} at {held.rate:.0f} requests a second: {first.answered:,} answers in the minute before "
+        f"the stop, {last.answered:,} in the last minute; {held.failed:,} of {held.sent:,} requests failed.{after} "
+        f"(One run each.)"
     ]
 
 
@@ -176,7 +176,8 @@ def side_by_side(recording: Recording) -> Table:
                 "requests/s": f"{found.rate:.1f}",
                 "stopped for (s)": f"{found.held_s:.0f}",
                 "answers in the minute before": f"{before.answered:,}",
-                f"in minute {len(after)} after": f"{after[-1].answered:,}",
+                "in the minute of the stop": f"{after[0].answered:,}, {after[0].failed:,} failed",
+                f"in minute {len(after)} from the stop on": f"{after[-1].answered:,}",
                 "not ended, at most, at a minute's end": f"{max(minute.waiting for minute in after):,}",
                 "queue gone by minute": str(gone or "never"),
                 "failed, of sent": f"{found.failed:,} of {found.sent:,}",
