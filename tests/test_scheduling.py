@@ -21,6 +21,7 @@ from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies import cluster
+from plamo_study.studies.disaggregation import requests
 from plamo_study.studies.scheduling import (
     analysis,
     fleets,
@@ -110,6 +111,7 @@ def test_two_processes_that_share_the_work_answer_the_same_requests_at_the_same_
     measured, load = run(cell), traffic.drawn(cell)
     assert measured.valid, measured.checks
     assert measured.checks["second_path_error"] < ENOUGH
+    assert [half(cell).n_threads for half in (requests.sending, requests.receiving)] == [1, 1], "of two threads in all"
     assert [request.n_prompt for request in measured.requests] == load.prompt
     assert [len(request.token_ns) for request in measured.requests] == load.output
     assert [request.arrived_ns / 1e9 for request in measured.requests] == pytest.approx(load.arrives, abs=1e-6)
@@ -197,22 +199,25 @@ def test_calls_of_recorded_rows_are_taken_as_they_were_made(study, scale):
 
 
 def test_an_engine_is_idle_from_the_last_token_of_all_who_came_to_the_next_prompt():
-    """The second comes while the first is answered, the third 20 ms after both; its prompt is read in two calls."""
+    """The second comes while the first is answered, the third 20 ms after both; its prompt is read in two calls. How
+    long nothing was computed before the first, nobody knows."""
     came = [(0, 30), (10, 50), (70, 90)]
     asked = [SimpleNamespace(arrived_ns=begin * 10**6, token_ns=[end * 10**6]) for begin, end in came]
     row = SimpleNamespace(workload="traffic", requests=asked)
     calls = [(0, 0, 64, 0, 0.01), (1, 64, 64, 0, 0.01), (2, 128, 0, 0, 0.01), (0, 0, 64, 0, 0.01), (0, 0, 8, 64, 0.01)]
-    assert observed._idle(row, calls) == pytest.approx([0, 0, 0, 0.02, 0])
+    assert observed._idle(row, calls) == pytest.approx([np.nan, 0, 0, 0.02, 0], nan_ok=True)
 
 
 def test_what_waking_takes_is_no_part_of_what_a_chunk_takes():
     rows = recording.read("10-scheduling", "recorded", "mini").rows
     found, known_ones = observed.calls(rows), analysis.fitted(rows)
-    asleep = found[(found["idle"] >= AWAKE_S) & found["per_second"].isin(plan.known_loads("mini"))]
+    used = found[(found["rule"] == PARTS) | found["per_second"].isin(plan.known_loads("mini"))]
+    used = used[(used["decoding"] == 0) & (used["n_threads"] == found["n_threads"].max())]
     for model, step_model in known_ones.items():
-        assert 0 < len(step_model.waking) <= (asleep["model"] == model).sum()
-        assert step_model.waking.min() >= 0
-    assert (found["idle"] > 0).sum() < (found["before"] == 0).sum()
+        own = used[used["model"] == model]
+        assert len(step_model.waking) == (own["idle"] >= AWAKE_S).sum() > 0
+        assert len(step_model.factors["chunk"]) == (own["idle"] < AWAKE_S).sum() > 0
+        assert own["idle"].isna().sum() == own[own["rule"] != PARTS].groupby(["rule", "per_second", "block"]).ngroups
 
 
 def test_a_fit_at_full_size_knows_every_batch_and_refuses_what_is_not_there():
@@ -337,6 +342,10 @@ def test_splitting_needs_states_that_can_move():
     assert slow["itl_p99"] < free["itl_p99"] + 1e-6, "sending keeps the sender alone"
     loading = analysis.disaggregated(load, model, cell.n_seq, (taking(0.0), taking(1.0)))
     assert loading["itl_p99"] > free["itl_p99"] + 0.9, "loading keeps everybody who is answered"
+    woken = analysis.replace(model, waking=np.array([1.0]))
+    slept = analysis.disaggregated(load, woken, cell.n_seq, (taking(0.0), taking(0.0)))
+    assert slept["itl_p99"] < free["itl_p99"] + 1e-6, "what waking takes was measured of prompts, and it keeps no step"
+    assert slept["ttft_p99"] > free["ttft_p99"] + 0.9
     shared = analysis.simulated(load, "prefill first", model, cell.n_seq)
     assert free["itl_p99"] < shared["itl_p99"], "who writes is never kept waiting by who reads"
 
@@ -344,8 +353,12 @@ def test_splitting_needs_states_that_can_move():
 def test_what_a_shipment_takes_is_known_from_the_known_loads_alone_and_the_split_engine_is_judged_like_a_policy():
     rows = recording.read("10-scheduling", "recorded", "mini").rows
     ships, loads = analysis.shipping(rows, HYBRID)
-    assert ships(16) > 0
-    assert loads(16) > 0
+    there = rows[(rows["label"] == SPLIT) & (rows["per_second"] == plan.known_loads("mini")[0]) & ~rows["disturbed"]]
+    tokens = there["requests"].iloc[0][0].n_prompt
+    for named, told in (("shipped", ships), ("loaded", loads)):
+        of = [s for row in there.itertuples() for r, s in zip(row.requests, row.series[named], strict=True)
+              if r.n_prompt == tokens]  # fmt: skip
+        assert told(tokens) == pytest.approx(np.median(of))
     known_ones = (rows["label"] == SPLIT) & rows["per_second"].isin(plan.known_loads("mini"))
     assert known_ones.any()
     assert ((rows["label"] == SPLIT) & ~known_ones).any()

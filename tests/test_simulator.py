@@ -9,7 +9,7 @@ from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import clock, closed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, quantile, serve
-from plamo_study.studies.scheduling.steps import Calls, fit
+from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, fit
 from plamo_study.studies.scheduling.traffic import shaped
 
 N = 40_000
@@ -302,15 +302,18 @@ def test_residuals_are_a_distribution_and_are_drawn_from():
 
 
 def test_only_the_first_call_after_idleness_takes_what_waking_took():
-    """Prompts of 16 tokens took 10 ms more behind idleness; the third request comes 2 ms after the second is done."""
+    """Prompts of 16 tokens took 10 ms more behind idleness; before the third request there is just too little of it."""
     none = np.zeros(4, int)
     woken = Calls(none, none, np.full(4, 16), none, np.full(4, 1e-3 + 16e-4 + 10e-3))
     model = machine(woken=woken)
     assert model.waking == pytest.approx(10e-3, rel=1e-3)
     plain = serve(Load([0.0, 1.0], [16, 16], [4, 4]), policies.shared, Simulated(machine()), 8)
-    load = Load([0.0, 1.0, 1.0 + 10e-3 + plain.finish[0] + 2e-3], [16] * 3, [4] * 3)
+    done = 1.0 + 10e-3 + plain.finish[0]
+    load = Load([0.0, 1.0, done + 0.9 * AWAKE_S], [16] * 3, [4] * 3)
     late = serve(load, policies.shared, Simulated(model), 8)
     assert late.ttft - plain.ttft[0] == pytest.approx([0.0, 10e-3, 0.0], abs=1e-5)
+    just_asleep = Load([0.0, 1.0, done + 1.1 * AWAKE_S], [16] * 3, [4] * 3)
+    assert serve(just_asleep, policies.shared, Simulated(model), 8).ttft[2] == pytest.approx(late.ttft[1])
     assert late.tpot == pytest.approx(np.full(3, plain.tpot[0]))
     assert serve(load, policies.shared, Simulated(model, noisy=False), 8).ttft == pytest.approx(plain.ttft[0], abs=1e-9)
 

@@ -112,6 +112,6 @@ def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], 
     machine, now, there = Simulated(model, seed), 0.0, []
     for arrives, prompt in zip(load.arrives, load.prompt, strict=True):
         machine.wait(max(now, arrives))
-        now = machine.call([], False, 0, 0, prompt, 0) + ships(prompt)
+        now = machine.now = machine.call([], False, 0, 0, prompt, 0) + ships(prompt)
         there.append(now)
     return replace(load, arrives=there)

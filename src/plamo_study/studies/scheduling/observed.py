@@ -1,6 +1,7 @@
 """Calls of recorded rows, as a step model is fitted on them: whichever study measured them, on one machine."""
 
 from collections.abc import Iterator
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ FLASH = ("auto", "on")
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds for
-    which nothing had been computed when it began, as far as that is known.
+    which nothing had been computed when it began, NaN where that is not known.
 
     Disturbed rows are left out: a disturbance is no property of a call.
     """
@@ -61,15 +62,16 @@ def _traffic(row: Any) -> Iterator[Call]:
 
 
 def _idle(row: Any, calls: list[Call]) -> list[float]:
-    """Seconds of idleness before each call of traffic: only where a prompt begins of which nobody was there before.
+    """Seconds of idleness before each call of traffic: only where a prompt begins before which nobody was there.
 
-    Prompts begin in the order in which they came, by whatever policy.
+    Prompts begin in the order in which they came, by whatever policy. What was before the first is not known: NaN.
     """
     if row.workload != "traffic" or not row.requests:
         return [0.0] * len(calls)
     came = sorted((each.arrived_ns, each.token_ns[-1]) for each in row.requests)
     ended = np.maximum.accumulate([0, *(end for _, end in came)])
-    gaps = iter([max(arrived - before, 0) / NS for (arrived, _), before in zip(came, ended[:-1], strict=True)])
+    known = [max(arrived - before, 0) / NS for (arrived, _), before in zip(came, ended[:-1], strict=True)]
+    gaps = iter([nan, *known[1:]])
     return [next(gaps) if chunk and not before else 0.0 for _, _, chunk, before, _ in calls]
 
 
@@ -116,9 +118,8 @@ def fitted(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, 
     `rows`: where moves were measured. `missing`: the command that measures more.
     """
     own = found[(found["model"] == model) & (found["n_threads"] == n_threads)]
-    awake = own["idle"] < AWAKE_S
-    name = f"{model} on {n_threads} threads"
-    return fit(name, table(own[awake]), moves(rows, model), missing, table(own[~awake]))
+    name, awake, asleep = f"{model} on {n_threads} threads", own["idle"] < AWAKE_S, own["idle"] >= AWAKE_S
+    return fit(name, table(own[awake]), moves(rows, model), missing, table(own[asleep]))
 
 
 def table(found: pd.DataFrame) -> Calls:

@@ -24,15 +24,20 @@ from plamo_study.studies.scheduling.loop import Load
 from plamo_study.studies.scheduling.plan import LOADS, SLOTS, SPLIT, WITHIN, known_loads
 
 MS = 1e3
-INSTEAD = {  # of prompts whole and shared
-    "chunked 64": "prompts in chunks of 64 instead of whole",
-    SPLIT: "prompts and answers in two processes with half of the threads each instead of one",
-}
+AGAINST = (  # a policy, what it is held against, and in words
+    ("chunked 64", "shared", "prompts in chunks of 64 instead of whole"),
+    (
+        SPLIT,
+        "shared",
+        "two processes with half of the threads each, one for prompts and one for answers, instead of one",
+    ),
+    (SPLIT, "one at a time", "the same two processes instead of one that answers one request at a time"),
+)
 SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time", SPLIT)  # in the figure over load
 RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
 BUSY = 0.7  # of the capacity, where one load stands for all
-NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99", "throughput": "throughput"}
+NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99"}
 
 
 def finding(recording: Recording) -> Markdown:
@@ -60,32 +65,36 @@ def _accuracy(rows: pd.DataFrame) -> list[str]:
         f"**The simulation {which}** is within {LIMIT:.0%} of the engine in {within} of {len(off)} 99th percentiles; "
         f"off by {np.expm1(np.median(off)):.0%} in the middle and by {np.expm1(max(off)):.0%} at most. It puts {same} "
         f"of {every} pairs of policies that the engine tells apart in the engine's order, and the engine confirms "
-        f"{int(picks['confirmed'].sum())} of {len(picks)} of its picks."
+        f"{int(picks['confirmed'].sum())} of {len(picks)} of its picks, where drawing lots would have {_lots(picks)}."
     ]
+
+
+def _lots(picks: pd.DataFrame) -> str:
+    return f"{picks['chance'].sum():.1f} confirmed"
 
 
 def _policies(rows: pd.DataFrame) -> list[str]:
     lines, taken = [], analysis.live(rows)
-    for (model, group), (rule, instead) in product(taken.groupby("model"), INSTEAD.items()):
-        at = _busiest(group, rule)
-        whole, other = (group[(group["rule"] == r) & (group["per_second"] == at)] for r in ("shared", rule))
+    for (model, group), (rule, than, words) in product(taken.groupby("model"), AGAINST):
+        at = _busiest(group, rule, than)
+        whole, other = (group[(group["rule"] == each) & (group["per_second"] == at)] for each in (than, rule))
         if whole.empty or other.empty:
             continue
         said = []
-        for name, words in (("itl_p99", "the gap between two tokens"), ("ttft_p90", "the first token")):
+        for name, what in (("itl_p99", "the gap between two tokens"), ("ttft_p90", "the first token")):
             one, two = (each.groupby("block")[name].last() for each in (whole, other))
             ratio = timing.paired_ratio(two, one)
             first, second = (stats.median(each.tolist()).scaled(MS) for each in (two, one))
             times, both = sentences.quotient(ratio, first, second, "ms")
             q = "P99" if name == "itl_p99" else "P90"
-            said.append(f"{words} takes {times} as long {both}, {q}{sentences.unless(ratio)}")
-        lines.append(f"**{escaped(str(model))}, {instead}**, {at:g} requests a second: {'; '.join(said)}.")
+            said.append(f"{what} takes {times} as long {both}, {q}{sentences.unless(ratio)}")
+        lines.append(f"**{escaped(str(model))}, {words}**, {at:g} requests a second: {'; '.join(said)}.")
     return lines
 
 
-def _busiest(group: pd.DataFrame, rule: str) -> float:
-    """The highest load at which a policy and the shared one were measured; 0 where there is none."""
-    both = [group[group["rule"] == each]["per_second"] for each in ("shared", rule)]
+def _busiest(group: pd.DataFrame, rule: str, than: str) -> float:
+    """The highest load at which both policies were measured; 0 where there is none."""
+    both = [group[group["rule"] == each]["per_second"] for each in (than, rule)]
     return max({*both[0]} & {*both[1]}, default=0.0)
 
 
@@ -171,7 +180,7 @@ def by_arrangement(recording: Recording, model: str) -> tuple[pd.DataFrame, dict
     machines = {"split, half of the threads each": halves.get(model), "split, a second machine": known}
     entries = [
         {"how": how, "per_second": rate}
-        | analysis.disaggregated(analysis.at_rate(load, rate), own, SLOTS, ships, seeds=1)
+        | analysis.disaggregated(analysis.at_rate(load, rate), own, SLOTS, ships, simulations=1)
         for how, own in machines.items()
         for rate in rates
         if own and ships
@@ -271,7 +280,13 @@ def residuals(recording: Recording) -> Table:
         "worst_ttft_p99": ("first token, P99, furthest", ".2f"), "worst_itl_p99": ("gap, P99, furthest", ".2f"),
         "worst_throughput": ("throughput, furthest", ".2f"), "verdict": ("P99", ""),
     }  # fmt: skip
-    note = f"Simulated / measured. Usable: both P99 within {LIMIT:.0%} with their intervals at the load furthest off."
+    load = analysis.typical(recording.rows)
+    ends = [analysis.capacity(load, known, SLOTS) for known in analysis.fitted(recording.rows).values()]
+    rates = analysis.live(recording.rows)["per_second"]
+    note = (
+        f"Simulated / measured. Usable: both P99 within {LIMIT:.0%} with their intervals at the load furthest off. "
+        f"These loads are {rates.min() / max(ends):.0%} to {rates.max() / min(ends):.0%} of what one engine can take."
+    )
     return table(found, columns, note)
 
 
@@ -334,13 +349,13 @@ def picks(recording: Recording) -> Table:
     columns: Columns = {
         "model": ("model", ""), "per_second": ("requests/s", "g"), "loads": ("load", ""), "what": ("best for", ""),
         "rule": ("simulation picks", ""), "best": ("engine says", ""), "ratio": ("pick / best, measured", ".2f"),
-        "said": ("confirmed", ""),
+        "said": ("confirmed", ""), "chance": ("by lots", ".0%"),
     }  # fmt: skip
     return table(
         found,
         columns,
-        f"Confirmed: the same policy, or one that the engine does not "
-        f"show to be worse than the best by more than {analysis.ALIKE:.0%}.",
+        "Confirmed: the same policy, or one that the engine does not show to be worse. By lots: of how many policies "
+        "that is so.",
     )
 
 
@@ -348,7 +363,8 @@ def strategies(recording: Recording) -> Table:
     """The source's five strategies on this machine, at the lowest load that is not held out: measured or simulated."""
     rows, entries = recording.rows, []
     names = {"shared": "Shared (no chunking)", "chunked 64": "Chunked (64)", "chunked 128": "Chunked (128)",
-             SPLIT: "Disaggregated", "decode first 64": "Priority (decode first)"}  # fmt: skip
+             SPLIT: "Disaggregated", "decode first 64": "Priority (decode first)",
+             "one at a time": "One at a time (not among the source's)"}  # fmt: skip
     taken, known, halves = analysis.live(rows), analysis.fitted(rows), analysis.half(rows)
     load = analysis.typical(recording.rows)
     at = known_loads(recording.scale)[0]

@@ -19,7 +19,7 @@ from plamo_study.errors import StudyError
 LEAST = 3  # calls of a kind that a constant is fitted on
 DRAWN = 1 << 16  # residuals that simulations use over and over, each from a place of its own
 STRETCH = 16  # of them that stand as they were measured: what slows a machine lasts for several calls
-AWAKE_S = 0.005  # after longer idleness threads sleep, and the next call may have to wait for them
+AWAKE_S = 0.008  # after so much idleness threads may sleep, and the next call has to wait for them
 SLOPED = 3  # different places in a prompt from which a slope is fitted
 
 
