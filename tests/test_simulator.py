@@ -1,7 +1,9 @@
 """The simulated clock: queueing theory's closed forms, what must be conserved, and the same times by the same seed."""
 
 import time
+from dataclasses import replace
 
+import ciw
 import numpy as np
 import pytest
 
@@ -71,6 +73,41 @@ def test_least_work_is_one_queue_before_all_servers(n):
     found = np.concatenate([waited(share, [of[at] for at in share.arrives]) for share in shares])
     order = np.argsort(np.concatenate([share.arrives for share in shares]))
     assert abs(found.mean() - closed.mmc(0.8 * n, 1.0, n)) < SIGMAS * closed.standard_error(found[order])
+
+
+def by_ciw(load, seconds, servers):
+    """When each request is done by Ciw (Palmer et al., Journal of Simulation 13, 2019): one queue, who came first is
+    first, so many servers."""
+    gaps = [*np.diff([0.0, *load.arrives]).tolist(), 1e9]  # and nobody else
+    network = ciw.create_network(
+        arrival_distributions=[ciw.dists.Sequential(gaps)],
+        service_distributions=[ciw.dists.Sequential(seconds)],
+        number_of_servers=[servers],
+    )
+    simulation = ciw.Simulation(network)
+    simulation.simulate_until_max_time(1e8)
+    records = sorted(simulation.get_all_records(), key=lambda record: record.id_number)
+    assert [record.arrival_date for record in records] == pytest.approx(load.arrives)
+    return [record.service_end_date for record in records]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_every_request_is_done_when_a_published_simulator_says(n):
+    """Prompts and answers of many lengths at 85 % of the capacity, one at a time on each of n machines."""
+    model = machine()
+    load = traffic(2000, 1.0)
+    seconds = [
+        float(serve(Load([0.0], [prompt], [output]), policies.one_at_a_time, Simulated(model), 1).finish[0])
+        for prompt, output in zip(load.prompt, load.output, strict=True)
+    ]
+    load = replace(load, arrives=[at * float(np.mean(seconds)) / 0.85 / n for at in load.arrives])
+    expected = by_ciw(load, seconds, n)
+    found = np.full(len(load), np.nan)
+    for share in clock.least_work(load, n, seconds):
+        served = serve(clock.chosen(load, share), policies.one_at_a_time, Simulated(model), 1)
+        found[share] = served.finish
+    assert (np.array(expected) - load.arrives > 2 * np.array(seconds)).mean() > 0.2, "many had to wait"
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_round_robin_waits_longer_and_as_theory_says():
