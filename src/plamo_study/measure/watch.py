@@ -30,9 +30,9 @@ def timed(*helpers: int) -> Iterator[None]:
     """
     theirs, before, spent = _of_helpers(helpers), machine.counters(), energy.counted()
     yield
-    after_all = energy.counted()
+    total = energy.counted()
     found = since(before, machine.counters())
-    joules = energy.between(spent, after_all, found.wall_ns / 1e9)
+    joules = energy.between(spent, total, found.wall_ns / 1e9)
     after = _of_helpers(helpers)  # of one that ended meanwhile nothing is left to read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
     told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran}

@@ -33,10 +33,13 @@ from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
-REPORTS = ("plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback")
 BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS = (
-    f"data/upstream/{name}.md" for name in (*REPORTS, "server-wakeups")
-)
+    f"data/upstream/{name}.md"
+    for name in (
+        "plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback",
+        "server-wakeups",
+    )
+)  # fmt: skip
 
 
 def findings() -> str:

@@ -65,12 +65,9 @@ def _accuracy(rows: pd.DataFrame) -> list[str]:
         f"**The simulation {which}** is within {LIMIT:.0%} of the engine in {within} of {len(off)} 99th percentiles; "
         f"off by {np.expm1(np.median(off)):.0%} in the middle and by {np.expm1(max(off)):.0%} at most. It puts {same} "
         f"of {every} pairs of policies that the engine tells apart in the engine's order, and the engine confirms "
-        f"{int(picks['confirmed'].sum())} of {len(picks)} of its picks, where drawing lots would have {_lots(picks)}."
+        f"{int(picks['confirmed'].sum())} of {len(picks)} of its picks, where drawing lots would have "
+        f"{picks['chance'].sum():.1f} confirmed."
     ]
-
-
-def _lots(picks: pd.DataFrame) -> str:
-    return f"{picks['chance'].sum():.1f} confirmed"
 
 
 def _policies(rows: pd.DataFrame) -> list[str]:

@@ -149,8 +149,8 @@ def own(before: Mapping[str, float], after: Mapping[str, float], n_requests: int
     return told | {"counted": round(grown["tokens"])}
 
 
-def ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
-    """These prompts by our client, so many at a time. StudyError where a request fails."""
+def asked(target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
+    """What becomes of these prompts, so many at a time. StudyError where a request fails."""
 
     async def all_of_them() -> Loaded:
         async with client.client(target) as web:
@@ -159,6 +159,12 @@ def ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int)
     found = client.run(all_of_them())
     if failed := [answer.failure for answer in found.answers if answer.failure]:
         raise StudyError(target.url, f"a request failed ({failed[0]})", "look at the server's log")
+    return found
+
+
+def ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
+    """These prompts by our client, so many at a time. StudyError where a request fails."""
+    found = asked(target, prompts, n_clients)
     requests = [request_of(answer, found.began_ns) for answer in found.answers]
     return Run(
         tool=OURS,

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from plamo_study import progress
-from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, server
 from plamo_study.measure.plan import MODELS
-from plamo_study.studies.serving import client, load, metrics, plan, questions
-from plamo_study.studies.serving.client import Prompt, Target
+from plamo_study.studies.serving import metrics, plan, questions
+from plamo_study.studies.serving.beside import asked, warm
+from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.load import Loaded
 from plamo_study.studies.serving.workload import built, stock
 
@@ -62,17 +62,9 @@ def compare(path: Path, rounds: int = ROUNDS) -> Crowds:
             with server.started(both[name]) as running:
                 target = Target(running.url, usual=questions.OURS["llama-server"])
                 for n_clients, n in LOADS.items():
-                    loads.append(_full(name, number, n_clients, client.run(_asked(target, prompts[:n], n_clients))))
+                    warm(target, prompts[0])
+                    loads.append(_full(name, number, n_clients, asked(target, prompts[:n], n_clients)))
     return Crowds(machine=machine.facts(), model=MODELS[1], n_prompt=n_prompt, n_gen=n_gen, loads=loads)
-
-
-async def _asked(target: Target, prompts: list[Prompt], n_clients: int) -> Loaded:
-    async with client.client(target) as web:
-        await client.ask(web, target, prompts[0])
-        found = await load.closed(web, target, prompts, n_clients)
-    if failed := [answer.failure for answer in found.answers if answer.failure]:
-        raise StudyError(target.url, f"a request failed ({failed[0]})", "look at the server's log")
-    return found
 
 
 def _full(name: str, number: int, n_clients: int, found: Loaded) -> Crowd:

@@ -16,7 +16,7 @@ from plamo_study.studies.serving.plan import SLOTS
 MS = 1e3
 MIB = 2**20
 SETTLED = 5  # minutes after which memory should no longer grow
-PATCHED = "patched"
+SERVERS = {crowd.RELEASED: False, crowd.PATCHED: True}  # whether patched
 HELD_UP = f"{soak.MADE_BY} --minutes 6 --hold 30"
 
 
@@ -92,7 +92,7 @@ def _failures(found: soak.Soak) -> list[str]:
 
 def held(recording: Recording) -> pd.DataFrame:
     """What the figure of servers that were held up draws: the minutes of each `server`."""
-    servers = {name: _minutes(_held(recording, patched)) for name, patched in (("as released", False), (PATCHED, True))}
+    servers = {name: _minutes(_held(recording, patched)) for name, patched in SERVERS.items()}
     return pd.concat([minutes.assign(server=name) for name, minutes in servers.items()])
 
 
@@ -127,8 +127,8 @@ def recovered(recording: Recording, patched: bool = False) -> Markdown:
     usual, most = _usual(found), max(minute.waiting for minute in after)
     came = f"The queue was gone by minute {gone} of these" if gone else "The queue was still there at the end"
     lines = [
-        f"**{escaped(found.model)} at {found.rate:.1f} requests a second, {PATCHED if patched else 'as released'}, "
-        f"stopped for {found.held_s:.0f} s** after "
+        f"**{escaped(found.model)} at {found.rate:.1f} requests a second, "
+        f"{crowd.PATCHED if patched else crowd.RELEASED}, stopped for {found.held_s:.0f} s** after "
         f"minute {soak.HELD_AT} ({found.machine['chip']}). {_made_up(recording, found)}Before it at most {usual} "
         f"requests were in the server at a minute's end, and half of them had their first token within "
         f"{_within(before[-1])}. In the minutes from the stop on there were up to {most:,} at a minute's end. {came}: "
@@ -165,7 +165,7 @@ def _crowds(recording: Recording) -> crowd.Crowds | None:
 def side_by_side(recording: Recording) -> Table:
     """The server as released and the patched one under the same load, stopped for as long."""
     entries = []
-    for name, patched in (("as released", False), (PATCHED, True)):
+    for name, patched in SERVERS.items():
         found = _held(recording, patched)
         if not found or not _same(found, _held(recording) or found):
             continue
