@@ -21,6 +21,7 @@ MATCHED = "plamo-3-matched"  # attention only, of the weight bytes of the first 
 DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study measures where it does not compare types
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
 MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096}
+GPU_MATMUL_SIZE = 16_384  # rows: a smaller product ends before a large GPU is full
 GATE_TOKENS = {"mini": 320, "shape": 72, "weights": 72}  # mini: past the sliding window; else a minute's work
 GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32}  # a gate's prefill crosses two ends of micro-batches
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
@@ -93,7 +94,8 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
     both = both_ceilings(scale)
     cells = [change(cell, n_threads=n) for n in threads for cell in both]
     if gpu:
-        cells += [change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both]
+        read, matmul = (change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both_ceilings(scale))
+        cells += [read, change(matmul, n_rows=GPU_MATMUL_SIZE)]
     return tuple(cells)
 
 

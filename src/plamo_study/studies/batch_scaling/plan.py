@@ -22,6 +22,7 @@ from plamo_study.measure.plan import (
 SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
 FIRST_SEQUENCES = (1, 4, 16)  # that no page can do without
+GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded during the first of them
 SHORT_PROMPT = 8  # where packing prompts could pay: long ones fill a micro-batch each
 SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
 
@@ -33,7 +34,8 @@ def batch_scaling(scale: str, gpu: bool = False) -> Plan:
     prompts of their own and a cell does not spend its time on them.
     """
     check_scale(scale)
-    base = Decode(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=STEPS)
+    steps = GPU_STEPS if gpu else STEPS
+    base = Decode(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=steps)
     base = change(base, policy="shared", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, policy="per_sequence")
     limits = ceilings(scale, gpu, thread_counts()[:1])

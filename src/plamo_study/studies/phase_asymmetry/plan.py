@@ -17,11 +17,12 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
     check_scale(scale)
     base = Prefill(scale=scale, dtype=DTYPE[scale], n_threads=machine.performance_cores())
     base = change(base, n_gpu_layers=-1 if gpu else 0)
+    often = {128: 20, 512: 20, 2048: 20} if gpu else {128: 3, 512: 3, 2048: 1}  # milliseconds each on a GPU
     asked: list[Cell] = [
         cell
         for model in models
         for cell in (
-            *(change(base, model=model, n_prompt=n, repetitions=1 if n == 2048 else 3) for n in (128, 512, 2048)),
+            *(change(base, model=model, n_prompt=n, repetitions=times) for n, times in often.items()),
             change(base, model=model, workload="decode", depth=128, n_gen=512),
         )
     ]
@@ -34,4 +35,4 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
             on_cpu = change(base, model=model, n_threads=threads, n_gpu_layers=0, n_prompt=128)
             fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
     planned = with_gates("01-phase-asymmetry", scale, tuple(dict.fromkeys((*asked, *limits, *fewer))))
-    return replace(planned, needed=len(asked) + len(limits))
+    return replace(planned, compared=tuple(asked), needed=len(asked) + len(limits))
