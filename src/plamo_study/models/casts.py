@@ -16,6 +16,7 @@ from plamo_study import paths
 
 TABLE = paths.PUBLISHED / "backend-casts.csv"
 BACKENDS = ("CPU x86", "CPU ARM", "Metal", "CUDA")
+ON_GPUS = {"Metal": "MTL", "CUDA": "CUDA", "Vulkan": "Vulkan"}  # backend -> how ggml's names of its devices begin
 BLAS = "OpenBLAS x86"  # of products with many columns only; the others are the CPU's
 PATHS = ("mat-vec", "mat-mul")
 ROUNDS_UP = 65520 / 65504  # F16 rounds to its largest number what lies below 65,520
@@ -108,8 +109,13 @@ def host(machine: str) -> str:
     return "CPU ARM" if machine.lower().startswith(("arm", "aarch")) else "CPU x86"
 
 
-def of_engine(corrects: Sequence[str], machine: str, path: str) -> str:
-    """The backend that computes products of a path, by what a build adds and the machine it runs on."""
+def of_engine(corrects: Sequence[str], machine: str, path: str, gpu: str = "") -> str:
+    """The backend that computes products of a path, by what a build adds and the machine it runs on.
+
+    `gpu`: the name ggml gives the device that holds the weights ("CUDA0"); "" where the CPU does.
+    """
+    if gpu:
+        return next(name for name in ON_GPUS if gpu.startswith(ON_GPUS[name]))
     return BLAS if "blas" in corrects and path == "mat-mul" else host(machine)
 
 

@@ -13,7 +13,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.present.evidence import escaped
 from plamo_study.present.sentences import CLOSE, is_close
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
-from plamo_study.studies.machines import analysis
+from plamo_study.studies.machines import analysis, gpu
 from plamo_study.studies.machines.analysis import Studies
 
 NOTE = (
@@ -178,3 +178,21 @@ def _phase(row: Any) -> str:
 
 def _allowed(joules: float) -> str:
     return "n/a" if math.isnan(joules) else f"{joules * 1e3:.3g}"
+
+
+def gpu_gains(board: gpu.Board) -> Table:
+    """What offloading buys, phase by phase, every core of the host against the GPU beside it."""
+    columns: Columns = {
+        "model": ("model", ""), "phase": ("phase", ""), "cpu": ("CPU (ms)", significant(3, 1e3)),
+        "gpu": ("GPU (ms)", significant(3, 1e3)), "gain": ("GPU over CPU", ".1f"),
+    }  # fmt: skip
+    return table(gpu.gains(board), columns)
+
+
+def foretold(board: gpu.Board) -> Table:
+    """Every forecast that was written down before anything ran, with what was measured."""
+    columns: Columns = {
+        "key": ("foretold", ""), "low": ("from", "g"), "high": ("to", "g"), "unit": ("", ""),
+        "measured": ("measured", ".2f"), "claim": ("in the range", ""), "why": ("reason given", ""),
+    }  # fmt: skip
+    return table(gpu.scored(board), columns)

@@ -35,9 +35,9 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
 
 
 def backends(scale: str, gpu: bool = False) -> Plan:
-    """Amplitudes planted in longer prompts, beside a build with another backend (`blas`)."""
+    """Amplitudes planted in longer prompts: on the GPU, or on the CPU beside a build with another backend (`blas`)."""
     check_scale(scale)
-    cells = tuple(_planted(BACKEND_TOKENS))
+    cells = tuple(change(cell, n_gpu_layers=-1 if gpu else 0) for cell in _planted(BACKEND_TOKENS))
     anchor = change(cells[0], workload="decode", depth=16, n_gen=32)
     return Plan("04-backends", scale, cells, (), anchor, 1, 0, TIME_LIMIT_S[scale], compared=cells)
 

@@ -11,6 +11,7 @@ from plamo_study.measure.plan import (
     BLOCKS,
     DEPTH,
     DTYPE,
+    GPU_MATMUL_SIZE,
     MODELS,
     STEPS,
     Plan,
@@ -25,6 +26,7 @@ SEQUENCES = {"mini": (1, 8), "shape": (1, 4, 16), "weights": (1, 4, 16)}
 OTHER_TYPES = ("F32", "F16", "Q8_0")  # matrix ceilings beside the one of the study's own type
 COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 64, 128)  # of the engine's product, which differs by them
 FEW_COLUMNS = (1, 4, 8, 32)
+GPU_REPETITIONS = 50
 COLUMN_SIZE = {"mini": 2048, "shape": 8192, "weights": 8192}  # rows and columns of its weights; shape: out of the cache
 
 
@@ -41,6 +43,8 @@ def roofline(scale: str, gpu: bool = False) -> Plan:
     limits = ceilings(scale, gpu, (base.n_threads,))
     others = [change(cell, dtype=dtype) for cell in limits if isinstance(cell, MatMul) for dtype in OTHER_TYPES]
     few = change(others[0], dtype=DTYPE[scale], n_rows=COLUMN_SIZE[scale])
+    if gpu:  # where the passes are: microseconds each, and a small product would stay in the cache
+        few = change(few, n_rows=GPU_MATMUL_SIZE, n_gpu_layers=-1, repetitions=GPU_REPETITIONS)
     others += [change(few, n_columns=n) for n in (FEW_COLUMNS if scale == "mini" else COLUMNS)]
     planned = with_gates("02-roofline", scale, (*cells, *dict.fromkeys((*limits, *others))), exact_cache=False)
     return replace(planned, blocks=2 if scale == "mini" else BLOCKS)

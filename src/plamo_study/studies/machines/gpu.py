@@ -1,0 +1,153 @@
+"""A GPU beside the host it sits in, and what was foretold of it before anything ran there: times, gains, the score.
+
+Two builds stand beside the released one in the same blocks. `cuda-scan` keeps PLaMo 2's scan on the GPU; `cuda-launches`
+starts every kernel by itself, without graphs.
+"""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study import paths
+from plamo_study.analysis import stats
+from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.timing import median_sample, paired_ratio, seconds_by_block
+from plamo_study.analysis.usable import usable
+from plamo_study.studies.batch_scaling.analysis import STOCK
+from plamo_study.studies.machines.analysis import Studies
+
+FORECAST = paths.DATA / "published" / "gpu-forecast.toml"
+HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
+SCAN, LAUNCHES = "cuda-scan", "cuda-launches"
+FIRST_STEPS, SHORT, MIDDLE = 32, 128, 512  # steps and prompts that both devices ran; the prompt of the findings
+ASYMMETRY, BATCHES = "01-phase-asymmetry", "03-batch-scaling"
+MS = 1e3
+
+
+@dataclass(frozen=True)
+class Board:
+    """What was measured on one machine with a GPU: usable rows of notebook 01's study and of 03's."""
+
+    chip: str
+    host: str
+    asymmetry: pd.DataFrame
+    batches: pd.DataFrame
+
+    def prompt(self, model: str, tokens: int, build: str = STOCK, gpu: bool = True) -> pd.Series:
+        """Seconds of one sequence's prompt by block."""
+        found = self._of(self.asymmetry, "prefill", model, build, gpu)
+        return seconds_by_block(found[found["n_prompt"] == tokens], median_sample)
+
+    def step(self, model: str, build: str = STOCK, gpu: bool = True) -> pd.Series:
+        """Seconds of one sequence's decode step by block: the median of the first ones, which both devices ran."""
+        found = self._of(self.asymmetry, "decode", model, build, gpu)
+        return seconds_by_block(found, _first_steps)
+
+    def steps(self, model: str, n_seq: int, build: str = STOCK) -> pd.Series:
+        """Seconds of a decode step of so many sequences by block."""
+        found = self._of(self.batches, "decode", model, build, gpu=True)
+        return seconds_by_block(found[found["n_seq"] == n_seq], median_sample)
+
+    @staticmethod
+    def _of(rows: pd.DataFrame, workload: str, model: str, build: str, gpu: bool) -> pd.DataFrame:
+        found = rows[(rows["workload"] == workload) & (rows["model"] == model) & (rows["build"] == build)]
+        found = found[(found["n_gpu_layers"] != 0) == gpu]
+        return found[found["n_threads"] == found["n_threads"].max()].drop_duplicates(
+            ["block", "n_seq", "n_prompt"], keep="last"
+        )
+
+
+def _first_steps(samples: list[list[int]]) -> float:
+    return float(np.median(samples[0][:FIRST_STEPS]))
+
+
+def boards(studies: Studies) -> list[Board]:
+    """Every machine whose engine found a GPU, and that ran notebook 01's study on it."""
+    facts = {name: fact for _, _, known in studies for name, fact in known.items() if fact.get("gpus")}
+    found = []
+    for machine, fact in facts.items():
+        rows = {name: usable(own) for name, own, _ in studies if (own["machine"] == machine).all()}
+        if ASYMMETRY in rows:
+            chip = fact["gpus"][0]["chip"]
+            batches = rows.get(BATCHES, rows[ASYMMETRY].iloc[:0])
+            found.append(Board(chip, fact["chip"], rows[ASYMMETRY], batches))
+    return found
+
+
+def gains(board: Board) -> pd.DataFrame:
+    """A line a model and phase: seconds on the `cpu` and the `gpu`, and the `gain`, paired by block."""
+    entries = []
+    for model in (HYBRID, ATTENTION):
+        for phase, of in ((f"prompt of {SHORT}", board_prompt), ("step", Board.step)):
+            cpu, gpu = of(board, model, gpu=False), of(board, model)
+            entry: dict[str, Any] = {"model": model, "phase": phase}
+            entry |= {"cpu": stats.median(cpu.tolist()), "gpu": stats.median(gpu.tolist())}
+            entries.append(entry | {"gain": paired_ratio(cpu, gpu)})
+    return pd.DataFrame(entries)
+
+
+def board_prompt(board: Board, model: str, build: str = STOCK, gpu: bool = True) -> pd.Series:
+    """The prompt that both devices ran."""
+    return board.prompt(model, SHORT, build, gpu)
+
+
+def foretold() -> list[dict[str, Any]]:
+    """`key`, `unit`, `low`, `high` and `why` of everything that was foretold."""
+    return list(tomllib.loads(FORECAST.read_text(encoding="utf-8"))["forecast"])
+
+
+def scored(board: Board) -> pd.DataFrame:
+    """The forecasts with what was `measured` (estimate in its unit), and `claim`: whether that lies in the range."""
+    entries = []
+    for forecast in foretold():
+        measured = MEASURES[forecast["key"]](board)
+        entries.append({**forecast, "measured": measured, "claim": measured.within(forecast["low"], forecast["high"])})
+    return pd.DataFrame(entries)
+
+
+def _ms(seconds: pd.Series) -> Estimate:
+    return stats.median((MS * seconds).tolist())
+
+
+MEASURES: dict[str, Callable[[Board], Estimate]] = {
+    "step of PLaMo 2, as released": lambda board: _ms(board.step(HYBRID)),
+    "step of PLaMo 2, scan on the GPU": lambda board: _ms(board.step(HYBRID, SCAN)),
+    "step of PLaMo 3": lambda board: _ms(board.step(ATTENTION)),
+    "prompt of 512, PLaMo 2: gain of a scan on the GPU": lambda board: paired_ratio(
+        board.prompt(HYBRID, MIDDLE), board.prompt(HYBRID, MIDDLE, SCAN)
+    ),
+    "step of PLaMo 3: gain of graphs": lambda board: paired_ratio(
+        board.step(ATTENTION, LAUNCHES), board.step(ATTENTION)
+    ),
+    "step of PLaMo 3: gain of the GPU over the CPU": lambda board: paired_ratio(
+        board.step(ATTENTION, gpu=False), board.step(ATTENTION)
+    ),
+    "prompt of 128, PLaMo 3: gain of the GPU over the CPU": lambda board: paired_ratio(
+        board.prompt(ATTENTION, SHORT, gpu=False), board.prompt(ATTENTION, SHORT)
+    ),
+    "asymmetry of PLaMo 3: tokens a second of a prompt of 512 over those of a step": lambda board: paired_ratio(
+        board.step(ATTENTION), board.prompt(ATTENTION, MIDDLE) / MIDDLE
+    ),
+    "step of 16 sequences of PLaMo 3 against a step of one": lambda board: paired_ratio(
+        board.steps(ATTENTION, 16), board.steps(ATTENTION, 1)
+    ),
+}
+
+
+def passes(board: Board) -> pd.DataFrame:
+    """What the figure draws, in ms: `name` of a pass, `how` it ran, `value`, `low` and `high`."""
+    hows = {"CPU": (STOCK, False), "GPU, as released": (STOCK, True), "GPU, scan there too": (SCAN, True),
+            "GPU, without graphs": (LAUNCHES, True)}  # fmt: skip
+    entries = []
+    for model in (HYBRID, ATTENTION):
+        for name, of in ((f"prompt of {SHORT}", board_prompt), ("step", Board.step)):
+            for how, (build, on_gpu) in hows.items():
+                took = _ms(of(board, model, build, on_gpu))
+                if took.n:
+                    entry = {"name": f"{model.rstrip('*')}: {name}", "how": how, "value": took.value}
+                    entries.append(entry | {"low": took.low, "high": took.high})
+    return pd.DataFrame(entries)
