@@ -1,7 +1,7 @@
 """A GPU beside the host it sits in, and what was foretold of it before anything ran there: times, gains, the score.
 
-Two builds stand beside the released one in the same blocks. `cuda-scan` keeps PLaMo 2's scan on the GPU; `cuda-launches`
-starts every kernel by itself, without graphs.
+Two builds stand beside the released one in the same blocks. `cuda-scan` keeps PLaMo 2's scan on the GPU.
+`cuda-launches` starts every kernel by itself, without graphs.
 """
 
 import tomllib
