@@ -7,7 +7,8 @@ changes. Prompt and decode start from an empty memory, so neither inherits the o
 
 Series, one number per amplitude: `amplitude` (asked for), and of each PHASE, prompt and decode, `largest/PHASE`,
 `sum16/PHASE`, `sum32/PHASE`, `output/PHASE` (what entered and left ssm_out of that layer), `finite/PHASE` (1: every
-logit was finite).
+logit was finite), `error/PHASE` (relative, of the logits against those before anything was planted, at the worst token). A
+backend that holds its sums at the largest number of their type stays finite and is wrong.
 """
 
 import tempfile
@@ -27,6 +28,7 @@ from plamo_study.measure.cells import Ranges
 from plamo_study.measure.rows import Measured
 from plamo_study.models import casts, header, recipes
 from plamo_study.models.recipes import Recipe
+from plamo_study.oracle.compare import relative_error
 
 PLANTED = ("ssm_c_norm", "ssm_d")  # what ssm_out's input is proportional to, together
 STEPS = np.logspace(2, 8, 13)  # half decades
@@ -42,13 +44,16 @@ def run(cell: Ranges, path: Path, dtype: str, stage: Callable[[str], None]) -> M
         places = _places(file)
         layer = int(next(iter(places)).split(".")[1])
         originals = {name: _read(file, name, places) for name in places}
-        natural = _look(cell, file, layer)["largest/prompt"]
+        seen, usual = _look(cell, file, layer)
+        natural = seen["largest/prompt"]
         series: dict[str, list[float]] = {"amplitude": amplitudes()}
         for amplitude in series["amplitude"]:
             stage(f"amplitude {amplitude:g}")
             for name, values in originals.items():
                 _write(file, places[name], values * np.float32(amplitude / natural))
-            for name, value in _look(cell, file, layer).items():
+            found, logits = _look(cell, file, layer)
+            found |= {f"error/{phase}": relative_error(logits[phase], usual[phase]) for phase in logits}
+            for name, value in found.items():
                 series.setdefault(name, []).append(value)
     n = (len(series["amplitude"]) + 1) * 2 * cell.n_prompt
     checks: dict[str, float | bool] = {"natural": natural, "layer": float(layer)}
@@ -101,20 +106,25 @@ def _write(path: Path, place: tuple[int, int], values: np.ndarray) -> None:
         file.write(values.astype("<f4").tobytes())
 
 
-def _look(cell: Ranges, path: Path, layer: int) -> Finite:
-    """The cell's tokens as one prompt and, from an empty memory, one by one: ssm_out's numbers, and finite logits."""
+def _look(cell: Ranges, path: Path, layer: int) -> tuple[Finite, dict[str, np.ndarray]]:
+    """The cell's tokens as one prompt and, from an empty memory, one by one: ssm_out's numbers, whether all logits
+    were finite, and these by phase, (tokens, n_vocab)."""
     found: Finite = {}
+    logits: dict[str, np.ndarray] = {}
     with OneProduct(path, ranges.session_config(msgspec.structs.replace(cell, n_gen=0))) as model:
         model.layer = layer
         tokens = ranges.tokens_of(cell, model)[: cell.n_prompt]
         for phase, size in (("prompt", len(tokens)), ("decode", 1)):
             model.clear()
-            model.phase, finite = phase, True
+            model.phase = phase
+            rows: list[np.ndarray] = []
             for start in range(0, len(tokens), size):
                 model.evaluate(tokens[start : start + size])
-                finite &= bool(np.isfinite(model.logits(size)).all())
+                rows.append(model.logits(size))
+            logits[phase] = np.concatenate(rows)
+            finite = bool(np.isfinite(logits[phase]).all())
             found |= _numbers(model.found[phase, "ssm_out", layer], phase) | {f"finite/{phase}": float(finite)}
-    return found
+    return found, logits
 
 
 def _numbers(seen: Any, phase: str) -> Finite:

@@ -15,7 +15,7 @@ from pathlib import Path
 from plamo_study import paths
 
 TABLE = paths.PUBLISHED / "backend-casts.csv"
-BACKENDS = ("CPU x86", "CPU ARM", "Metal", "CUDA")
+BACKENDS = ("CPU x86", "CPU ARM", "Metal", "CUDA", "Vulkan")
 ON_GPUS = {"Metal": "MTL", "CUDA": "CUDA", "Vulkan": "Vulkan"}  # backend -> how ggml's names of its devices begin
 BLAS = "OpenBLAS x86"  # of products with many columns only; the others are the CPU's
 PATHS = ("mat-vec", "mat-mul")

@@ -12,10 +12,12 @@ import numpy as np
 import pandas as pd
 from gguf import GGMLQuantizationType
 
+from plamo_study.measure.tolerance import OFFLOADED
 from plamo_study.models import casts
 
 Series = Mapping[str, Sequence[float]]
 PROBE, PLANTED = "probe", "planted "
+FAR = OFFLOADED["F16"]  # relative error of logits that rounding does not explain: only the size of the input changed
 PHASES = {"prompt": "mat-mul", "decode": "mat-vec"}  # phase -> path its products take
 NUMBERS = ("largest", "sum16", "sum32", "output", "not_finite")
 
@@ -106,8 +108,9 @@ def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.Da
     """Predicted against observed for every type, phase and amplitude.
 
     Columns: dtype, phase, path, amplitude (asked for), largest (what entered), factor, predicted and observed
-    ("finite" or "not finite"; a worker that did not end well is "failed"), agrees, build. The backend is that of the
-    row's engine and machine.
+    ("finite", "not finite", or "wrong": finite, and far from what it was before anything was planted; a worker that did
+    not end well is "failed"), agrees (where no finite number was predicted both others do), build. The backend is that
+    of the row's engine and machine.
     """
     found = rows[(rows["workload"] == "ranges") & rows["label"].str.startswith(PLANTED)]
     cells: list[dict[str, Any]] = []
@@ -132,22 +135,26 @@ def _cells(series: Series, dtype: str, backend: str, phase: str) -> list[dict[st
         verdict = casts.verdict(backend, dtype, PHASES[phase], numbers)
         assert verdict is not None
         predicted = "finite" if verdict.fits else "not finite"
-        observed = "finite" if series[f"finite/{phase}"][at] else "not finite"
+        off = series.get(f"error/{phase}", [0.0] * (at + 1))[at] > FAR
+        observed = ("wrong" if off else "finite") if series[f"finite/{phase}"][at] else "not finite"
         place = {"dtype": dtype, "phase": phase, "path": PHASES[phase], "amplitude": amplitude}
-        result = {"factor": verdict.factor, "predicted": predicted, "observed": observed}
-        cells.append(place | {"largest": numbers["largest"]} | result | {"agrees": predicted == observed})
+        agrees = (predicted == "finite") == (observed == "finite")
+        result = {"factor": verdict.factor, "predicted": predicted, "observed": observed, "agrees": agrees}
+        cells.append(place | {"largest": numbers["largest"]} | result)
     return cells
 
 
 def thresholds(grid: pd.DataFrame) -> pd.DataFrame:
-    """Per build, type and phase the largest input that stayed finite and the smallest that did not (NaN: none)."""
-    ended = grid[grid["observed"].isin(["finite", "not finite"])]
+    """Per build, type and phase the largest input that stayed right and the smallest that did not (NaN: none).
+
+    `how`: how it failed there, "not finite" or "wrong"; "" where nothing did.
+    """
+    ended = grid[grid["observed"] != "failed"]
     entries = []
     for (build, dtype, phase), group in ended.groupby(["build", "dtype", "phase"], sort=False):
-        good, bad = (group[group["observed"] == word]["largest"] for word in ("finite", "not finite"))
-        entries.append(
-            {"build": build, "dtype": dtype, "phase": phase, "finite_up_to": good.max(), "not_finite_from": bad.min(),
-             "cells": len(group), "agree": int(group["agrees"].sum())}
-        )  # fmt: skip
-    names = ["build", "dtype", "phase", "finite_up_to", "not_finite_from", "cells", "agree"]
+        good, bad = group[group["observed"] == "finite"]["largest"], group[group["observed"] != "finite"]
+        entry = {"build": build, "dtype": dtype, "phase": phase, "finite_up_to": good.max()}
+        entry |= {"not_finite_from": bad["largest"].min(), "how": ", ".join(sorted(set(bad["observed"])))}
+        entries.append(entry | {"cells": len(group), "agree": int(group["agrees"].sum())})
+    names = ["build", "dtype", "phase", "finite_up_to", "not_finite_from", "how", "cells", "agree"]
     return pd.DataFrame(entries, columns=names)

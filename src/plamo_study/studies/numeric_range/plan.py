@@ -37,7 +37,8 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
 def backends(scale: str, gpu: bool = False) -> Plan:
     """Amplitudes planted in longer prompts: on the GPU, or on the CPU beside a build with another backend (`blas`)."""
     check_scale(scale)
-    cells = tuple(change(cell, n_gpu_layers=-1 if gpu else 0) for cell in _planted(BACKEND_TOKENS))
+    tokens = PLANTED_TOKENS if gpu else BACKEND_TOKENS
+    cells = tuple(change(cell, n_gpu_layers=-1 if gpu else 0) for cell in _planted(tokens))
     anchor = change(cells[0], workload="decode", depth=16, n_gen=32)
     return Plan("04-backends", scale, cells, (), anchor, 1, 0, TIME_LIMIT_S[scale], compared=cells)
 
