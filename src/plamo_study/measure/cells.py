@@ -187,12 +187,20 @@ class Scan(Comparison, frozen=True, kw_only=True):
     """Divergence tensor by tensor."""
 
 
+ROTATION = "lost rotation"
+
+
 class Ranges(OnText, frozen=True, kw_only=True):
     """The numbers that enter products."""
 
     n_prompt: int = 0
     n_gen: int = 0
-    mode: str = field(default="", name="label")  # probe, or "planted TYPE"
+    mode: str = field(default="", name="label")  # probe, "planted TYPE", or ROTATION
+
+    @property
+    def asks_whether(self) -> bool:
+        """Only of a file that has lost its rotation."""
+        return self.mode == ROTATION
 
 
 class Trace(OnModel, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ changes. Prompt and decode start from an empty memory, so neither inherits the o
 
 Series, one number per amplitude: `amplitude` (asked for), and of each PHASE, prompt and decode, `largest/PHASE`,
 `sum16/PHASE`, `sum32/PHASE`, `output/PHASE` (what entered and left ssm_out of that layer), `finite/PHASE` (1: every
-logit was finite), `error/PHASE` (relative, of the logits against those before anything was planted, at the worst token). A
-backend that holds its sums at the largest number of their type stays finite and is wrong.
+logit was finite), `error/PHASE` (relative, of the logits against those before anything was planted, at the worst
+token). A backend that holds its sums at the largest number of their type stays finite and is wrong.
 """
 
 import tempfile

@@ -21,7 +21,7 @@ from gguf import GGMLQuantizationType
 from plamo_study.errors import StudyError
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import machine, worker
-from plamo_study.measure.cells import Ranges
+from plamo_study.measure.cells import ROTATION, Ranges
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Measured
 from plamo_study.models import casts
@@ -45,11 +45,14 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(cell: Ranges, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Probe one file over the cell's text (random tokens where it names none), or plant amplitudes in it."""
+    """Probe one file over the cell's text (random tokens where it names none), plant amplitudes in it, or have it lose
+    its rotation."""
     from plamo_study.engine import library
-    from plamo_study.measure import planting
+    from plamo_study.measure import planting, rotation
 
     library.capture_log([])
+    if cell.mode == ROTATION:
+        return rotation.run(cell, stage)
     if cell.mode.startswith(PLANTED):
         return planting.run(cell, path, cell.mode.removeprefix(PLANTED), stage)
     return _probe(cell, path, stage)

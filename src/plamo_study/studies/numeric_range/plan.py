@@ -1,15 +1,21 @@
 """Which cells the study of numeric range measures: probes of every model, and planted amplitudes type by type."""
 
+from dataclasses import replace
+
 from plamo_study.measure import machine, texts
-from plamo_study.measure.cells import Ranges
-from plamo_study.measure.plan import DTYPE, MODELS, TIME_LIMIT_S, Plan, change, check_cell, check_scale
+from plamo_study.measure.cells import ROTATION, Cell, Ranges
+from plamo_study.measure.plan import DTYPE, MODELS, TIME_LIMIT_S, Plan, change, check_cell, check_scale, with_gates
 from plamo_study.measure.ranges import PLANTED
 from plamo_study.models import casts
+from plamo_study.studies.batching_law import grid
 
 TEXT = "python-heldout"  # of data/corpus
 N_PROMPT, N_GEN = {"mini": 256, "shape": 64, "weights": 512}, {"mini": 32, "shape": 8, "weights": 64}
 PLANTED_TOKENS = 10  # more than the 8 columns from which every backend takes its matrix kernels
 REPETITIONS = 3
+ROTATED_TOKENS = 48
+BATCHES = 10  # of the batching law's grid
+BACKEND_LIMIT_S = 900.0  # a software GPU takes minutes for a gate
 BACKEND_TOKENS = 40  # more than the 32 columns from which BLAS is handed a product
 
 
@@ -35,12 +41,21 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
 
 
 def backends(scale: str, gpu: bool = False) -> Plan:
-    """Amplitudes planted in longer prompts: on the GPU, or on the CPU beside a build with another backend (`blas`)."""
+    """Is another backend right: on the GPU, or on the CPU beside a build with one (`blas`).
+
+    Amplitudes planted in prompts long enough for its matrix kernels, a file that loses its rotation, an operator's
+    three tests, some of the batching law's batches, and the embedded models' gates.
+    """
     check_scale(scale)
-    tokens = PLANTED_TOKENS if gpu else BACKEND_TOKENS
-    cells = tuple(change(cell, n_gpu_layers=-1 if gpu else 0) for cell in _planted(tokens))
-    anchor = change(cells[0], workload="decode", depth=16, n_gen=32)
-    return Plan("04-backends", scale, cells, (), anchor, 1, 0, TIME_LIMIT_S[scale], compared=cells)
+    planted = _planted(PLANTED_TOKENS if gpu else BACKEND_TOKENS)
+    cells: list[Cell] = [*planted, change(planted[0], mode=ROTATION, n_prompt=ROTATED_TOKENS)]
+    cells += [grid.three_tests(test, model) for test in grid.TESTS for model in MODELS]
+    cells += grid.grid(0, BATCHES, *MODELS)
+    offloaded = tuple(change(cell, n_gpu_layers=-1 if gpu else 0) for cell in cells)
+    planned = with_gates("04-backends", scale, offloaded, exact_cache=False)
+    anchor = change(offloaded[0], workload="decode", depth=16, n_gen=32)
+    limit_s = BACKEND_LIMIT_S if gpu else TIME_LIMIT_S[scale]
+    return replace(planned, anchor=anchor, blocks=1, extra_blocks=0, time_limit_s=limit_s, compared=offloaded)
 
 
 def _planted(n_prompt: int) -> list[Ranges]:
