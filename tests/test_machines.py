@@ -11,7 +11,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import packing
 from plamo_study.measure.recording import LOCAL, OTHERS, REFERENCE
 from plamo_study.studies import registry
-from plamo_study.studies.machines import analysis, show
+from plamo_study.studies.machines import analysis, gpu, show
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
          "type_k": "f16", "type_v": "f16", "attention": "on"}  # fmt: skip
@@ -116,3 +116,56 @@ def test_what_cannot_be_shown_is_refused_with_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     with pytest.raises(StudyError, match="plamo-study run 01 --scale mini"):
         analysis.recordings("live", "mini")
+
+
+@pytest.fixture(scope="module")
+def with_a_gpu(studies):
+    """The recorded rows of one machine's studies 01 and 03, and the same ten times as fast on a GPU planted in it."""
+    found = []
+    for name, rows, facts in studies:
+        if name not in (gpu.ASYMMETRY, gpu.BATCHES) or rows["build"].eq("").all():
+            continue
+        machine = rows["machine"].iloc[0]
+        board = {"gpus": [{"name": "CUDA0", "chip": "Board", "memory_bytes": 1 << 37}]}
+        facts = facts | {"host": facts[machine] | board, "scan": facts[rows["engine"].iloc[0]]}
+        faster = [[[time // 10 for time in sample] for sample in samples] for samples in rows["samples_ns"]]
+        offloaded = rows.assign(machine="host", n_gpu_layers=-1, samples_ns=faster)
+        scans = offloaded[(offloaded["build"] == gpu.STOCK) & (offloaded["model"] != "")]
+        scans = scans.assign(build=gpu.SCAN, engine="scan")
+        halved = [[[time // 2 for time in sample] for sample in samples] for samples in scans["samples_ns"]]
+        rows = pd.concat([rows.assign(machine="host"), offloaded, scans.assign(samples_ns=halved)], ignore_index=True)
+        found.append((name, rows, facts))
+    return found
+
+
+def test_a_gpu_is_held_against_its_own_ceilings_and_not_its_host_s(with_a_gpu):
+    found = analysis.passes([each for each in with_a_gpu if each[0] == gpu.ASYMMETRY])
+    chips = found.groupby("chip")[["read", "compute"]].max()
+    assert len(chips) == 2
+    host = next(name for name in chips.index if name != "Board")
+    assert chips.loc["Board", "read"] == pytest.approx(10 * chips.loc[host, "read"], rel=0.01)
+    assert chips.loc["Board", "compute"] == pytest.approx(10 * chips.loc[host, "compute"], rel=0.01)
+    shares = found.groupby("chip")["share"].median()
+    assert shares["Board"] == pytest.approx(shares[host], rel=0.01)
+
+
+def test_a_planted_gpu_is_as_much_faster_as_it_was_planted_and_scored_by_the_forecasts(with_a_gpu):
+    (board,) = gpu.boards(with_a_gpu)
+    gained = gpu.gains(board)
+    assert [gain.value for gain in gained["gain"]] == pytest.approx([10.0] * 4, rel=0.02)
+    scored = gpu.scored(board).set_index("key")
+    scan = scored.loc["prompt of 512, PLaMo 2: gain of a scan on the GPU"]
+    assert (scan["measured"].value, scan["claim"]) == (pytest.approx(2.0, rel=0.01), "does not hold")
+    step = scored.loc["step of PLaMo 3: gain of the GPU over the CPU"]
+    assert (step["measured"].value, step["claim"]) == (pytest.approx(10.0, rel=0.02), "holds")
+    assert scored.loc["step of PLaMo 3: gain of graphs", "claim"] == "inconclusive", "nothing was measured without"
+
+
+def test_every_forecast_names_what_measures_it():
+    assert {each["key"] for each in gpu.foretold()} == set(gpu.MEASURES)
+
+
+def test_without_a_gpu_the_forecasts_stand_unmeasured(studies):
+    assert not gpu.boards(studies)
+    assert len(show.foretold(studies).frame) == len(gpu.foretold())
+    assert "n/a" in show.gpu_gains(studies).data

@@ -23,6 +23,7 @@ from plamo_study.studies.roofline import every_cell
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, up to which two passes are at the same one
 PASS = ["model", "dtype", "phase", "tokens", "n_seq", "policy", "type_k", "type_v", "attention"]
 MACHINE = ["machine", "chip"]
+ON_GPU = " GPU"  # behind a machine's id
 Studies = list[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]
 
 
@@ -61,7 +62,7 @@ def passes(studies: Studies) -> pd.DataFrame:
     found = every_cell.cells(studies)
     if found.empty:
         raise StudyError("machines", "no pass was timed beside its ceilings", "plamo-study run 01")
-    found = found[(found["build"] == STOCK) & (found["label"] == "")]
+    found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")], facts_of(studies))
     most = found.groupby("machine")["n_threads"].transform("max")
     found = found[found["n_threads"] == most]
     # "auto" chooses flash attention on every backend that was run here, so the two are one kind
@@ -73,15 +74,29 @@ def passes(studies: Studies) -> pd.DataFrame:
     return found[[*MACHINE, *PASS, "depth", "study", "measured", "low", "share", "compute", "read", "least"]]
 
 
+def facts_of(studies: Studies) -> dict[str, dict[str, Any]]:
+    """What every machine says of itself, by its id."""
+    return {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
+
+
+def _apart(found: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFrame:
+    """A machine's GPU as a machine of its own: it has other ceilings."""
+    names, chips = [], []
+    for machine, chip, layers in zip(found["machine"], found["chip"], found["n_gpu_layers"], strict=True):
+        names.append(machine + ON_GPU if layers else machine)
+        chips.append(facts[machine]["gpus"][0]["chip"] if layers else chip)
+    return found.assign(machine=names, chip=chips)
+
+
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
     """A line a machine: MACHINE, `cores`, `memory` (bytes), `os`, its ceilings `read` (B/s; `least`: the best of the
     study that read slowest) and `compute` (FLOP/s) for weights of the commonest type, `balance` (FLOP a byte),
     `passes`, and `share`, their median share."""
-    facts = {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
+    facts = facts_of(studies)
     usual = found["dtype"].mode().iloc[0]
     entries = []
     for (machine, chip), group in found.groupby(MACHINE, sort=False):
-        fact = facts[str(machine)]
+        fact = facts[str(machine).removesuffix(ON_GPU)]
         read, compute = group["read"].max(), group[group["dtype"] == usual]["compute"].max()
         entry = {"machine": machine, "chip": chip, "cores": fact["performance_cores"], "memory": fact["memory_bytes"]}
         entry |= {"os": fact["os"], "read": read, "least": group["least"].min(), "compute": compute}

@@ -31,17 +31,3 @@ def predicted(data: pd.DataFrame, title: str) -> Chart:
         }
     )
     return on_a_line(tidy, ("Predicted, ms (log)", "Measured, ms (log)"), "machines", title)
-
-
-def on_a_gpu(data: pd.DataFrame, title: str) -> Chart:
-    """Milliseconds (`value`, `low`, `high`) of each pass `name`, one mark per `how` it ran."""
-    hows = list(dict.fromkeys(data["how"]))
-    colour, shape = marks("how", hows)
-    y = alt.Y("name:N", title=None, sort=list(dict.fromkeys(data["name"])), axis=alt.Axis(labelLimit=260))
-    x = alt.X("value:Q", title="Milliseconds (log)", scale=alt.Scale(type="log", nice=False, padding=10))
-    base = alt.Chart(data).encode(y=y, color=colour)
-    points = base.mark_point(size=70, filled=True).encode(x=x, shape=shape)
-    ranges = base.mark_rule().encode(x="low:Q", x2="high:Q")
-    said = "; ".join(f"{row['name']}, {row['how']}: {row['value']:.3g} ms" for row in data.to_dict("records"))
-    chart = alt.layer(ranges, points).properties(width=420, height=36 * data["name"].nunique())
-    return chart.properties(title=title, description=f"{title}. {said}.")

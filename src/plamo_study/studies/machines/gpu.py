@@ -66,8 +66,8 @@ def _first_steps(samples: list[list[int]]) -> float:
 
 
 def boards(studies: Studies) -> list[Board]:
-    """Every machine whose engine found a GPU, and that ran notebook 01's study on it."""
-    facts = {name: fact for _, _, known in studies for name, fact in known.items() if fact.get("gpus")}
+    """Every machine whose engine found a CUDA GPU, and that ran notebook 01's study on it."""
+    facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has_cuda(fact)}
     found = []
     for machine, fact in facts.items():
         rows = {name: usable(own) for name, own, _ in studies if (own["machine"] == machine).all()}
@@ -76,6 +76,10 @@ def boards(studies: Studies) -> list[Board]:
             batches = rows.get(BATCHES, rows[ASYMMETRY].iloc[:0])
             found.append(Board(chip, fact["chip"], rows[ASYMMETRY], batches))
     return found
+
+
+def _has_cuda(fact: dict[str, Any]) -> bool:
+    return any(gpu["name"].startswith("CUDA") for gpu in fact.get("gpus", ()))
 
 
 def gains(board: Board) -> pd.DataFrame:
@@ -136,18 +140,3 @@ MEASURES: dict[str, Callable[[Board], Estimate]] = {
         board.steps(ATTENTION, 16), board.steps(ATTENTION, 1)
     ),
 }
-
-
-def passes(board: Board) -> pd.DataFrame:
-    """What the figure draws, in ms: `name` of a pass, `how` it ran, `value`, `low` and `high`."""
-    hows = {"CPU": (STOCK, False), "GPU, as released": (STOCK, True), "GPU, scan there too": (SCAN, True),
-            "GPU, without graphs": (LAUNCHES, True)}  # fmt: skip
-    entries = []
-    for model in (HYBRID, ATTENTION):
-        for name, of in ((f"prompt of {SHORT}", board_prompt), ("step", Board.step)):
-            for how, (build, on_gpu) in hows.items():
-                took = _ms(of(board, model, build, on_gpu))
-                if took.n:
-                    entry = {"name": f"{model.rstrip('*')}: {name}", "how": how, "value": took.value}
-                    entries.append(entry | {"low": took.low, "high": took.high})
-    return pd.DataFrame(entries)

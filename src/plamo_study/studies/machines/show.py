@@ -161,7 +161,7 @@ def energy(studies: Studies) -> Table | Markdown:
             "timed row counts its joules: RAPL on Linux, NVML of an NVIDIA board, IOReport of an Apple chip. Virtual "
             "machines seldom show any."
         )
-    chips = {name: fact["chip"] for _, _, known in studies for name, fact in known.items() if "chip" in fact}
+    chips = {name: fact["chip"] for name, fact in analysis.facts_of(studies).items()}
     found = found.assign(chip=found["machine"].map(chips), phase=[_phase(row) for row in found.itertuples()])
     columns: Columns = {
         "chip": ("machine", ""), "meter": ("meter", ""), "model": ("model", ""), "phase": ("phase", ""),
@@ -180,19 +180,27 @@ def _allowed(joules: float) -> str:
     return "n/a" if math.isnan(joules) else f"{joules * 1e3:.3g}"
 
 
-def gpu_gains(board: gpu.Board) -> Table:
+def foretold(studies: Studies) -> Table:
+    """What was written down of a CUDA GPU before anything ran on one, beside what one that has added rows measured."""
+    boards = gpu.boards(studies)
+    columns: Columns = {
+        "key": ("foretold", ""), "low": ("from", "g"), "high": ("to", "g"), "unit": ("", ""), "why": ("because", ""),
+    }  # fmt: skip
+    if not boards:
+        return table(pd.DataFrame(gpu.foretold()), columns, "Not measured: no machine with a CUDA GPU has added rows.")
+    scored = pd.concat([gpu.scored(board).assign(board=board.chip) for board in boards])
+    more: Columns = {"board": ("GPU", ""), "measured": ("measured", ".2f"), "claim": ("in the range", "")}
+    return table(scored, {**columns, **more})
+
+
+def gpu_gains(studies: Studies) -> Table | Markdown:
     """What offloading buys, phase by phase, every core of the host against the GPU beside it."""
+    boards = gpu.boards(studies)
+    if not boards:
+        return Markdown("n/a: no machine of these has a GPU that ran notebook 01.")
     columns: Columns = {
-        "model": ("model", ""), "phase": ("phase", ""), "cpu": ("CPU (ms)", significant(3, 1e3)),
-        "gpu": ("GPU (ms)", significant(3, 1e3)), "gain": ("GPU over CPU", ".1f"),
+        "board": ("GPU", ""), "model": ("model", ""), "phase": ("phase", ""),
+        "cpu": ("its host's CPU (ms)", significant(3, 1e3)), "gpu": ("GPU (ms)", significant(3, 1e3)),
+        "gain": ("GPU over CPU", ".1f"),
     }  # fmt: skip
-    return table(gpu.gains(board), columns)
-
-
-def foretold(board: gpu.Board) -> Table:
-    """Every forecast that was written down before anything ran, with what was measured."""
-    columns: Columns = {
-        "key": ("foretold", ""), "low": ("from", "g"), "high": ("to", "g"), "unit": ("", ""),
-        "measured": ("measured", ".2f"), "claim": ("in the range", ""), "why": ("reason given", ""),
-    }  # fmt: skip
-    return table(gpu.scored(board), columns)
+    return table(pd.concat([gpu.gains(board).assign(board=board.chip) for board in boards]), columns)

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.measure.recording import Recording, read
+from plamo_study.measure.recording import Recording
 from plamo_study.models import casts
-from plamo_study.present import evidence
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.studies.numeric_range import analysis
+from plamo_study.studies.numeric_range.backends import on_half_precision
 
 ISSUE = "[llama.cpp issue #24501](https://github.com/ggml-org/llama.cpp/issues/24501)"
 TENSOR, HYBRID = "ssm_out", "plamo-2-1b"
@@ -151,25 +151,6 @@ def thresholds(recording: Recording) -> Table:
     return table(data, columns)
 
 
-def other_backend() -> Table | Markdown:
-    """The same amplitudes in longer prompts on a build with another backend, beside the engine as released."""
-    found = read("04-backends", "recorded", "mini")
-    if found is None:
-        return Markdown("Nothing is recorded: `plamo-study measure 04-backends --beside blas`.")
-    grid = analysis.planted(found.rows, found.facts)
-    data = analysis.thresholds(grid).pivot(index=["dtype", "phase"], columns="build", values="not_finite_from")
-    agree = grid.groupby(["dtype", "phase"])["agrees"].agg(["sum", "size"])
-    shown = data.join(agree).reset_index()
-    shown["as predicted"] = [f"{row['sum']} of {row['size']}" for _, row in shown.iterrows()]
-    for build in data.columns:
-        shown[build] = [f"from {value:,.3g}" if value == value else "never" for value in shown[build]]
-    columns: Columns = {"dtype": ("ssm_out", ""), "phase": ("phase", "")}
-    columns = {**columns, **{str(build): (f"not finite, {build}", "") for build in data.columns}}
-    n, right = len(grid), int(grid["agrees"].astype(bool).sum())
-    note = f"{right} of {n} cases as predicted from the source. Recorded on {evidence.chips(found)}."
-    return table(shown, {**columns, "as predicted": ("as predicted, both", "")}, note)
-
-
 def summary(grid: pd.DataFrame) -> str:
     """The grid in a sentence: cells, those off the diagonal, and which types broke."""
     first = _first(grid) or "none"
@@ -206,7 +187,8 @@ def verdict_on_issue(recording: Recording) -> Markdown:
     found = analysis.probed(recording.rows)
     metal = casts.limit("Metal", "Q8_0")
     assert metal is not None
-    return Markdown("\n\n".join([_shown(grid), _measured(found, metal), _predicted(metal), _settled(metal)]))
+    told = [_shown(grid), on_half_precision(), _measured(found, metal), _predicted(metal), _settled(metal)]
+    return Markdown("\n\n".join(filter(None, told)))
 
 
 def _shown(grid: pd.DataFrame) -> str:
