@@ -15,16 +15,17 @@ from plamo_study.engine.ranges import InputRanges
 from plamo_study.engine.session import SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import ranges
+from plamo_study.measure.cells import ROTATION
 from plamo_study.measure.checking import check
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import casts, tensors
 from plamo_study.models.finding import blocking
 from plamo_study.oracle.forward import Oracle
-from plamo_study.studies.numeric_range import analysis as study, plan as plan_ranges, show as shown
+from plamo_study.studies.numeric_range import analysis as study, backends, plan as plan_ranges, show as shown
 
 TOKENS = np.random.default_rng(0).integers(5, 500, 16).astype(np.int32)
-HERE = {"machine": "here", "engine": "released", "build": "stock"}
+HERE = {"machine": "here", "engine": "released", "build": "stock", "n_gpu_layers": 0}
 FACTS = {"here": {"architecture": "x86_64"}, "released": {}}
 
 
@@ -127,7 +128,7 @@ def test_every_entry_names_file_and_line_and_a_limit_that_f16_gives():
     with casts.TABLE.open(newline="") as file:
         assert all(None not in row and None not in row.values() for row in csv.DictReader(file))
     for cast in casts.load():
-        assert re.fullmatch(r"ggml-[\w./-]+\.(c|cpp|h|cu|cuh|metal):\d+", cast.source), cast
+        assert re.fullmatch(r"ggml-[\w./-]+\.(c|cpp|h|cu|cuh|metal|comp|glsl):\d+", cast.source), cast
         assert cast.limit in (np.inf, 65504.0, 127 * 65504.0)
         assert np.isfinite(cast.limit) == (cast.of in casts.SERIES), cast
 
@@ -190,6 +191,63 @@ def test_a_cell_off_the_diagonal_and_a_worker_that_died_are_counted(grid):
     n = len(series["amplitude"])
     assert (~found["agrees"].astype(bool)).sum() == n + 1
     assert f"{n + 1} off the diagonal" in shown.summary(found)
+
+
+def test_finite_logits_far_from_those_before_are_wrong_and_count_as_what_was_foretold(grid):
+    facts = FACTS | {"here": {"architecture": "x86_64", "gpus": [{"name": "Vulkan0"}]}}
+    row = grid.loc[2].copy()  # Q8_0
+    series = dict(row["series"])
+    series["finite/prompt"] = series["finite/decode"] = [1.0] * len(series["amplitude"])
+    far = [float(study.FAR * (2 if amplitude > 65504 else 0.5)) for amplitude in series["amplitude"]]
+    series["error/prompt"], series["error/decode"] = far, [0.0] * len(far)
+    row["series"], row["n_gpu_layers"] = series, -1
+    found = study.planted(pd.DataFrame([row]), facts)
+    assert found["agrees"].all()
+    assert set(found["observed"]) == {"finite", "wrong"}
+    ended = study.thresholds(found).set_index("phase")
+    assert ended.loc["prompt", "how"] == "wrong"
+    assert ended.loc["prompt", "not_finite_from"] == pytest.approx(65504 * 1.01, rel=2e-3)
+    assert np.isnan(ended.loc["decode", "not_finite_from"])
+    series["error/prompt"] = [0.0] * len(far)
+    assert not study.planted(pd.DataFrame([row]), facts)["agrees"].all(), "foretold to fail, and did not"
+
+
+def test_what_was_planted_below_every_limit_changes_no_logit(grid):
+    for row in grid.to_dict("records"):
+        series = row["series"]
+        for phase in study.PHASES:
+            finite = [
+                error for error, ok in zip(series[f"error/{phase}"], series[f"finite/{phase}"], strict=True) if ok
+            ]
+            assert max(finite) < study.FAR, (row["label"], phase)
+
+
+@pytest.mark.parametrize(("device", "backend"), [("CUDA0", "CUDA"), ("Vulkan1", "Vulkan"), ("MTL0", "Metal")])
+def test_weights_on_a_gpu_are_judged_by_its_backend(device, backend):
+    for path in casts.PATHS:
+        assert casts.of_engine((), "x86_64", path, device) == backend
+
+
+def test_a_file_without_rotation_never_returns_on_the_cpu():
+    cell = mini("ranges", n_prompt=plan_ranges.ROTATED_TOKENS, label=ROTATION)
+    outcome = work(Job(cell=cell, path=str(mini_file())), 15)
+    assert (outcome.status, outcome.failure.stage) == ("hang", ROTATION)
+    assert cell.asks_whether
+
+
+def test_the_recorded_backends_are_right_and_wrong_where_it_was_foretold():
+    found = {each.name: backends._verdict(each) for each in backends.recorded()}
+    assert {"CPU", "OpenBLAS", "Vulkan"} <= found.keys()
+    for each in found.values():
+        assert each["gates"].startswith("2 of 2 right")
+        assert each["hybrid"].startswith("3 of 3 fail")
+        assert each["control"] == "3 of 3 hold"
+        for count in (each["law"], each["planted"]):
+            right, n = count.split(" of ")
+            assert right == n
+    assert found["CPU"]["rotation"] == found["OpenBLAS"]["rotation"] == "never returns"
+    assert found["Vulkan"]["rotation"].startswith("answers")
+    assert "BF16 never does" in backends.on_half_precision()
 
 
 def test_the_paragraph_on_the_issue_says_what_the_rows_say(grid):
