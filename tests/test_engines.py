@@ -87,6 +87,8 @@ def test_every_build_s_patches_apply_to_the_locked_sources_and_compile(name, sou
     compiler = shutil.which("c++") or shutil.which("clang++")
     if not compiler:
         pytest.skip("no C++ compiler")
+    if not engines.definition(name)["patches"]:
+        return  # the locked sources themselves
     tree = shutil.copytree(sources, tmp_path / "tree")
     for patch in engines.definition(name)["patches"]:
         engines.apply(engines.PATCHES / f"{patch}.patch", tree)
