@@ -42,7 +42,7 @@ DEFECTS = (
     Defect(
         "D5",
         "half-precision overflow",
-        "The input of ssm_out is unnormalised, and becomes infinite where a backend casts it to F16.",
+        "The input of ssm_out is unnormalised, and overflows where a backend casts it to F16.",
     ),
 )
 BY_CODE = {defect.code: defect for defect in DEFECTS}
