@@ -158,6 +158,14 @@ def test_a_planted_gpu_is_as_much_faster_as_it_was_planted_and_scored_by_the_for
     assert (scan["measured"].value, scan["claim"]) == (pytest.approx(2.0, rel=0.01), "does not hold")
     step = scored.loc["step of PLaMo 3: gain of the GPU over the CPU"]
     assert (step["measured"].value, step["claim"]) == (pytest.approx(10.0, rel=0.02), "holds")
+    asymmetry = scored.loc["asymmetry of PLaMo 3: tokens a second of a prompt of 512 over those of a step", "measured"]
+    prompt, step = board.prompt(gpu.ATTENTION, 512), board.step(gpu.ATTENTION)
+    assert asymmetry.value == pytest.approx(512 * step.median() / prompt.median(), rel=1e-6)
+    assert asymmetry.value > 1
+    several = scored.loc["step of 16 sequences of PLaMo 3 against a step of one", "measured"]
+    assert several.value == pytest.approx(
+        board.steps(gpu.ATTENTION, 16).median() / board.steps(gpu.ATTENTION, 1).median(), rel=1e-6
+    )
     assert scored.loc["step of PLaMo 3: gain of graphs", "claim"] == "inconclusive", "nothing was measured without"
 
 

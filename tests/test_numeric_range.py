@@ -228,6 +228,11 @@ def test_weights_on_a_gpu_are_judged_by_its_backend(device, backend):
         assert casts.of_engine((), "x86_64", path, device) == backend
 
 
+def test_a_device_whose_casts_nobody_read_is_named():
+    with pytest.raises(StudyError, match="ROCm0"):
+        casts.of_engine((), "x86_64", "mat-mul", "ROCm0")
+
+
 def test_a_file_without_rotation_never_returns_on_the_cpu():
     cell = mini("ranges", n_prompt=plan_ranges.ROTATED_TOKENS, label=ROTATION)
     outcome = work(Job(cell=cell, path=str(mini_file())), 15)

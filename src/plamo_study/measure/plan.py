@@ -22,6 +22,8 @@ DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study 
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
 MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096}
 GPU_MATMUL_SIZE = 16_384  # rows: a smaller product ends before a large GPU is full
+GPU_READ_BYTES = {"mini": 1 << 26, "shape": 1 << 31, "weights": 1 << 31}  # many times a GPU's cache
+GPU_GATE_TOKENS, GPU_GATE_MICRO_BATCH = 320, 160  # of full-size models: CUDA takes another scan above 128 tokens a call
 GATE_TOKENS = {"mini": 320, "shape": 72, "weights": 72}  # mini: past the sliding window; else a minute's work
 GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32}  # a gate's prefill crosses two ends of micro-batches
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
@@ -69,7 +71,7 @@ def gates(scale: str, gpu: bool = False) -> Plan:
     One thread: nothing here is timed, and on a busy machine threads that wait for one another take many times as long.
     """
     check_scale(scale)
-    base = Gate(scale=scale, n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale))
+    base = Gate(scale=scale, n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
     others = () if scale == "weights" else (MATCHED,)  # the matched model is invented
     files = [(model, DTYPE[scale]) for model in (*MODELS, *others)] + [(MODELS[0], "F16")]
     cells = tuple(change(base, model=model, dtype=dtype) for model, dtype in dict.fromkeys(files))
@@ -95,7 +97,7 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
     cells = [change(cell, n_threads=n) for n in threads for cell in both]
     if gpu:
         read, matmul = (change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both_ceilings(scale))
-        cells += [read, change(matmul, n_rows=GPU_MATMUL_SIZE)]
+        cells += [change(read, n_bytes=GPU_READ_BYTES[scale]), change(matmul, n_rows=GPU_MATMUL_SIZE)]
     return tuple(cells)
 
 
@@ -112,7 +114,7 @@ def with_gates(
     first = next(cell for cell in cells if isinstance(cell, OnModel))
     base = change(first, n_threads=machine.performance_cores(), repetitions=1)
     files = dict.fromkeys(file for cell in cells for file in cell.files)
-    gate = change(base, workload="gate", **gate_tokens(scale))
+    gate = change(base, workload="gate", **gate_tokens(scale, gpu=base.n_gpu_layers != 0))
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
     kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
     gates = tuple(change(kind, model=file[0], scale=file[1], dtype=file[2]) for file in files for kind in kinds)
@@ -122,8 +124,10 @@ def with_gates(
     return replace(planned, anchors=ANCHORS[scale])
 
 
-def gate_tokens(scale: str) -> dict[str, Any]:
+def gate_tokens(scale: str, gpu: bool = False) -> dict[str, Any]:
     """Fields of every gate: the tokens that the oracle sees, the micro-batches they come in, and those continued."""
+    if gpu and scale != "mini":
+        return {"n_prompt": GPU_GATE_TOKENS, "n_ubatch": GPU_GATE_MICRO_BATCH, "n_gen": GREEDY_TOKENS}
     return {"n_prompt": GATE_TOKENS[scale], "n_ubatch": GATE_MICRO_BATCH[scale], "n_gen": GREEDY_TOKENS}
 
 

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from plamo_study import paths
+from plamo_study.errors import StudyError
 
 TABLE = paths.PUBLISHED / "backend-casts.csv"
 BACKENDS = ("CPU x86", "CPU ARM", "Metal", "CUDA", "Vulkan")
@@ -112,10 +113,14 @@ def host(machine: str) -> str:
 def of_engine(corrects: Sequence[str], machine: str, path: str, gpu: str = "") -> str:
     """The backend that computes products of a path, by what a build adds and the machine it runs on.
 
-    `gpu`: the name ggml gives the device that holds the weights ("CUDA0"); "" where the CPU does.
+    `gpu`: the name ggml gives the device that holds the weights ("CUDA0"); "" where the CPU does. StudyError for a
+    device of another backend.
     """
     if gpu:
-        return next(name for name in ON_GPUS if gpu.startswith(ON_GPUS[name]))
+        known = [name for name in ON_GPUS if gpu.startswith(ON_GPUS[name])]
+        if not known:
+            raise StudyError(f"device {gpu}", "its backend's casts are not read", f"add lines to {TABLE.name}")
+        return known[0]
     return BLAS if "blas" in corrects and path == "mat-mul" else host(machine)
 
 

@@ -10,6 +10,7 @@ from plamo_study.studies.batching_law.grid import drawn_from
 from plamo_study.studies.batching_law.law import Engine, replay
 
 HYBRID = "plamo2"  # the architecture whose graph has the defects
+REPLAYS = ("replay", "isolation")
 ASKED = {"identity": ("/0", "/1", "/2", "/3"), "isolation": ("isolation_error",), "bystander": ("/3",)}
 
 Facts = dict[str, dict[str, Any]]
@@ -27,7 +28,8 @@ def rounding(rows: pd.DataFrame) -> float:
     No batch is in it: it is one sequence alone, cut into calls in several ways (measure/proof.py). Raises StudyError
     where no row has it: rows of before it was measured.
     """
-    known = [checks["rounding"] for checks in rows["checks"] if "rounding" in checks]
+    replayed = rows[rows["workload"].isin(REPLAYS)]
+    known = [checks["rounding"] for checks in replayed["checks"] if "rounding" in checks]
     if not known:
         raise StudyError("rows of the law", "say nothing of rounding", "plamo-study law, after deleting their journal")
     return float(max(known))

@@ -22,7 +22,7 @@ from plamo_study.studies.machines.analysis import Studies
 
 FORECAST = paths.DATA / "published" / "gpu-forecast.toml"
 HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
-SCAN, LAUNCHES = "cuda-scan", "cuda-launches"
+RELEASED, SCAN, LAUNCHES = "cuda", "cuda-scan", "cuda-launches"
 FIRST_STEPS, SHORT, MIDDLE = 32, 128, 512  # steps and prompts that both devices ran; the prompt of the findings
 ASYMMETRY, BATCHES = "01-phase-asymmetry", "03-batch-scaling"
 MS = 1e3
@@ -70,12 +70,17 @@ def boards(studies: Studies) -> list[Board]:
     facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has_cuda(fact)}
     found = []
     for machine, fact in facts.items():
-        rows = {name: usable(own) for name, own, _ in studies if (own["machine"] == machine).all()}
+        rows = {name: usable(_named(own)) for name, own, _ in studies if (own["machine"] == machine).all()}
         if ASYMMETRY in rows:
             chip = fact["gpus"][0]["chip"]
             batches = rows.get(BATCHES, rows[ASYMMETRY].iloc[:0])
             found.append(Board(chip, fact["chip"], rows[ASYMMETRY], batches))
     return found
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
+    """CUDA as released is one build, be it the installed engine or one made beside it."""
+    return rows.assign(build=rows["build"].replace(RELEASED, STOCK))
 
 
 def _has_cuda(fact: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Is another backend right? Gates, the three tests, the batching law, a lost rotation and planted inputs, side by side.
 
-Everything asked here was foretold before it ran: by the casts read in the engine's source, and by the law that holds on
-the CPU. Each backend is shown by the machine that ran it last.
+What is asked here follows from the casts read in the engine's source, and from the law that holds on the CPU. Each
+backend is shown by the machine that ran it last.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from plamo_study.studies.numeric_range import analysis
 
 STUDY, SCALE = "04-backends", "mini"
 COMMANDS = "plamo-study measure 04-backends --beside blas, and the same with --engine vulkan"
-NAMES = {"stock": "CPU", "blas": "OpenBLAS", "vulkan": "Vulkan"}
+VULKAN = "Vulkan"
+NAMES = {"stock": "CPU", "blas": "OpenBLAS"}  # builds that compute on the CPU
 Facts = dict[str, dict[str, Any]]
 
 
@@ -37,14 +38,16 @@ class Backend:
 def recorded() -> list[Backend]:
     """Every backend that was run, the CPU first; of each the rows of one machine."""
     newest = read(STUDY, "recorded", SCALE)
+    recordings = [newest, *elsewhere(newest)] if newest else []
     found: dict[str, Backend] = {}
-    for recording in [newest, *elsewhere(newest)] if newest else []:
+    for recording in sorted(recordings, key=lambda each: str(each.rows["started"].max()), reverse=True):
         rows = recording.rows
-        for build in rows[rows["build"] != ""]["build"].unique():
-            own = rows[rows["build"] == build]
-            where = evidence.chip(recording.facts[own["machine"].iloc[0]])
-            found.setdefault(build, Backend(NAMES.get(build, build), own, recording.facts, where))
-    return [found[build] for build in sorted(found, key=[*NAMES, *found].index)]
+        (machine,) = (recording.facts[name] for name in rows["machine"].unique())
+        for (build, layers), own in rows[rows["build"] != ""].groupby(["build", "n_gpu_layers"], sort=False):
+            gpu = machine["gpus"][0]["name"] if layers else ""
+            name = casts.of_engine((), machine["architecture"], "", gpu) if gpu else NAMES.get(str(build), str(build))
+            found.setdefault(name, Backend(name, own, recording.facts, evidence.chip(machine)))
+    return [found[name] for name in sorted(found, key=[*NAMES.values(), *casts.ON_GPUS, *found].index)]
 
 
 def planted() -> Table | Markdown:
@@ -53,9 +56,8 @@ def planted() -> Table | Markdown:
     if not backends:
         return Markdown(f"Nothing is recorded: `{COMMANDS}`.")
     found = {backend.name: analysis.planted(backend.rows, backend.facts) for backend in backends}
-    data = (
-        pd.concat([_failing(grid).rename(name) for name, grid in found.items()], axis=1).fillna("never").reset_index()
-    )
+    failing = pd.concat([_failing(grid).rename(name) for name, grid in found.items()], axis=1)
+    data = failing.fillna("not run").reset_index()
     columns: Columns = {"dtype": ("ssm_out", ""), "phase": ("phase", "")}
     columns = {**columns, **{name: (name, "") for name in found}}
     grids = pd.concat(found.values())
@@ -79,7 +81,7 @@ def _failing(grid: pd.DataFrame) -> "pd.Series[str]":
 
 
 def verdicts() -> Table | Markdown:
-    """A line a backend: is it right where it should be, and wrong where and how it was foretold to be."""
+    """A line a backend: is it right where it should be, and wrong where it was foretold to be."""
     backends = [backend for backend in recorded() if (backend.rows["workload"] == "gate").any()]
     if not backends:
         return Markdown(f"Nothing is recorded: `{COMMANDS}`.")
@@ -97,7 +99,7 @@ def verdicts() -> Table | Markdown:
 
 def _verdict(backend: Backend) -> dict[str, str]:
     rows, facts = backend.rows, backend.facts
-    gates = rows[rows["workload"] == "gate"]
+    gates = rows[(rows["workload"] == "gate") & (rows["status"] == "ok")]
     worst = max(max(checks["prefill_error"], checks["decode_error"]) for checks in gates["checks"])
     grid = analysis.planted(rows, facts)
     replayed = law.checked(rows, facts)
@@ -133,7 +135,7 @@ def _of(holds: "pd.Series[bool]") -> str:
 
 def on_half_precision() -> str:
     """What was run on the backend whose matrix kernels hold inputs in F16, in a paragraph; "" where it was not run."""
-    vulkan = next((backend for backend in recorded() if backend.name == NAMES["vulkan"]), None)
+    vulkan = next((backend for backend in recorded() if backend.name == VULKAN), None)
     if vulkan is None:
         return ""
     found = analysis.thresholds(analysis.planted(vulkan.rows, vulkan.facts)).set_index(["phase", "dtype"])
@@ -145,8 +147,8 @@ def on_half_precision() -> str:
         f"**Run on a backend that holds inputs in F16.** Vulkan's matrix kernels do, here on {vulkan.machine}. Prompts "
         f"go wrong there with {len(broken)} of {len(prompts)} types of `ssm_out`, from "
         f"{broken['not_finite_from'].min():,.4g} on; {' and '.join(kept.index)} never "
-        f"{'does' if len(kept) == 1 else 'do'}. **With {silent} of them every logit stays finite: no error, only other "
-        f"words.** Fed token by token the same files are right at every planted size, {alone} of {len(steps)} types, "
-        f"because up to eight columns take kernels that keep F32. So the pattern of the report (prompts of several "
-        f"lines, every type but BF16) is what an input beyond F16 does to such a backend."
+        f"{'does' if len(kept) == 1 else 'do'}. **With {silent} of them every logit stays finite: nothing says that "
+        f"the answer is wrong.** Fed token by token, {alone} of {len(steps)} types are right at every planted size, "
+        f"because up to eight columns take kernels that keep F32. So an input beyond F16 does to such a backend what "
+        f"the report says of a Mac: prompts of several lines go wrong in Q8_0, and not in BF16."
     )
