@@ -433,6 +433,7 @@ def cells(recording: Recording) -> Table:
         entries.append(entry)
     columns: Columns = {
         "model": ("model", ""),
+        "n_prompt": ("depth", ""),
         "n_seq": ("sequences", ""),
         "n_draft": ("drafted", ""),
         "who": ("drafter", ""),
@@ -440,4 +441,4 @@ def cells(recording: Recording) -> Table:
         "rate": ("tokens/s", significant(3)),
         "verdict": ("verdict", ""),
     }
-    return table(pd.DataFrame(entries).sort_values(list(columns)[:5]), columns)
+    return table(pd.DataFrame(entries).sort_values(list(columns)[:6]), columns)
