@@ -146,7 +146,7 @@ def on_half_precision() -> str:
     return (
         f"**Run on a backend that holds inputs in F16.** Vulkan's matrix kernels do, here on {vulkan.machine}. Prompts "
         f"go wrong there with {len(broken)} of {len(prompts)} types of `ssm_out`, from "
-        f"{broken['not_finite_from'].min():,.4g} on; {' and '.join(kept.index)} never "
+        f"{broken['not_finite_from'].min():,.0f} on; {' and '.join(kept.index)} never "
         f"{'does' if len(kept) == 1 else 'do'}. **With {silent} of them every logit stays finite: nothing says that "
         f"the answer is wrong.** Fed token by token, {alone} of {len(steps)} types are right at every planted size, "
         f"because up to eight columns take kernels that keep F32. So an input beyond F16 does to such a backend what "
