@@ -183,6 +183,7 @@ def test_no_planted_amplitude_ends_otherwise_than_predicted(grid):
 def test_a_cell_off_the_diagonal_and_a_worker_that_died_are_counted(grid):
     series = dict(grid.loc[0, "series"])
     series["finite/prompt"] = [1 - value for value in series["finite/prompt"]]
+    series["error/prompt"] = [0.0] * len(series["amplitude"])
     dead = grid.loc[1].copy()
     dead["status"], dead["series"] = "abort", {}
     wrong = grid.loc[0].copy()
@@ -235,7 +236,7 @@ def test_a_device_whose_casts_nobody_read_is_named():
 
 def test_a_file_without_rotation_never_returns_on_the_cpu():
     cell = mini("ranges", n_prompt=plan_ranges.ROTATED_TOKENS, label=ROTATION)
-    outcome = work(Job(cell=cell, path=str(mini_file())), 15)
+    outcome = work(Job(cell=cell, path=str(mini_file())), 6)
     assert (outcome.status, outcome.failure.stage) == ("hang", ROTATION)
     assert cell.asks_whether
 

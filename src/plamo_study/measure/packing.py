@@ -267,6 +267,7 @@ def _check_row(row: Row, scale: str, machine: str, known: dict[str, Fact]) -> No
     _check(started.tzinfo and FIRST_DAY < started < datetime.now(UTC) + timedelta(days=1), f"begun {row.started[:40]}")
     _check(row.status != "ok" or row.failure is None, "ended well, with a failure")
     _check(row.status == "ok" or not row.valid, "did not end well, and valid")
+    _check(row.status == "ok" or not row.samples_ns, "did not end well, and has times")
     _check(0 < row.elapsed_ns < LONGEST_NS, "a row that took no time, or months")
     counts = (row.pid, row.replicate, row.order, row.block + 1)
     _check(0 <= min(counts) <= max(counts) < 2**32, "a number below nothing, or beyond any count")
