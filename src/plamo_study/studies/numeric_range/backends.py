@@ -50,6 +50,11 @@ def recorded() -> list[Backend]:
     return [found[name] for name in sorted(found, key=[*NAMES.values(), *casts.ON_GPUS, *found].index)]
 
 
+def of(name: str) -> Backend | None:
+    """One backend by its name; None where it was not run."""
+    return next((backend for backend in recorded() if backend.name == name), None)
+
+
 def planted() -> Table | Markdown:
     """Per type and phase the smallest planted input with which each backend fails, and how it fails."""
     backends = recorded()
@@ -135,7 +140,7 @@ def _of(holds: "pd.Series[bool]") -> str:
 
 def on_half_precision() -> str:
     """What was run on the backend whose matrix kernels hold inputs in F16, in a paragraph; "" where it was not run."""
-    vulkan = next((backend for backend in recorded() if backend.name == VULKAN), None)
+    vulkan = of(VULKAN)
     if vulkan is None:
         return ""
     found = analysis.thresholds(analysis.planted(vulkan.rows, vulkan.facts)).set_index(["phase", "dtype"])
@@ -147,8 +152,8 @@ def on_half_precision() -> str:
         f"**Run on a backend that holds inputs in F16.** Vulkan's matrix kernels do, here on {vulkan.machine}. Prompts "
         f"go wrong there with {len(broken)} of {len(prompts)} types of `ssm_out`, from "
         f"{broken['not_finite_from'].min():,.0f} on; {' and '.join(kept.index)} never "
-        f"{'does' if len(kept) == 1 else 'do'}. **With {silent} of them every logit stays finite: nothing says that "
-        f"the answer is wrong.** Fed token by token, {alone} of {len(steps)} types are right at every planted size, "
+        f"{'does' if len(kept) == 1 else 'do'}. **With {silent} of them every logit stays finite, and no error is "
+        f"raised.** Fed token by token, {alone} of {len(steps)} types are right at every planted size, "
         f"because up to eight columns take kernels that keep F32. So an input beyond F16 does to such a backend what "
         f"the report says of a Mac: prompts of several lines go wrong in Q8_0, and not in BF16."
     )

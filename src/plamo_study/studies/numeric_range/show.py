@@ -13,12 +13,13 @@ from plamo_study.measure.recording import Recording
 from plamo_study.models import casts
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.studies.numeric_range import analysis
-from plamo_study.studies.numeric_range.backends import on_half_precision
+from plamo_study.studies.numeric_range.backends import Backend, on_half_precision
 
 ISSUE = "[llama.cpp issue #24501](https://github.com/ggml-org/llama.cpp/issues/24501)"
 TENSOR, HYBRID = "ssm_out", "plamo-2-1b"
 SHOWN = ("CPU x86", "Metal", "CUDA")
 PROMPT = "printf '# Fibonacci with memoization\\ndef fibonacci(n, memo=None):\\n' > p.txt"
+ENDS = {"finite": "#a6cbe3", "wrong": "#e69f00", "not finite": "#d55e00"}  # of a planted amplitude, and its colour
 NAMED = 4  # kinds of product that the figure tells apart
 WORDS = {"mat-vec": "one column", "mat-mul": "many columns"}
 
@@ -115,8 +116,8 @@ def range_figure(recording: Recording, title: str = "What enters every matrix pr
     return chart.facet(column=alt.Column("model:N", title=None)).properties(title=title, description=description)
 
 
-def grid_figure(recording: Recording, title: str = "Planted amplitudes on the CPU") -> alt.FacetChart:
-    """Finite or not, per type and amplitude; a cross where the prediction says otherwise."""
+def grid_figure(recording: Recording | Backend, title: str = "Planted amplitudes on the CPU") -> alt.FacetChart:
+    """Finite, wrong or not finite, per type and amplitude; a cross where the prediction says otherwise."""
     grid = analysis.planted(recording.rows, recording.facts).dropna(subset=["amplitude"])
     tidy = grid.assign(
         mark=["" if agrees else "x" for agrees in grid["agrees"]], asked=[f"{a:.3g}" for a in grid["amplitude"]]
@@ -124,7 +125,8 @@ def grid_figure(recording: Recording, title: str = "Planted amplitudes on the CP
     order = [f"{a:.3g}" for a in sorted(grid["amplitude"].unique())]
     x = alt.X("asked:O", title="Largest input of ssm_out", sort=order, axis=alt.Axis(labelAngle=-60))
     y = alt.Y("dtype:N", title=None, sort=list(dict.fromkeys(grid["dtype"])))
-    scale = alt.Scale(domain=["finite", "not finite"], range=["#a6cbe3", "#d55e00"])
+    ends = [name for name in ENDS if name in set(grid["observed"])]
+    scale = alt.Scale(domain=ends, range=[ENDS[name] for name in ends])
     fields = (
         alt.Chart().mark_rect(stroke="white").encode(x=x, y=y, color=alt.Color("observed:N", title=None, scale=scale))
     )
@@ -155,7 +157,9 @@ def summary(grid: pd.DataFrame) -> str:
     """The grid in a sentence: cells, those off the diagonal, and which types broke."""
     first = _first(grid) or "none"
     off = int((~grid["agrees"].astype(bool)).sum())
-    return f"{len(grid)} cells, {off or 'none'} off the diagonal; not finite: {first}."
+    wrong = _first(grid, "wrong")
+    also = f"; finite and wrong: {wrong}" if wrong else ""
+    return f"{len(grid)} cells, {off or 'none'} off the diagonal; not finite: {first}{also}."
 
 
 def finding(recording: Recording) -> Markdown:
@@ -175,9 +179,9 @@ def finding(recording: Recording) -> Markdown:
     )
 
 
-def _first(grid: pd.DataFrame) -> str:
-    """The types that broke, each with the smallest input that broke it."""
-    broken = grid[grid["observed"] == "not finite"].groupby("dtype", sort=False)["largest"].min()
+def _first(grid: pd.DataFrame, how: str = "not finite") -> str:
+    """The types that broke in this way, each with the smallest input that broke it."""
+    broken = grid[grid["observed"] == how].groupby("dtype", sort=False)["largest"].min()
     return ", ".join(f"{dtype} from {value:,.3g}" for dtype, value in broken.items())
 
 
