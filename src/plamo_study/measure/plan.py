@@ -96,7 +96,7 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
     both = both_ceilings(scale)
     cells = [change(cell, n_threads=n) for n in threads for cell in both]
     if gpu:
-        read, matmul = (change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both_ceilings(scale))
+        read, matmul = (change(cell, n_threads=threads[0], n_gpu_layers=-1) for cell in both)
         cells += [change(read, n_bytes=GPU_READ_BYTES[scale]), change(matmul, n_rows=GPU_MATMUL_SIZE)]
     return tuple(cells)
 

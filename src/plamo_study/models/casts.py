@@ -110,17 +110,21 @@ def host(machine: str) -> str:
     return "CPU ARM" if machine.lower().startswith(("arm", "aarch")) else "CPU x86"
 
 
+def of_device(gpu: str) -> str:
+    """The backend of a GPU by the name ggml gives it ("CUDA0"); StudyError for one whose casts are not in the table."""
+    known = [name for name, start in ON_GPUS.items() if gpu.startswith(start)]
+    if not known:
+        raise StudyError(f"device {gpu}", "its backend's casts are not read", f"add lines to {TABLE.name}")
+    return known[0]
+
+
 def of_engine(corrects: Sequence[str], machine: str, path: str, gpu: str = "") -> str:
     """The backend that computes products of a path, by what a build adds and the machine it runs on.
 
-    `gpu`: the name ggml gives the device that holds the weights ("CUDA0"); "" where the CPU does. StudyError for a
-    device of another backend.
+    `gpu`: the name ggml gives the device that holds the weights, "" where the CPU does; as for `of_device`.
     """
     if gpu:
-        known = [name for name in ON_GPUS if gpu.startswith(ON_GPUS[name])]
-        if not known:
-            raise StudyError(f"device {gpu}", "its backend's casts are not read", f"add lines to {TABLE.name}")
-        return known[0]
+        return of_device(gpu)
     return BLAS if "blas" in corrects and path == "mat-mul" else host(machine)
 
 

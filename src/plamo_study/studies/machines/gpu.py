@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from plamo_study import paths
@@ -19,11 +18,12 @@ from plamo_study.analysis.timing import median_sample, paired_ratio, seconds_by_
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.machines.analysis import Studies
+from plamo_study.studies.phase_asymmetry.analysis import OFFLOADED_PROMPT, OFFLOADED_STEPS, first_steps, offload
 
 FORECAST = paths.DATA / "published" / "gpu-forecast.toml"
 HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
 RELEASED, SCAN, LAUNCHES = "cuda", "cuda-scan", "cuda-launches"
-FIRST_STEPS, SHORT, MIDDLE = 32, 128, 512  # steps and prompts that both devices ran; the prompt of the findings
+MIDDLE = 512  # tokens of the prompt of the findings
 ASYMMETRY, BATCHES = "01-phase-asymmetry", "03-batch-scaling"
 MS = 1e3
 
@@ -33,7 +33,6 @@ class Board:
     """What was measured on one machine with a GPU: usable rows of notebook 01's study and of 03's."""
 
     chip: str
-    host: str
     asymmetry: pd.DataFrame
     batches: pd.DataFrame
 
@@ -45,11 +44,11 @@ class Board:
     def step(self, model: str, build: str = STOCK, gpu: bool = True) -> pd.Series:
         """Seconds of one sequence's decode step by block: the median of the first ones, which both devices ran."""
         found = self._of(self.asymmetry, "decode", model, build, gpu)
-        return seconds_by_block(found, _first_steps)
+        return seconds_by_block(first_steps(found, OFFLOADED_STEPS), median_sample)
 
-    def steps(self, model: str, n_seq: int, build: str = STOCK) -> pd.Series:
+    def steps(self, model: str, n_seq: int) -> pd.Series:
         """Seconds of a decode step of so many sequences by block."""
-        found = self._of(self.batches, "decode", model, build, gpu=True)
+        found = self._of(self.batches, "decode", model, STOCK, gpu=True)
         return seconds_by_block(found[found["n_seq"] == n_seq], median_sample)
 
     @staticmethod
@@ -61,10 +60,6 @@ class Board:
         )
 
 
-def _first_steps(samples: list[list[int]]) -> float:
-    return float(np.median(samples[0][:FIRST_STEPS]))
-
-
 def boards(studies: Studies) -> list[Board]:
     """Every machine whose engine found a CUDA GPU, and that ran notebook 01's study on it."""
     facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has_cuda(fact)}
@@ -72,9 +67,8 @@ def boards(studies: Studies) -> list[Board]:
     for machine, fact in facts.items():
         rows = {name: usable(_named(own)) for name, own, _ in studies if (own["machine"] == machine).all()}
         if ASYMMETRY in rows:
-            chip = fact["gpus"][0]["chip"]
             batches = rows.get(BATCHES, rows[ASYMMETRY].iloc[:0])
-            found.append(Board(chip, fact["chip"], rows[ASYMMETRY], batches))
+            found.append(Board(fact["gpus"][0]["chip"], rows[ASYMMETRY], batches))
     return found
 
 
@@ -88,20 +82,8 @@ def _has_cuda(fact: dict[str, Any]) -> bool:
 
 
 def gains(board: Board) -> pd.DataFrame:
-    """A line a model and phase: seconds on the `cpu` and the `gpu`, and the `gain`, paired by block."""
-    entries = []
-    for model in (HYBRID, ATTENTION):
-        for phase, of in ((f"prompt of {SHORT}", board_prompt), ("step", Board.step)):
-            cpu, gpu = of(board, model, gpu=False), of(board, model)
-            entry: dict[str, Any] = {"model": model, "phase": phase}
-            entry |= {"cpu": stats.median(cpu.tolist()), "gpu": stats.median(gpu.tolist())}
-            entries.append(entry | {"gain": paired_ratio(cpu, gpu)})
-    return pd.DataFrame(entries)
-
-
-def board_prompt(board: Board, model: str, build: str = STOCK, gpu: bool = True) -> pd.Series:
-    """The prompt that both devices ran."""
-    return board.prompt(model, SHORT, build, gpu)
+    """What `phase_asymmetry` tells of offloading: `cpu` and `gpu` (seconds) and `gain`, by model and phase."""
+    return offload(board.asymmetry[board.asymmetry["build"] == STOCK])
 
 
 def foretold() -> list[dict[str, Any]]:
@@ -136,7 +118,7 @@ MEASURES: dict[str, Callable[[Board], Estimate]] = {
         board.step(ATTENTION, gpu=False), board.step(ATTENTION)
     ),
     "prompt of 128, PLaMo 3: gain of the GPU over the CPU": lambda board: paired_ratio(
-        board.prompt(ATTENTION, SHORT, gpu=False), board.prompt(ATTENTION, SHORT)
+        board.prompt(ATTENTION, OFFLOADED_PROMPT, gpu=False), board.prompt(ATTENTION, OFFLOADED_PROMPT)
     ),
     "asymmetry of PLaMo 3: tokens a second of a prompt of 512 over those of a step": lambda board: paired_ratio(
         board.step(ATTENTION), board.prompt(ATTENTION, MIDDLE) / MIDDLE

@@ -130,13 +130,13 @@ def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.Da
 
 def _cells(series: Series, dtype: str, backend: str, phase: str) -> list[dict[str, Any]]:
     cells = []
+    errors = series.get(f"error/{phase}") or [0.0] * len(series["amplitude"])  # not compared in the oldest rows
     for at, amplitude in enumerate(series["amplitude"]):
         numbers = {of: series[f"{column}/{phase}"][at] for of, column in casts.SERIES.items()}
         verdict = casts.verdict(backend, dtype, PHASES[phase], numbers)
         assert verdict is not None
         predicted = "finite" if verdict.fits else "not finite"
-        off = series.get(f"error/{phase}", [0.0] * (at + 1))[at] > FAR
-        observed = ("wrong" if off else "finite") if series[f"finite/{phase}"][at] else "not finite"
+        observed = ("wrong" if errors[at] > FAR else "finite") if series[f"finite/{phase}"][at] else "not finite"
         place = {"dtype": dtype, "phase": phase, "path": PHASES[phase], "amplitude": amplitude}
         agrees = (predicted == "finite") == (observed == "finite")
         result = {"factor": verdict.factor, "predicted": predicted, "observed": observed, "agrees": agrees}
@@ -152,8 +152,8 @@ def thresholds(grid: pd.DataFrame) -> pd.DataFrame:
     ended = grid[grid["observed"] != "failed"]
     entries = []
     for (build, dtype, phase), group in ended.groupby(["build", "dtype", "phase"], sort=False):
-        good, bad = group[group["observed"] == "finite"]["largest"], group[group["observed"] != "finite"]
-        entry = {"build": build, "dtype": dtype, "phase": phase, "finite_up_to": good.max()}
+        good, bad = group[group["observed"] == "finite"], group[group["observed"] != "finite"]
+        entry = {"build": build, "dtype": dtype, "phase": phase, "finite_up_to": good["largest"].max()}
         entry |= {"not_finite_from": bad["largest"].min(), "how": ", ".join(sorted(set(bad["observed"])))}
         entries.append(entry | {"cells": len(group), "agree": int(group["agrees"].sum())})
     names = ["build", "dtype", "phase", "finite_up_to", "not_finite_from", "how", "cells", "agree"]

@@ -44,8 +44,8 @@ def recorded() -> list[Backend]:
         rows = recording.rows
         (machine,) = (recording.facts[name] for name in rows["machine"].unique())
         for (build, layers), own in rows[rows["build"] != ""].groupby(["build", "n_gpu_layers"], sort=False):
-            gpu = machine["gpus"][0]["name"] if layers else ""
-            name = casts.of_engine((), machine["architecture"], "", gpu) if gpu else NAMES.get(str(build), str(build))
+            on_cpu = NAMES.get(str(build), str(build))
+            name = casts.of_device(machine["gpus"][0]["name"]) if layers else on_cpu
             found.setdefault(name, Backend(name, own, recording.facts, evidence.chip(machine)))
     return [found[name] for name in sorted(found, key=[*NAMES.values(), *casts.ON_GPUS, *found].index)]
 

@@ -17,6 +17,7 @@ from plamo_study.analysis.usable import main_rows, model_names, usable
 PROMPTS = (128, 512, 2048)
 GENERATED = (16, 64, 128, 256, 512)
 EXPERIMENT = {"prefill": {"n_prompt": 128}, "decode": {"n_gen": 32}}  # cells measured at every thread count
+OFFLOADED_PROMPT, OFFLOADED_STEPS = EXPERIMENT["prefill"]["n_prompt"], EXPERIMENT["decode"]["n_gen"]
 
 
 def prefill(rows: pd.DataFrame) -> pd.DataFrame:
@@ -34,7 +35,7 @@ def decode(rows: pd.DataFrame, generated: Sequence[int] = GENERATED) -> pd.DataF
     found = found[(found["workload"] == "decode") & (found["n_gen"] >= max(generated))]
     parts = []
     for n in generated:
-        parts.append(_by(_first_steps(found, n), ["model"], _decode_entry).assign(generated=n))
+        parts.append(_by(first_steps(found, n), ["model"], _decode_entry).assign(generated=n))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -100,7 +101,8 @@ def thread_gains(rows: pd.DataFrame) -> dict[tuple[str, str], pd.Series]:
 
 
 def offload(rows: pd.DataFrame) -> pd.DataFrame:
-    """`gain` of the GPU over all CPU threads, per model and phase: prefill of 128 tokens, the first 32 decode steps.
+    """`cpu`, `gpu` (seconds) and `gain` of the GPU over all CPU threads, per model and phase: a prompt of
+    OFFLOADED_PROMPT tokens, the first OFFLOADED_STEPS decode steps.
 
     Empty where nothing was offloaded.
     """
@@ -108,13 +110,14 @@ def offload(rows: pd.DataFrame) -> pd.DataFrame:
     found = found[found["n_threads"] == found["n_threads"].max()]
     for model in model_names(found[found["n_gpu_layers"] != 0]):
         of_model = found[found["model"] == model]
-        prompts = of_model[(of_model["workload"] == "prefill") & (of_model["n_prompt"] == 128)]
-        steps = _first_steps(of_model[of_model["workload"] == "decode"], 32)
+        prompts = of_model[(of_model["workload"] == "prefill") & (of_model["n_prompt"] == OFFLOADED_PROMPT)]
+        steps = first_steps(of_model[of_model["workload"] == "decode"], OFFLOADED_STEPS)
         for phase, cells in (("prefill", prompts), ("decode", steps)):
             on_gpu = cells["n_gpu_layers"] != 0
-            gain = paired_ratio(*(seconds_by_block(cells[where], median_sample) for where in (~on_gpu, on_gpu)))
-            entries.append({"model": model, "phase": phase, "gain": gain})
-    return pd.DataFrame(entries, columns=["model", "phase", "gain"])
+            cpu, gpu = (seconds_by_block(cells[where], median_sample) for where in (~on_gpu, on_gpu))
+            entry: dict[str, Any] = {"model": model, "phase": phase, "gain": paired_ratio(cpu, gpu)}
+            entries.append(entry | {"cpu": stats.median(cpu.tolist()), "gpu": stats.median(gpu.tolist())})
+    return pd.DataFrame(entries, columns=["model", "phase", "cpu", "gpu", "gain"])
 
 
 def threads_experiment(rows: pd.DataFrame) -> pd.DataFrame:
@@ -131,7 +134,7 @@ def gain_estimate(gain: pd.Series) -> stats.Estimate:
     return stats.ratio(gain.tolist(), [1.0] * len(gain))
 
 
-def _first_steps(found: pd.DataFrame, n: int) -> pd.DataFrame:
+def first_steps(found: pd.DataFrame, n: int) -> pd.DataFrame:
     """Decode rows cut to their first `n` steps."""
     return found.assign(samples_ns=[[steps[:n] for steps in samples] for samples in found["samples_ns"]])
 
