@@ -100,9 +100,10 @@ def _disaggregation() -> list[str]:
 
 
 def _speculation() -> list[str]:
-    drafted = recorded("08-speculative", "mini")
-    tables = [show(drafted) for show in (speculative.break_even, speculative.beside, speculative.on_text)]
-    said = [str(speculative.finding(drafted).data), str(speculative.act(drafted).data)]
+    costs = recorded("08-speculative")
+    tables = [show(costs) for show in (speculative.break_even, speculative.beside)]
+    tables += [speculative.on_text(recorded("08-drafters", "mini"))]
+    said = [str(speculative.finding(costs).data), str(speculative.act(costs).data)]
     return [*said, *(table._repr_markdown_() for table in tables)]
 
 
@@ -155,8 +156,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "machine": lambda: upstream.machine(recorded("06-tiles", "mini")),
     },
     ROLLBACK: {
-        "exact": lambda: upstream.rolled_back(recorded("08-rollback", "mini")),
-        "speed": _shown(speculative.before_and_after, lambda: recorded("08-rollback", "mini")),
+        "exact": lambda: upstream.rolled_back(recorded("08-speculative")),
+        "speed": _shown(speculative.beside, lambda: recorded("08-speculative")),
         "memory": lambda: upstream.kept_states(speculation.HYBRID, (4, 8)),
     },
     WAKEUPS: {

@@ -139,13 +139,14 @@ def packing(recording: Recording) -> Table:
 def rolled_back(recording: Recording) -> str:
     """How many drafts the build that keeps states took back, and what each left in the logits, in a sentence."""
     found = speculation.processes(recording.rows)
-    found = found[(found["how"] == speculation.NATIVE) & (found["verdict"] == "valid")]
+    found = found[(found["how"] == speculation.NATIVE) & (found["build"] != "stock") & (found["verdict"] == "valid")]
     rounds, error = 0, 0.0
     for process in found.itertuples():
         rounds += sum(n < process.n_draft for n in process.series["accepted"])
         error = max(error, process.checks["second_path_error"])
     return (
-        f"In the rows below {rounds:,} drafts were taken back in {len(found)} processes, of 1, 4 and 8 sequences. "
+        f"In the rows below {rounds:,} drafts were taken back in {len(found)} processes, of "
+        f"{', '.join(map(str, sorted(set(found['n_seq']))))} sequences. "
         f"After each the logits were held against the same tokens decoded one by one: the largest relative error is "
         f"{error:.1e}, which is rounding."
     )

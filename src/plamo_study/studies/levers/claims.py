@@ -104,10 +104,10 @@ def exemption(quality: Recording, speed: Recording) -> Said | None:
     return said, left.below(1 - NEEDED)
 
 
-def unprofitable(released: Recording, changed: Recording) -> Said | None:
+def unprofitable(recording: Recording) -> Said | None:
     """Whether drafts make the hybrid faster, as released and on the build that takes tokens back."""
-    stock = [line for line in gains.heads(released) if line.model.startswith(HYBRID)]
-    ours = drafts.break_even(changed.rows)
+    stock = [line for line in gains.heads(recording) if line.model.startswith(HYBRID)]
+    ours = drafts.break_even(recording.rows)
     ours = ours[(ours["build"] != batch_scaling.STOCK) & (ours["n_draft"] == gains.DRAFTED) & (ours["n_seq"] == 1)]
     if not stock:
         return None
@@ -181,7 +181,7 @@ CLAIMS: dict[str, tuple[tuple[str, ...], Callable[..., Said | None]]] = {
     "ceiling": (("03-batch-scaling", "03-source-table"), ceiling),
     "four bits": (("04-quantization", "04-quality"), four_bits),
     "exemption": (("04-quality", "04-quantization"), exemption),
-    "unprofitable": (("08-speculative", "08-rollback"), unprofitable),
+    "unprofitable": ((gains.DRAFTS,), unprofitable),
     "chunks": (("06-chunked",), chunks),
     "transfer": (("09-disaggregation",), transfer),
     "duplicates": (("07-replicas",), duplicates),

@@ -39,7 +39,7 @@ BACK = {
     drafts.NATIVE: "rejected tokens are deleted from the cache",
     drafts.PART: "after a rejection the state from before the draft is put back, and part of it computed again",
 }
-DRAFTS = {"08-speculative": ("heads", batch_scaling.STOCK), "08-rollback": ("rollback", "rollback")}  # lever, build
+DRAFTS, BUILDS = "08-speculative", {"heads": batch_scaling.STOCK, "rollback": "rollback"}  # of levers
 AT_ONCE = 10**18  # bits per second of a link that takes no time
 FALLBACK = "mini"
 LEAST = 3  # blocks from which a recording stands before one at a smaller scale
@@ -144,22 +144,22 @@ def drafting(recording: Recording) -> list[Line]:
 
 def heads(recording: Recording) -> list[Line]:
     """The most that a head of the model's own could give: drafts that cost nothing, of a given acceptance."""
-    return [Line(row.model, FREE, row.speed, BACK[row.how], IF_FREE) for row in _free(recording, "08-speculative")]
+    return [Line(row.model, FREE, row.speed, BACK[row.how], IF_FREE) for row in _free(recording, "heads")]
 
 
 def rollback(recording: Recording) -> list[Line]:
     """The same on the build that keeps the states of the hybrid's last tokens."""
     lines = []
-    for row in _free(recording, "08-rollback"):
+    for row in _free(recording, "rollback"):
         state = sizes.size(recording.facts[row.model]["shape"], 0, "f16", "f16").recurrent
         price = f"{DRAFTED * state / 1e6:.2g} MB more for each answer, and a build of one's own"
         lines.append(Line(row.model, FREE, row.speed, price, IF_FREE))
     return lines
 
 
-def _free(recording: Recording, study: str) -> list[Any]:
+def _free(recording: Recording, lever: str) -> list[Any]:
     """Speed over plain decode of one answer whose drafts cost nothing."""
-    found = drafts.free(recording.rows, DRAFTS[study][1], ACCEPTED, DRAFTED)
+    found = drafts.free(recording.rows, BUILDS[lever], ACCEPTED, DRAFTED)
     return list(found[found["n_seq"] == 1].itertuples())
 
 
@@ -266,9 +266,9 @@ LEVERS: dict[str, tuple[tuple[str, ...], Callable[..., list[Line]]]] = {
     "one by one": (("03-batch-scaling",), one_by_one),
     "corrected": (("03-batch-scaling",), corrected),
     "bits": (("04-quantization", "04-quality"), bits),
-    "drafting": (("08-speculative",), drafting),
-    "heads": (("08-speculative",), heads),
-    "rollback": (("08-rollback",), rollback),
+    "drafting": (("08-drafters",), drafting),
+    "heads": ((DRAFTS,), heads),
+    "rollback": ((DRAFTS,), rollback),
     "chunked": (("06-chunked",), chunked),
     "split": (("09-disaggregation",), split),
     "replicas": (("07-replicas",), replicas),

@@ -61,15 +61,15 @@ def _types(known: Recordings) -> Iterator[dict[str, Any]]:
 
 def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
     """Drafts that cost nothing for one answer, and for several at once."""
-    for study, (lever, build) in gains.DRAFTS.items():
-        if (recording := known.get(study)) is None:
-            continue
+    if (recording := known.get(gains.DRAFTS)) is None:
+        return
+    for lever, build in gains.BUILDS.items():
         found = drafts.free(recording.rows, build, gains.ACCEPTED, gains.DRAFTED)
         for model, group in found.groupby("model"):
             by_n = group.set_index("n_seq")["speed"]
             for n in sorted(set(by_n.index) - {1}) if 1 in by_n.index else ():
                 kind = f"{gains.ACCEPTED:.0%} right"
-                yield _line(lever, kind, str(model), f"{n} answers", (by_n[1], by_n[n]), study)
+                yield _line(lever, kind, str(model), f"{n} answers", (by_n[1], by_n[n]), gains.DRAFTS)
 
 
 def _chunks(known: Recordings) -> Iterator[dict[str, Any]]:

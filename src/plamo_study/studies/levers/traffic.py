@@ -247,15 +247,15 @@ def _types(known: Recordings, own: dict[str, str], model: str, traffic: Traffic)
 
 def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
     """Drafts of an acceptance that is told, as released and on the build that takes tokens back."""
-    for study, (lever, build) in gains.DRAFTS.items():
-        if not own.get(study):
-            continue
-        found = drafts.free(known[study].rows, build, traffic.accepts, gains.DRAFTED)
-        by_n = found[found["model"] == own[study]].set_index("n_seq")["speed"]
+    if not own.get(gains.DRAFTS):
+        return
+    for lever, build in gains.BUILDS.items():
+        found = drafts.free(known[gains.DRAFTS].rows, build, traffic.accepts, gains.DRAFTED)
+        by_n = found[found["model"] == own[gains.DRAFTS]].set_index("n_seq")["speed"]
         if len(by_n):
             n = _nearest(by_n.index, traffic.n_users)
             where = f"{n} answers, {traffic.accepts:.0%} right"
-            yield Effect(lever, "no drafts", where, study, writing=by_n[n])
+            yield Effect(lever, "no drafts", where, gains.DRAFTS, writing=by_n[n])
 
 
 def _window(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:

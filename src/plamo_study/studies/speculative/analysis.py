@@ -28,32 +28,43 @@ SPEED = ["build", "model", "n_prompt", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 LAW = 0.10  # of the predicted sum that a round may be off
 NATIVE, PART = "tokens removed", "part put back"
-WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined", "": "plain decode"}
+WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined"}
 
 
 @once_a_frame
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a process, in seconds: CELL, `build`, `block`, `verdict`; `tokens` given out in `seconds`; `rate`, tokens
     per second of all sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as
-    recorded. `how`: the way back that the engine really took. `plain`: a step of plain decode of all sequences
-    on the same loaded weights; NaN where none was timed."""
+    recorded. `how`: the way back that the engine really took. `plain`: seconds of a step of plain decode of all
+    sequences, on the same loaded weights."""
     found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
+    found = found[found["n_draft"] > 0]
     entries = []
     for row in found.itertuples():
         rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
-        tokens, drafted = float(row.checks["tokens"]), sum(row.series["drafted"])
+        tokens, drafted, plain = float(row.checks["tokens"]), sum(row.series["drafted"]), row.series["plain ns"]
         entry = {name: getattr(row, name) for name in (*CELL, "build", "block", "verdict") if name != "how"}
         entry |= {"how": _how(row), "tokens": tokens, "seconds": sum(rounds), "rate": tokens / sum(rounds)}
         entry |= {"taken": sum(row.series["accepted"]) / drafted if drafted else np.nan, "rounds": rounds}
-        entry["plain"] = median(row.series.get("plain ns") or [np.nan]) / NS
+        entry |= {"plain": median(plain) / NS, "plain_rate": row.n_seq * len(plain) * NS / sum(plain)}
         entries.append(entry | {"series": row.series, "checks": row.checks})
-    columns = [*CELL, "build", "block", "verdict", "tokens", "seconds", "rate", "taken", "plain", "rounds"]
+    columns = [
+        *CELL,
+        "build",
+        "block",
+        "verdict",
+        "tokens",
+        "seconds",
+        "rate",
+        "taken",
+        "plain",
+        "plain_rate",
+        "rounds",
+    ]
     return pd.DataFrame(entries, columns=[*columns, "series", "checks"])
 
 
 def _how(row: Any) -> str:
-    if not row.n_draft:
-        return WORDS[""]
     if row.back == "tail":
         return NATIVE if row.checks["removes"] else PART
     return WORDS[row.back]
@@ -92,37 +103,19 @@ def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
 
 @once_a_frame
 def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
-    """Speed over plain decode at RATES, by block: SPEED and `ratios`, (len(RATES), blocks).
-
-    Plain decode is of the same process where it was timed there, else of another process in the same block.
-    """
+    """Speed over plain decode of the same process at RATES, by block: SPEED, `blocks` and `ratios`, (len(RATES),
+    blocks)."""
     right = processes(usable(rows))
-    right = right[right["text"] == ""]
-    plain = _plain(right)
+    right = right[(right["text"] == "") & (right["label"] == "even")]
     entries = []
-    for key, group in right[right["label"] == "even"].groupby(SPEED, sort=False):
+    for key, group in right.groupby(SPEED, sort=False):
         entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
-        steps = plain.get(tuple(key[:4]))
-        columns = []
-        for process in group.drop_duplicates("block", keep="last").itertuples():
-            step = process.plain
-            if np.isnan(step) and steps is not None:
-                step = steps.get(process.block, np.nan)
-            if not np.isnan(step):
-                columns.append(tokens(RATES, entry["n_draft"]) * step / round_seconds(process, RATES))
+        last = group.drop_duplicates("block", keep="last")
+        given = tokens(RATES, entry["n_draft"])
+        columns = [given * process.plain / round_seconds(process, RATES) for process in last.itertuples()]
         if len(columns) > 1:
-            entries.append(entry | {"ratios": np.array(columns).T})
-    return pd.DataFrame(entries, columns=[*SPEED, "ratios"])
-
-
-def _plain(right: pd.DataFrame) -> dict[tuple[Any, ...], pd.Series]:
-    """Seconds of a plain step of all sequences by block; by build, model, depth and sequences."""
-    found = right[right["n_draft"] == 0]
-    steps = found.assign(step=found["rounds"].map(median))
-    return {
-        tuple(key): group.groupby("block")["step"].median()
-        for key, group in steps.groupby(["build", "model", "n_prompt", "n_seq"], sort=False)
-    }
+            entries.append(entry | {"blocks": last["block"].tolist(), "ratios": np.array(columns).T})
+    return pd.DataFrame(entries, columns=[*SPEED, "blocks", "ratios"])
 
 
 def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
@@ -130,9 +123,14 @@ def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
     entries = []
     for row in speed_ups(rows).to_dict("records"):
         for rate in rates:
-            column = row["ratios"][int(np.abs(RATES - rate).argmin())]
+            column = row["ratios"][_at(rate)]
             entries.append({name: row[name] for name in SPEED} | {"accepts": rate, "speed": _of_blocks(column)})
     return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
+
+
+def _at(accepts: float) -> int:
+    """Where an acceptance stands in RATES."""
+    return int(np.abs(RATES - accepts).argmin())
 
 
 def free(rows: pd.DataFrame, build: str, accepts: float, n_draft: int) -> pd.DataFrame:
@@ -183,39 +181,25 @@ def forced(rows: pd.DataFrame) -> pd.DataFrame:
     every, right = processes(rows), processes(usable(rows))
     known = {tuple(row[name] for name in SPEED): row["ratios"] for row in speed_ups(rows).to_dict("records")}
     entries = []
-    asked = right[(right["label"] == "") & (right["n_draft"] > 0)]
-    for key, group in asked.groupby(["build", *CELL], sort=False):
+    for key, group in right[right["label"] == ""].groupby(["build", *CELL], sort=False):
         entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
-        rate, steps = group.groupby("block")["rate"].median(), _plain_rates(right, group, entry)
-        if steps.empty:
-            continue
+        rate, steps = (group.groupby("block")[name].median() for name in ("rate", "plain_rate"))
         entry |= {"taken": stats.median(group["taken"].tolist()), "rate": stats.median(rate.tolist())}
         entry |= {"plain": stats.median(steps.tolist()), "speed": timing.paired_ratio(rate, steps)}
         entry["verdict"] = verdict_of(of_cell(every, entry, ["build", *CELL])["verdict"])
         ratios = known.get(tuple(entry[name] for name in SPEED))
         if ratios is not None:
-            entry["computed"] = _of_blocks(ratios[int(np.abs(RATES - entry["accepts"]).argmin())])
+            entry["computed"] = _of_blocks(ratios[_at(entry["accepts"])])
         entries.append(entry)
     columns = ["build", *CELL, "taken", "rate", "plain", "speed", "verdict", "computed"]
     return pd.DataFrame(entries, columns=columns)
-
-
-def _plain_rates(found: pd.DataFrame, group: pd.DataFrame, entry: dict[str, Any]) -> pd.Series:
-    """Tokens per second of plain decode by block: beside the rounds of a cell's own processes where it was timed there,
-    else of the same model, build, prompts and sequences in other processes."""
-    own = group.dropna(subset=["plain"])
-    if len(own):
-        seconds = own["series"].map(lambda series: float(np.mean(series["plain ns"])) / NS)
-        return (own["n_seq"] / seconds).groupby(own["block"]).median()
-    names = ["build", "model", "dtype", "n_prompt", "n_seq", "text", "temperature"]
-    return of_cell(found[found["n_draft"] == 0], entry, names).groupby("block")["rate"].median()
 
 
 def beside(rows: pd.DataFrame) -> pd.DataFrame:
     """Forced acceptances on two builds: `model`, `n_prompt`, `n_seq`, `n_draft`, `accepts`, `rate` and `stock` (tokens
     per second), `ratio`, paired by block."""
     right = processes(usable(rows))
-    right = right[(right["label"] == "") & (right["n_draft"] > 0)]
+    right = right[(right["label"] == "") & right["how"].isin((NATIVE, PART))]
     entries = []
     names = ["model", "n_prompt", "n_seq", "n_draft", "accepts"]
     for key, group in right.groupby(names, sort=False):
@@ -228,6 +212,25 @@ def beside(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["build", *names, "rate", "stock", "ratio"])
 
 
+def gained(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
+    """Speeds over plain decode at an acceptance on two builds: `build`, `model`, `n_prompt`, `n_seq`, `n_draft`, `stock`
+    and `speed`, and `ratio`, paired by block; computed from rounds, with the cheapest way back of each build."""
+    names = ["model", "n_prompt", "n_seq", "n_draft"]
+    speeds: dict[tuple[Any, ...], dict[str, pd.Series]] = {}
+    for row in speed_ups(rows).to_dict("records"):
+        if row["how"] in (NATIVE, PART):
+            own = pd.Series(row["ratios"][_at(accepts)], row["blocks"])
+            speeds.setdefault(tuple(row[name] for name in names), {})[row["build"]] = own
+    entries = []
+    for key, builds in speeds.items():
+        stock = builds.pop("stock", None)
+        for build, speed in builds.items() if stock is not None else ():
+            entry = {"build": build} | dict(zip(names, key, strict=True)) | {"stock": _of_blocks(stock.to_numpy())}
+            entry["speed"] = _of_blocks(speed.to_numpy())
+            entries.append(entry | {"ratio": timing.paired_ratio(speed, stock)})
+    return pd.DataFrame(entries, columns=["build", *names, "stock", "speed", "ratio"])
+
+
 def rounds(rows: pd.DataFrame) -> pd.DataFrame:
     """Every round of one sequence against its terms, each timed alone in the same process: SPEED, `block`, `accepted`,
     `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls whose graph is not the last call's).
@@ -235,11 +238,8 @@ def rounds(rows: pd.DataFrame) -> pd.DataFrame:
     promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more). The
     engine keeps its graph for a call as long as the one before; else a call costs what it does in turn with others.
     """
-    right = processes(usable(rows))
-    right = right[(right["n_seq"] == 1) & (right["n_draft"] > 0) & (right["text"] == "")]
-    right = right[(right["how"] != WORDS["joined"]) & (right["label"] != "adapts")]
     entries = []
-    for process in right.itertuples():
+    for process in _taken_apart(rows).itertuples():
         alone, last, k = parts(process), 0, int(process.n_draft)
         given = {name: getattr(process, name) for name in (*SPEED, "block")}
         terms = zip(process.series["draft"], process.series["accepted"], process.rounds, strict=True)
@@ -254,6 +254,12 @@ def rounds(rows: pd.DataFrame) -> pd.DataFrame:
             entries.append(given | found)
     found = pd.DataFrame(entries, columns=[*SPEED, "block", "accepted", "promised", "measured", "drawn"])
     return found.assign(close=(found["measured"] / found["promised"] - 1).abs() <= LAW)
+
+
+def _taken_apart(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of `processes` those that timed the parts of a round alone."""
+    right = processes(usable(rows))
+    return right[right["series"].map(lambda series: bool(series.get("columns")))]
 
 
 def parts(process: Any) -> dict[str, Any]:
@@ -271,9 +277,8 @@ def parts(process: Any) -> dict[str, Any]:
 def redrawn(rows: pd.DataFrame) -> pd.DataFrame:
     """What a call costs after one of another length over one after a call as long: `model`, `n_tokens`, `kept` and
     `fresh` (seconds), `ratio`, paired by block."""
-    right = processes(usable(rows))
-    right = right[(right["n_seq"] == 1) & (right["n_draft"] > 0) & (right["text"] == "") & (right["build"] == "stock")]
-    right = right[right["n_prompt"] == right["n_prompt"].min()]
+    right = _taken_apart(rows)
+    right = right[(right["build"] == "stock") & (right["n_prompt"] == right["n_prompt"].min())]
     entries = []
     for model, group in right.groupby("model", sort=False):
         every = [(process.block, parts(process)) for process in group.itertuples()]
@@ -350,11 +355,11 @@ def on_text(rows: pd.DataFrame) -> pd.DataFrame:
     """Real drafters on real text: `model`, `who`, `n_draft`, `taken`, `given` (tokens a round), `drafts` (share of
     rounds in which something was drafted), `rate`, `plain`, `speed`, paired by block."""
     right = processes(usable(rows))
-    right = right[(right["text"] != "") & (right["n_draft"] > 0)]
+    right = right[right["text"] != ""]
     entries = []
     for key, group in right.groupby(["build", *CELL], sort=False):
         entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
-        rate, steps = group.groupby("block")["rate"].median(), _plain_rates(processes(usable(rows)), group, entry)
+        rate, steps = (group.groupby("block")[name].median() for name in ("rate", "plain_rate"))
         entry |= {"taken": group["taken"].median(), "given": (group["tokens"] / group["rounds"].map(len)).median()}
         entry["drafts"] = group["series"].map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))).median()
         entry |= {"rate": stats.median(rate.tolist()), "plain": stats.median(steps.tolist())}
@@ -381,21 +386,26 @@ def differences(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
 
 
 def adapted(rows: pd.DataFrame) -> pd.DataFrame:
-    """A draft whose length adapts beside the fixed one that was best in hindsight: `model`, `accepts`, `adapts` and
-    `fixed` (tokens per second), `n_draft`, the best fixed length, and `ratio`, paired by block."""
-    right = processes(usable(rows))
-    right = right[(right["n_seq"] == 1) & right["label"].isin(("", "adapts")) & (right["n_draft"] > 0)]
-    right = right[(right["how"] != WORDS["joined"]) & (right["text"] == "")]
+    """A draft whose length adapts beside the fixed one that is best in hindsight: `model`, `n_prompt`, `accepts`,
+    `n_draft`, the best fixed length, `adapts` and `fixed` (times plain decode), `ratio`, paired by block.
+
+    The fixed lengths are those of `speed_ups`, at this acceptance; the adapted one is measured as such.
+    """
+    right, known = processes(usable(rows)), speed_ups(rows)
+    right = right[right["label"] == "adapts"]
+    right = right.assign(speed=right["rate"] / right["plain_rate"])
     entries = []
-    for (model, depth, accepts), group in right.groupby(["model", "n_prompt", "accepts"], sort=False):
-        fixed = {k: of.groupby("block")["rate"].median() for k, of in group[group["label"] == ""].groupby("n_draft")}
-        adapts = group[group["label"] == "adapts"].groupby("block")["rate"].median()
-        if len(fixed) > 1 and len(adapts):
+    names = ["build", "model", "n_prompt", "n_seq", "how"]
+    for key, group in right.groupby([*names, "accepts"], sort=False):
+        entry: dict[str, Any] = dict(zip([*names, "accepts"], key, strict=True))
+        lengths = of_cell(known, entry, names).to_dict("records")
+        fixed = {line["n_draft"]: pd.Series(line["ratios"][_at(entry["accepts"])], line["blocks"]) for line in lengths}
+        if len(fixed) > 1:
             k = max(fixed, key=lambda each: float(fixed[each].median()))
-            entry = {"model": model, "n_prompt": depth, "accepts": accepts, "n_draft": int(k)}
-            entry |= {"adapts": stats.median(adapts.tolist()), "fixed": stats.median(fixed[k].tolist())}
-            entries.append(entry | {"ratio": timing.paired_ratio(adapts, fixed[k])})
-    return pd.DataFrame(entries, columns=["model", "n_prompt", "accepts", "n_draft", "adapts", "fixed", "ratio"])
+            speed = group.groupby("block")["speed"].median()
+            entry |= {"n_draft": k, "adapts": stats.median(speed.tolist()), "fixed": stats.median(fixed[k].tolist())}
+            entries.append(entry | {"ratio": timing.paired_ratio(speed, fixed[k])})
+    return pd.DataFrame(entries, columns=[*names, "accepts", "n_draft", "adapts", "fixed", "ratio"])
 
 
 def drafted_at(row: Mapping[str, Any], cost: float) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Notebook 08's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ from IPython.display import Markdown
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.usable import of_cell, verdict_of
-from plamo_study.measure.recording import Recording, read
+from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
@@ -24,45 +23,23 @@ NO_HEADS = (
 SHOWN = tuple(np.round(np.linspace(0, 1, 21), 2).tolist())  # acceptances of a curve
 MEASURED_AT = 0.7  # the acceptance that sentences speak of
 BUILD = "rollback"
-CELL = ("model", "how", "n_seq", "n_prompt", "n_draft")
-HOW_TO = "plamo-study engine build rollback, then plamo-study measure 08-rollback --scale {} --beside rollback"
+HOW_TO = "plamo-study engine build rollback, then plamo-study measure 08-speculative --scale {} --beside rollback"
 PUBLISHED = (  # of the 8b model: whose draft, times plain decode, what a drafted token costs of a target's step
     ("plamo-2-1b drafts", 0.29, 1.18, 1.291 / 9.118),
     ("n-grams draft", 0.81, 1.21, 0.0),
 )
 
 
-def rollback(recording: Recording) -> Recording | None:
-    """The same drafts on a build that takes tokens back from the recurrent state, as recorded."""
-    return read("08-rollback", "recorded", recording.scale)
-
-
 def finding(recording: Recording) -> Markdown:
     """From which acceptance drafting pays, by model, as released and on the build that keeps states."""
-    rows, other = recording.rows, rollback(recording)
-    found = _both(recording, analysis.break_even)
-    lines = [_released(row) for row in _usual(found).to_dict("records")]
-    lines += [_corrected(row) for row in _usual(found, BUILD).to_dict("records")]
-    if other is not None:
-        lines += [_gain(row) for row in _of(analysis.beside(other.rows), accepts=MEASURED_AT).to_dict("records")]
+    rows = recording.rows
+    found = analysis.break_even(rows)
+    lines = [f"{_released(row)} {_sooner(row, found)}" for row in _usual(found).to_dict("records")]
+    lines += [f"{_corrected(row)} {_sooner(row, found)}" for row in _usual(found, BUILD).to_dict("records")]
+    lines += [_steepest(model, calls) for model, calls in _calls(rows).groupby("model", sort=False)]
+    lines += [_gain(row) for row in _of(analysis.beside(rows), accepts=MEASURED_AT).to_dict("records")]
     said = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines)
-    return Markdown(f"{said}\n\n{_different(recording)}\n\n({condition(recording)})")
-
-
-def _both(
-    recording: Recording, told: Callable[[pd.DataFrame], pd.DataFrame], alike: Sequence[str] = CELL
-) -> pd.DataFrame:
-    """What is told of the released engine's rows and of those of both builds.
-
-    What both did in the same blocks, by the columns `alike`, is told of these alone: two builds are held against one
-    plain decode.
-    """
-    found, other = told(recording.rows), rollback(recording)
-    if other is None:
-        return found
-    also = told(other.rows)
-    again, known = (pd.MultiIndex.from_frame(each[[*alike]]) for each in (found, also[also["build"] == "stock"]))
-    return pd.concat([found[~again.isin(known)], also], ignore_index=True)
+    return Markdown(f"{said}\n\n{lossless(recording).data}\n\n({condition(recording)})")
 
 
 def _usual(found: pd.DataFrame, build: str = "stock") -> pd.DataFrame:
@@ -98,29 +75,50 @@ def _pays(row: dict[str, Any]) -> str:
     return f"{what} pays from an acceptance of {crossed:.2f}."
 
 
-def _gain(row: dict[str, Any]) -> str:
-    ratio, both = sentences.quotient(row["ratio"], row["rate"], row["stock"], "tokens/s")
+def _sooner(row: dict[str, Any], found: pd.DataFrame) -> str:
+    """The length of draft that pays from the lowest acceptance, where another one does."""
+    same = of_cell(found, row, ["build", "model", "how", "n_seq", "n_prompt"])
+    first = min(same[same["pays"] == "from"].to_dict("records"), key=lambda each: each["from"].value, default=row)
+    if first["n_draft"] == row["n_draft"]:
+        return "No other length pays sooner."
+    return f"Of all lengths {first['n_draft']} pays soonest, from {first['from']:.2f}."
+
+
+def _steepest(model: str, calls: pd.DataFrame) -> str:
+    """Where one token more makes a call of several dearest."""
+    times = calls[calls["n_tokens"] > 1].set_index("n_tokens")["ratio"]
+    rise = times.map(lambda ratio: ratio.value).pct_change().shift(-1)
+    n = int(rise.idxmax())
     return (
-        f"At an acceptance of {row['accepts']:g} that build gives {escaped(row['model'])} {ratio} as many tokens a "
-        f"second as the released one {both}."
+        f"A call of {n} tokens takes {escaped(model)} {times[n]:.2f} times as long as a call of one, a call of {n + 1} "
+        f"{times[n + 1]:.2f} times: a draft of {n - 1} tokens costs much less than one of {n}."
     )
 
 
-def _different(recording: Recording) -> str:
+def _gain(row: dict[str, Any]) -> str:
+    ratio, both = sentences.quotient(row["ratio"], row["rate"], row["stock"], "tokens/s")
+    return (
+        f"At an acceptance of {row['accepts']:g} the build that keeps states gives {escaped(row['model'])} {ratio} as "
+        f"many tokens a second as the released one {both}, in drafts of {row['n_draft']}."
+    )
+
+
+def lossless(recording: Recording) -> Markdown:
     """Whether every token was the target's own."""
     found = list(analysis.differences(recording.rows))
     every = analysis.processes(recording.rows)
     tokens = int(every[every["temperature"] == 0]["tokens"].sum())
     said = f"Of {tokens:,} tokens that were given out greedily, {len(found)} were not what plain decode chose"
     if not found:
-        return f"{said}: every such answer is the target's own, token by token."
+        return Markdown(f"{said}: every such answer is the target's own, token by token.")
     ties = sum(gap <= BOTH_MOVE * rounding for gap, rounding in found)
-    return f"{said}; {ties} of these are near-ties, which calls of another size decide differently by themselves."
+    near = f"{ties} of these are near-ties, which calls of another size decide differently by themselves."
+    return Markdown(f"{said}; {near}")
 
 
 def act(recording: Recording) -> Markdown:
     """For which acceptance, draft and model drafting pays on this machine, in one sentence."""
-    found = _both(recording, lambda rows: analysis.best(rows, RATES), ["model"])
+    found = analysis.best(recording.rows, RATES)
     builds = [build for build in ("stock", BUILD) if build in set(found["build"])]
     return Markdown("**What to do:** " + " ".join(_best(found, build) for build in builds))
 
@@ -146,28 +144,31 @@ def _draft(row: dict[str, Any]) -> str:
 
 def curves(recording: Recording, n_draft: int) -> pd.DataFrame:
     """Speed over plain decode against acceptance, by way back: `model`, `who`, `accepts`, `speed`."""
-    found = _of(_both(recording, lambda rows: analysis.curves(rows, SHOWN)), n_draft=n_draft)
-    found["who"] = [how + ("" if build == "stock" else f", build {build}") for how, build in _pairs(found)]
+    found = _of(analysis.curves(recording.rows, SHOWN), n_draft=n_draft)
+    found["who"] = [_way(row) for row in found.to_dict("records")]
     return found[["model", "who", "accepts", "speed"]]
 
 
-def _pairs(found: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(found["how"], found["build"], strict=True))
+def _way(row: dict[str, Any]) -> str:
+    return str(row["how"]) + ("" if row["build"] == "stock" else f", build {row['build']}")
 
 
 def columns(recording: Recording) -> pd.DataFrame:
     """What a call of several tokens costs over a call of one: `model`, `n_tokens`, `ratio`."""
-    found = analysis.columns(recording.rows)
-    found = found[(found["build"] == "stock") & (found["n_prompt"] == found["n_prompt"].min())]
-    return found[["model", "n_tokens", "ratio"]]
+    return _calls(recording.rows)[["model", "n_tokens", "ratio"]]
+
+
+def _calls(rows: pd.DataFrame) -> pd.DataFrame:
+    found = analysis.columns(rows)
+    return found[(found["build"] == "stock") & (found["n_prompt"] == found["n_prompt"].min())]
 
 
 def split(recording: Recording, accepts: float) -> pd.DataFrame:
     """What a round of the usual draft is made of at an acceptance: `model`, `who`, `term`, `ms`, `order`."""
-    found = _of(_both(recording, lambda rows: analysis.terms(rows, accepts)))
+    found = _of(analysis.terms(recording.rows, accepts))
     entries = []
     for row in found.to_dict("records"):
-        who = row["how"] + ("" if row["build"] == "stock" else f", build {row['build']}")
+        who = _way(row)
         for order, term in enumerate(TERMS):
             if row[term] is not None:
                 entry = {"model": row["model"], "who": who, "term": term, "ms": row[term].value * MS, "order": order}
@@ -178,6 +179,7 @@ def split(recording: Recording, accepts: float) -> pd.DataFrame:
 def tax(recording: Recording, accepts: float) -> Table:
     """The terms of a round at an acceptance, and the share of it that taking back costs."""
     found = analysis.terms(recording.rows, accepts)
+    found = found[found["n_prompt"] == found["n_prompt"].min()]
     columns: Columns = {
         "model": ("model", ""),
         "how": ("way back", ""),
@@ -233,7 +235,7 @@ def law(recording: Recording) -> Table:
 
 def break_even(recording: Recording) -> Table:
     """From which acceptance drafting pays, by model, build, way back, draft, depth and sequences."""
-    found = _both(recording, analysis.break_even)
+    found = analysis.break_even(recording.rows)
     found["from"] = [
         row["from"] if row["pays"] == "from" else row["pays"] for row in found[["from", "pays"]].to_dict("records")
     ]
@@ -271,15 +273,10 @@ def forced(recording: Recording) -> Table:
 
 
 def beside(recording: Recording) -> Table | Markdown:
-    """The released engine and the build that keeps states, at the same acceptances, paired by block; as recorded."""
-    other = rollback(recording)
-    if other is None:
-        return Markdown(f"Nothing is recorded of that build at this scale: `{HOW_TO.format(recording.scale)}`.")
-    return before_and_after(other)
-
-
-def before_and_after(recording: Recording) -> Table:
-    """Tokens per second before and after, by draft, acceptance and sequences."""
+    """Tokens per second of the released engine and of the build that keeps states, at the same acceptances."""
+    found = analysis.beside(recording.rows)
+    if found.empty:
+        return _unknown(recording)
     columns: Columns = {
         "model": ("model", ""),
         "n_prompt": ("depth", ""),
@@ -289,9 +286,29 @@ def before_and_after(recording: Recording) -> Table:
         "rate": ("keeping states (tokens/s)", significant(3)),
         "ratio": ("times as many", ".2f"),
     }
-    note = f"Recorded on {evidence.chips(recording)}."
-    found = analysis.beside(recording.rows)
+    note = f"Measured on {evidence.chips(recording)}."
     return table(found.sort_values(["model", "n_prompt", "n_draft", "accepts"]), columns, note)
+
+
+def _unknown(recording: Recording) -> Markdown:
+    return Markdown(f"That build was not measured here: `{HOW_TO.format(recording.scale)}`.")
+
+
+def gained(recording: Recording, accepts: float) -> Table | Markdown:
+    """Times plain decode before and after, by length of the draft, depth and sequences, at an acceptance."""
+    found = analysis.gained(recording.rows, accepts)
+    if found.empty:
+        return _unknown(recording)
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_seq": ("sequences", ""),
+        "n_prompt": ("depth", ""),
+        "n_draft": ("drafted", ""),
+        "stock": ("as released, times plain", ".2f"),
+        "speed": ("keeping states, times plain", ".2f"),
+        "ratio": ("after / before", ".2f"),
+    }
+    return table(found.sort_values(list(columns)[:4]), columns, f"At an acceptance of {accepts:g}.")
 
 
 def on_text(recording: Recording) -> Table | Markdown:
@@ -354,9 +371,9 @@ def adapted(recording: Recording) -> Table:
     columns: Columns = {
         "model": ("model", ""),
         "accepts": ("acceptance", ""),
-        "adapts": ("adapts (tokens/s)", significant(3)),
+        "adapts": ("adapts, times plain", ".2f"),
         "n_draft": ("best fixed length", ""),
-        "fixed": ("with it (tokens/s)", significant(3)),
+        "fixed": ("with it, times plain", ".2f"),
         "ratio": ("adapts / best fixed", ".2f"),
     }
     note = "Adapts: two tokens more after a draft that was right, one less after one that was not."

@@ -77,7 +77,8 @@ class Loop:
     def __init__(self, cell: Speculate, session: Session, references: dict[int, Reference], drafts: dict[int, Draft]):
         self.cell, self.session, self.references, self.drafts = cell, session, references, drafts
         self.way = Way(session, cell.way, cell.n_draft)
-        self.apart = len(references) > 1 and session.is_recurrent and "D2" not in library.corrects()
+        several = len(references) > 1 and cell.n_draft > 0  # tokens of several sequences
+        self.apart = several and session.is_recurrent and "D2" not in library.corrects()
         self.at = {seq: each.n_prompt for seq, each in references.items()}  # tokens that are certain but one
         self.rounds: list[Times] = []
         self.counts: dict[str, list[int]] = {"drafted": [], "accepted": [], "sequence": []}
@@ -124,8 +125,8 @@ class Loop:
         return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.longest)
 
     def verify(self, columns: dict[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
-        """Logits at the last certain token and at each of the draft: in one call, or where the engine mixes up the
-        tokens of sequences that share one, in a call each."""
+        """Logits at the last certain token and at each of the draft: in one call, or where the engine mixes up
+        sequences that bring several tokens to one, in a call each."""
         if not self.apart:
             return self.session.verify(columns, silent)
         return {seq: self.session.verify({seq: tokens})[seq].copy() for seq, tokens in columns.items()}
@@ -201,8 +202,9 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
 
     `series`, a number a round: the terms of `plan.TERMS` in ns, and by round and sequence "drafted", "accepted" and
     "sequence". A number each: "gap" and "rounding" of tokens other than the reference's, relative to the largest logit.
-    Alone, after the rounds: "columns" and "column ns" (calls of so many tokens, of one length after one another),
-    "fresh ns" (the same in turn with other lengths), "save ns", "restore ns", and "plain ns", steps of plain decode.
+    After the rounds, alone: "plain ns", steps of plain decode of all sequences; and where rounds are held against their
+    parts, "columns" and "column ns" (calls of so many tokens, of one length after one another), "fresh ns" (the same in
+    turn with other lengths), "save ns" and "restore ns".
     """
     check(cell)
     if cell.way == "binding":
@@ -238,8 +240,14 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
             loop.prove()
             loops.append(loop)
         stage("alone")
-        alone = _alone(cell, session, loop) | _plain(cell, session, prompts)
+        alone = _alone(cell, session, loop) if _taken_apart(cell) else {}
+        alone |= _plain(cell, session, loop) if cell.n_draft else {}
     return _measured(cell, loops, shaped, alone, warmup, load_ns, counted)
+
+
+def _taken_apart(cell: Speculate) -> bool:
+    """Whether rounds are held against their parts: of one sequence, drafts of one length, each taken back at once."""
+    return cell.n_seq == 1 and cell.n_draft > 0 and cell.drafter in ("", "even") and cell.way != "joined"
 
 
 def _room(cell: Speculate) -> int:
@@ -313,7 +321,7 @@ def _explained(cell: Speculate, session: Session, reference: Reference, at: int,
 
 
 def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[float]]:
-    """What a round is made of, timed alone: calls of 1 to k + 1 tokens in every sequence, a save and a restore.
+    """What a round is made of, timed alone: calls of 1 to k + 1 tokens, a save and a restore.
 
     Calls of one length one after the other, for which the engine keeps its graph, and in turn with other lengths.
     """
@@ -337,17 +345,14 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
     return {**found, "save ns": save[1:], "restore ns": restore[1:]}
 
 
-def _plain(cell: Speculate, session: Session, prompts: dict[int, np.ndarray]) -> dict[str, list[float]]:
+def _plain(cell: Speculate, session: Session, drafted: Loop) -> dict[str, list[float]]:
     """Steps of plain decode on the same loaded weights, in a context that keeps no states for a draft."""
-    if not cell.n_draft:
-        return {}
     plain = change(cell, n_draft=0, drafter="", draft="", accepts=0.0)
     with session.beside(config(plain, cell.n_seq, 0)) as steps:
-        room = STEPS + 2
-        known = {seq: Reference(steps, seq, each, room, cell.temperature, cell.seed) for seq, each in prompts.items()}
-        Loop(plain, steps, known, {}).run(WARM_ROUNDS)
-        loop = Loop(plain, steps, known, {})
-        loop.run(STEPS)
+        Loop(plain, steps, drafted.references, {}).run(WARM_ROUNDS)
+        loop = Loop(plain, steps, drafted.references, {})
+        loop.run(min(STEPS, cell.n_gen))
+    drafted.error = max(drafted.error, loop.error)
     return {"plain ns": [float(sum(times.values())) for times in loop.rounds]}
 
 
