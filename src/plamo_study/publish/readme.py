@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from IPython.display import Markdown
+
 from plamo_study import paths
 from plamo_study.measure import serving
 from plamo_study.measure.recording import Recording
@@ -132,7 +134,7 @@ def _law() -> Recording:
     return recorded("03-batching-law", "mini")
 
 
-def _shown(table: Callable[[Recording], Table], recording: Callable[[], Recording]) -> Callable[[], str]:
+def _shown(table: Callable[[Recording], Table | Markdown], recording: Callable[[], Recording]) -> Callable[[], str]:
     return lambda: table(recording())._repr_markdown_()
 
 

@@ -48,20 +48,8 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
         entry |= {"taken": sum(row.series["accepted"]) / drafted if drafted else np.nan, "rounds": rounds}
         entry |= {"plain": median(plain) / NS, "plain_rate": row.n_seq * len(plain) * NS / sum(plain)}
         entries.append(entry | {"series": row.series, "checks": row.checks})
-    columns = [
-        *CELL,
-        "build",
-        "block",
-        "verdict",
-        "tokens",
-        "seconds",
-        "rate",
-        "taken",
-        "plain",
-        "plain_rate",
-        "rounds",
-    ]
-    return pd.DataFrame(entries, columns=[*columns, "series", "checks"])
+    columns = [*CELL, "build", "block", "verdict", "tokens", "seconds", "rate", "taken", "plain", "plain_rate"]
+    return pd.DataFrame(entries, columns=[*columns, "rounds", "series", "checks"])
 
 
 def _how(row: Any) -> str:
@@ -213,8 +201,8 @@ def beside(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def gained(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
-    """Speeds over plain decode at an acceptance on two builds: `build`, `model`, `n_prompt`, `n_seq`, `n_draft`, `stock`
-    and `speed`, and `ratio`, paired by block; computed from rounds, with the cheapest way back of each build."""
+    """Speeds over plain decode at an acceptance on two builds: `build`, `model`, `n_prompt`, `n_seq`, `n_draft`,
+    `stock` and `speed`, and `ratio`, paired by block; computed from rounds, with the cheapest way back of each build."""
     names = ["model", "n_prompt", "n_seq", "n_draft"]
     speeds: dict[tuple[Any, ...], dict[str, pd.Series]] = {}
     for row in speed_ups(rows).to_dict("records"):

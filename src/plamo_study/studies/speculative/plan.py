@@ -1,4 +1,4 @@
-"""Which cells the studies of speculation measure: who drafts how much, how it is taken back, and what real drafters give.
+"""Which cells the studies of speculation measure: who drafts how much and how it is taken back; real drafters.
 
 Costs are measured on drafts whose number of right tokens is forced, every number equally often, so that one cell gives
 the speed at any acceptance. Some acceptances are measured by themselves, to hold the computed speed against. What real
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plamo_study.measure import machine, texts
-from plamo_study.measure.cells import Cell, Speculate
+from plamo_study.measure.cells import Speculate
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
 
 HYBRID, ATTENTION = MODELS
