@@ -202,7 +202,8 @@ def beside(rows: pd.DataFrame) -> pd.DataFrame:
 
 def gained(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
     """Speeds over plain decode at an acceptance on two builds: `build`, `model`, `n_prompt`, `n_seq`, `n_draft`,
-    `stock` and `speed`, and `ratio`, paired by block; computed from rounds, with the cheapest way back of each build."""
+    `stock` and `speed`, and `ratio`, paired by block; computed from rounds, with the cheapest way back of
+    each build."""
     names = ["model", "n_prompt", "n_seq", "n_draft"]
     speeds: dict[tuple[Any, ...], dict[str, pd.Series]] = {}
     for row in speed_ups(rows).to_dict("records"):
