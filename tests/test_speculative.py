@@ -332,7 +332,8 @@ def test_a_length_that_adapts_is_held_against_the_best_fixed_one_of_the_curves()
     fixed = [row for k in (1, K) for row in made_up(speculate(n_draft=k), back=0.0, verify=1.0 + k / 4)]
     adapts = made_up(speculate(drafter="adapts", accepts=0.9), back=0.0)
     (found,) = analysis.adapted(pd.DataFrame(fixed + adapts)).to_dict("records")
-    given = analysis.tokens(np.array([0.9]), K)[0]
+    assert found["drawn"] == pytest.approx(30 / 42)  # 0 to 4 accepted three times, and the draft was wrong 12 times
+    given = analysis.tokens(np.array([0.71]), K)[0]
     assert (found["n_draft"], found["fixed"].value) == (K, pytest.approx(given / 2))
     assert found["adapts"].value == pytest.approx(3 / 2)  # 3 tokens a round of two seconds
     assert found["ratio"].value == pytest.approx(3 / given)
@@ -373,11 +374,19 @@ def test_a_call_after_one_of_another_length_is_promised_its_new_graph():
     assert analysis.rounds(frame(removes=True))["drawn"].sum() == 3
 
 
+def test_several_sequences_whose_tokens_are_removed_cost_the_same_whatever_is_accepted():
+    accepted, seconds = np.random.default_rng(0).integers(0, K + 1, (11, 4)), np.linspace(1.0, 3.0, 11)
+    process = pd.Series({"n_draft": K, "n_seq": 4, "rounds": seconds, "how": analysis.NATIVE})
+    process["series"] = {"accepted": accepted.ravel()}
+    assert analysis.round_seconds(process, np.array([0.0, 1.0])).tolist() == [2.0, 2.0]
+
+
 def test_several_sequences_cost_what_each_of_them_takes_back():
     rng, n_seq, rounds = np.random.default_rng(0), 3, 40
     accepted = rng.integers(0, K + 1, (rounds, n_seq))
     seconds = 2 + ((0.5 + 0.25 * (accepted + 1)) * (accepted < K)).sum(axis=1)
-    process = pd.Series({"n_draft": K, "n_seq": n_seq, "rounds": seconds, "series": {"accepted": accepted.ravel()}})
+    process = pd.Series({"n_draft": K, "n_seq": n_seq, "rounds": seconds, "how": analysis.PART})
+    process["series"] = {"accepted": accepted.ravel()}
     found = analysis.round_seconds(process, np.array([0.0, 1.0]))
     assert found.tolist() == pytest.approx([2 + n_seq * 0.75, 2])
 

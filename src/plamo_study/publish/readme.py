@@ -158,7 +158,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "machine": lambda: upstream.machine(recorded("06-tiles", "mini")),
     },
     ROLLBACK: {
-        "exact": lambda: upstream.rolled_back(recorded("08-speculative")),
+        "exact": lambda: upstream.rolled_back(recorded("08-speculative", "mini")),
         "speed": _shown(speculative.beside, lambda: recorded("08-speculative")),
         "memory": lambda: upstream.kept_states(speculation.HYBRID, (4, 8)),
     },

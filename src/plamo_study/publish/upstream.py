@@ -145,7 +145,7 @@ def rolled_back(recording: Recording) -> str:
         rounds += sum(n < process.n_draft for n in process.series["accepted"])
         error = max(error, process.checks["second_path_error"])
     return (
-        f"In the rows below {rounds:,} drafts were taken back in {len(found)} processes, of "
+        f"With the embedded model {rounds:,} drafts were taken back in {len(found)} processes, of "
         f"{', '.join(map(str, sorted(set(found['n_seq']))))} sequences. "
         f"After each the logits were held against the same tokens decoded one by one: the largest relative error is "
         f"{error:.1e}, which is rounding."

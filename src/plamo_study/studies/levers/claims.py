@@ -107,14 +107,18 @@ def exemption(quality: Recording, speed: Recording) -> Said | None:
 def unprofitable(recording: Recording) -> Said | None:
     """Whether drafts make the hybrid faster, as released and on the build that takes tokens back."""
     stock = [line for line in gains.heads(recording) if line.model.startswith(HYBRID)]
-    ours = drafts.break_even(recording.rows)
-    ours = ours[(ours["build"] != batch_scaling.STOCK) & (ours["n_draft"] == gains.DRAFTED) & (ours["n_seq"] == 1)]
     if not stock:
         return None
+    found = drafts.break_even(recording.rows)
+    found = found[found["model"].str.startswith(HYBRID) & (found["n_seq"] == 1) & (found["pays"] == "from")]
+    found = found[found["n_prompt"] == found["n_prompt"].min()]
+    first = {build: min(own["from"], key=lambda each: each.value) for build, own in found.groupby("build")}
     said = f"as released {stock[0].gain:.2f} times as fast with free drafts, {gains.ACCEPTED:.0%} of them right"
-    if len(ours) and ours["pays"].iloc[0] == "from":
-        said += f"; on the build `rollback` drafts pay from an acceptance of {ours['from'].iloc[0]:.2f}"
-    return said, stock[0].gain.below(1.0)
+    for build, crossed in first.items():
+        where = "as released" if build == batch_scaling.STOCK else f"on the build `{build}`"
+        said += f"; {where} the best length pays from an acceptance of {crossed:.2f}"
+    ever = batch_scaling.STOCK in first and first[batch_scaling.STOCK].high < 1
+    return said, "inconclusive" if ever else stock[0].gain.below(1.0)
 
 
 def chunks(recording: Recording) -> Said | None:

@@ -152,14 +152,14 @@ def rollback(recording: Recording) -> list[Line]:
     lines = []
     for row in _free(recording, "rollback"):
         state = sizes.size(recording.facts[row.model]["shape"], 0, "f16", "f16").recurrent
-        price = f"{DRAFTED * state / 1e6:.2g} MB more for each answer, and a build of one's own"
+        price = f"{row.n_draft * state / 1e6:.2g} MB more for each answer, and a build of one's own"
         lines.append(Line(row.model, FREE, row.speed, price, IF_FREE))
     return lines
 
 
 def _free(recording: Recording, lever: str) -> list[Any]:
     """Speed over plain decode of one answer whose drafts cost nothing."""
-    found = drafts.free(recording.rows, BUILDS[lever], ACCEPTED, DRAFTED)
+    found = drafts.free(recording.rows, BUILDS[lever], ACCEPTED)
     return list(found[found["n_seq"] == 1].itertuples())
 
 

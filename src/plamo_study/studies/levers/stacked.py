@@ -64,7 +64,7 @@ def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
     if (recording := known.get(gains.DRAFTS)) is None:
         return
     for lever, build in gains.BUILDS.items():
-        found = drafts.free(recording.rows, build, gains.ACCEPTED, gains.DRAFTED)
+        found = drafts.free(recording.rows, build, gains.ACCEPTED)
         for model, group in found.groupby("model"):
             by_n = group.set_index("n_seq")["speed"]
             for n in sorted(set(by_n.index) - {1}) if 1 in by_n.index else ():

@@ -250,7 +250,7 @@ def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterato
     if not own.get(gains.DRAFTS):
         return
     for lever, build in gains.BUILDS.items():
-        found = drafts.free(known[gains.DRAFTS].rows, build, traffic.accepts, gains.DRAFTED)
+        found = drafts.free(known[gains.DRAFTS].rows, build, traffic.accepts)
         by_n = found[found["model"] == own[gains.DRAFTS]].set_index("n_seq")["speed"]
         if len(by_n):
             n = _nearest(by_n.index, traffic.n_users)

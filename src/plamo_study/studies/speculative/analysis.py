@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pandas as pd
+from scipy import optimize
 
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.memo import once_a_frame
@@ -72,8 +73,9 @@ def tokens(a: np.ndarray, k: int) -> np.ndarray:
 def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
     """Seconds of a round at acceptances `a`, from a process whose drafts had every number of right tokens.
 
-    Of one sequence: the median round by number of accepted tokens. Of several, whose numbers differ in every round:
-    least squares on the sequences that were taken back and on the tokens these evaluated again.
+    Of one sequence: the median round by number of accepted tokens. Of several, whose numbers differ in every round,
+    where tokens are removed for nothing the median round; else least squares on the sequences that were taken back and
+    on the tokens these evaluated again, neither of which can give time back.
     """
     k, n_seq = int(process.n_draft), int(process.n_seq)
     accepted = np.array(process.series["accepted"]).reshape(-1, n_seq)
@@ -82,9 +84,11 @@ def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
     if n_seq == 1:
         by_number = [np.median(seconds[accepted[:, 0] == n]) for n in range(k + 1)]
         return np.asarray(np.array(by_number) @ likely)
+    if process.how == NATIVE:
+        return np.full(len(a), np.median(seconds))
     back = accepted < k
     facts = np.column_stack([np.ones(len(seconds)), back.sum(axis=1), ((accepted + 1) * back).sum(axis=1)])
-    base, each, again = np.linalg.lstsq(facts, seconds, rcond=None)[0]
+    base, each, again = optimize.nnls(facts, seconds)[0]
     n = np.arange(k)[:, None]
     return np.asarray(base + n_seq * ((each + again * (n + 1)) * likely[:k]).sum(axis=0))
 
@@ -121,11 +125,14 @@ def _at(accepts: float) -> int:
     return int(np.abs(RATES - accepts).argmin())
 
 
-def free(rows: pd.DataFrame, build: str, accepts: float, n_draft: int) -> pd.DataFrame:
-    """Of `curves` the drafts that cost nothing on one build, of the shortest prompts; not where all is put back."""
+def free(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
+    """Of `curves` the drafts that cost nothing on one build, of the shortest prompts and the length that is fastest;
+    not where all is put back."""
     found = curves(rows, (accepts,))
-    found = found[(found["build"] == build) & (found["n_draft"] == n_draft) & (found["how"] != WORDS["full"])]
-    return found[found["n_prompt"] == found["n_prompt"].min()]
+    found = found[(found["build"] == build) & (found["how"] != WORDS["full"])]
+    found = found[found["n_prompt"] == found["n_prompt"].min()]
+    fastest = found["speed"].map(lambda speed: -speed.value).sort_values().index
+    return found.loc[fastest].drop_duplicates(["model", "n_seq"]).sort_index()
 
 
 def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
@@ -152,12 +159,13 @@ def break_even(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def best(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
-    """The fastest draft at each acceptance: SPEED, `accepts`, `speed`; 0 tokens and no speed where none pays."""
+    """The fastest draft at each acceptance: SPEED, `accepts`, `speed`; of 0 tokens where even that one is shown to be
+    slower than none."""
     found = curves(rows, rates)
     entries = []
     for _, group in found.groupby(["build", "model", "n_prompt", "n_seq", "how", "accepts"], sort=False):
         first = max(group.to_dict("records"), key=lambda row: float(row["speed"].value))
-        entries.append(first if first["speed"].value > 1 else first | {"n_draft": 0, "speed": None})
+        entries.append(first | ({"n_draft": 0} if first["speed"].below(1.0) == "holds" else {}))
     return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
 
 
@@ -376,9 +384,10 @@ def differences(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
 
 def adapted(rows: pd.DataFrame) -> pd.DataFrame:
     """A draft whose length adapts beside the fixed one that is best in hindsight: `model`, `n_prompt`, `accepts`,
-    `n_draft`, the best fixed length, `adapts` and `fixed` (times plain decode), `ratio`, paired by block.
+    `drawn`, the share of drafted tokens that were right given those before them, `n_draft`, the best fixed length,
+    `adapts` and `fixed` (times plain decode), `ratio`, paired by block.
 
-    The fixed lengths are those of `speed_ups`, at this acceptance; the adapted one is measured as such.
+    The adapted length is measured, and the fixed ones are those of `speed_ups` at the acceptance that it drew.
     """
     right, known = processes(usable(rows)), speed_ups(rows)
     right = right[right["label"] == "adapts"]
@@ -387,14 +396,21 @@ def adapted(rows: pd.DataFrame) -> pd.DataFrame:
     names = ["build", "model", "n_prompt", "n_seq", "how"]
     for key, group in right.groupby([*names, "accepts"], sort=False):
         entry: dict[str, Any] = dict(zip([*names, "accepts"], key, strict=True))
+        entry["drawn"] = float(group["series"].map(_drawn).median())
         lengths = of_cell(known, entry, names).to_dict("records")
-        fixed = {line["n_draft"]: pd.Series(line["ratios"][_at(entry["accepts"])], line["blocks"]) for line in lengths}
+        fixed = {line["n_draft"]: pd.Series(line["ratios"][_at(entry["drawn"])], line["blocks"]) for line in lengths}
         if len(fixed) > 1:
             k = max(fixed, key=lambda each: float(fixed[each].median()))
             speed = group.groupby("block")["speed"].median()
             entry |= {"n_draft": k, "adapts": stats.median(speed.tolist()), "fixed": stats.median(fixed[k].tolist())}
             entries.append(entry | {"ratio": timing.paired_ratio(speed, fixed[k])})
-    return pd.DataFrame(entries, columns=[*names, "accepts", "n_draft", "adapts", "fixed", "ratio"])
+    return pd.DataFrame(entries, columns=[*names, "accepts", "drawn", "n_draft", "adapts", "fixed", "ratio"])
+
+
+def _drawn(series: dict[str, list[float]]) -> float:
+    """Share of drafted tokens that were right, of those that stood behind right ones only."""
+    accepted, drafted = np.array(series["accepted"]), np.array(series["drafted"])
+    return float(accepted.sum() / (accepted.sum() + (accepted < drafted).sum()))
 
 
 def drafted_at(row: Mapping[str, Any], cost: float) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Notebook 08's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def finding(recording: Recording) -> Markdown:
     found = analysis.break_even(rows)
     lines = [f"{_released(row)} {_sooner(row, found)}" for row in _usual(found).to_dict("records")]
     lines += [f"{_corrected(row)} {_sooner(row, found)}" for row in _usual(found, BUILD).to_dict("records")]
-    lines += [_steepest(model, calls) for model, calls in _calls(rows).groupby("model", sort=False)]
+    lines += [line for model, calls in _calls(rows).groupby("model", sort=False) for line in _steepest(model, calls)]
     lines += [_gain(row) for row in _of(analysis.beside(rows), accepts=MEASURED_AT).to_dict("records")]
     said = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines)
     return Markdown(f"{said}\n\n{lossless(recording).data}\n\n({condition(recording)})")
@@ -44,7 +45,11 @@ def finding(recording: Recording) -> Markdown:
 
 def _usual(found: pd.DataFrame, build: str = "stock") -> pd.DataFrame:
     """One sequence, the usual draft, the cheapest way that a build has."""
-    cheap = found[(found["build"] == build) & (found["n_seq"] == 1) & (found["n_draft"] == USUAL)]
+    return _single(found[found["n_draft"] == USUAL], build)
+
+
+def _single(found: pd.DataFrame, build: str) -> pd.DataFrame:
+    cheap = found[(found["build"] == build) & (found["n_seq"] == 1)]
     cheap = cheap[cheap["how"].isin((analysis.NATIVE, analysis.PART))]
     return cheap[cheap["n_prompt"] == cheap["n_prompt"].min()]
 
@@ -80,18 +85,20 @@ def _sooner(row: dict[str, Any], found: pd.DataFrame) -> str:
     same = of_cell(found, row, ["build", "model", "how", "n_seq", "n_prompt"])
     first = min(same[same["pays"] == "from"].to_dict("records"), key=lambda each: each["from"].value, default=row)
     if first["n_draft"] == row["n_draft"]:
-        return "No other length pays sooner."
-    return f"Of all lengths {first['n_draft']} pays soonest, from {first['from']:.2f}."
+        return "No other length that was measured pays sooner."
+    return f"Of the lengths measured {first['n_draft']} pays soonest, from {first['from']:.2f}."
 
 
-def _steepest(model: str, calls: pd.DataFrame) -> str:
-    """Where one token more makes a call of several dearest."""
+def _steepest(model: str, calls: pd.DataFrame) -> Iterator[str]:
+    """Where one token more makes a call of several dearest, if their intervals lie apart."""
     times = calls[calls["n_tokens"] > 1].set_index("n_tokens")["ratio"]
     rise = times.map(lambda ratio: ratio.value).pct_change().shift(-1)
     n = int(rise.idxmax())
-    return (
+    if times[n].high >= times[n + 1].low:
+        return
+    yield (
         f"A call of {n} tokens takes {escaped(model)} {times[n]:.2f} times as long as a call of one, a call of {n + 1} "
-        f"{times[n + 1]:.2f} times: a draft of {n - 1} tokens costs much less than one of {n}."
+        f"{times[n + 1]:.2f} times. A draft of {n - 1} tokens needs the first, a draft of {n} the second."
     )
 
 
@@ -112,8 +119,8 @@ def lossless(recording: Recording) -> Markdown:
     if not found:
         return Markdown(f"{said}: every such answer is the target's own, token by token.")
     ties = sum(gap <= BOTH_MOVE * rounding for gap, rounding in found)
-    near = f"{ties} of these are near-ties, which calls of another size decide differently by themselves."
-    return Markdown(f"{said}; {near}")
+    near = f"{ties} of these are near-ties: calls of that size alone move logits as far as the two tokens lie apart."
+    return Markdown(f"{said}, in {len(set(found))} different places; {near}")
 
 
 def act(recording: Recording) -> Markdown:
@@ -308,7 +315,11 @@ def gained(recording: Recording, accepts: float) -> Table | Markdown:
         "speed": ("keeping states, times plain", ".2f"),
         "ratio": ("after / before", ".2f"),
     }
-    return table(found.sort_values(list(columns)[:4]), columns, f"At an acceptance of {accepts:g}.")
+    note = (
+        f"At an acceptance of {accepts:g}. Of several sequences the released engine verifies each in a call of its "
+        f"own, because it mixes up their tokens in one; the other build corrects that too."
+    )
+    return table(found.sort_values(list(columns)[:4]), columns, note)
 
 
 def on_text(recording: Recording) -> Table | Markdown:
@@ -371,13 +382,14 @@ def adapted(recording: Recording) -> Table:
     columns: Columns = {
         "model": ("model", ""),
         "accepts": ("acceptance", ""),
+        "drawn": ("as drawn", ".2f"),
         "adapts": ("adapts, times plain", ".2f"),
         "n_draft": ("best fixed length", ""),
         "fixed": ("with it, times plain", ".2f"),
         "ratio": ("adapts / best fixed", ".2f"),
     }
     note = "Adapts: two tokens more after a draft that was right, one less after one that was not."
-    return table(analysis.adapted(recording.rows), columns, note)
+    return table(analysis.adapted(recording.rows).sort_values(["model", "accepts"]), columns, note)
 
 
 def binding(recording: Recording) -> Table | Markdown:
@@ -420,19 +432,25 @@ def _implied(acceptance: float) -> str:
 
 def heads(recording: Recording) -> Table:
     """What a head that drafts (MTP, EAGLE) would have to reach, were there one for PLaMo."""
-    found = _usual(analysis.speed_ups(recording.rows))
+    found = _single(analysis.speed_ups(recording.rows), "stock")
     entries = []
-    for row in found.to_dict("records"):
+    for model, rows in found.groupby("model", sort=False):
         for layers in (1, 2):
-            cost = layers / _layers(recording, row["model"])
-            ratios = analysis.drafted_at(row, cost)
-            need = analysis.implied(ratios, 1.0)
-            never = float(np.median(ratios, axis=1).max()) < 1
-            entry = {"target": row["model"], "head": f"{layers} layer{'s' if layers > 1 else ''}"}
+            cost = layers / _layers(recording, model)
+            entry = {"target": model, "head": f"{layers} layer{'s' if layers > 1 else ''}"}
             entry |= {"a drafted token costs, of a step": f"{cost:.0%}"}
-            wanted = "no acceptance" if never else "any" if need != need else f"{need:.2f}"
+            needs = {row["n_draft"]: _needs(row, cost) for row in rows.to_dict("records")}
+            first = min(needs, key=lambda length: needs[length])
+            wanted = "no acceptance" if needs[first] > 1 else f"{needs[first]:.2f}, {first} drafted"
             entries.append(entry | {"acceptance it needs": wanted})
     return Table(pd.DataFrame(entries), NO_HEADS)
+
+
+def _needs(row: dict[str, Any], cost: float) -> float:
+    """The acceptance from which drafted tokens of this cost pay: above 1 where none does."""
+    ratios = analysis.drafted_at(row, cost)
+    need = analysis.implied(ratios, 1.0)
+    return need if need == need else 2.0 * (float(np.median(ratios, axis=1).max()) < 1)
 
 
 def _layers(recording: Recording, model: str) -> int:
