@@ -457,6 +457,7 @@ def shown(rows):
         show.binding,
         show.published,
         show.redrawn,
+        show.foretold,
     )
     said += [each(of)._repr_markdown_() for each in (*tables, show.heads, show.cells, show.law)]
     said += [each(of, 0.7)._repr_markdown_() for each in (show.tax, show.gained)]

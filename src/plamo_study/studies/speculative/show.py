@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import stats
+from plamo_study.analysis import stats, timing
 from plamo_study.analysis.usable import of_cell, verdict_of
-from plamo_study.measure.recording import Recording
+from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
+from plamo_study.studies.batch_scaling import analysis as batch_scaling
 from plamo_study.studies.speculative import analysis, served
 from plamo_study.studies.speculative.plan import BOTH_MOVE, PROSE, RATES, TERMS, TEXT, USUAL
 
@@ -24,6 +25,7 @@ NO_HEADS = (
 SHOWN = tuple(np.round(np.linspace(0, 1, 21), 2).tolist())  # acceptances of a curve
 MEASURED_AT = 0.7  # the acceptance that sentences speak of
 BUILD = "rollback"
+STEPS = "03-batch-scaling"
 HOW_TO = "plamo-study engine build rollback, then plamo-study measure 08-speculative --scale {} --beside rollback"
 PUBLISHED = (  # of the 8b model: whose draft, times plain decode, what a drafted token costs of a target's step
     ("plamo-2-1b drafts", 0.29, 1.18, 1.291 / 9.118),
@@ -168,6 +170,28 @@ def columns(recording: Recording) -> pd.DataFrame:
 def _calls(rows: pd.DataFrame) -> pd.DataFrame:
     found = analysis.columns(rows)
     return found[(found["build"] == "stock") & (found["n_prompt"] == found["n_prompt"].min())]
+
+
+def foretold(recording: Recording) -> Table | Markdown:
+    """Calls of several tokens beside steps of as many sequences, which notebook 03 timed: both have as many columns."""
+    earlier = read(STEPS, "recorded", recording.scale)
+    if earlier is None:
+        return Markdown(f"No step of several sequences is recorded at this scale: `plamo-study run {STEPS}`.")
+    steps, entries = batch_scaling.curves(earlier.rows), []
+    for row in _calls(recording.rows).to_dict("records"):
+        curve = steps.get((batch_scaling.STOCK, row["model"]))
+        if row["n_tokens"] > 1 and curve is not None and row["n_tokens"] in curve.index:
+            step = timing.paired_ratio(curve.loc[row["n_tokens"]], curve.loc[1])
+            entries.append(row | {"step": step, "over": row["ratio"].value / step.value})
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_tokens": ("tokens or sequences", ""),
+        "step": ("a step of so many sequences, over one (03)", ".2f"),
+        "ratio": ("a call of so many tokens, over one", ".2f"),
+        "over": ("call / step", ".2f"),
+    }
+    note = f"Steps are of {evidence.chips(earlier)}, calls of {evidence.chips(recording)}."
+    return table(pd.DataFrame(entries, columns=[*columns]), columns, note)
 
 
 def split(recording: Recording, accepts: float) -> pd.DataFrame:
