@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import stats, timing
+from plamo_study.analysis import stats
 from plamo_study.analysis.usable import of_cell, verdict_of
 from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
@@ -177,12 +177,11 @@ def foretold(recording: Recording) -> Table | Markdown:
     earlier = read(STEPS, "recorded", recording.scale)
     if earlier is None:
         return Markdown(f"No step of several sequences is recorded at this scale: `plamo-study run {STEPS}`.")
-    steps, entries = batch_scaling.curves(earlier.rows), []
-    for row in _calls(recording.rows).to_dict("records"):
-        curve = steps.get((batch_scaling.STOCK, row["model"]))
-        if row["n_tokens"] > 1 and curve is not None and row["n_tokens"] in curve.index:
-            step = timing.paired_ratio(curve.loc[row["n_tokens"]], curve.loc[1])
-            entries.append(row | {"step": step, "over": row["ratio"].value / step.value})
+    steps = batch_scaling.scaling(earlier.rows)
+    steps = steps[(steps["build"] == batch_scaling.STOCK) & (steps["n_seq"] > 1)]
+    found = _calls(recording.rows).merge(steps[["model", "n_seq", "factor"]].rename(columns={"n_seq": "n_tokens"}))
+    found["step"] = [row.factor.per(row.n_tokens) for row in found.itertuples()]
+    found["over"] = [row.ratio.value / row.step.value for row in found.itertuples()]
     columns: Columns = {
         "model": ("model", ""),
         "n_tokens": ("tokens or sequences", ""),
@@ -191,7 +190,7 @@ def foretold(recording: Recording) -> Table | Markdown:
         "over": ("call / step", ".2f"),
     }
     note = f"Steps are of {evidence.chips(earlier)}, calls of {evidence.chips(recording)}."
-    return table(pd.DataFrame(entries, columns=[*columns]), columns, note)
+    return table(found, columns, note)
 
 
 def split(recording: Recording, accepts: float) -> pd.DataFrame:
@@ -465,16 +464,18 @@ def heads(recording: Recording) -> Table:
             entry |= {"a drafted token costs, of a step": f"{cost:.0%}"}
             needs = {row["n_draft"]: _needs(row, cost) for row in rows.to_dict("records")}
             first = min(needs, key=lambda length: needs[length])
-            wanted = "no acceptance" if needs[first] > 1 else f"{needs[first]:.2f}, {first} drafted"
+            wanted = "no acceptance" if np.isinf(needs[first]) else f"{needs[first]:.2f}, {first} drafted"
             entries.append(entry | {"acceptance it needs": wanted})
     return Table(pd.DataFrame(entries), NO_HEADS)
 
 
 def _needs(row: dict[str, Any], cost: float) -> float:
-    """The acceptance from which drafted tokens of this cost pay: above 1 where none does."""
+    """The acceptance from which drafted tokens of this cost pay: 0 where they always do, infinite where never."""
     ratios = analysis.drafted_at(row, cost)
+    if np.median(ratios, axis=1).max() < 1:
+        return float("inf")
     need = analysis.implied(ratios, 1.0)
-    return need if need == need else 2.0 * (float(np.median(ratios, axis=1).max()) < 1)
+    return 0.0 if np.isnan(need) else need
 
 
 def _layers(recording: Recording, model: str) -> int:
