@@ -1,6 +1,7 @@
 """A plan with little time: what is left out is the last of the plan, and no notebook needs it."""
 
 import ast
+from functools import cache
 
 import altair as alt
 import msgspec
@@ -10,13 +11,14 @@ import pytest
 from plamo_study import paths
 from plamo_study.measure import recording
 from plamo_study.measure.cells import Read
-from plamo_study.present import theme
+from plamo_study.present import png, theme
 from plamo_study.present.tables import Table
 from plamo_study.studies import collect, registry
 
 NOTEBOOKS = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]  # those that measure
 SHORT = 2  # blocks
 whole = recording.of_rows
+build = cache(collect.build)  # the engine is asked once
 
 
 def shape(cell):
@@ -26,7 +28,7 @@ def shape(cell):
 
 
 def shortened(rows, records, study, source, scale):
-    planned = collect.build(study, scale) if study in registry.STUDIES else None
+    planned = build(study, scale) if study in registry.STUDIES else None
     if planned:
         needed = {shape(cell) for cell in planned.cells[: planned.needed]}
         asked = {shape(cell) for cell in planned.cells}
@@ -43,6 +45,7 @@ def test_a_notebook_is_written_from_the_cells_it_needs(notebook, monkeypatch):
     for module in (recording, collect):
         monkeypatch.setattr(module, "of_rows", shortened)
     monkeypatch.setattr(theme, "enable", lambda: None)
+    monkeypatch.setattr(png, "compact", lambda picture: picture)  # drawn, and not kept
     room: dict[str, object] = {}
     for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells):
         if cell.cell_type == "code":

@@ -52,17 +52,18 @@ def rows_of(machine: str, folder: Path) -> dict[str, Row]:
 
 
 def test_every_recorded_machine_s_rows_come_out_as_they_went_in(tmp_path, monkeypatch):
-    packs = {machine: packing.pack("reference", machine)[1] for _, machine, _, _ in packing.machines()}
-    assert len(packs) > 1
+    recorded = {path.stem: journal.read(path) for path in REFERENCE.glob("*.jsonl")}
+    rows = [row for records in recorded.values() for row in journal.latest_rows(records)]
+    machines = {row.machine for row in rows}
+    assert len(machines) > 1
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    for machine, packed in packs.items():
-        path = tmp_path / "rows.gz"
-        path.write_bytes(packed)
-        before = rows_of(machine, REFERENCE)
-        assert packing.add(path, STUDIES)[1] == len(before)
-        assert rows_of(machine, tmp_path / machine) == {key: packing._nameless(row) for key, row in before.items()}
-        assert packing.add(path, STUDIES)[1] == 0
-    assert {machine: len(rows) for _, machine, _, rows in packing.machines()}.keys() == packs.keys()
+    for machine in machines:
+        packed = packing.packed(machine, recorded)
+        before = {row.key: packing._nameless(row) for row in rows if row.machine == machine}
+        assert packing.add(packed, STUDIES)[1] == len(before)
+        assert rows_of(machine, tmp_path / machine) == before
+    assert packing.add(packed, STUDIES)[1] == 0, "what is here already"
+    assert {machine for _, machine, _, _ in packing.machines()} == machines
 
 
 def test_a_pack_names_no_host_no_user_and_no_folder(machine, measured):

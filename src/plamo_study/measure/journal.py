@@ -75,12 +75,12 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
-    def append(self, record: Record) -> None:
-        """Write one record and sync it. A disk that is full loses this record only, and says so."""
-        line = _encoder.encode(record) + b"\n"
+    def append(self, *records: Record) -> None:
+        """Write records and sync them. A disk that is full loses these records only, and says so."""
+        lines = b"".join(_encoder.encode(record) + b"\n" for record in records)
         size = os.fstat(self._fd).st_size
         try:
-            if os.write(self._fd, line) != len(line):
+            if os.write(self._fd, lines) != len(lines):
                 raise OSError(28, os.strerror(28))
             os.fsync(self._fd)
         except OSError as error:
@@ -88,7 +88,7 @@ class Journal:
             raise StudyError(
                 str(self.path), f"row not written ({error.strerror})", "df -h . && plamo-study run"
             ) from error
-        self.records.append(record)
+        self.records.extend(records)
 
     def append_fact(self, fact: Fact) -> None:
         """Write a fact unless the journal has it."""

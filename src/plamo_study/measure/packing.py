@@ -202,6 +202,7 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
                 _check(name and not isinstance(record, Header), "a record outside any journal")
                 if isinstance(record, Fact):
                     _check_fact(record, found.machine)
+                    _check(record.id not in known, "the fact comes twice")
                     known[record.id] = record
                 else:
                     _check(record.study in studies, f"study {record.study[:40]!r} is unknown")
@@ -292,17 +293,15 @@ def _check_results(row: Row) -> None:
     _check(all(math.isfinite(number) for number in numbers), "a number that is not finite")
 
 
-def _check_texts(value: Any) -> None:
+def _check_texts(value: str | dict[str, Any] | list[Any]) -> None:
     """No text is endless or hides control characters."""
     if isinstance(value, str):
         _check(len(value) <= MOST_TEXT, "a text without end")
         _check(value.replace("\n", " ").replace("\t", " ").isprintable(), "a text with control characters")
-    elif isinstance(value, dict):
-        for each in chain(value, value.values()):
-            _check_texts(each)
-    elif isinstance(value, list):
-        for each in value:
-            _check_texts(each)
+    else:
+        for each in chain(value, value.values()) if isinstance(value, dict) else value:
+            if isinstance(each, (str, dict, list)):
+                _check_texts(each)
 
 
 def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tuple[Pack, int]:
@@ -314,14 +313,18 @@ def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tupl
     found, new = unpack(source, studies), 0
     for name, records in found.journals.items():
         with journal.Journal(paths.MEASURED / (place or found.machine) / f"{name}.jsonl") as here:
-            known = {row.key: row for row in journal.latest_rows(here.records)}
-            for record in records:
-                if isinstance(record, Fact):
-                    here.append_fact(record)
-                elif record.key not in known or (known[record.key].status != "ok" and record.status == "ok"):
-                    here.append(record)
-                    new += 1
+            rows = {row.key: row for row in journal.latest_rows(here.records)}
+            facts = {record.id for record in here.records if isinstance(record, Fact)}
+            missing = [record for record in records if _is_missing(record, rows, facts)]
+            here.append(*missing)
+            new += sum(isinstance(record, Row) for record in missing)
     return found, new
+
+
+def _is_missing(record: Record, rows: Mapping[str, Row], facts: Collection[str]) -> bool:
+    if isinstance(record, Fact):
+        return record.id not in facts
+    return record.key not in rows or (rows[record.key].status != "ok" and record.status == "ok")
 
 
 def machines() -> Iterator[tuple[str, str, dict[str, Any], list[Row]]]:
