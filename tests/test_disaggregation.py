@@ -301,7 +301,7 @@ def test_a_limited_sender_is_never_faster_than_its_link():
 # ------------------------------------------------------------------ whoever dies
 
 KILLS = 12  # and as many more in test_replicas.py and test_runner.py
-CELLS = 21
+CELLS = 15
 SWEEP = """
 import sys
 from pathlib import Path

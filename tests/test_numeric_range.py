@@ -236,7 +236,7 @@ def test_a_device_whose_casts_nobody_read_is_named():
 
 def test_a_file_without_rotation_never_returns_on_the_cpu():
     cell = mini("ranges", n_prompt=plan_ranges.ROTATED_TOKENS, label=ROTATION)
-    outcome = work(Job(cell=cell, path=str(mini_file())), 6)
+    outcome = work(Job(cell=cell, path=str(mini_file())), 4)
     assert (outcome.status, outcome.failure.stage) == ("hang", ROTATION)
     assert cell.asks_whether
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini
+from test_runner import sweeping
 from test_watch import made_up
 
 from plamo_study.engine.session import EngineError
@@ -28,7 +29,7 @@ from plamo_study.studies.replicas import plan, replica
 
 WORKER = "plamo_study.studies.replicas.worker"
 PROMPT, STEPS = 16, 12
-KILLS, ROWS = 8, 22
+KILLS, ROWS = 8, 14
 LONGEST_S, PATIENCE_S = 1.0, 10.0
 
 
@@ -176,23 +177,13 @@ def kill_one(mark, after_s, moments):
     return 0
 
 
-def sweeping(path):
-    """A runner in a process of its own, which ends by being killed."""
-    pid = os.fork()  # nothing of the engine ran here
-    if not pid:
-        with suppress(BaseException):
-            runner.sweep(small_plan(), path)
-        os._exit(0)
-    return pid
-
-
 def test_no_row_is_lost_or_doubled_and_no_process_left_when_replicas_and_runners_are_killed(tmp_path, monkeypatch):
     path, mark, moments = tmp_path / "j.jsonl", uuid4().hex, random.Random(7)
     monkeypatch.setenv("REPLICAS_TEST", mark)
     seen: dict[str, Row] = {}
     killed = 0
     for _ in range(KILLS):
-        pid = sweeping(path)
+        pid = sweeping(small_plan(), path)
         killed += kill_one(mark, moments.uniform(0.0, LONGEST_S), moments)
         time.sleep(moments.uniform(0.0, LONGEST_S / 2))
         os.kill(pid, signal.SIGKILL)

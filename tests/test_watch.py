@@ -25,7 +25,7 @@ from plamo_study.studies.quantization import show as quantization
 
 SPIN = "while True: pass"
 SECOND = 10**9
-LIMIT_S = 4.0  # beyond the CPU time in which a worker only imports, on slow machines too
+LIMIT_S = 3.0  # beyond the CPU time in which a worker only imports, on slow machines too
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_worker_kept_from_computing_is_starved_and_gets_more_time_than_its_lim
 
 def test_a_hang_beside_a_busy_process_is_a_hang(busy_core, tmp_path):
     path = synthetic.write(registry.spec(HYBRID, "mini"), "F16", tmp_path / "array.gguf", head_count_array=True)
-    outcome = run(mini("prefill"), path, limit_s=4.0)
+    outcome = run(mini("prefill"), path, limit_s=LIMIT_S)
     assert (outcome.status, outcome.failure.stage) == ("hang", "prefill")
 
 
@@ -267,11 +267,9 @@ def test_a_few_disturbed_rows_are_left_out_in_silence(recorded):
 
 
 @pytest.mark.timeout(600)
-def test_a_load_runs_in_the_block_it_is_planted_in(busy_core, monkeypatch, calm):
+def test_a_load_runs_in_the_block_it_is_planted_in(monkeypatch, calm):
     monkeypatch.setattr(machine, "performance_cores", lambda: 1)
-    (sweep,) = crosscheck_watch.trial(3, sweeps=1).sweeps
-    assert sweep.load == "", "one sweep of one is the quiet half"
-    assert set(sweep.overlaps) == {0.0}
     (quiet, loaded) = sorted(crosscheck_watch.trial(4, sweeps=2).sweeps, key=lambda each: each.load)
     assert not quiet.load
+    assert set(quiet.overlaps) == {0.0}
     assert (loaded.seed, loaded.block) in disturbances.blocks_of([loaded], marked=False)

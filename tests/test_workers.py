@@ -68,7 +68,7 @@ def test_five_packed_sequences_do_not_abort_but_are_wrong():
 
 
 def test_a_lost_rope_hangs_the_cpu_and_becomes_a_row(without_rope):
-    found = outcome(mini("prefill"), without_rope, limit_s=8.0)
+    found = outcome(mini("prefill"), without_rope, limit_s=4.0)
     assert found.status == "hang"
     assert found.failure.stage == "prefill"
     assert "n_rot" not in found.failure.message
@@ -186,7 +186,7 @@ def ends(pid_file):
     return True
 
 
-@pytest.mark.parametrize(("n_gen", "status", "limit_s"), [(0, "ok", 60.0), (1, "hang", 8.0)])
+@pytest.mark.parametrize(("n_gen", "status", "limit_s"), [(0, "ok", 60.0), (1, "hang", 4.0)])
 def test_what_a_worker_started_ends_with_it(family, n_gen, status, limit_s):
     cell = Decode(n_gen=n_gen)
     assert work(Job(cell=cell, path=str(family)), limit_s, worker="family").status == status
