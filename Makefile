@@ -13,8 +13,6 @@ study: $(READY)
 test: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/pytest --nbval notebooks
 	$(BIN)/pytest
 
 lab: $(READY)

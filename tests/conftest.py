@@ -11,7 +11,8 @@ from plamo_study.measure.cells import Cell
 from plamo_study.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
-LONGEST = ("test_cli", "test_left_out", "test_publish", "test_watch", "test_processes", "test_fleet")  # minutes each
+LONGEST = ("test_cli", "test_types", "test_left_out", "test_publish", "test_watch", "test_processes", "test_fleet")
+collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -126,12 +126,18 @@ def test_charts_are_drawn_offline_without_complaint_and_fit_the_window(site, bro
 STUDIES = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
 
 
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    """The page of every committed notebook."""
+    _, *pages, _ = publish(STUDIES, tmp_path_factory.mktemp("studies"))
+    return dict(zip(STUDIES, pages, strict=True))
+
+
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 @pytest.mark.parametrize("notebook", STUDIES, ids=lambda path: path.stem)
-def test_every_study_becomes_a_page_that_keeps_these_promises(notebook, width, browser, tmp_path):
-    _, page, _ = publish([notebook], tmp_path)
+def test_every_study_becomes_a_page_that_keeps_these_promises(studies, notebook, width, browser):
     charts = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)
-    with Visit(browser, page, width) as visit:
+    with Visit(browser, studies[notebook], width) as visit:
         visit.wait_for_charts(charts)
         assert visit.page.evaluate("document.documentElement.scrollWidth") == width
         assert all(image.get_attribute("alt") for image in visit.page.query_selector_all("img"))

@@ -39,6 +39,7 @@ app.command("probe")(cli_server.probe)
 NOTEBOOK_S = 15.0  # to execute one, about
 MINUTES = 3.0  # for measuring all studies at mini
 LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
+LAW_BATCHES = [1024, 2048, 4096]
 
 
 def main() -> None:
@@ -192,6 +193,9 @@ def law(
         list[int] | None, typer.Option(help="of a grid, repeatable; any other number is a fresh grid")
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="configurations of each grid")] = batching_law_plan.LAW_CELLS,
+    n_batch: Annotated[
+        list[int] | None, typer.Option(help="batch size to look for the smallest abort at, repeatable")
+    ] = None,
     minutes: Minutes = 0,
     engine: Engine = None,
 ) -> None:
@@ -207,7 +211,7 @@ def law(
     report.frame(law_check.by_seed(table))
     report.frame(law_check.separation(table))
     report.three_tests(law_check.three_tests(rows))
-    sizes = (1024, 2048, 4096)
+    sizes = n_batch or LAW_BATCHES
     found = {size: bisection.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}
     report.boundaries(LAW_PROMPT, found, {size: batching_law.smallest_abort(LAW_PROMPT, size) for size in sizes})
     raise typer.Exit(0 if table["exact"].all() else 1)
