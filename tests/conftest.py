@@ -1,10 +1,12 @@
 """What all tests share: the embedded models, and cells to measure on them."""
 
+import gc
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
+from threadpoolctl import threadpool_limits
 
 from plamo_study.measure import plan
 from plamo_study.measure.cells import Cell
@@ -27,6 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         number = int(config.workerinput["workerid"].removeprefix("gw"))
         os.sched_setaffinity(0, {cores[number % len(cores)]})
+        threadpool_limits(1)  # numpy came before, and its threads spin
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is loaded stays, and need not be looked through again and again for what can be thrown away."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -147,22 +147,6 @@ def test_a_live_run_measures_once_and_publishes_a_page(root):
     }
 
 
-@pytest.mark.timeout(600)
-def test_papermill_alone_runs_the_notebook_live(root):
-    out = root / "by-papermill.ipynb"
-    command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
-    environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
-    done = subprocess.run(
-        [*command, "-p", "source", "live", "-p", "scale", "mini", "-p", "minutes", "0.01"],
-        capture_output=True,
-        env=environment,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "scale mini" in out.read_text()
-
-
 def test_the_notebooks_help_page_is_readable():
     command = [sys.executable, "-m", "papermill", "--help-notebook", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb")]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -197,14 +181,8 @@ def test_the_batching_law_holds_on_a_small_grid(root):
     assert "predicted" in done.stdout
 
 
-def done(root, *arguments, **environment):
-    finished = run(root, *arguments, **environment)
-    assert finished.returncode == 0, finished.stderr
-    return finished
-
-
 @pytest.mark.timeout(600)
-def test_from_a_released_repository_to_an_executed_notebook(root, tmp_path):
+def test_from_a_released_repository_to_a_notebook_that_papermill_alone_runs_live(root, tmp_path):
     models = root / "data" / "models"
     for name in plan.MODELS:
         repository = released.write_released(mini_file(name), tmp_path / name, shards=2)
@@ -216,8 +194,13 @@ def test_from_a_released_repository_to_an_executed_notebook(root, tmp_path):
         assert [code for code, _ in told] == [0] * len(steps), told
         assert "UNPINNED" in told[0][1]
         assert (models / f"{name}.weights.Q8_0.gguf").stat().st_size < converted.stat().st_size
-    done(root, "run", "01", "--scale", "weights", *SHORT)
-    notebook = nbformat.read(root / "reports/01-phase-asymmetry.ipynb", as_version=4)
+    out = root / "by-papermill.ipynb"
+    command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
+    asked = ("-p", "source", "live", "-p", "scale", "weights", "-p", "minutes", "0.01")
+    environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
+    done = subprocess.run([*command, *asked], capture_output=True, env=environment, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    notebook = nbformat.read(out, as_version=4)
     text = "".join(str(cell.get("outputs", "")) for cell in notebook.cells)
     assert "released weights, Q8_0" in text
     assert "scale weights (Q8_0 released weights)" in text

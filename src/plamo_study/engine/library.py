@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,8 @@ def describe() -> dict[str, Any]:
 
     `commit` is "unknown" for a build from the sdist, which carries no git history: the hash is the identity.
     """
+    from importlib.metadata import version  # loads much, and a worker that measures says nothing of itself
+
     digest = hashlib.sha256()
     for path in library_files():
         digest.update(path.read_bytes())
