@@ -74,6 +74,10 @@ def test_a_worker_s_evidence_is_its_own():
         assert timed.waited_ns >= 0
 
 
+def of_living_threads(pid):
+    return sum(ran for ran, _ in (machine.threads(pid) or {}).values())
+
+
 def test_what_a_helper_s_threads_ran_is_its_own_after_they_are_gone():
     """A thread that works for a fifth of a second and ends, over and over, as a server's do that answers requests."""
     told = (
@@ -84,12 +88,12 @@ def test_what_a_helper_s_threads_ran_is_its_own_after_they_are_gone():
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", told], **pipes) as helper:
-        before = watch._of_helpers([helper.pid])[0]
+        before, began = watch._of_helpers([helper.pid])[0], of_living_threads(helper.pid)
         for _ in range(3):
             print(file=helper.stdin, flush=True)
             helper.stdout.readline()
         ran = watch._of_helpers([helper.pid])[0] - before
-        living = sum(ran for ran, _ in (machine.threads(helper.pid) or {}).values())
+        living = of_living_threads(helper.pid) - began
         helper.stdin.close()
     assert ran >= 3 * 10_000_000
     assert living < ran / 2 or sys.platform == "darwin"  # the sum over living threads would call the rest others'
