@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
+from scipy import stats as distributions
 
 from plamo_study.analysis import clustered, divergence
 from plamo_study.crosscheck import perplexity as crosscheck_perplexity
@@ -335,6 +336,21 @@ def test_the_detectable_difference_is_detected_four_times_out_of_five():
     spread = np.std(np.tile([1.0, -1.0], 10), ddof=1)
     seen = [clustered.p_value(rng.normal(effect, spread, 20)) < 0.05 for _ in range(400)]
     assert 0.72 < np.mean(seen) < 0.88
+
+
+def test_tests_and_intervals_are_those_of_scipy_which_takes_too_long_to_load():
+    rng = np.random.default_rng(3)
+    for n in (2, 3, 7, 40):
+        values, p = rng.normal(0.3, 1, n), rng.uniform(0, 0.2, n)
+        assert clustered.p_value(values) == pytest.approx(distributions.ttest_1samp(values, 0).pvalue)
+        assert clustered.adjusted(p) == pytest.approx(distributions.false_discovery_control(p).tolist())
+        for successes in (0, 1, n - 1, n):
+            exact = distributions.binomtest(successes, n).proportion_ci(0.95, "exact")
+            rate = clustered.rate(successes, n)
+            assert (rate.low, rate.high) == pytest.approx((exact.low, exact.high))
+        t = distributions.t(n - 1)
+        reach = (t.ppf(0.975) + t.ppf(0.8)) * values.std(ddof=1) / n**0.5
+        assert clustered.detectable(values) == pytest.approx(reach)
 
 
 def test_p_values_are_adjusted_and_unknown_ones_left_out():

@@ -6,9 +6,9 @@ It knows no models. Neighbouring chunks of one text are alike too: an interval s
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy import stats as distributions
+from scipy import special
 
-from plamo_study.analysis.stats import CONFIDENCE, Estimate, t_quantile
+from plamo_study.analysis.stats import CONFIDENCE, Estimate, t_quantile, t_test
 
 Numbers = Sequence[float] | np.ndarray
 POWER = 0.8
@@ -77,7 +77,7 @@ def p_value(differences: Numbers) -> float:
     values = np.asarray(differences, float)
     if len(values) < 2:
         return NAN
-    return float(distributions.ttest_1samp(values, 0).pvalue) if values.any() else 1.0
+    return t_test(values) if values.any() else 1.0
 
 
 def detectable(differences: Numbers) -> float:
@@ -88,16 +88,19 @@ def detectable(differences: Numbers) -> float:
     n = len(differences)
     if n < 2:
         return NAN
-    t = distributions.t(n - 1)
-    return float((t.ppf(0.5 + CONFIDENCE / 2) + t.ppf(POWER)) * np.std(differences, ddof=1) / n**0.5)
+    return float((t_quantile(n - 1) + special.stdtrit(n - 1, POWER)) * np.std(differences, ddof=1) / n**0.5)
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Benjamini-Hochberg-adjusted p-values in the given order; NaN stays NaN and counts for nothing."""
-    p = np.asarray(p_values, float)
+    """Benjamini-Hochberg-adjusted p-values in the given order; NaN stays NaN and counts for nothing.
+
+    Each is the smallest of p · n / rank over the p-values that are no smaller (Benjamini and Hochberg 1995).
+    """
+    p = np.array(p_values, float)
     known = ~np.isnan(p)
-    if known.any():
-        p[known] = distributions.false_discovery_control(p[known])
+    order = np.flatnonzero(known)[np.argsort(p[known])[::-1]]  # the largest first
+    ranks = np.arange(len(order), 0, -1)
+    p[order] = np.minimum.accumulate(np.minimum(p[order] * len(order) / ranks, 1))
     return p.tolist()
 
 
@@ -105,11 +108,15 @@ def rate(successes: int, n: int) -> Estimate:
     """A share of `n` independent trials with its exact (Clopper-Pearson) interval."""
     if not n:
         return Estimate(NAN, NAN, NAN, 0)
-    interval = distributions.binomtest(successes, n).proportion_ci(CONFIDENCE, "exact")
-    return Estimate(successes / n, float(interval.low), float(interval.high), n)
+    outside, failures = (1 - CONFIDENCE) / 2, n - successes
+    low = special.betaincinv(successes, failures + 1, outside) if successes else 0.0
+    high = special.betaincinv(successes + 1, failures, 1 - outside) if failures else 1.0
+    return Estimate(successes / n, float(low), float(high), n)
 
 
 def paired_rates(a: Sequence[bool], b: Sequence[bool]) -> float:
     """Two-sided p that two shares of the same trials are equal: McNemar's exact test on the trials that differ."""
+    from scipy import stats as distributions  # loads slowly, and few ask
+
     differing = [x for x, y in zip(a, b, strict=True) if x != y]
     return float(distributions.binomtest(sum(differing), len(differing)).pvalue) if differing else 1.0

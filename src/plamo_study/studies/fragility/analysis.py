@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats as distributions
+from scipy import special
 
 from plamo_study.analysis import clustered
-from plamo_study.analysis.stats import CONFIDENCE, Estimate
+from plamo_study.analysis.stats import Estimate, t_quantile
 from plamo_study.limits import DRAWS
 
 LEVEL = 0.05  # false-discovery rate
@@ -228,10 +228,10 @@ def _held(logs: np.ndarray) -> tuple[Estimate, float, float, float]:
     """
     n, middle = len(logs), float(logs.mean())
     error = float(logs.std(ddof=1)) * (1 + 1 / n) ** 0.5
-    t = distributions.t(n - 1)
-    reach = t.ppf(0.5 + CONFIDENCE / 2) * error
+    reach = t_quantile(n - 1) * error
     p, p_margin = (
-        min(1.0, 2 * float(t.sf((abs(middle) - np.log(margin)) / error))) if error else 0.0 for margin in (1.0, MARGIN)
+        min(1.0, 2 * float(special.stdtr(n - 1, (np.log(margin) - abs(middle)) / error))) if error else 0.0
+        for margin in (1.0, MARGIN)
     )
     value, low, high = (float(np.exp(x)) for x in (middle, middle - reach, middle + reach))
     return Estimate(value, low, high, n), p, p_margin, error
@@ -241,8 +241,8 @@ def _detectable(error: float, n: int, tests: int) -> float:
     """The excess that would be found in four of five cases if it had to stand against all tests alone."""
     if np.isnan(error):
         return np.nan
-    t = distributions.t(n - 1)
-    return float(np.exp((t.ppf(1 - LEVEL / (2 * tests)) + t.ppf(clustered.POWER)) * error))
+    quantiles = special.stdtrit(n - 1, [1 - LEVEL / (2 * tests), clustered.POWER])
+    return float(np.exp(quantiles.sum() * error))
 
 
 def _verdict(excess: Estimate, p: float, p_margin: float) -> str:

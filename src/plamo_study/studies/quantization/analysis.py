@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from scipy import stats as distributions
+from scipy import special
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.files import Facts, Files, files
@@ -78,7 +78,7 @@ def simultaneous(gain: stats.Estimate, chosen_from: int) -> stats.Estimate:
     logs = np.asarray(gain.units)
     if len(logs) < 2:
         return replace(gain, low=float("nan"), high=float("nan"))
-    t = distributions.t(len(logs) - 1).ppf(1 - (1 - stats.CONFIDENCE) / (2 * max(chosen_from, 1)))
+    t = special.stdtrit(len(logs) - 1, 1 - (1 - stats.CONFIDENCE) / (2 * max(chosen_from, 1)))
     reach = t * logs.std(ddof=1) / len(logs) ** 0.5
     low, high = (float(np.exp(logs.mean() + side * reach)) for side in (-1, 1))
     return replace(gain, low=min(low, gain.value), high=max(high, gain.value), level=stats.CONFIDENCE)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats as distributions
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS, median_sample
@@ -97,6 +96,8 @@ def explained(rows: pd.DataFrame) -> tuple[float, float, float, float]:
     usual = known[["read", "step"]] / known.groupby("dtype")[["read", "step"]].transform("median")
     if len(usual) < 3:
         return (float("nan"),) * 4
+    from scipy import stats as distributions  # loads slowly, and few ask
+
     rank = distributions.spearmanr(usual["read"], usual["step"])
     read, step = known["read"], usual["step"]
     return float(rank.statistic), float(rank.pvalue), float(read.max() / read.min()), float(step.max() / step.min())
