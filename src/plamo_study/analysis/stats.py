@@ -142,7 +142,7 @@ def t_quantile(freedom: int) -> float:
 
 
 def t_test(values: np.ndarray) -> float:
-    """Two-sided p that independent values have the mean 0: Student's t test, (n,) to a number; 0 where all are alike."""
+    """Two-sided p that independent values have the mean 0: Student's t test, 0 where all are alike."""
     n, error = len(values), values.std(ddof=1)
     return float(2 * special.stdtr(n - 1, -abs(values.mean()) * n**0.5 / error)) if error else 0.0
 
