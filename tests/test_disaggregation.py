@@ -355,6 +355,7 @@ def ports(processes):
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
     path, rng, runner, seen, held = tmp_path / "kills.jsonl", random.Random(9), None, set(), set()
+    killed = 0
     for number in range(KILLS):
         if runner is None or runner.poll() is not None:
             runner = started(path)
@@ -370,11 +371,13 @@ def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
         victim = runner if whom == "runner" else victim
         if victim and victim.is_running():
             victim.send_signal(signal.SIGKILL)
+            killed += 1
         if whom == "runner":
             runner.wait()
             _, left = psutil.wait_procs(family, timeout=20)
             assert not left, "children outlive the runner"
             runner = None
+    assert killed > KILLS / 2
     runner = runner or started(path)
     while runner.poll() is None:
         family = descendants(runner)

@@ -87,7 +87,7 @@ def test_a_full_disk_loses_only_the_row_that_did_not_fit(tmp_path):
     path = tmp_path / "j.jsonl"
     script = FULL_DISK.format(tests=str(__file__).rsplit("/", 1)[0], path=str(path))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "row not written" in done.stdout
+    assert "rows not written" in done.stdout
     assert "mend:" in done.stdout
     kept = read(path)
     assert [r.key for r in kept] == [str(n) for n in range(len(kept))]

@@ -223,6 +223,12 @@ def test_a_row_that_went_well_replaces_the_one_that_did_not(text, machine, measu
     assert {row.key: row for row in journal.latest_rows(journal.read(path))} == {row.key: row for row in rows}
 
 
+def a_fact_twice(text: bytes) -> bytes:
+    lines = text.splitlines(keepends=True)
+    first = next(number for number, line in enumerate(lines) if b'"kind":"fact"' in line)
+    return b"".join([*lines[: first + 1], *lines[first:]])
+
+
 @pytest.mark.parametrize(
     ("made", "why"),
     [
@@ -232,9 +238,10 @@ def test_a_row_that_went_well_replaces_the_one_that_did_not(text, machine, measu
         (lambda text: gzip.compress(text[:-1]), "cut off"),
         (lambda text: gzip.compress(text.splitlines()[0] + b"\n"), "without a row"),
         (lambda text: gzip.compress(text + text.splitlines()[-1] + b"\n"), "twice"),
+        (lambda text: gzip.compress(a_fact_twice(text)), "the fact comes twice"),
         (lambda text: gzip.compress(b"a" * (64 << 20)), "larger than any"),
     ],
-    ids=["cut", "no gzip", "empty", "half a line", "header alone", "a row twice", "a bomb"],
+    ids=["cut", "no gzip", "empty", "half a line", "header alone", "a row twice", "a fact twice", "a bomb"],
 )
 def test_what_is_no_pack_is_refused(text, measured, tmp_path, made, why):
     (tmp_path / "bad.rows.gz").write_bytes(made(text))

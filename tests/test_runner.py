@@ -110,7 +110,7 @@ def test_an_abort_costs_one_row_and_the_sweep_goes_on(tmp_path):
 
 def sweeping(planned, path):
     """A runner in a process of its own, which ends by being killed."""
-    pid = os.fork()  # it sweeps at once: loading Python would take longer than a row
+    pid = os.fork()  # loading Python anew would take longer than a row
     if not pid:
         with suppress(BaseException):
             runner.sweep(planned, path)
@@ -118,17 +118,29 @@ def sweeping(planned, path):
     return pid
 
 
+def wait_for_a_row(path, n):
+    """Until there are more rows than so many, or for as long as the slowest machine takes for one."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end and (not path.exists() or path.read_bytes().count(b'"kind":"row"') <= n):
+        time.sleep(0.02)
+
+
 def test_nothing_is_lost_or_doubled_when_the_runner_is_killed_at_random_moments(tmp_path):
     path, moments = tmp_path / "j.jsonl", random.Random(7)
     seen: dict[str, Row] = {}
-    for _ in range(KILLS):
+    killed = 0
+    for number in range(KILLS):
         pid = sweeping(small_plan(), path)
+        if number % 4 == 0:
+            wait_for_a_row(path, len(seen))
         time.sleep(moments.uniform(0.0, LONGEST_S))
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         rows = journal.latest_rows(journal.read(path))
         assert seen == {key: row for key, row in ((r.key, r) for r in rows) if key in seen}, "a finished row changed"
         seen = {row.key: row for row in rows}
+    assert seen
+    assert killed > KILLS / 2
     summary = runner.sweep(small_plan(), path)
     written = [record for record in journal.read(path) if isinstance(record, Row)]
     assert len(written) == len({row.key for row in written}) == len(summary.rows) == 1 + 3 * 5 + 1

@@ -194,7 +194,7 @@ def law(
     ] = None,
     n: Annotated[int, typer.Option(min=1, help="configurations of each grid")] = batching_law_plan.LAW_CELLS,
     n_batch: Annotated[
-        list[int] | None, typer.Option(help="batch size to look for the smallest abort at, repeatable")
+        list[int] | None, typer.Option(min=1, help="batch size to look for the smallest abort at, repeatable")
     ] = None,
     minutes: Minutes = 0,
     engine: Engine = None,

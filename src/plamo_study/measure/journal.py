@@ -1,4 +1,4 @@
-"""The journal: append-only JSON lines, synced row by row. A torn last line, all a power cut can leave, is dropped."""
+"""The journal: append-only JSON lines, synced as they are written. A torn last line, all a power cut leaves, is dropped."""
 
 import fcntl
 import gc
@@ -77,6 +77,8 @@ class Journal:
 
     def append(self, *records: Record) -> None:
         """Write records and sync them. A disk that is full loses these records only, and says so."""
+        if not records:
+            return
         lines = b"".join(_encoder.encode(record) + b"\n" for record in records)
         size = os.fstat(self._fd).st_size
         try:
@@ -86,7 +88,7 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._fd, size)
             raise StudyError(
-                str(self.path), f"row not written ({error.strerror})", "df -h . && plamo-study run"
+                str(self.path), f"rows not written ({error.strerror})", "df -h . && plamo-study run"
             ) from error
         self.records.extend(records)
 

@@ -15,10 +15,12 @@ import msgspec
 
 from plamo_study.engine import builds
 from plamo_study.measure import machine, watch
+from plamo_study.measure.cells import AnyCell
 from plamo_study.measure.rows import Evidence, Failure, Measured, Status
 
 WORKER = "plamo_study.measure.worker"
 LOG_LINES = 20
+BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when numpy is loaded
 BUILD_FOLDER = re.compile(  # where the engine was built: no row needs it
     r"(?<![\w./-])/\S*?(?:llama\.cpp/|(?=ggml/src/)|(?<=/)(?=[^/\s]+\.(?:cpp|c|h):\d))"
 )
@@ -65,7 +67,7 @@ def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str
             stderr=log,
             pass_fds=[lifeline],
             start_new_session=True,
-            env=_environment(engine),
+            env=_environment(engine) | _blas(job),
         )
         result, late = b"", None
         try:
@@ -85,6 +87,12 @@ def _environment(engine: str) -> dict[str, str]:
     ours = os.environ | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {})
     asked = builds.note(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
     return dict(setting.split("=", 1) for setting in asked) | ours
+
+
+def _blas(job: msgspec.Struct) -> dict[str, str]:
+    """As many BLAS threads as the cell asks for: workers run beside one another, and idle threads of BLAS spin."""
+    cell = getattr(job, "cell", None)
+    return dict.fromkeys(BLAS_THREADS, str(cell.n_threads)) if isinstance(cell, AnyCell) else {}
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -20,7 +20,6 @@ from plamo_study.measure.cells import Cell
 from plamo_study.measure.rows import Measured
 
 ORPHANED = 9
-BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when numpy loads; more than asked for spin
 
 
 Run = Callable[..., Measured]  # of a cell, its file's path, who is told the stage, and the paths of further files
@@ -79,7 +78,6 @@ def _do(own: Mapping[str, Run], job: Job) -> Measured:
         from plamo_study.engine import library
 
         return Measured(facts=library.describe() | {"gpus": library.gpus()})
-    os.environ |= dict.fromkeys(BLAS_THREADS, str(job.cell.n_threads))
     if run := own.get(job.cell.workload):
         stage(job.cell.workload)
         return run(job.cell, Path(job.path), stage, *map(Path, job.others))
