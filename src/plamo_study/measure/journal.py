@@ -1,4 +1,4 @@
-"""The journal: append-only JSON lines, synced as they are written. A torn last line, all a power cut leaves, is dropped."""
+"""The journal: append-only JSON lines, synced when written. A torn last line, all a power cut leaves, is dropped."""
 
 import fcntl
 import gc
