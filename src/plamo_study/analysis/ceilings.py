@@ -64,7 +64,8 @@ class Kernel:
         return f"llama.cpp's {self.dtype} matrix kernel" + (", packed weights" if self.layout == PACKED else "")
 
 
-def measured(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+@once_a_frame
+def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """One line per process that measured a ceiling, from the usable rows of each frame.
 
     `columns` of the product (0 for reading), `many`: whether they are a ceiling's full number, `weights`: elements of

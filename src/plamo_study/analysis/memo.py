@@ -4,7 +4,7 @@ Frames of rows and what is computed from them are never changed, only copied; wh
 """
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -15,22 +15,29 @@ R = TypeVar("R")
 
 
 def once_a_frame(function: Callable[P, R]) -> Callable[P, R]:
-    """Remember what a function made of its first argument, a frame or several, by identity, while they live."""
+    """Remember what a function made of its first argument, a frame or several, by identity, while they live.
+
+    Mappings among the others are told apart by identity too.
+    """
     kept: dict[tuple[int, ...], dict[Hashable, Any]] = {}
 
     @wraps(function)
     def remembering(*given: P.args, **named: P.kwargs) -> R:
         frames = (given[0],) if isinstance(given[0], pd.DataFrame) else tuple(cast("Any", given[0]))
-        ids, asked = tuple(map(id, frames)), (given[1:], tuple(sorted(named.items())))
+        ids, asked = tuple(map(id, frames)), (tuple(map(_told, given[1:])), tuple(sorted(named.items())))
         if ids not in kept:
             kept[ids] = {}
             for frame in frames:
                 weakref.finalize(frame, kept.pop, ids, None)
         if asked not in kept[ids]:
-            kept[ids][asked] = function(*given, **named)
-        return cast("R", _copied(kept[ids][asked]))
+            kept[ids][asked] = function(*given, **named), given[1:]  # which live as long: no other gets their identity
+        return cast("R", _copied(kept[ids][asked][0]))
 
     return remembering
+
+
+def _told(argument: Any) -> Hashable:
+    return id(argument) if isinstance(argument, Mapping) else argument
 
 
 def _copied(found: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import stats, timing
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.cells import Arrival
@@ -29,20 +30,28 @@ def cell_of(row: Any) -> Arrival:
     )  # fmt: skip
 
 
+@once_a_frame
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process in which somebody decodes, in seconds: CELL, `block`, `verdict`, `before` (median step),
-    `during` and `largest` (median and largest gap between two tokens of those decoding while the prompt is evaluated),
-    `steps` (tokens that each of them got meanwhile), `ttft` and `call` (median call with a full chunk in it); `rate`,
-    prompt tokens per second from its arrival to its first token."""
-    entries = []
+    """A line a process in which somebody decodes, under its row's index, in seconds: CELL, `block`, `verdict`, `before`
+    (median step), `during` and `largest` (median and largest gap between two tokens of those decoding while the prompt
+    is evaluated), `steps` (tokens that each of them got meanwhile), `ttft` and `call` (median call with a full chunk in
+    it); `rate`, prompt tokens per second from its arrival to its first token."""
+    entries: dict[Any, dict[str, Any]] = {}
     for row, cell, times in _arrivals(rows):
         if cell.n_seq:
             gaps, ttft = _during(cell, times)
             entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict")}
             entry |= {"before": median(times[: cell.n_gen]), "during": median(gaps), "largest": max(gaps)}
             entry |= {"steps": len(gaps) - (cell.way != "together"), "ttft": ttft, "rate": cell.n_arriving / ttft}
-            entries.append(entry | {"call": median(full_calls(cell, times))})
-    return pd.DataFrame(entries, columns=[*CELL, "block", "verdict", "steps", *TIMES, "rate"])
+            entries[row.Index] = entry | {"call": median(full_calls(cell, times))}
+    names = [*CELL, "block", "verdict", "steps", *TIMES, "rate"]
+    return pd.DataFrame(list(entries.values()), list(entries), columns=names)
+
+
+def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
+    """The `processes` that a speed may be taken from."""
+    found = processes(rows)
+    return found[found.index.isin(usable(rows).index)]
 
 
 def alone(rows: pd.DataFrame) -> pd.DataFrame:
@@ -84,10 +93,11 @@ def _during(cell: Arrival, times: list[float]) -> tuple[list[float], float]:
     return gaps, ttft
 
 
+@once_a_frame
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a cell: TIMES and `rate` as estimates over processes; `verdict` is valid, or how many were not."""
     entries = []
-    right = processes(usable(rows))
+    right = usable_processes(rows)
     for key, group in processes(rows).groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
         entry["verdict"] = verdict_of(group["verdict"])
@@ -111,6 +121,7 @@ def formed(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=[*CELL, "sizes", "count"]).drop_duplicates()
 
 
+@once_a_frame
 def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     """Calls with a full chunk in them against what their micro-batches take alone.
 
@@ -124,7 +135,7 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     step = {key: timing.median_by_block(group) for key, group in steps}
     chunk = {key: _median_call(group) for key, group in alone(rows).groupby(PART)}
     entries = []
-    for key, group in processes(used).groupby(CELL, sort=False):
+    for key, group in usable_processes(rows).groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
         count = made[key] if entry["way"] == "together" else 1
         size = entry["n_chunk"]
@@ -195,7 +206,7 @@ def _chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
 def neighbours(rows: pd.DataFrame) -> pd.DataFrame:
     """Mixed calls beside sequences of two lengths: `model`, `kv_unified`, `n_chunk`, `short` and `long` (tokens they
     start from), `call_short`, `call_long` (seconds) and `ratio`, long over short, paired by block."""
-    found = processes(usable(rows))
+    found = usable_processes(rows)
     found = found[(found["way"] == "together") & (found["flash_attn"] == "auto")]
     entries = []
     for (model, unified, n_chunk, _), group in found.groupby(["model", "kv_unified", "n_chunk", "n_seq"], sort=False):
@@ -215,8 +226,7 @@ def within_budget(rows: pd.DataFrame, shares: tuple[float, ...]) -> pd.DataFrame
     The budget is a share of the wait with the prompt at once; the prediction is a chunk alone plus a step. A line a
     model and share: `budget`, `n_chunk` (0: none is small enough), `promised`, `largest` and `kept`, and `ttft`.
     """
-    used = usable(rows)
-    every = processes(used)
+    every = usable_processes(rows)
     every = every[(every["way"] != "together") & (every["flash_attn"] == "auto")]
     chunk = {key: _median_call(group).median() for key, group in alone(rows).groupby(PART)}
     entries = []
@@ -245,7 +255,7 @@ def within_budget(rows: pd.DataFrame, shares: tuple[float, ...]) -> pd.DataFrame
 def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
     """What cutting the prompt gains or costs in all: time of the prompt at once plus the steps that others got
     meanwhile, over the time the cut prompt took with those steps; a line a cell, `gain`, paired by block."""
-    every = processes(usable(rows))
+    every = usable_processes(rows)
     entries = []
     for key, group in every[every["way"] != "whole"].groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))

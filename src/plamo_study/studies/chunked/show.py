@@ -10,7 +10,7 @@ from IPython.display import Markdown
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import of_cell, usable
+from plamo_study.analysis.usable import of_cell
 from plamo_study.measure.recording import Recording, elsewhere, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
@@ -83,7 +83,7 @@ def _asked(found: pd.DataFrame) -> list[str]:
 
 
 def _ratio(rows: pd.DataFrame, cell: Mapping[str, Any], first: Mapping[str, Any], name: str) -> Estimate:
-    of = analysis.processes(usable(rows))
+    of = analysis.usable_processes(rows)
     lines = (of_cell(of, each, analysis.CELL) for each in (cell, first))
     return timing.paired_ratio(*(each.set_index("block")[name] for each in lines))
 
@@ -286,7 +286,7 @@ def _most_cut(rows: pd.DataFrame) -> pd.DataFrame:
     sizes = found.groupby(["n_seq", "n_arriving"], sort=False)["n_chunk"].nunique()
     n_seq, n_arriving = max(sizes.index, key=lambda key: (sizes[key], key[1]))
     found = found[(found["n_seq"] == n_seq) & (found["n_arriving"] == n_arriving)]
-    own = analysis.processes(usable(rows)).merge(found[analysis.CELL])
+    own = analysis.usable_processes(rows).merge(found[analysis.CELL])
     before = {
         key: stats.median(group.groupby("block")["before"].median().tolist())
         for key, group in own.groupby(["model", "way"])

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import growth, roofline, stats
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.roofline import Ceilings, Model, miss
 from plamo_study.analysis.usable import model_names
@@ -85,6 +86,7 @@ def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
+@once_a_frame
 def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """Per pair of models and phase: up to where, or from where on, the hybrid needs less by arithmetic.
 

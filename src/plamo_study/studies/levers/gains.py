@@ -179,7 +179,7 @@ def chunked(recording: Recording) -> list[Line]:
 def waited(rows: pd.DataFrame, model: str, n_seq: int) -> dict[str, Estimate] | None:
     """How many times as long a prompt at once makes `n_seq` others wait as one in chunks (`largest`), and `ttft`, its
     own first token; None where one of the two was not measured."""
-    found = chunked_prefill.processes(usable(rows))
+    found = chunked_prefill.usable_processes(rows)
     found = found[(found["model"] == model) & (found["n_seq"] == n_seq) & (found["n_arriving"] == PROMPT)]
     found = found[(found["flash_attn"] == "auto") & ~found["kv_unified"]]
     found = found[found["n_prompt"] == found["n_prompt"].min()]

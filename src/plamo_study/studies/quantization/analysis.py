@@ -55,6 +55,7 @@ def seconds(rows: pd.DataFrame) -> Series:
     return series
 
 
+@once_a_frame
 def speeds(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model, dtype and phase: `rate` (t/s, over all sequences), `ratio` over the reference, `noise`, `n`."""
     known, tokens, entries = seconds(rows), _tokens(rows), []
@@ -112,6 +113,7 @@ def validity(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
+@once_a_frame
 def table(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Everything about every file in one line: sizes, a ratio and a rate per phase, memory, validity.
 

@@ -11,6 +11,7 @@ import pandas as pd
 
 from plamo_study.analysis import roofline, stats
 from plamo_study.analysis.ceilings import MATMUL, PLAIN, at, by_type, loaded, main_place, measured, weighty
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import paired_ratio
 from plamo_study.studies.quantization.analysis import REFERENCE, Files, seconds
 
@@ -35,6 +36,7 @@ def predicted(rows: pd.DataFrame, known: Files) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
+@once_a_frame
 def against_prediction(rows: pd.DataFrame, known: Files) -> pd.DataFrame:
     """Predicted and measured ratio over the reference, `miss` = measured / predicted, and what the kernels explain.
 
@@ -104,6 +106,7 @@ def kernel_seconds(rows: pd.DataFrame, known: Files) -> dict[tuple[str, str, str
     return found
 
 
+@once_a_frame
 def _rates(rows: pd.DataFrame) -> dict[tuple[str, str, str], pd.Series]:
     """Rates by block, in B/s or FLOP/s, by (tensor type, one or many columns, as loaded or plain)."""
     table, place = measured([rows]), main_place(rows)

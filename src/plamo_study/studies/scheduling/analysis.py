@@ -154,6 +154,7 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
     return both(rows, fitted(rows))
 
 
+@once_a_frame
 def half(rows: pd.DataFrame) -> dict[str, StepModel]:
     """The same of the parts with half of the threads; none where there is but one."""
     found = observed.calls(rows)
@@ -163,6 +164,7 @@ def half(rows: pd.DataFrame) -> dict[str, StepModel]:
     return with_threads(rows, int(own["n_threads"].min()))
 
 
+@once_a_frame
 def with_threads(rows: pd.DataFrame, n_threads: int) -> dict[str, StepModel]:
     """A step model for each model of which the parts were measured with so many threads."""
     own = observed.parts_of(observed.calls(rows))
@@ -194,6 +196,7 @@ def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["model", "kind", "calls", "refused", "ratio"])
 
 
+@once_a_frame
 def after_idle(rows: pd.DataFrame) -> pd.DataFrame:
     """What the first call of a prompt takes beyond the fit, by how long nothing had been computed: `model`, `idle` (one
     of IDLE), `calls`, `more` (s, in the middle) and `more_p90`, over processes."""
@@ -304,6 +307,7 @@ def _held_against(group: pd.DataFrame, found: dict[str, float]) -> dict[str, Any
     return entry
 
 
+@once_a_frame
 def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
     """The same requests served by llama-server, and its rule simulated with as many threads: `model`, `per_second`,
     BOTH, and `http` (s), what a request takes that asks for nothing.

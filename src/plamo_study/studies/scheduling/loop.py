@@ -147,10 +147,12 @@ class _Serving:
         self.gaps, self.weights = array("d"), array("q")
 
     def run(self) -> Served:
-        queue = Queue(slots=self.slots)
+        queue, arrives = Queue(slots=self.slots), [*self.load.arrives, inf]
         while True:
-            self._arrive()
-            if self._admit():
+            while arrives[self.upcoming] <= self.now:
+                self.waiting.append(self.upcoming)
+                self.upcoming += 1
+            if self.waiting and self._admit():
                 continue
             if self.reading < 0 and not self.decoding:
                 if self.upcoming == len(self.load):
@@ -160,7 +162,7 @@ class _Serving:
             queue.left, queue.decoding = self.left, len(self.decoding)
             decode, chunk = self.policy(queue)
             step = decode and bool(self.decoding)
-            if step and self._overflows(chunk):
+            if self.preempt and step and self._overflows(chunk):
                 self._put_aside()
                 continue
             if not chunk and not step:
@@ -181,16 +183,9 @@ class _Serving:
             preempted=self.preempted,
         )  # fmt: skip
 
-    def _arrive(self) -> None:
-        arrives, upcoming = self.load.arrives, self.upcoming
-        while upcoming < len(arrives) and arrives[upcoming] <= self.now:
-            self.waiting.append(upcoming)
-            upcoming += 1
-        self.upcoming = upcoming
-
     def _admit(self) -> bool:
         """Begin to read the prompt that waits longest, where there is room; whether a saved one came back instead."""
-        if self.reading >= 0 or not self.waiting or len(self.decoding) >= self.slots:
+        if self.reading >= 0 or len(self.decoding) >= self.slots:
             return False
         number = self.waiting[0]
         prompt, output, aside = self.load.prompt[number], self.load.output[number], self.aside.get(number)
@@ -234,9 +229,10 @@ class _Serving:
         if len(self.fresh) < many:
             self.gaps.append(now - self.last)
             self.weights.append(many - len(self.fresh))
-        for at in self.fresh.values():
-            self._gap(at)
-        self.fresh.clear()
+        if self.fresh:
+            for at in self.fresh.values():
+                self._gap(at)
+            self.fresh.clear()
         self.last = now
         self.step += 1
         self.keys += many

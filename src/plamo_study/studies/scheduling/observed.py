@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.measure.cells import Arrival
@@ -19,6 +20,7 @@ ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "rule", "per_sec
 FLASH = ("auto", "on")
 
 
+@once_a_frame
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds for
     which nothing had been computed when it began, NaN where that is not known.

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import stats, timing
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.rows import Request
 from plamo_study.measure.serving import NEAR_TIE
@@ -27,14 +28,17 @@ MS = 1e3
 TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
 
 
+@once_a_frame
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a server that was loaded: CELL, `block`, `verdict`, TIMES in seconds, counts, and how late the client was.
+    """A line a server that was loaded, under its row's index: CELL, `block`, `verdict`, TIMES in seconds, counts, and
+    how late the client was.
 
     `late`: the client's lag over the median gap between tokens. `prompt` and `answer`: seconds as llama-server says
     itself, of a prompt and of each further token. `floor`: of an empty request. `n_prompts`: tokens by its own count.
     """
     entries = []
-    for row in rows[(rows["workload"] == "serving") & (rows["status"] == "ok")].itertuples():
+    loaded = rows[(rows["workload"] == "serving") & (rows["status"] == "ok")]
+    for row in loaded.itertuples():
         entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict")}
         entry |= metrics.of_load(row.requests)
         told = pd.DataFrame({name: row.series[name] for name in ("n_prompt", "n_gen", "prompt_ms", "answer_ms")})
@@ -45,15 +49,22 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
         entry |= {"n_prompts": median(row.series["n_prompt"]), "binds": bool(row.checks["client_binds"])}
         entries.append(entry)
     names = [*CELL, "block", "verdict", *TIMES, "ttft_p90", "answered", "failed", "n_tokens", "prompt", "answer"]
-    return pd.DataFrame(entries, columns=[*names, "floor", "late", "n_prompts", "binds"])
+    return pd.DataFrame(entries, loaded.index, columns=[*names, "floor", "late", "n_prompts", "binds"])
 
 
+def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
+    """The `processes` that a speed may be taken from."""
+    found = processes(rows)
+    return found[found.index.isin(usable(rows).index)]
+
+
+@once_a_frame
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a cell: TIMES as estimates, `n_prompts`, `late` (median), `binds` and `n` (servers), and the verdict.
 
     That is "client binds" where the client did in half of the loads or more: its times are then of the client.
     """
-    right, entries = processes(usable(rows)), []
+    right, entries = usable_processes(rows), []
     for key, group in processes(rows).groupby(CELL, sort=False):
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
         entry |= {"verdict": verdict_of(group["verdict"]), "failed": int(group["failed"].sum())}
@@ -119,6 +130,7 @@ def deaths(requests: Sequence[Request]) -> tuple[str, str] | None:
     return None
 
 
+@once_a_frame
 def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     """Each server's first token and further tokens beside what the engine alone takes after a prompt of that length.
 
@@ -137,7 +149,7 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
         for key, group in parts[parts["workload"] == "decode"].groupby(["model", "n_prompt", "n_seq"])
     }
     entries = []
-    found = processes(used)
+    found = usable_processes(rows)
     answered = (found["n_clients"] > 0) & (found["n_clients"] <= found["n_seq"])  # all in one step
     for key, group in found[answered | (found["server"] != "llama-server")].groupby(CELL, sort=False):
         cell = dict(zip(CELL, key, strict=True))
@@ -163,6 +175,7 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=names)
 
 
+@once_a_frame
 def waiting(rows: pd.DataFrame) -> pd.DataFrame:
     """What requests that wait cost those that are answered: `model`, `n_clients` at a time of `n_seq` slots, `waits`.
 
@@ -174,7 +187,8 @@ def waiting(rows: pd.DataFrame) -> pd.DataFrame:
     used = usable(rows)
     used = used[(used["workload"] == "serving") & (used["server"] == "llama-server") & (used["n_clients"] > 0)]
     told = [(_wakes(row), _while_full(row)) for row in used.itertuples()]
-    found = processes(used).assign(wakes=[wakes for wakes, _ in told], token=[token for _, token in told])
+    found = processes(rows).loc[used.index]
+    found = found.assign(wakes=[wakes for wakes, _ in told], token=[token for _, token in told])
     entries = []
     for (model, build, n_seq), of_slots in found.groupby(["model", "build", "n_seq"], sort=True):
         group = of_slots[of_slots["n_clients"] >= n_seq]
