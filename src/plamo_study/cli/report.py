@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -30,6 +29,8 @@ from plamo_study.measure.process import Outcome
 from plamo_study.studies import collect
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait for in vain
+    import pandas as pd
+
     from plamo_study.crosscheck.selfcheck import Check
     from plamo_study.publish.runs import RunEvent, RunResult
     from plamo_study.studies import fleet
@@ -181,6 +182,8 @@ class Steps:
 
 def coverage(lines: list[dict[str, Any]]) -> None:
     """How often each interval held the truth, by estimator and number of units; what is promised and broken is red."""
+    import pandas as pd
+
     for estimator, group in pd.DataFrame(lines).groupby("estimator", sort=False):
         noises = group["noise"].unique()
         shown = Table("n", "called", *noises, title=str(estimator))
@@ -193,7 +196,7 @@ def coverage(lines: list[dict[str, Any]]) -> None:
         Console().print(shown)
 
 
-def confusion(table: pd.DataFrame) -> None:
+def confusion(table: "pd.DataFrame") -> None:
     """The law's confusion table."""
     shown = Table("model", "predicted", "observed", "configurations", "exact to the sequence")
     for row in table.to_dict("records"):
@@ -201,7 +204,7 @@ def confusion(table: pd.DataFrame) -> None:
     Console().print(shown)
 
 
-def frame(table: pd.DataFrame) -> None:
+def frame(table: "pd.DataFrame") -> None:
     """A small frame as it is, its columns called as they are."""
     shown = Table(*(str(name) for name in table.columns))
     for row in table.to_dict("records"):
@@ -209,7 +212,7 @@ def frame(table: pd.DataFrame) -> None:
     Console().print(shown)
 
 
-def three_tests(table: pd.DataFrame) -> None:
+def three_tests(table: "pd.DataFrame") -> None:
     """Identity, isolation and bystander, per model."""
     shown = Table("test", "model", "largest relative error")
     for row in table.to_dict("records"):

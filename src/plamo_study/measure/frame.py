@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import chain, count, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pandas as pd
 
 from plamo_study.measure import defects, watch
 from plamo_study.measure.cells import ORDER, Cell, Replay, columns
 from plamo_study.measure.rows import Conditions, Fact, Record, Row
+
+if TYPE_CHECKING:  # measuring does without frames, and starts sooner
+    import pandas as pd
 
 CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("timed", "whole")]
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started",
@@ -24,7 +26,7 @@ PAUSE_S = 1800.0  # without a row, after which a machine may have another speed
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
 
-def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame:
+def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFrame":
     """Columns: every field of the cell, the row's own, `build`, `verdict`, `drift`, `failure` and the conditions.
 
     `joules`: by energy meter, counted in `timed_s` seconds around the timed parts; {} and NaN where nobody counted.
@@ -37,6 +39,8 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> pd.DataFrame
     `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star, and one
     that a build gives a window with that.
     """
+    import pandas as pd
+
     rows = in_one_go(rows)
     gates, drift, disturbed = _gates(rows), drift_by_block(rows), watch.disturbed(rows)
     cells = [columns(row.cell) for row in rows]
@@ -87,11 +91,13 @@ def in_one_go(rows: Iterable[Row]) -> list[Row]:
     ]
 
 
-def requests(rows: Iterable[Row]) -> pd.DataFrame:
+def requests(rows: Iterable[Row]) -> "pd.DataFrame":
     """A line a request: `key` of its row, `request`, `ttft_ns`, `n_tokens`, mean `itl_ns`, `largest_gap_ns`, `failure`.
 
     NaN where too few tokens came: none have no first, one has no gap.
     """
+    import pandas as pd
+
     table = []
     for row in rows:
         for request in row.requests:

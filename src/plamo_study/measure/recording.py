@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, runner
 from plamo_study.measure.rows import Cell, Record, Row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
 SOURCES = ("recorded", "live")
@@ -23,7 +24,7 @@ class Recording:
     `left_out`: cells that there was no time for.
     """
 
-    rows: pd.DataFrame
+    rows: "pd.DataFrame"
     facts: dict[str, dict[str, Any]]
     study: str
     scale: str
@@ -42,7 +43,7 @@ def of_one_machine(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.machine == last]
 
 
-def framed(summary: runner.Summary, path: Path) -> tuple[pd.DataFrame, dict[str, dict[str, Any]]]:
+def framed(summary: runner.Summary, path: Path) -> tuple["pd.DataFrame", dict[str, dict[str, Any]]]:
     """The frame of a sweep's rows, and the facts of its journal."""
     facts = frame.facts(journal.read(path))
     return frame.frame(summary.rows, facts), facts

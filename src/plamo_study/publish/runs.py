@@ -26,6 +26,7 @@ from ipykernel.kernelspec import get_kernel_dict
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
+from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 from traitlets import default
 
@@ -34,6 +35,7 @@ from plamo_study.errors import StudyError
 from plamo_study.publish import parameters
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
+SAVED_EVERY_S = 5.0  # while a notebook is executed
 Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
 
 
@@ -81,6 +83,31 @@ class ThisPython(AsyncKernelManager):
     @default("transport_encryption")
     def _encrypted_where_possible(self) -> str:
         return "auto" if zmq.has("curve") else "disabled"
+
+
+class SavesSeldom(NBClientEngine):
+    """Papermill's engine, but what is written so far is not saved before and after every cell, which takes as long as
+    many a notebook. It is saved at the end, however that comes."""
+
+    @classmethod
+    def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **how: Any) -> None:
+        """Execute a notebook and save it every SAVED_EVERY_S seconds."""
+        save, saved = nb_man.save, time.monotonic()
+
+        def seldom(**given: Any) -> None:
+            nonlocal saved
+            if time.monotonic() - saved >= SAVED_EVERY_S:
+                save(**given)
+                saved = time.monotonic()
+
+        nb_man.save = seldom
+        try:
+            super().execute_managed_notebook(nb_man, kernel_name, **how)
+        finally:
+            nb_man.save = save
+
+
+papermill_engines.register("seldom", SavesSeldom)
 
 
 def find_notebooks(names: Sequence[str]) -> list[Path]:
@@ -209,6 +236,7 @@ def _execute(notebook: Path, partial: Path, values: dict[str, Any], progress: _P
             notebook,
             partial,
             values,
+            engine_name="seldom",
             kernel_name="python3",
             language="python",
             progress_bar=False,
