@@ -24,7 +24,7 @@ asyncssh = pytest.importorskip("asyncssh")
 pytest.importorskip("distributed")
 fleet.LOOK_S = 0.2
 T = TypeVar("T")
-GATES, NAIVE = fleet.Asked("00-gates", "mini", 0), fleet.Asked("05-naive", "mini", 0.02)
+GATES, TRACE = fleet.Asked("00-gates", "mini", 0), fleet.Asked("02-trace", "mini", 0.02)
 
 
 class Served:
@@ -155,7 +155,7 @@ def test_what_a_killed_host_was_measuring_is_measured_by_another(hosts: fleet.Ho
             killed.append(worker.pid)
             worker.send_signal(signal.SIGKILL)
 
-    outcomes = list(fleet.measure(hosts, [NAIVE, GATES], True, kill))
+    outcomes = list(fleet.measure(hosts, [TRACE, GATES], True, kill))
     assert killed
     assert len(outcomes) == 2
     assert not [outcome.wrong for outcome in outcomes if outcome.wrong]

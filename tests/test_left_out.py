@@ -1,19 +1,21 @@
 """A plan with little time: what is left out is the last of the plan, and no notebook needs it."""
 
 import ast
-from functools import cache
+from functools import cache, partial
 
 import altair as alt
 import msgspec
 import nbformat
 import pytest
+import vl_convert
 
 from plamo_study import paths
 from plamo_study.measure import recording
 from plamo_study.measure.cells import Read
-from plamo_study.present import png, theme
+from plamo_study.present import theme
 from plamo_study.present.tables import Table
 from plamo_study.studies import collect, registry
+from plamo_study.studies.scheduling import analysis as scheduling
 
 NOTEBOOKS = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]  # those that measure
 SHORT = 2  # blocks
@@ -45,7 +47,8 @@ def test_a_notebook_is_written_from_the_cells_it_needs(notebook, monkeypatch):
     for module in (recording, collect):
         monkeypatch.setattr(module, "of_rows", shortened)
     monkeypatch.setattr(theme, "enable", lambda: None)
-    monkeypatch.setattr(png, "compact", lambda picture: picture)  # drawn, and not kept
+    monkeypatch.setattr(scheduling, "ASKED", 100)  # requests of a simulation: what is written of them is the same
+    monkeypatch.setattr(scheduling, "at_rate", partial(scheduling.at_rate, n=100))
     room: dict[str, object] = {}
     for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells):
         if cell.cell_type == "code":
@@ -61,6 +64,6 @@ def shown(source, name, room):
     if last:
         found = eval(compile(ast.Expression(last.value), name, "eval"), room)
         if isinstance(found, alt.TopLevelMixin):
-            theme.mimebundle(found.to_dict())
+            vl_convert.vegalite_to_svg(found.to_dict(), vl_version=theme.VEGALITE)
         elif isinstance(found, Table):
             found._repr_html_()
