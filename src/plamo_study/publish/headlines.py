@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable
+from functools import cache
 
 from plamo_study.measure import serving
 from plamo_study.measure.plan import MODELS
@@ -119,6 +120,7 @@ def picture() -> bytes:
     return base64.b64decode(theme.mimebundle(chart.to_dict())[0]["image/png"])
 
 
+@cache
 def recorded(study: str, scale: str = "shape") -> Recording:
-    """The recorded rows that a document speaks of."""
+    """The recorded rows that documents speak of, read once: what a study makes of them is remembered by the frame."""
     return collect(study, "recorded", scale)
