@@ -126,27 +126,6 @@ def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(
     assert "assumed" in run(root, "models", "list").stdout
 
 
-@pytest.mark.timeout(600)
-def test_a_live_run_measures_once_and_publishes_a_page(root):
-    first = run(root, "run", "01", "--scale", "mini", *SHORT, "--json", "-p", "guess", "4")
-    assert first.returncode == 0, first.stderr
-    rows = [json.loads(line) for line in first.stdout.splitlines()]
-    assert {row["status"] for row in rows} == {"ok"}
-    assert all(row.get("valid", True) for row in rows)
-    second = run(root, "run", "01", "--scale", "mini", *SHORT, "--json", "-p", "guess", "4")
-    assert second.returncode == 0, second.stderr
-    assert "0 cells measured" in second.stderr
-    assert "unchanged 01-phase-asymmetry.ipynb" in second.stderr
-    assert [json.loads(line)["key"] for line in second.stdout.splitlines()] == [row["key"] for row in rows]
-    notebook = nbformat.read(root / "reports/01-phase-asymmetry.ipynb", as_version=4)
-    assert "Your guess was a factor of **4**" in str(notebook)
-    published = run(root, "publish")
-    assert published.returncode == 0, published.stderr
-    assert {path.name for path in (root / "reports").glob("*.html")} == {
-        f"{name}.html" for name in ("index", "01-phase-asymmetry", "glossary")
-    }
-
-
 def test_the_notebooks_help_page_is_readable():
     command = [sys.executable, "-m", "papermill", "--help-notebook", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb")]
     shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -181,33 +160,68 @@ def test_the_batching_law_holds_on_a_small_grid(root):
     assert "predicted" in done.stdout
 
 
-@pytest.mark.timeout(600)
-def test_papermill_alone_runs_the_notebook_live(root):
-    out = root / "by-papermill.ipynb"
-    command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
-    asked = ("-p", "source", "live", "-p", "scale", "mini", "-p", "minutes", "0.01")
-    environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
-    done = subprocess.run([*command, *asked], capture_output=True, env=environment, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "scale mini" in out.read_text()
-
-
-@pytest.mark.timeout(600)
-def test_from_a_released_repository_to_an_executed_notebook(root, tmp_path):
-    models = root / "data" / "models"
+@pytest.fixture(scope="module")
+def prepared(root, tmp_path_factory):
+    """What the commands of `models` said of two released repositories, and the files they left."""
+    models, told = root / "data" / "models", []
     for name in plan.MODELS:
-        repository = released.write_released(mini_file(name), tmp_path / name, shards=2)
+        repository = released.write_released(mini_file(name), tmp_path_factory.mktemp("hub") / name, shards=2)
         with serve(files_of(repository), registry.hub(name).repository) as hub:
-            converted = models / f"{name}.weights.BF16.gguf"
-            file = str(converted)
+            file = str(models / f"{name}.weights.BF16.gguf")
             steps = ("fetch", name), ("convert", name), ("check", file), ("quantize", file, "--type", "Q8_0")
-            told = in_one_process(root, *(("models", *step) for step in steps), HF_ENDPOINT=hub.url)
-        assert [code for code, _ in told] == [0] * len(steps), told
-        assert "UNPINNED" in told[0][1]
-        assert (models / f"{name}.weights.Q8_0.gguf").stat().st_size < converted.stat().st_size
-    done = run(root, "run", "01", "--scale", "weights", *SHORT)
-    assert done.returncode == 0, done.stderr
+            told.append(in_one_process(root, *(("models", *step) for step in steps), HF_ENDPOINT=hub.url))
+    return told, {name: [models / f"{name}.weights.{dtype}.gguf" for dtype in ("BF16", "Q8_0")] for name in plan.MODELS}
+
+
+def test_a_released_repository_becomes_a_file_and_a_smaller_one(prepared):
+    told, files = prepared
+    for said in told:
+        assert [code for code, _ in said] == [0] * len(said), said
+        assert "UNPINNED" in said[0][1]
+    for converted, quantized in files.values():
+        assert quantized.stat().st_size < converted.stat().st_size
+
+
+@pytest.fixture(scope="module")
+def measured(root, prepared):
+    """The rows of a live run on released weights."""
+    first = run(root, "run", "01", "--scale", "weights", *SHORT, "--json", "-p", "guess", "4")
+    assert first.returncode == 0, first.stderr
+    return [json.loads(line) for line in first.stdout.splitlines()]
+
+
+@pytest.mark.timeout(600)
+def test_released_weights_are_measured_once_and_become_a_page(root, measured):
+    assert {row["status"] for row in measured} == {"ok"}
+    assert all(row.get("valid", True) for row in measured)
+    second = run(root, "run", "01", "--scale", "weights", *SHORT, "--json", "-p", "guess", "4")
+    assert second.returncode == 0, second.stderr
+    assert "0 cells measured" in second.stderr
+    assert "unchanged 01-phase-asymmetry.ipynb" in second.stderr
+    assert [json.loads(line)["key"] for line in second.stdout.splitlines()] == [row["key"] for row in measured]
     notebook = nbformat.read(root / "reports/01-phase-asymmetry.ipynb", as_version=4)
     text = "".join(str(cell.get("outputs", "")) for cell in notebook.cells)
     assert "released weights, Q8_0" in text
     assert "scale weights (Q8_0 released weights)" in text
+    assert "Your guess was a factor of **4**" in text
+    published = run(root, "publish")
+    assert published.returncode == 0, published.stderr
+    assert {path.name for path in (root / "reports").glob("*.html")} == {
+        f"{name}.html" for name in ("index", "01-phase-asymmetry", "glossary")
+    }
+
+
+@pytest.mark.timeout(600)
+def test_papermill_alone_measures_the_rows_that_are_missing(root, measured):
+    out = root / "by-papermill.ipynb"
+    journal = root / "data/measured/local/01-phase-asymmetry.weights.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:-3]))
+    command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
+    asked = ("-p", "source", "live", "-p", "scale", "weights", "-p", "minutes", "0.01")
+    environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
+    done = subprocess.run([*command, *asked], capture_output=True, env=environment, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "scale weights" in out.read_text()
+    now = [json.loads(line) for line in journal.read_text().splitlines()]
+    assert sorted(row["key"] for row in now if "key" in row) == sorted(row["key"] for row in measured)
