@@ -18,7 +18,7 @@ collect_ignore = ["notebooks"]  # made to be published or refused, not to reprod
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write the embedded models once, before xdist's workers start; give each of these a core of its own.
+    """Write the embedded models once, before xdist's workers start; keep each of these on one core.
 
     Two threads of the engine that wait for one another beside another test would take minutes.
     """
