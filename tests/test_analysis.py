@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study.analysis import claims, coverage, roofline, stats, usable
+from plamo_study.analysis import claims, coverage, memo, roofline, stats, usable
 from plamo_study.analysis.coverage import by_size
 from plamo_study.analysis.stats import Estimate
 from plamo_study.models import registry, tensors
@@ -302,3 +302,34 @@ def test_drifted_blocks_are_left_out_while_two_others_remain():
     rows = rows.copy()
     rows.loc[rows["block"] >= 1, "drift"] = 0.5
     assert set(usable.usable(rows)["block"]) == {0, 1, 2, 3, 4}, "better a wide interval than none"
+
+
+# ---------------------------------------------------------------- what is computed once a frame
+
+
+def test_what_a_frame_comes_to_is_computed_once_and_each_caller_gets_a_copy_of_its_own():
+    calls = []
+
+    @memo.once_a_frame
+    def doubled(rows, by=2):
+        calls.append(by)
+        return {"table": rows * by, "column": rows["x"] * by}
+
+    one, other = pd.DataFrame({"x": [1, 2]}), pd.DataFrame({"x": [1, 2]})
+    table, column = doubled(one).values()
+    table["y"], column.iloc[0] = 0, 9
+    again = doubled(one)
+    assert (list(again["table"]), again["column"].tolist(), calls) == (["x"], [2, 4], [2])
+    doubled(one, 3), doubled(other)
+    assert calls == [2, 3, 2]
+
+
+def test_what_was_computed_of_a_frame_goes_with_it():
+    @memo.once_a_frame
+    def weighed(frames, known):
+        return pd.concat(frames) * known["factor"]
+
+    for factor in range(50):  # of which many get the identity of one that is gone
+        frames, known = [pd.DataFrame({"x": [factor]})], {"factor": factor}
+        assert weighed(frames, known)["x"].tolist() == [factor**2]
+        assert weighed(frames, {"factor": 0})["x"].tolist() == [0]

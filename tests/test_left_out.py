@@ -64,6 +64,8 @@ def shown(source, name, room):
     if last:
         found = eval(compile(ast.Expression(last.value), name, "eval"), room)
         if isinstance(found, alt.TopLevelMixin):
-            vl_convert.vegalite_to_svg(found.to_dict(), vl_version=theme.VEGALITE)
+            spec = found.to_dict()
+            assert spec.get("description", "").split(), f"{name}: the chart has no words"
+            vl_convert.vegalite_to_svg(spec, vl_version=theme.VEGALITE)
         elif isinstance(found, Table):
             found._repr_html_()

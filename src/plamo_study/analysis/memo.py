@@ -41,6 +41,6 @@ def _told(argument: Any) -> Hashable:
 
 
 def _copied(found: Any) -> Any:
-    if isinstance(found, pd.DataFrame):
+    if isinstance(found, pd.DataFrame | pd.Series):
         return found.copy(deep=False)
     return {name: _copied(value) for name, value in found.items()} if isinstance(found, dict) else found

@@ -35,7 +35,7 @@ from plamo_study.errors import StudyError
 from plamo_study.publish import parameters
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
-SAVED_EVERY_S = 5.0  # while a notebook is executed
+SAVED_EVERY_S = 5.0  # at most, while a notebook is executed
 Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
 
 
@@ -87,11 +87,11 @@ class ThisPython(AsyncKernelManager):
 
 class SavesSeldom(NBClientEngine):
     """Papermill's engine, but what is written so far is not saved before and after every cell, which takes as long as
-    many a notebook. It is saved at the end, however that comes."""
+    many a notebook. It is saved at the end, unless this process is killed: then what the last save holds is left."""
 
     @classmethod
     def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **how: Any) -> None:
-        """Execute a notebook and save it every SAVED_EVERY_S seconds."""
+        """Execute a notebook; a cell that begins or ends saves it if the last save is SAVED_EVERY_S ago."""
         save, saved = nb_man.save, time.monotonic()
 
         def seldom(**given: Any) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import stats
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, median_sample
 from plamo_study.analysis.usable import main_rows
 
@@ -24,7 +23,6 @@ LEAST = 2  # processes
 COLUMNS = ["what", "model", "dtype", "mapped", "cold", "block", "started", "rate", "inside", "prefill"]
 
 
-@once_a_frame
 def rates(rows: pd.DataFrame, files: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
     """One line per process that waits for memory: `rate`, the bytes of weights drawn per second (B/s).
 

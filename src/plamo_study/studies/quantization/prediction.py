@@ -36,7 +36,6 @@ def predicted(rows: pd.DataFrame, known: Files) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
-@once_a_frame
 def against_prediction(rows: pd.DataFrame, known: Files) -> pd.DataFrame:
     """Predicted and measured ratio over the reference, `miss` = measured / predicted, and what the kernels explain.
 
