@@ -163,14 +163,16 @@ def test_the_batching_law_holds_on_a_small_grid(root):
 @pytest.fixture(scope="module")
 def prepared(root, tmp_path_factory):
     """What the commands of `models` said of two released repositories, and the files they left."""
-    models, told = root / "data" / "models", []
+    told, files = [], []
     for name in plan.MODELS:
         repository = released.write_released(mini_file(name), tmp_path_factory.mktemp("hub") / name, shards=2)
         with serve(files_of(repository), registry.hub(name).repository) as hub:
-            file = str(models / f"{name}.weights.BF16.gguf")
+            converted, quantized = (root / f"data/models/{name}.weights.{dtype}.gguf" for dtype in ("BF16", "Q8_0"))
+            file = str(converted)
             steps = ("fetch", name), ("convert", name), ("check", file), ("quantize", file, "--type", "Q8_0")
             told.append(in_one_process(root, *(("models", *step) for step in steps), HF_ENDPOINT=hub.url))
-    return told, {name: [models / f"{name}.weights.{dtype}.gguf" for dtype in ("BF16", "Q8_0")] for name in plan.MODELS}
+            files.append((converted, quantized))
+    return told, files
 
 
 @pytest.mark.timeout(600)
@@ -179,7 +181,7 @@ def test_a_released_repository_becomes_a_file_and_a_smaller_one(prepared):
     for said in told:
         assert [code for code, _ in said] == [0] * len(said), said
         assert "UNPINNED" in said[0][1]
-    for converted, quantized in files.values():
+    for converted, quantized in files:
         assert quantized.stat().st_size < converted.stat().st_size
 
 

@@ -22,7 +22,7 @@ RELEASED = 20 * len(hostile_released.KINDS)
 def fed(mode: str, folder: Path, *numbers: str) -> tuple[list[dict], int]:
     """One line for each file, and the peak of the process's memory in bytes."""
     command = [sys.executable, str(Path(__file__).with_name("hostile_worker.py")), mode, str(folder), *numbers]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200 if ALL else 200)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200 if ALL else 100)
     assert done.returncode == 0, done.stderr[-2000:]
     *rows, last = (json.loads(line) for line in done.stdout.splitlines())
     return rows, last["peak_rss"]
@@ -42,7 +42,7 @@ def assert_contained(rows: list[dict], peak: int) -> None:
     assert peak < hostile_worker.LIMIT_BYTES
 
 
-@pytest.mark.timeout(220)
+@pytest.mark.timeout(110)
 def test_all_mutants_end_in_findings_or_clear_errors_within_limits(checked):
     rows, peak = checked
     assert len(rows) == hostile.N
@@ -76,7 +76,7 @@ def test_the_same_seed_makes_the_same_mutants_and_another_seed_others(tmp_path):
     assert made != [made for _, made in hostile.mutants(originals, n=80, seed=1)]
 
 
-@pytest.mark.timeout(220)
+@pytest.mark.timeout(110)
 def test_mutated_releases_are_converted_or_refused_and_leave_nothing_behind(tmp_path):
     pytest.importorskip("plamo_study.models.convert")
     rows, peak = fed("convert", tmp_path, f"0:{RELEASED}")

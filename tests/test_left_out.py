@@ -65,7 +65,7 @@ def shown(source, name, room):
         found = eval(compile(ast.Expression(last.value), name, "eval"), room)
         if isinstance(found, alt.TopLevelMixin):
             spec = found.to_dict()
-            assert spec.get("description", "").split(), f"{name}: the chart has no words"
+            assert theme.alt_text(spec)
             vl_convert.vegalite_to_svg(spec, vl_version=theme.VEGALITE)
         elif isinstance(found, Table):
             found._repr_html_()

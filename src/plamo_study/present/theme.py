@@ -96,13 +96,10 @@ def _marks() -> dict[str, Any]:
     }
 
 
-def mimebundle(spec: dict[str, Any], **_: Any) -> MimeBundle:
-    """Turn a Vega-Lite spec into the data and metadata of one notebook output.
+def alt_text(spec: dict[str, Any]) -> str:
+    """What a Vega-Lite spec's picture is for readers who cannot see it: its description.
 
-    The picture has 144 pixels per inch, twice the density of a CSS pixel here; `width` and `height` are CSS pixels.
-    The same spec and the same vl-convert give the same bytes.
-
-    Raises StudyError when the chart has no description: nobody should be shown a picture without words.
+    Raises StudyError when there is none: nobody should be shown a picture without words.
     """
     words = " ".join(str(spec.get("description") or "").split())
     if not words:
@@ -111,6 +108,18 @@ def mimebundle(spec: dict[str, Any], **_: Any) -> MimeBundle:
             "it becomes the alt text of the picture, for readers who cannot see it",
             "add .properties(description='what is drawn and what it shows') to the chart",
         )
+    return words
+
+
+def mimebundle(spec: dict[str, Any], **_: Any) -> MimeBundle:
+    """Turn a Vega-Lite spec into the data and metadata of one notebook output.
+
+    The picture has 144 pixels per inch, twice the density of a CSS pixel here; `width` and `height` are CSS pixels.
+    The same spec and the same vl-convert give the same bytes.
+
+    Raises StudyError when the chart has no description.
+    """
+    words = alt_text(spec)
     try:
         picture = png.compact(vl_convert.vegalite_to_png(spec, vl_version=VEGALITE, ppi=PPI))
     except ValueError:  # a picture of nothing has no size
