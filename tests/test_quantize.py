@@ -26,7 +26,7 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import recipes, registry, synthetic, tensors
 from plamo_study.models.recipes import FILE_TYPES, RECIPES, Recipe, recipe
 
-SHAPES = [spec for (_, scale), spec in registry.load().items() if scale == "shape"]
+SHAPES = [spec for (_, scale), spec in registry.load().items() if scale == "shape" and not spec.values]
 PLAIN = [Recipe(name) for name in FILE_TYPES]
 WRITTEN = [(HYBRID, name) for name in RECIPES] + [(ATTENTION, name) for name in FILE_TYPES]
 TENSOR = re.compile(r"\[ *\d+/ *\d+\] +(\S+) .*?type = +(\S+), size = [^(\n]*(?:\((\w+)\))?")

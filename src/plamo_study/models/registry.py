@@ -47,7 +47,8 @@ class ModelSpec:
     """One model at one scale: every number that decides the tensors of its file.
 
     Sizes are element counts, `context_length` and `window` are tokens. Mamba fields are 0 for PLaMo 3,
-    window fields 0 for PLaMo 2. `trained`: its F16 file is committed (models/embedded.py), not random.
+    window fields 0 for PLaMo 2. `trained`: its F16 file is committed (models/embedded.py), not random. `values`: how
+    random weights are drawn (models/values.py), "" as in every study but the one that compares them.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ModelSpec:
     parameters: int | None = None
     hub: Hub | None = None
     trained: bool = False
+    values: str = ""
     assumptions: tuple[str, ...] = ()
     sha256: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -161,11 +163,21 @@ def load(path: Path = MODELS_TOML) -> dict[tuple[str, str], ModelSpec]:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise StudyError(str(path), f"the model registry cannot be read ({error})", f"git checkout {path}") from error
     specs: dict[tuple[str, str], ModelSpec] = {}
-    for name, entry in raw.get("models", {}).items():
+    for name, own in raw.get("models", {}).items():
+        entry = _with_values(own, raw["models"]) if "like" in own else own
         for scale in SCALES:
             if scale in entry:
                 specs[name, scale] = _spec(path, name, scale, entry, raw.get("arch", {}))
     return specs
+
+
+def _with_values(own: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
+    """The entry of the model that `own` is like, at full size only, with other values in the same tensors."""
+    known = models[own["like"]]
+    return {name: known[name] for name in ("arch", "parameters") if name in known} | {
+        "assumptions": [*known.get("assumptions", ()), f"random weights, {own['values']}"],
+        "shape": known["shape"] | {"values": own["values"]},
+    }
 
 
 def _spec(path: Path, name: str, scale: str, entry: dict[str, Any], archs: dict[str, Any]) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""GGUF files with random weights in a model's exact shapes: speed depends on shapes and types, not on values.
+"""GGUF files with random weights in a model's exact shapes: for speed, which notebook 05 holds against other values.
 
 Every weight is q · step with q a whole number in -127..127 (triangular) and one step per 32 weights, itself a
 whole number 5..16 times a power of two. Such a product fits F32, F16 and Q8_0 exactly, so these three files of
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
-from plamo_study.models import embedded, gguf_file, numbers, registry, tensors
+from plamo_study.models import embedded, gguf_file, numbers, registry, tensors, values
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.numbers import BLOCK
 from plamo_study.models.registry import ModelSpec
@@ -84,16 +84,27 @@ def write(
         _add_metadata(writer, spec, dtype, head_count_array)
         _add_vocabulary(writer, spec.vocab)
         gguf_file.check_space(path, sum(t.n_bytes for t in table) + WORDS_SPACE)
-        gguf_file.stream(writer, [(tensor, _chunks(tensor, seed)) for tensor in table], progress)
+        gguf_file.stream(writer, [(tensor, _values(spec, tensor, seed)) for tensor in table], progress)
     return path
 
 
-def _chunks(tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
+def _values(spec: ModelSpec, tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
     if tensors.stays_f32(tensor.name):
-        yield _small(tensor, seed)
-        return
+        yield values.small(spec.values, tensor, _small(tensor, seed), seed)
+    elif spec.values == values.LIFELIKE:
+        yield from values.lifelike(tensor, spread(tensor), seed)
+    else:
+        yield from _chunks(tensor, seed)
+
+
+def spread(tensor: TensorInfo) -> float:
+    """Standard deviation of a tensor's weights."""
+    return GAINS.get(tensor.kind, 1.0) / math.sqrt(tensor.shape[-1])
+
+
+def _chunks(tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
     plus, minus, step = (_bits(seed, tensor.name, part) for part in ("plus", "minus", "step"))
-    unit, k0 = _step(GAINS.get(tensor.kind, 1.0) / math.sqrt(tensor.shape[-1]))
+    unit, k0 = _step(spread(tensor))
     n_blocks = tensor.n_elements // BLOCK
     for start in range(0, n_blocks, CHUNK):
         n = min(CHUNK, n_blocks - start)

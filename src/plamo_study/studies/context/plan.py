@@ -21,6 +21,7 @@ NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block
 PATIENCE = 5  # times the usual limit, for an oracle that reads so many tokens
 PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
 COMPARED = {"mini": 2048, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
+VALUES, VALUES_DEPTH = ("-lifelike", "-denormal"), 2048  # ends of the names of models with other values
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}  # processes behind a number
@@ -101,6 +102,16 @@ def window(scale: str, gpu: bool = False) -> Plan:
     gates = tuple(plan.change(gate, n_prompt=PAST_WINDOW, **exact) for gate in planned.gates)
     planned = replace(planned, gates=gates, compared=(cell,), blocks=1, extra_blocks=0)
     return replace(planned, time_limit_s=PATIENCE * planned.time_limit_s)
+
+
+def values(scale: str, gpu: bool = False) -> Plan:
+    """The same tensors with other random values in them: does speed depend on these?"""
+    if scale != "shape":
+        raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
+    base, _ = _base(scale, gpu)
+    base = plan.change(base, n_ctx=VALUES_DEPTH, way=workload.FEW)
+    names = [f"{model}{kind}" for kind in ("", *VALUES) for model in MODELS]
+    return _planned("05-values", scale, tuple(plan.change(base, model=name) for name in names))
 
 
 def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:

@@ -48,6 +48,22 @@ def speculative(scale: str, gpu: bool = False) -> Plan:
     return replace(planned, compared=tuple(dict.fromkeys(cell for cell in costs if cell.model == HYBRID)))
 
 
+def several(scale: str, gpu: bool = False) -> Plan:
+    """Notebook 12: every short draft beside one answer and beside several, so that levers are compared like for like."""
+    check_scale(scale)
+    models = [_base(scale, gpu, model) for model in MODELS]
+    short = [change(base, n_gen=base.n_gen // 2) for base in models]
+    cells = [
+        change(_even(base, k), n_seq=n, n_gen=base.n_gen if n < BATCHES[-1] else base.n_gen // 2)
+        for base in short
+        for n in (1, *BATCHES)
+        for k in DRAFTS[:USUAL]
+    ]
+    planned = _planned("08-several", scale, cells, len(cells))
+    compared = tuple(cell for cell in cells if cell.model == HYBRID)
+    return replace(planned, compared=compared, blocks=5)
+
+
 def drafters(scale: str, gpu: bool = False) -> Plan:
     """Notebook 08: real drafters on real text, and the bindings' own loop."""
     check_scale(scale)

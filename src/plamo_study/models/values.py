@@ -1,0 +1,68 @@
+"""Other values in the tensors of a synthetic file, to see whether speed depends on them.
+
+`lifelike`: what trained matrices look like. Weights have heavy tails (Student's t with 5 degrees of freedom), rows have
+scales of their own, and one input in 64 weighs eight times as much (outlier features: Dettmers et al. 2022,
+"LLM.int8()"). Norms differ from entry to entry by a third. `denormal`: numbers below 1.2e-38, which some processors
+compute slowly, where a model can get them. The Mamba states hold nothing else, every fourth input of the projections
+is one, and attention is so sharp that most softmax weights underflow.
+
+It does not train: what a model says with such weights means as little as with the usual ones.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plamo_study.models import numbers
+from plamo_study.models.tensors import TensorInfo
+
+LIFELIKE, DENORMAL = "lifelike", "denormal"
+TAIL = 5  # degrees of freedom of Student's t
+ROW_SPREAD = 0.4  # of the logarithm of a row's scale
+OUTLIER_EVERY, OUTLIER = 64, 8.0  # inputs, and how many times as heavy one of them is
+NORM_SPREAD = 1 / 3
+TINY = 1e-39  # below the least normal float32
+SHARP = 5.0  # of query and key norms: scores spread by 25, and most lie 87 below the largest
+TINY_EVERY = 4
+CHUNK = 1 << 22  # weights drawn at a time
+
+
+def lifelike(tensor: TensorInfo, spread: float, seed: int) -> Iterator[NDArray[Any]]:
+    """The matrix, rows in chunks, as items of its GGML type; `spread`: the weights' standard deviation."""
+    rng = _rng(tensor, seed)
+    n_in = tensor.shape[-1]
+    n_rows = tensor.n_elements // n_in
+    inputs = np.where(np.arange(n_in) % OUTLIER_EVERY == rng.integers(OUTLIER_EVERY), OUTLIER, 1.0)
+    inputs *= spread / np.sqrt((inputs**2).mean() * np.exp(2 * ROW_SPREAD**2) * TAIL / (TAIL - 2))
+    each = max(CHUNK // n_in, 1)
+    for start in range(0, n_rows, each):
+        n = min(each, n_rows - start)
+        rows = np.exp(ROW_SPREAD * rng.standard_normal((n, 1), dtype=np.float32))
+        tails = np.sqrt(TAIL / (2 * rng.standard_gamma(TAIL / 2, (n, n_in), dtype=np.float32)))
+        drawn = rng.standard_normal((n, n_in), dtype=np.float32) * tails * rows * inputs.astype(np.float32)
+        yield numbers.narrow(drawn.ravel(), tensor.dtype)
+
+
+def small(kind: str, tensor: TensorInfo, usual: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+    """Norms and Mamba's vectors of a file with values of this kind, from the `usual` ones."""
+    if kind == LIFELIKE and "norm" in tensor.kind:
+        spread = _rng(tensor, seed).standard_normal(usual.size, dtype=np.float32)
+        return (usual * np.exp(NORM_SPREAD * spread)).astype("<f4")
+    if kind != DENORMAL:
+        return usual
+    if tensor.kind == "ssm_b_norm":
+        return np.full_like(usual, TINY)
+    if tensor.kind in ("attn_q_norm", "attn_k_norm"):
+        return np.full_like(usual, SHARP)
+    if tensor.kind in ("attn_norm", "ffn_norm"):
+        return np.where(np.arange(usual.size) % TINY_EVERY == 0, np.float32(TINY), usual).astype("<f4")
+    return usual
+
+
+def _rng(tensor: TensorInfo, seed: int) -> np.random.Generator:
+    """A random stream of one tensor."""
+    digest = hashlib.sha256(f"{seed}/{tensor.name}/lifelike".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little"))
