@@ -1,5 +1,6 @@
 """The batching law says what facts say, and what the engine does."""
 
+import msgspec
 import pytest
 from conftest import ATTENTION, HYBRID
 
@@ -69,3 +70,25 @@ def test_the_hybrid_fails_what_attention_passes(tmp_path):
 def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():
     assert bisection.smallest_abort(HYBRID, 512, 2048, most=16) == (6, 5)
     assert bisection.smallest_abort(HYBRID, 64, 2048, most=8) == (None, 1)
+
+
+def test_a_batch_that_aborts_is_judged_by_sequence_up_to_the_call_that_aborts(tmp_path):
+    """The map's smallest abort comes in the second call; slots that left before it are asked too."""
+    first = tuple(((seq, 16),) for seq in range(4))
+    wrong_then_abort = (*first, ((1, 1), (2, 1)), ((3, 1),), ((0, 0),), ((2, 1), (3, 1)))
+    cells = tuple(
+        plan.change(grid.three_tests("identity", HYBRID), calls=calls, n_tokens=32, question="")
+        for calls in (wrong_then_abort, (*first, ((2, 1), (3, 1))), (((0, 16), (1, 16)), ((2, 1), (3, 1))))
+    )
+    anchor = plan.change(cells[0], workload="decode", n_seq=1, depth=16, n_gen=4)
+    asked = plan.Plan("tests", "mini", cells, (), anchor, 1, 0, 60.0)
+    rows = runner.sweep(asked, tmp_path / "j.jsonl").rows
+    known = frame.facts(journal.read(tmp_path / "j.jsonl"))
+    table = law_check.checked(frame.frame(rows, known), known)
+    assert (table["observed"] == "abort").all()
+    assert table["judged"].all()
+    assert table["exact"].all()
+    assert any(any(calls) for calls in table["foretold"])
+    row = next(row for row in rows if "4/1" in row.checks)
+    worse = frame.frame([msgspec.structs.replace(row, checks=row.checks | {"4/1": 0.9})], known)
+    assert not law_check.checked(worse, known)["exact"].any(), "a sequence wrong before the abort counts against the law"

@@ -16,7 +16,7 @@ import msgspec
 from plamo_study.engine import builds
 from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import AnyCell
-from plamo_study.measure.rows import Evidence, Failure, Measured, Status
+from plamo_study.measure.rows import Evidence, Failure, Measured, Status, heard
 
 WORKER = "plamo_study.measure.worker"
 LOG_LINES = 20
@@ -134,7 +134,8 @@ def _outcome(worker: subprocess.Popen[bytes], result: bytes, late: Late | None, 
         message=next(iter(errors + asserts), SILENT[late] if late else ""),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
-    return Outcome(status=late or _status(ended_by), pid=worker.pid, evidence=whole, failure=failure)
+    known = Measured(checks=heard(lines))  # before it ended
+    return Outcome(status=late or _status(ended_by), pid=worker.pid, evidence=whole, failure=failure, measured=known)
 
 
 def _status(ended_by: int) -> Status:

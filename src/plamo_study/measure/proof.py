@@ -15,7 +15,7 @@ from plamo_study.engine.parts import PartSums
 from plamo_study.engine.session import Session
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure.cells import Calls, Gate, Isolation, OnModel, Replay
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, told
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.compare import agreement, relative_error
 
@@ -119,16 +119,18 @@ def replay(cell: Replay, session: Session, draws: list[Prompts], path: Path) -> 
     """Any calls, in order: the error of every sequence's logits after each call against the same sequence alone.
 
     Checks are named "call/sequence", beside them "rounding". No verdict: what is wrong is said of all rows together.
-    Sequences are run alone first, so that an abort costs the row and no proof.
+    Sequences are run alone first and every error is told as it is found, so that a run that aborts is judged up to there.
     """
     rounding = _rounding(session)
     expected: dict[tuple[int, int], np.ndarray] = {}
     for seq in draws[0]:
         alone_calls = tuple(tuple(part for part in call if part[0] == seq) for call in cell.calls)
         expected |= dict(_by_calls(session, alone_calls, draws[0]))
-    found = _by_calls(session, cell.calls, draws[0])
-    errors: dict[str, float | bool] = {f"{at[0]}/{at[1]}": relative_error(row, expected[at]) for at, row in found}
-    return Measured(checks=errors | {"rounding": rounding}, n_evaluated=session.n_evaluated)
+    errors: dict[str, float | bool] = {"rounding": told("rounding", rounding)}
+    for (call, seq), row in _by_calls(session, cell.calls, draws[0]):
+        name = f"{call}/{seq}"
+        errors[name] = told(name, relative_error(row, expected[call, seq]))
+    return Measured(checks=errors, n_evaluated=session.n_evaluated)
 
 
 def isolation(cell: Isolation, session: Session, draws: list[Prompts], path: Path) -> Measured:

@@ -1,7 +1,8 @@
 """What is written down: rows and facts. Raw values with units; every statistic is derived elsewhere."""
 
 import hashlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from plamo_study.measure.cells import Cell, canonical
 
 SCHEMA = 1
+CHECK = "@check "  # begins a line of a worker's stderr that tells a check
 Status = Literal["ok", "abort", "hang", "starved", "killed", "error"]
 
 
@@ -138,6 +140,18 @@ Record = Row | Fact
 def content_id(value: Any) -> str:
     """First 16 hex digits of the SHA-256 of a value's canonical JSON."""
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+
+
+def told(name: str, value: float) -> float:
+    """`value`, written to stderr as well: a check that the runner knows even if the worker aborts after it."""
+    print(f"{CHECK}{name} {value!r}", file=sys.stderr, flush=True)
+    return value
+
+
+def heard(lines: Iterable[str]) -> dict[str, float | bool]:
+    """The checks that `told` wrote among a worker's lines."""
+    pairs = (line.removeprefix(CHECK).split(" ", 1) for line in lines if line.startswith(CHECK))
+    return {name: float(value) for name, value in pairs}
 
 
 def passed(checks: Mapping[str, float | bool]) -> bool:

@@ -45,6 +45,8 @@ def limit(rows: pd.DataFrame) -> float:
 def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Replay rows with `predicted` and `observed` outcome, and `exact`: the same sequences wrong, call by call.
 
+    Of a run that aborts: in every call up to the one that aborts, and that is the call the law names. `judged`: whether
+    there were logits to say so; a row recorded before checks were told call by call has none where it aborted.
     `grid`: the seed of the grid a row is drawn from; `foretold`: the sequences the law calls wrong, call by call. A
     worker that ended in another way than the law knows is observed under its status (hang, killed, error).
     """
@@ -54,10 +56,11 @@ def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     for row in found.to_dict("records"):
         engine = defects(facts[row["model"]], facts[row["engine"]])
         predicted = replay(row["calls"], row["n_seq"], row["n_ubatch"], engine)
-        wrong = _wrong(row, most) if row["status"] == "ok" else None
-        observed = row["status"] if wrong is None else "wrong" if any(wrong) else "right"
-        exact = predicted.outcome == observed and (wrong is None or predicted.wrong == wrong)
-        entry = {"predicted": predicted.outcome, "observed": observed, "exact": exact}
+        ok, judged = row["status"] == "ok", bool(row["checks"])
+        wrong = _wrong(row, most) if judged else []
+        observed = row["status"] if not ok else "wrong" if any(wrong) else "right"
+        exact = predicted.outcome == observed and (not judged or predicted.wrong == wrong)
+        entry = {"predicted": predicted.outcome, "observed": observed, "exact": exact, "judged": judged}
         entries.append({**entry, "grid": drawn_from(row["seed"]), "foretold": predicted.wrong})
     return pd.concat([found.reset_index(drop=True), pd.DataFrame(entries)], axis=1)
 
@@ -138,12 +141,18 @@ def first_aborts(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _wrong(row: dict[str, Any], limit: float) -> list[frozenset[int]]:
-    """The sequences whose logits were wrong, call by call."""
+    """The sequences whose logits were wrong, call by call, up to the call that aborted."""
     wrong: list[set[int]] = [set() for _ in row["calls"]]
-    for (call, seq), error in _errors(row["checks"]):
+    last = len(wrong) - 1
+    errors = _errors(row["checks"])
+    if row["status"] != "ok":
+        last = max((call for (call, _), _ in errors), default=-1)
+        while last + 1 < len(wrong) and not any(n for _, n in row["calls"][last + 1]):
+            last += 1  # a call in which sequences only leave has no logits
+    for (call, seq), error in errors:
         if not error <= limit:
             wrong[call].add(seq)
-    return [frozenset(seqs) for seqs in wrong]
+    return [frozenset(seqs) for seqs in wrong[: last + 1]]
 
 
 def _errors(checks: dict[str, Any]) -> list[tuple[tuple[int, int], float]]:

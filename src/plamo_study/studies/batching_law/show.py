@@ -20,11 +20,12 @@ def finding(recording: Recording) -> Markdown:
         f"With the build `{build}` {(group['observed'] == 'right').sum()} of {len(group)} batches are right."
         for build, group in data[data["build"] != "stock"].groupby("build")
     ]
-    exact, control = hybrid["exact"].sum(), stock["exact"].sum() - hybrid["exact"].sum()
+    judged = stock["exact"] & stock["judged"]
+    exact, control = judged[hybrid.index].sum(), judged.drop(hybrid.index).sum()
     return Markdown(
         f"**Of {len(hybrid)} batches of PLaMo 2 the engine as released computed {wrong} silently wrong and aborted in "
-        f"{aborted}.** The batching law says beforehand which sequences come out wrong. It was right about every "
-        f"sequence in {exact} of these {len(hybrid)} batches, and in {control} of {len(stock) - len(hybrid)} of PLaMo "
+        f"{aborted}.** The batching law says beforehand which sequences come out wrong, and in which call a batch aborts. It was "
+        f"right about every sequence, up to that call, in {exact} of these {len(hybrid)} batches, and in {control} of {len(stock) - len(hybrid)} of PLaMo "
         f"3, which does not have the defects. {' '.join(builds)}"
     )
 
