@@ -303,3 +303,33 @@ def test_every_claim_of_the_source_is_checked(known):
 def test_a_claim_about_several_models_holds_only_for_all():
     assert claims.agreed(["holds", "holds"]) == "holds"
     assert claims.agreed(["holds", "inconclusive"]) == "inconclusive"
+
+
+def test_drafts_are_held_against_drafts_of_the_same_length(known):
+    found = stacked.stacked(known)
+    drafted = found[found["pair"] == stacked.DRAFTS]
+    assert drafted["kind"].str.extract(r"^(\d+) drafted")[0].astype(int).between(1, 4).all()
+    every = stacked.drafts.curves(known[gains.SEVERAL].rows, (gains.ACCEPTED,))
+    alone = every[every["n_seq"] == 1].set_index(["build", "model", "n_draft"])["speed"]
+    for row in drafted.itertuples():
+        key = (gains.BUILDS[row.lever], row.model, int(row.kind.split()[0]))
+        assert row.alone.value == alone[key].value
+    assert set(drafted["beside"]) == {"4 answers", "8 answers"}
+
+
+def test_the_best_lever_is_never_one_that_was_tried_on_a_small_model_only(known):
+    said = show.finding(known).data
+    assert "scale mini" not in said
+    small = {name: each for name, each in known.items() if each.scale == "mini"}
+    assert small
+    assert "**For" not in show.finding(small).data
+
+
+def test_one_batch_beats_replicas_only_where_there_are_no_more_processes_than_cores(known, monkeypatch):
+    """Eight processes on two cores lose whatever they share; two must lose too, or the claim does not hold."""
+    recording = known["07-replicas"]
+    lines = gains.replicas(recording)
+    assert claims.by_construction(recording)[1] == claims.agreed(line.gain.below(1.0) for line in lines)
+    beaten = [replace(line, gain=Estimate(1.2, 1.1, 1.3, 5)) for line in lines]
+    monkeypatch.setattr(gains, "replicas", lambda _: beaten)
+    assert claims.by_construction(recording)[1] == "does not hold"

@@ -40,6 +40,7 @@ BACK = {
     drafts.PART: "after a rejection the state from before the draft is put back, and part of it computed again",
 }
 DRAFTS, BUILDS = "08-speculative", {"heads": batch_scaling.STOCK, "rollback": "rollback"}  # of levers
+SEVERAL = "08-several"  # the same lengths of drafts beside one answer and beside several
 AT_ONCE = 10**18  # bits per second of a link that takes no time
 FALLBACK = "mini"
 LEAST = 3  # blocks from which a recording stands before one at a smaller scale
@@ -278,7 +279,7 @@ LEVERS: dict[str, tuple[tuple[str, ...], Callable[..., list[Line]]]] = {
     "reuse": (("09-disaggregation",), reuse),
 }
 STUDIES = tuple(dict.fromkeys(study for studies, _ in LEVERS.values() for study in studies))
-FURTHER = ("05-context", "03-source-table")  # for what a request is made of, and for a claim
+FURTHER = ("05-context", "03-source-table", SEVERAL)  # for what a request is made of, for a claim, and for pairs
 
 
 def recordings(source: str, scale: str) -> Recordings:

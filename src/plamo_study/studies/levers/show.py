@@ -80,17 +80,22 @@ def finding(known: Recordings) -> Markdown:
     )
     pairs = stacked.stacked(known)
     if len(pairs):
-        parts.append(
-            f"- **A gain alone does not say what it is beside another lever.** Of {len(pairs)} such pairs "
-            f"{len(pairs) - int(pairs['close'].sum())} are more than {CLOSE} times off, and "
-            f"{int(pairs['turned'].sum())} turn from a gain into a loss or back, both shown."
-        )
+        parts.append(f"- **A gain alone does not say what it is beside another lever.** {_by_pair(pairs)}")
     return Markdown("\n".join(filter(None, parts)) + f"\n\n{STARS}")
 
 
+def _by_pair(pairs: pd.DataFrame) -> str:
+    """How many gains beside another lever are far from what they are alone, by which two levers meet."""
+    said = [
+        f"{row.pair}: {row.off} of {row.n} are more than {CLOSE} times off, {row.turned} change sides"
+        for row in stacked.by_pair(pairs).itertuples()
+    ]
+    return f"{'; '.join(said)}."
+
+
 def _best(known: Recordings, found: pd.DataFrame, aim: str, words: str) -> str:
-    """The lever that surely gives most of something; its interval holds for all that it was chosen from."""
-    group = found[found["aim"] == aim]
+    """The lever that surely gives most of something at full size; its interval holds for all it was chosen from."""
+    group = found[(found["aim"] == aim) & found["model"].str.endswith("*")]
     widened = [simultaneous(gain, len(group)) for gain in group["gain"]]
     group = group.assign(gain=widened, least=[gain.low for gain in widened])
     if group.empty or not group["least"].max() > 1:
@@ -98,8 +103,9 @@ def _best(known: Recordings, found: pd.DataFrame, aim: str, words: str) -> str:
     best = group.loc[group["least"].idxmax()]
     return (
         f"- **{words}: {best['name']}.** On {escaped(best['model'])} {times(best['gain'])} times as good: "
-        f"{best['what']}. The interval is widened to hold for all {len(group)} gains that this one was chosen from "
-        f"({_where(known[best['study']])}). Its price: {best['price']}."
+        f"{best['what']}. The interval is widened to hold for all {len(group)} gains at full size that this one was "
+        f"chosen from ({_where(known[best['study']])}). Others were measured on other days, some on other machines. Its "
+        f"price: {best['price']}."
     )
 
 
@@ -272,9 +278,7 @@ def scored(known: Recordings) -> Table:
         "ratio": ("beside it / alone", ".2f"),
         "turned": ("changes sides", lambda turned: "yes" if turned else ""),
     }
-    n, turned = int(found["close"].sum()), int(found["turned"].sum())
-    said = f"{n} of {len(found)} are within {CLOSE} times of what they are alone, {turned} change sides."
-    return table(found, columns, said)
+    return table(found, columns, f"{_by_pair(found).capitalize()} Types all divide by the same rows of {gains.BITS}.")
 
 
 def order(known: Recordings) -> Markdown:

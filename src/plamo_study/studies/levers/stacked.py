@@ -1,6 +1,7 @@
 """Do levers multiply? A lever's gain alone, held against its gain where another lever is pulled already.
 
-The cells it is held against have no part in what is predicted: other numbers of answers, other types.
+Like is held against like: the same type, the same length of draft, the same chunk, in the same recording. The cells it
+is held against have no part in what is predicted: other numbers of answers, other types.
 """
 
 from collections.abc import Iterator
@@ -20,22 +21,24 @@ from plamo_study.studies.replicas import analysis as processes
 from plamo_study.studies.replicas.plan import REPACKED
 from plamo_study.studies.speculative import analysis as drafts
 
-COLUMNS = ["lever", "kind", "model", "beside", "alone", "measured", "ratio", "close", "turned", "study"]
+COLUMNS = ["pair", "lever", "kind", "model", "beside", "alone", "measured", "ratio", "close", "turned", "study"]
+TYPES, DRAFTS = "a type of weights beside a batch", "drafts beside a batch"
+CHUNKS, REPLICAS = "chunks beside more or fewer answers", "two processes beside another type"
 
 
 def stacked(known: Recordings) -> pd.DataFrame:
     """A line a lever that was measured alone and beside another: COLUMNS.
 
-    `alone` and `measured`: its gain in both; `ratio`: measured over alone; `close`: within 1.5 times; `turned`: shown
+    `pair`: which two levers meet. `alone` and `measured`: its gain in both; `ratio`: measured over alone; `close`: within 1.5 times; `turned`: shown
     to be a gain in one and a loss in the other.
     """
     entries: list[dict[str, Any]] = []
-    for parts in (_types, _drafts, _chunks, _replicas):
+    for pair, parts in ((TYPES, _types), (DRAFTS, _drafts), (CHUNKS, _chunks), (REPLICAS, _replicas)):
         for entry in parts(known):
             ratio = entry["measured"].value / entry["alone"].value
             said = {entry["measured"].above(1.0), entry["alone"].above(1.0)}
             turned = said == {"holds", "does not hold"}
-            entries.append(entry | {"ratio": ratio, "close": is_close(ratio), "turned": turned})
+            entries.append(entry | {"pair": pair, "ratio": ratio, "close": is_close(ratio), "turned": turned})
     return pd.DataFrame(entries, columns=COLUMNS)
 
 
@@ -60,16 +63,16 @@ def _types(known: Recordings) -> Iterator[dict[str, Any]]:
 
 
 def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
-    """Drafts that cost nothing for one answer, and for several at once."""
-    if (recording := known.get(gains.DRAFTS)) is None:
+    """Drafts of a length that cost nothing for one answer, and the same for several at once."""
+    if (recording := known.get(gains.SEVERAL)) is None:
         return
+    every = drafts.curves(recording.rows, (gains.ACCEPTED,))
     for lever, build in gains.BUILDS.items():
-        found = drafts.free(recording.rows, build, gains.ACCEPTED)
-        for model, group in found.groupby("model"):
+        for (model, k), group in every[every["build"] == build].groupby(["model", "n_draft"]):
             by_n = group.set_index("n_seq")["speed"]
             for n in sorted(set(by_n.index) - {1}) if 1 in by_n.index else ():
-                kind = f"{gains.ACCEPTED:.0%} right"
-                yield _line(lever, kind, str(model), f"{n} answers", (by_n[1], by_n[n]), gains.DRAFTS)
+                kind = f"{k} drafted, {gains.ACCEPTED:.0%} right"
+                yield _line(lever, kind, str(model), f"{n} answers", (by_n[1], by_n[n]), gains.SEVERAL)
 
 
 def _chunks(known: Recordings) -> Iterator[dict[str, Any]]:
@@ -95,6 +98,15 @@ def _replicas(known: Recordings) -> Iterator[dict[str, Any]]:
         for dtype in by_type.index.difference([REPACKED]) if REPACKED in by_type.index else ():
             pair = (by_type[dtype], by_type[REPACKED])
             yield _line("replicas", f"{total} answers", str(model), REPACKED, pair, "07-replicas")
+
+
+def by_pair(found: pd.DataFrame) -> pd.DataFrame:
+    """How many lines of each pair of levers there are: `pair`, `n`, `off` (more than 1.5 times) and `turned`.
+
+    Lines of one pair are not independent: those of a type all divide by the same rows of one type.
+    """
+    groups = found.assign(off=~found["close"].astype(bool)).groupby("pair", sort=False)
+    return groups.agg(n=("off", "size"), off=("off", "sum"), turned=("turned", "sum")).reset_index()
 
 
 def order(found: pd.DataFrame) -> pd.DataFrame:

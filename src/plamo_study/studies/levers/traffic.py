@@ -246,16 +246,19 @@ def _types(known: Recordings, own: dict[str, str], model: str, traffic: Traffic)
 
 
 def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
-    """Drafts of an acceptance that is told, as released and on the build that takes tokens back."""
-    if not own.get(gains.DRAFTS):
+    """The best length of drafts of an acceptance that is told, as released and on the build that takes tokens back.
+
+    Of lengths that were measured beside one answer and beside several alike.
+    """
+    if not own.get(gains.SEVERAL):
         return
     for lever, build in gains.BUILDS.items():
-        found = drafts.free(known[gains.DRAFTS].rows, build, traffic.accepts)
-        by_n = found[found["model"] == own[gains.DRAFTS]].set_index("n_seq")["speed"]
+        found = drafts.free(known[gains.SEVERAL].rows, build, traffic.accepts)
+        by_n = found[found["model"] == own[gains.SEVERAL]].set_index("n_seq")
         if len(by_n):
-            n = _nearest(by_n.index, traffic.n_users)
-            where = f"{n} answers, {traffic.accepts:.0%} right"
-            yield Effect(lever, "no drafts", where, gains.DRAFTS, writing=by_n[n])
+            best = by_n.loc[_nearest(by_n.index, traffic.n_users)]
+            where = f"{best.name} answers, {best['n_draft']} drafted, {traffic.accepts:.0%} right"
+            yield Effect(lever, "no drafts", where, gains.SEVERAL, writing=best["speed"])
 
 
 def _window(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
