@@ -126,8 +126,8 @@ def predicted(found: pd.DataFrame) -> pd.DataFrame:
 
     `promised`: seconds, as many times the roof of the one asked about; `measured` there; `ratio`, measured over
     promised, an estimate whose interval takes both intervals at their worst. The other way
-    round the ratio is the inverse. Beside it what less would say: `same` that it takes as long as on the known one, and
-    `roof` that it takes what the ceilings allow, as ratios too.
+    round the ratio is the inverse. Beside it what less would say, as ratios too: `read` that it takes longer as the
+    other machine reads slower, whatever it multiplies; `same` that it takes as long; `roof` what the ceilings allow.
     """
     entries = []
     for known, asked in common(found):
@@ -138,6 +138,8 @@ def predicted(found: pd.DataFrame) -> pd.DataFrame:
         )
         entry = {name: known[name] for name in PASS} | {"depth": asked.depth}
         entry |= {"known": known["chip"], "asked": asked.chip, "promised": promised, "measured": took, "ratio": ratio}
-        entries.append(entry | {"same": took.value / known["measured"].value, "roof": took.value / asked.low})
-    names = [*PASS, "depth", "known", "asked", "promised", "measured", "ratio", "same", "roof"]
+        same = took.value / known["measured"].value
+        entry |= {"read": same * asked.read / known["read"], "same": same, "roof": took.value / asked.low}
+        entries.append(entry)
+    names = [*PASS, "depth", "known", "asked", "promised", "measured", "ratio", "read", "same", "roof"]
     return pd.DataFrame(entries, columns=names)

@@ -33,16 +33,22 @@ def finding(found: pd.DataFrame, scale: str) -> Markdown:
             f"Rows of {found['machine'].nunique()} machine: there is nothing to set beside them yet. "
             f"`plamo-study rows add FILE` adds another one's."
         )
-    near = sum(is_close(ratio.value) for ratio in data["ratio"])
+    by_share = data["ratio"].map(lambda ratio: ratio.value)
+    near, reading = _near(by_share), _near(data["read"])
+    most = data.groupby(["known", "asked"]).size().max()
     apart = [max(ratio, 1 / ratio) for ratio in data["same"]]
     worst = data.loc[data["ratio"].map(_off).idxmax()]
     missed = sum(ratio.above(1.0) != "inconclusive" for ratio in data["ratio"])
     return Markdown(
         f"- **We foretold {len(data)} passes of one machine from another's rows. {near} came out within {CLOSE} "
         f"times.** Nothing of the machine asked about was known but its two ceilings: what it reads and what it "
-        f"multiplies a second. The passes themselves are up to {max(apart):.1f} times apart.\n"
-        f"- Two simpler guesses do worse. That a pass takes as long as on the other machine is within {CLOSE} times in "
-        f"{_near(data['same'])} of {len(data)}. That it takes what the ceilings allow, in {_near(data['roof'])}.\n"
+        f"multiplies a second. The passes themselves are up to {max(apart):.1f} times apart, and {most} of them are of "
+        f"one pair of machines.\n"
+        f"- **One number says {WORSE[np.sign(near - reading)]}.** Time in proportion to what both machines read a "
+        f"second, whatever they multiply, is within {CLOSE} times in {reading} of {len(data)}. Its median miss is "
+        f"{_median_miss(data['read']):.0%}, that of the share {_median_miss(by_share):.0%}. {_by_phase(data)}\n"
+        f"- Two other guesses: that a pass takes as long as on the other machine is within {CLOSE} times in "
+        f"{_near(data['same'])}; that it takes what the ceilings allow, in {_near(data['roof'])}.\n"
         f"- **The misses are real, and lean.** In {missed} of {len(data)} the interval excludes an exact forecast. "
         f"{_leaning(data)} Furthest off is {escaped(worst['model'])}, {_pass(worst)}: {escaped(worst['asked'])} takes "
         f"{worst['ratio']:.2f} times what {escaped(worst['known'])} promises for it.\n\n"
@@ -50,6 +56,24 @@ def finding(found: pd.DataFrame, scale: str) -> Markdown:
         f"threads; only rows that were computed right. Intervals are those of the times; a ceiling itself is "
         f"another one in another session, see the table.)"
     )
+
+
+WORSE = {1: "less", 0: "as much", -1: "more"}  # by how often the share is near and reading alone is not
+
+
+def _median_miss(ratios: "pd.Series[float]") -> float:
+    """By how much the middle forecast is off, either way."""
+    return float(np.exp(np.abs(np.log(ratios)).median()) - 1)
+
+
+def _by_phase(data: pd.DataFrame) -> str:
+    """Median misses of both forecasts by phase."""
+    said = []
+    for phase, group in data.groupby("phase", sort=True):
+        what = "steps" if phase == "decode" else "prompts"
+        share, read = (_median_miss(each) for each in (group["ratio"].map(lambda ratio: ratio.value), group["read"]))
+        said.append(f"for {len(group)} {what} {read:.0%} against {share:.0%}")
+    return f"By phase: {', '.join(said)}."
 
 
 def _leaning(data: pd.DataFrame) -> str:
@@ -138,13 +162,14 @@ def score(found: pd.DataFrame) -> Table:
     for (known, asked, phase), group in analysis.predicted(found).groupby(["known", "asked", "phase"], sort=False):
         entry = {"pair": f"{known} for {asked}", "phase": phase, "n": len(group)}
         entry |= {"by share": sum(is_close(ratio.value) for ratio in group["ratio"])}
-        entry |= {"same time": _near(group["same"]), "roof": _near(group["roof"])}
+        entry |= {"read": _near(group["read"]), "same time": _near(group["same"]), "roof": _near(group["roof"])}
         entries.append(entry | {"middle": _middle(group["ratio"])})
     columns: Columns = {
         "pair": ("machines", ""),
         "phase": ("phase", ""),
         "n": ("passes", ""),
         "by share": (f"within {CLOSE} times by the share", ""),
+        "read": ("by what they read alone", ""),
         "same time": ("by the same time", ""),
         "roof": ("by ceilings alone", ""),
         "middle": ("measured / promised, median", ".2f"),
