@@ -92,6 +92,19 @@ def ratio(rows: pd.DataFrame, phase: str, model: str, dtype: str, over: str) -> 
     return None if top is None or bottom is None else paired_ratio(top, bottom)
 
 
+def asymmetry(rows: pd.DataFrame, model: str) -> pd.DataFrame:
+    """How many times as fast a model reads its prompt as it writes, by `dtype`, the least first: `ratio`.
+
+    Of a token of the prompt and a step of one answer, paired by block.
+    """
+    known, n_prompt, entries = seconds(rows), _tokens(rows)["prefill"], []
+    for phase, name, dtype in known:
+        if (phase, name) == ("decode", model) and ("prefill", model, dtype) in known:
+            ratio = paired_ratio(known[phase, model, dtype], known["prefill", model, dtype] / n_prompt)
+            entries.append({"dtype": dtype, "ratio": ratio})
+    return pd.DataFrame(entries).sort_values("ratio", key=lambda found: found.map(lambda each: each.value))
+
+
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model and dtype: `memory`, the largest resident size of a lone sequence's processes, mapped weights too."""
     found = usable(rows)

@@ -333,7 +333,8 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
 
 
 def columns(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of several tokens alone, over one of one: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio`."""
+    """Calls of several tokens alone: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio` over one of one token,
+    and `longer`, over one of a token less (None for one)."""
     right = processes(usable(rows))
     right = right[(right["n_seq"] == 1) & (right["label"] == "even") & (right["how"] != WORDS["full"])]
     entries = []
@@ -343,8 +344,9 @@ def columns(rows: pd.DataFrame) -> pd.DataFrame:
         for n in times:
             entry = {"build": build, "model": model, "n_prompt": depth, "n_tokens": int(n)}
             entry["seconds"] = stats.median(times[n].tolist())
+            entry["longer"] = timing.paired_ratio(times[n], times[n - 1]) if n - 1 in times else None
             entries.append(entry | {"ratio": timing.paired_ratio(times[n], times[1.0])})
-    return pd.DataFrame(entries, columns=["build", "model", "n_prompt", "n_tokens", "seconds", "ratio"])
+    return pd.DataFrame(entries, columns=["build", "model", "n_prompt", "n_tokens", "seconds", "ratio", "longer"])
 
 
 @once_a_frame
