@@ -1,8 +1,8 @@
 """Other values in the tensors of a synthetic file, to see whether speed depends on them.
 
 `lifelike`: what trained matrices look like. Weights have heavy tails (Student's t with 5 degrees of freedom), rows have
-scales of their own, and one input in 64 weighs eight times as much (outlier features: Dettmers et al. 2022,
-"LLM.int8()"). Norms differ from entry to entry by a third. `denormal`: numbers below 1.2e-38, which some processors
+scales of their own, and one input in 64 weighs four times as much (outlier features: Dettmers et al. 2022,
+"LLM.int8()"). Norms differ from entry to entry by a tenth. `denormal`: numbers below 1.2e-38, which some processors
 compute slowly, where a model can get them. The Mamba states hold nothing else, every fourth input of the projections
 is one, and attention is so sharp that most softmax weights underflow.
 
@@ -22,10 +22,11 @@ from plamo_study.models.tensors import TensorInfo
 LIFELIKE, DENORMAL = "lifelike", "denormal"
 TAIL = 5  # degrees of freedom of Student's t
 ROW_SPREAD = 0.4  # of the logarithm of a row's scale
-OUTLIER_EVERY, OUTLIER = 64, 8.0  # inputs, and how many times as heavy one of them is
-NORM_SPREAD = 1 / 3
+OUTLIER_EVERY, OUTLIER = 64, 4.0  # inputs, and how many times as heavy one of them is
+NORM_SPREAD = 0.1
 TINY = 1e-39  # below the least normal float32
 SHARP = 5.0  # of query and key norms: scores spread by 25, and most lie 87 below the largest
+QUIET = 0.05  # of what attention adds: so sharp a one would make every rounding a large difference
 TINY_EVERY = 4
 CHUNK = 1 << 22  # weights drawn at a time
 
@@ -57,6 +58,8 @@ def small(kind: str, tensor: TensorInfo, usual: NDArray[np.float32], seed: int) 
         return np.full_like(usual, TINY)
     if tensor.kind in ("attn_q_norm", "attn_k_norm"):
         return np.full_like(usual, SHARP)
+    if tensor.kind == "post_attention_norm":
+        return usual * np.float32(QUIET)
     if tensor.kind in ("attn_norm", "ffn_norm"):
         return np.where(np.arange(usual.size) % TINY_EVERY == 0, np.float32(TINY), usual).astype("<f4")
     return usual

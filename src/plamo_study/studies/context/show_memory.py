@@ -1,4 +1,4 @@
-"""Notebook 05's sentences and tables on caches: kinds of attention, memory, drift, paging, the loop without a cache."""
+"""Notebook 05's sentences and tables on caches, the loop without one, and weights of other values."""
 
 import pandas as pd
 from IPython.display import Markdown
@@ -7,7 +7,7 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import escaped
 from plamo_study.present.tables import Columns, Table, significant, table
-from plamo_study.studies.context import memory as study, prediction
+from plamo_study.studies.context import memory as study, prediction, values
 from plamo_study.studies.context.claims import of_caches
 
 CONTEXTS = (4096, 16384)
@@ -146,3 +146,18 @@ def source_loop(recording: Recording, depths: Recording) -> Markdown:
 def checked_claims(recording: Recording, drifted: Recording, looped: Recording, depths: Recording) -> Table:
     """Every claim on caches with its estimate, its threshold and its verdict."""
     return evidence.claims(of_caches(recording.rows, drifted.rows, looped.rows, depths.rows))
+
+
+def of_values(recording: Recording) -> Table:
+    """Times with other values in the same tensors, over those with the usual ones."""
+    found = values.by_values(recording.rows)
+    columns: Columns = {
+        "model": ("model", ""),
+        "kind": ("weights", ""),
+        "phase": ("phase", ""),
+        "depth": ("at depth", ",d"),
+        "usual": ("usual weights (ms per token)", significant(3, 1e3)),
+        "ratio": ("time, times usual", ".3f"),
+        "same": (f"within {values.WITHIN[1] - 1:.0%}", ""),
+    }
+    return table(found.assign(kind=found["values"].map(values.KINDS)), columns)
