@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from darwin import mac as mac
 from threadpoolctl import threadpool_limits
 
 from plamo_study.measure import plan

@@ -2,20 +2,27 @@
 
 import os
 import platform
+import re
 import resource
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from plamo_study.limits import PRESSURES
+
 MACOS = sys.platform == "darwin"
-CPUS = Path("/sys/devices/system/cpu")
+SYSTEM_CACHE = 96 << 20  # of an M1, M2 or M3 Ultra; a Max has 48 MiB
+POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}  # pmset's powermode, on older Macs lowpowermode
+STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+PROC, SYS = Path("/proc"), Path("/sys")  # Linux: what the kernel tells; macOS has neither
 
 
 def performance_cores() -> int:
@@ -27,10 +34,13 @@ def performance_cores() -> int:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache the operating system reports, or 32 MiB where it reports none."""
+    """Bytes of the largest cache the operating system reports, or 32 MiB where it reports none.
+
+    Apple's chips have one more behind those, which GPU and CPU share and no sysctl tells: the largest there is.
+    """
     if MACOS:
-        return int(_output("sysctl", "-n", "hw.perflevel0.l2cachesize") or 32 << 20)
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+        return SYSTEM_CACHE
+    sizes = [path.read_text().strip() for path in (SYS / "devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=32 << 20)
 
 
@@ -47,20 +57,27 @@ def facts() -> dict[str, Any]:
         "compiler": platform.python_compiler(),
         "python": platform.python_version(),
         "wired_limit_mb": _output("sysctl", "-n", "iogpu.wired_limit_mb") if MACOS else "",
-    }
+    } | _gpu_cores()
 
 
 def power() -> dict[str, str]:
-    """Power source, power mode and thermal state, each "unknown" where the system does not say."""
+    """Power source, power mode and thermal state, each "unknown" where the system does not say.
+
+    The thermal state of a Mac is the pressure that its governor acts on (`PRESSURES`): `pmset -g therm` of Apple's own
+    chips goes on telling of none while they are throttled.
+    """
     if MACOS:
-        battery, mode, thermal = _output("pmset", "-g", "batt"), _output("pmset", "-g"), _output("pmset", "-g", "therm")
+        source, settings = _output("pmset", "-g", "batt"), _output("pmset", "-g").splitlines()
+        mode = next((line.split()[1:2] for line in settings if line.split()[:1] in (["powermode"], ["lowpowermode"])), [])
+        level = _output("notifyutil", "-g", "com.apple.system.thermalpressurelevel").split()[-1:]
+        known = dict(zip("01234", PRESSURES, strict=True))
         return {
-            "power_source": "ac" if "AC Power" in battery else "battery",
-            "power_mode": next((line.split()[-1] for line in mode.splitlines() if "powermode" in line), "unknown"),
-            "thermal": " ".join(line.strip() for line in thermal.splitlines() if "=" in line) or "nominal",
+            "power_source": "ac" if "AC Power" in source else "battery" if "Battery Power" in source else "unknown",
+            "power_mode": POWER_MODES.get("".join(mode), "unknown"),
+            "thermal": known.get("".join(level), "unknown"),
         }
     battery_state = psutil.sensors_battery()
-    governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    governor = SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor"
     return {
         "power_source": "unknown" if battery_state is None else "ac" if battery_state.power_plugged else "battery",
         "power_mode": governor.read_text().strip() if governor.exists() else "unknown",
@@ -68,9 +85,25 @@ def power() -> dict[str, str]:
     }
 
 
+def gpu_used() -> float | None:
+    """Share of the busiest GPU in use lately, as its driver tells a Mac's users; None elsewhere."""
+    told = re.findall(r'"Device Utilization %"=(\d+)', _accelerators())
+    return max(map(int, told)) / 100 if told else None
+
+
+def _gpu_cores() -> dict[str, int]:
+    """Of chips of one name that differ in them, and in bandwidth with them; nothing where the system does not say."""
+    told = re.findall(r'"gpu-core-count" *= *(\d+)', _accelerators())
+    return {"gpu_cores": int(told[0])} if told else {}
+
+
+def _accelerators() -> str:
+    return _output("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator") if MACOS else ""
+
+
 def throttled_us() -> int:
     """Microseconds this cgroup has been throttled since it began; 0 where there is no such counter."""
-    stat = Path("/sys/fs/cgroup/cpu.stat")
+    stat = SYS / "fs/cgroup/cpu.stat"
     lines = stat.read_text().splitlines() if stat.exists() else []
     return next((int(line.split()[1]) for line in lines if line.startswith("throttled_usec")), 0)
 
@@ -88,6 +121,42 @@ class Counters:
     stolen_ns: int | None
     pressure_ns: int | None
     hot: int | None
+    stops: int = 0
+
+
+_stops: list[int] = []  # signals that let this process go on
+
+
+def count_stops() -> None:
+    """Count from now on how often this process is stopped by a signal and goes on (SIGCONT)."""
+    signal.signal(signal.SIGCONT, lambda number, frame: _stops.append(number))
+    signal.siginterrupt(signal.SIGCONT, False)  # as without a handler: a system call begins again by itself
+
+
+def was_stopped(child: int) -> bool:
+    """Whether a child of this process was stopped or went on since this was asked last.
+
+    False where the system cannot be asked without waiting for its end (macOS before Python 3.13).
+    """
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        return os.waitid(os.P_PID, child, os.WSTOPPED | os.WCONTINUED | os.WNOHANG) is not None
+    except ChildProcessError:
+        return False
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process, or one that it started, is stopped now; False for one that is gone."""
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return any(each.status() in STOPPED for each in (process, *process.children(recursive=True)))
+    return False
+
+
+def awake_or_not_ns() -> int:
+    """A clock that goes on while the machine sleeps."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def counters(children: bool = False) -> Counters:
@@ -106,6 +175,7 @@ def counters(children: bool = False) -> Counters:
         stolen_ns=round(busy.steal * 1e9) if hasattr(busy, "steal") else None,
         pressure_ns=_pressure_ns(),
         hot=_hot(),
+        stops=0 if children else len(_stops),
     )
 
 
@@ -128,7 +198,7 @@ def timeslices(pid: int) -> int:
 def _schedstat(pid: int) -> dict[str, tuple[int, int, int]]:
     """Of each living thread: nanoseconds it ran and waited for a CPU, and how often it was put on one."""
     try:
-        found = {task.name: _read(task / "schedstat").split() for task in Path(f"/proc/{pid}/task").iterdir()}
+        found = {task.name: _read(task / "schedstat").split() for task in (PROC / str(pid) / "task").iterdir()}
     except OSError:
         return {}
     return {name: (int(words[0]), int(words[1]), int(words[2])) for name, words in found.items() if len(words) > 2}
@@ -136,22 +206,22 @@ def _schedstat(pid: int) -> dict[str, tuple[int, int, int]]:
 
 def mhz() -> float | None:
     """Clock of the slowest CPU now, in MHz; None where the system does not say."""
-    told = [float(_read(path)) / 1e3 for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    told = [float(_read(path)) / 1e3 for path in SYS.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not told and not MACOS:
-        lines = _read(Path("/proc/cpuinfo")).splitlines()
+        lines = _read(PROC / "cpuinfo").splitlines()
         told = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
     return min(told, default=None)
 
 
 def _pressure_ns() -> int | None:
     """Of this process's control group where it has its own account, else of the whole machine."""
-    group = _read(Path("/proc/self/cgroup")).strip().rpartition("0::")[2].strip("/")
-    said = _read(Path("/sys/fs/cgroup") / group / "cpu.pressure") or _read(Path("/proc/pressure/cpu"))
+    group = _read(PROC / "self/cgroup").strip().rpartition("0::")[2].strip("/")
+    said = _read(SYS / "fs/cgroup" / group / "cpu.pressure") or _read(PROC / "pressure/cpu")
     return next((int(line.rpartition("total=")[2]) * 1000 for line in said.splitlines() if line[:4] == "some"), None)
 
 
 def _hot() -> int | None:
-    told = [_read(path) for path in CPUS.glob("cpu[0-9]*/thermal_throttle/core_throttle_count")]
+    told = [_read(path) for path in SYS.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")]
     return sum(int(text) for text in told if text.strip().isdigit()) if told else None
 
 
@@ -204,7 +274,7 @@ def awake() -> Iterator[None]:
 
 
 def _linux_chip() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = (PROC / "cpuinfo").read_text().splitlines()
     found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:30])}
     return f"{found.get('model name', platform.processor())} (family {found.get('cpu family', '?')})"
 
@@ -223,5 +293,5 @@ def peak_rss() -> int:
     """
     if MACOS:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    lines = (PROC / "self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,0 +1,114 @@
+"""A thin macOS to test on: what a Mac answers, refuses and lacks, here and in Python processes started from here.
+
+`def test_…(mac)` is enough. `mac.say("pmset -g therm", "…")` changes what a program prints; one that was told nothing
+prints nothing and fails. To make the Mac lack or refuse more, add a line to `changes`: everybody gets it.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from plamo_study.measure import machine
+
+LACKING = object()
+NOWHERE = Path("/no/such/folder")
+ANSWERS = {  # a MacBook Pro on its charger
+    "sysctl -n machdep.cpu.brand_string": "Apple M4 Pro",
+    "sysctl -n hw.perflevel0.physicalcpu": "8",
+    "sysctl -n hw.perflevel0.l2cachesize": "16777216",
+    "sysctl -n iogpu.wired_limit_mb": "0",
+    "pmset -g": "System-wide power settings:\nCurrently in use:\n powermode            0\n displaysleep         10",
+    "pmset -g batt": "Now drawing from 'AC Power'\n -InternalBattery-0 (id=1)\t100%; charged; 0:00 remaining",
+    "pmset -g therm": "Note: No thermal warning level has been recorded",
+    "caffeinate": "",
+}
+PROGRAM = '#!/bin/sh\nexec cat "$(dirname "$0")/answers/$(basename "$0") $*" 2>/dev/null\n'
+BORN_ON_IT = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport darwin\ndarwin.become()\n"
+
+
+class MacCPUTimes(NamedTuple):
+    user: float
+    nice: float
+    system: float
+    idle: float
+
+
+class MacMemory(NamedTuple):
+    rss: int
+    vms: int
+    pfaults: int
+    pageins: int
+    uss: int
+
+
+cpu_times, full_memory = psutil.cpu_times, psutil.Process.memory_full_info
+
+
+def mac_cpu_times():
+    found = cpu_times()
+    return MacCPUTimes(found.user, found.nice, found.system, found.idle)
+
+
+def mac_memory(process):
+    """Whoever asks for pages of another process needs the right to debug it, a child's too."""
+    if process.pid != os.getpid():
+        raise psutil.AccessDenied(process.pid)
+    found = full_memory(process)
+    return MacMemory(found.rss, found.vms, 0, 0, found.uss)
+
+
+def changes():
+    """What is otherwise on a Mac: (where, name, what stands there)."""
+    return [
+        (machine, "MACOS", True),
+        (machine, "PROC", NOWHERE),
+        (machine, "SYS", NOWHERE),
+        (psutil, "cpu_times", mac_cpu_times),
+        (psutil.Process, "memory_full_info", mac_memory),
+        (psutil.Process, "memory_maps", LACKING),
+        (psutil.Process, "cpu_affinity", LACKING),
+        (os, "sched_getaffinity", LACKING),
+        (os, "sched_setaffinity", LACKING),
+        (os, "posix_fadvise", LACKING),
+    ]
+
+
+def become():
+    """Make this process one on a Mac, for good."""
+    for where, name, what in changes():
+        delattr(where, name) if what is LACKING else setattr(where, name, what)
+
+
+class Mac:
+    """The Mac of one test."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "answers").mkdir(parents=True)
+        for command, answer in ANSWERS.items():
+            self.say(command, answer)
+
+    def say(self, command: str, answer: str) -> None:
+        """Let a command, with just these arguments, print this."""
+        program = self.folder / command.split()[0]
+        program.write_text(PROGRAM)
+        program.chmod(0o755)
+        (self.folder / "answers" / command).write_text(answer + "\n")
+
+
+@pytest.fixture
+def mac(tmp_path, monkeypatch):
+    """This process is one on a Mac, as far as `changes` goes, and so are the Python processes that it starts."""
+    found = Mac(tmp_path / "mac")
+    (found.folder / "sitecustomize.py").write_text(BORN_ON_IT)
+    monkeypatch.setenv("PATH", f"{found.folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(found.folder))
+    for where, name, what in changes():
+        if what is LACKING:
+            monkeypatch.delattr(where, name)
+        else:
+            monkeypatch.setattr(where, name, what)
+    return found
