@@ -1,5 +1,7 @@
 """The journal keeps every row that was ever finished, whatever happens to the process or the disk."""
 
+import gzip
+import os
 import subprocess
 import sys
 
@@ -42,6 +44,60 @@ def test_a_damaged_line_in_the_middle_is_an_error_and_not_a_loss(tmp_path):
     with pytest.raises(StudyError, match="not a journal"):
         Journal(path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda rows: gzip.compress(rows, mtime=0),
+        lambda rows: b"notes of mine",
+        lambda rows: b"one line\nand half of another",
+        lambda rows: b"\n\nhalf a line",
+        lambda rows: b'{"kind":"no',
+        lambda rows: b"\xff\xfe\n" + rows[:-7],
+        lambda rows: b"[" * 10**5 + b"\n",
+        lambda rows: rows + b"not a row\n" + rows[:-7],
+    ],
+    ids=["zipped", "half a line", "text", "blank lines", "other JSON", "not UTF-8", "deep", "rows and text"],
+)
+def test_what_is_no_journal_stays_as_it_is(tmp_path, made):
+    path = filled(tmp_path / "j.jsonl", "a", "b")
+    path.write_bytes(made(path.read_bytes()))
+    before = path.read_bytes()
+    for opened in (Journal, read):
+        with pytest.raises(StudyError, match="not a journal"):
+            opened(path)
+    assert path.read_bytes() == before
+
+
+def test_a_first_row_that_was_torn_anywhere_begins_anew(tmp_path):
+    path = filled(tmp_path / "j.jsonl", "a")
+    whole = path.read_bytes()
+    for end in (1, 5, 9, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        assert [r.key for r in read(filled(path, "c"))] == ["c"]
+
+
+def test_rows_are_written_to_a_file_and_to_nothing_else(tmp_path):
+    text, rows = tmp_path / "notes.txt", filled(tmp_path / "rows.jsonl", "a")
+    text.write_text("notes of mine")
+    link, linked, pipe = (tmp_path / f"{name}.jsonl" for name in ("link", "linked", "pipe"))
+    link.symlink_to(text)
+    linked.symlink_to(rows)
+    os.mkfifo(pipe)
+    for path in (link, linked, pipe, tmp_path):
+        with pytest.raises(StudyError):
+            Journal(path)
+    assert text.read_text() == "notes of mine"
+    assert read(linked) == [row("a")]
+
+
+def test_a_journal_that_was_taken_away_gets_no_rows(tmp_path):
+    path = filled(tmp_path / "j.jsonl", "a")
+    with Journal(path):
+        path.rename(tmp_path / "k.jsonl")
+        assert [r.key for r in read(filled(path, "b"))] == ["b"]
+    assert [r.key for r in read(tmp_path / "k.jsonl")] == ["a"]
 
 
 def test_a_newer_schema_is_refused(tmp_path):

@@ -1,8 +1,13 @@
-"""The journal: append-only JSON lines, synced when written. A torn last line, all a power cut leaves, is dropped."""
+"""The journal: append-only JSON lines, synced when written. A torn last line, all a power cut leaves, is dropped.
+
+It is dropped from a regular file only, when all lines before it are records or, where there are none, when it begins as
+one. Anything else is another file than a journal and stays as it is.
+"""
 
 import fcntl
 import gc
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +20,7 @@ from plamo_study.measure.rows import SCHEMA, Fact, Record, Row
 
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
+_BEGINNINGS = (b'{"kind":"row",', b'{"kind":"fact",')  # of records
 
 
 def read(path: Path) -> list[Record]:
@@ -26,11 +32,17 @@ def read(path: Path) -> list[Record]:
         A complete line does not decode, or was written by a newer schema.
 
     """
-    data = path.read_bytes() if path.exists() else b""
+    return _decoded(path, path.read_bytes() if path.exists() else b"")
+
+
+def _decoded(path: Path, data: bytes) -> list[Record]:
+    complete, torn = data[: (end := data.rfind(b"\n") + 1)], data[end:]
     try:
         with _no_garbage_collection():
-            records = _decoder.decode_lines(data[: data.rfind(b"\n") + 1])
-    except msgspec.MsgspecError as error:
+            records = _decoder.decode_lines(complete)
+        if not records and not any(torn[: len(begin)] == begin[: len(torn)] for begin in _BEGINNINGS):
+            raise ValueError("no line of it is a record")
+    except (ValueError, RecursionError) as error:  # a MsgspecError is a ValueError, and so is what is not UTF-8
         raise StudyError(str(path), f"not a journal of this project ({error})", f"mv {path} {path}.broken") from error
     newest = max((record.schema for record in records if isinstance(record, Row)), default=SCHEMA)
     if newest > SCHEMA:
@@ -62,12 +74,22 @@ class Journal:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         except OSError as error:
+            if path.is_symlink():
+                raise self._no_file() from error
             raise StudyError(str(path), f"cannot be written ({error.strerror})", f"chmod u+w {path.parent}") from error
-        self._lock()
-        self._drop_torn_line()
-        self.records = read(path)
+        try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise self._no_file()
+            self._lock()
+            data = path.read_bytes()
+            self.records = _decoded(path, data)
+            if torn := len(data) - data.rfind(b"\n") - 1:
+                os.ftruncate(self._fd, len(data) - torn)
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -100,12 +122,12 @@ class Journal:
     def _lock(self) -> None:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(self._fd)
-            raise StudyError(
-                str(self.path), "another run is writing to it", "wait for the other run, or stop it"
-            ) from error
+            replaced = not os.path.samestat(os.fstat(self._fd), os.stat(self.path))
+        except (BlockingIOError, FileNotFoundError):
+            replaced = True
+        if replaced:
+            raise StudyError(str(self.path), "another run is writing to it", "wait for the other run, or stop it")
 
-    def _drop_torn_line(self) -> None:
-        data = self.path.read_bytes()
-        os.ftruncate(self._fd, data.rfind(b"\n") + 1)
+    def _no_file(self) -> StudyError:
+        why = "is a link or no file, and rows are written to files only"
+        return StudyError(str(self.path), why, f"mv {self.path} {self.path}.broken")
