@@ -1,11 +1,13 @@
 """Which cells the study of scheduling measures: the calls that traffic is made of, and traffic by policy and load.
 
-Every policy gets requests of the same lengths at the same times. Parts with fewer threads are there for a machine
-shared out between one that reads and one that answers, and for a server whose client has a core.
+Every policy gets requests of the same lengths at the same times, at about 30, 60 and 85 % of what chunks of 64 took on
+the reference machine. Parts with fewer threads are there for a machine shared out between one that reads and one that
+answers, and for a server whose client has a core.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from plamo_study.measure import machine, server
 from plamo_study.measure.cells import Cell, Traffic
@@ -14,15 +16,17 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, t
 PARTS = "parts"  # instead of a policy: the calls that traffic is made of, each alone
 SERVER = "llama-server"  # its own policy
 SPLIT = "split"  # a process with half of the threads reads, and ships to one that answers, as notebook 09 does
-LONGEST = {"mini": (256, 24), "shape": (256, 16), "weights": (256, 16)}  # tokens of a prompt and of an answer
+LONGEST = {"mini": (256, 24), "shape": (128, 16), "weights": (128, 16)}  # tokens of a prompt and of an answer
 SLOTS = 8
-POLICIES = ("shared", "chunked 64", "decode first 64", "chunked 128", "one at a time")
+POLICIES = ("shared", "chunked 64", "one at a time", "decode first 64")
 FIRST = POLICIES[:2]  # that no page can do without
-BY_LOAD = {0: FIRST, 1: POLICIES, 2: POLICIES[:3], 3: FIRST}  # policies by load, of the first model
-LOADS = {"mini": (12.0, 18.0, 24.0, 32.0), "shape": (0.1, 0.2, 0.3, 0.4), "weights": (0.1, 0.2, 0.3, 0.4)}
+RULES = {"mini": POLICIES, "shape": FIRST, "weights": FIRST}
+LOADS = {"mini": (75.0, 150.0, 210.0), "shape": (0.56, 1.1, 1.6), "weights": (0.56, 1.1, 1.6)}  # requests a second
 WITHIN = {"mini": (0.05, 0.01), "shape": (10.0, 0.5), "weights": (10.0, 0.5)}  # s: first token, gap in the mean
-REQUESTS = {"mini": 48, "shape": 24, "weights": 24}
-BLOCKS = {"mini": 3, "shape": 3, "weights": 3}
+REQUESTS = {"mini": 320, "shape": 60, "weights": 60}  # for a P99 of first tokens; for a P95
+ALONE, MANY = (80.0, 110.0, 140.0), 1000  # at mini: requests a second around those of which one machine serves 99 % in
+# time, by simulation; so many of them, for a share to be one
+BLOCKS = {"mini": 5, "shape": 2, "weights": 2}
 PATIENCE = 3  # times the usual limit: a load at shape takes minutes
 
 
@@ -32,10 +36,11 @@ def scheduling(scale: str, gpu: bool = False) -> Plan:
     n_prompt, n_gen = LONGEST[scale]
     base = Traffic(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=n_prompt, n_gen=n_gen, n_seq=SLOTS)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0, rule=PARTS)
-    cells = [cell for model in MODELS for cell in _of_model(change(base, model=model))]
+    models = MODELS if scale == "mini" else MODELS[:1]  # a request at full size takes a second
+    cells = [cell for model in models for cell in _of_model(change(base, model=model))]
     every = sorted(dict.fromkeys(cells), key=_rank)  # on one core a server's parts are everybody's
     planned = with_gates("10-scheduling", scale, tuple(every), exact_cache=False)
-    needed = sum(_rank(cell) <= (scale != "mini") for cell in every)  # at full size also two policies held out
+    needed = sum(_rank(cell) <= (scale != "mini") for cell in every)  # at full size also the loads beside it
     limit = PATIENCE * planned.time_limit_s
     return replace(
         planned, needed=needed, blocks=BLOCKS[scale], extra_blocks=1, time_limit_s=limit,
@@ -44,42 +49,39 @@ def scheduling(scale: str, gpu: bool = False) -> Plan:
 
 
 def known_loads(scale: str) -> tuple[float, ...]:
-    """The half of the loads that a step model may be fitted on; the others are held out."""
-    return LOADS[scale][1::2]
+    """The loads that a step model may be fitted on; the one between them is held out."""
+    return LOADS[scale][::2]
 
 
 def _of_model(base: Traffic) -> Iterator[Traffic]:
-    """The first model gets every load, one of them by every policy; others two policies at two loads."""
-    first, loads = base.model == MODELS[0], LOADS[base.scale]
-    for n in thread_counts() if first else (base.n_threads,):
-        yield change(base, n_threads=n)
-    asked = change(base, n_requests=REQUESTS[base.scale])
-    for number, per_second in enumerate(loads):
-        for rule in BY_LOAD[number] if first else FIRST if number in (1, 2) else ():
-            yield change(asked, per_second=per_second, rule=rule)
-    for per_second in loads[:2] if first and base.n_threads > 1 else ():
-        yield change(asked, per_second=per_second, rule=SPLIT)
+    """Every policy at every load; on small models also the split engine, a server and one machine's capacity."""
+    first, small = base.model == MODELS[0], base.scale == "mini"
+    asked, loads = change(base, n_requests=REQUESTS[base.scale]), LOADS[base.scale]
+    yield base
+    for per_second, rule in product(loads, RULES[base.scale] if first else POLICIES[:3]):
+        yield change(asked, per_second=per_second, rule=rule)
+    if first and small:
+        yield from (change(base, n_requests=MANY, per_second=per_second, rule=FIRST[1]) for per_second in ALONE)
+    if first and small and base.n_threads > 1:
+        yield change(base, n_threads=min(thread_counts()))
+        yield from (change(asked, per_second=per_second, rule=SPLIT) for per_second in loads[:2])
     if not first and server.find():  # the first model's sequences are mixed up by a server
         beside = change(base, n_threads=max(base.n_threads - 1, 1))  # a core is the client's
         yield beside
         for per_second in loads[:2]:
-            yield change(beside, n_requests=REQUESTS[base.scale], per_second=per_second, rule=SERVER)
+            yield change(beside, n_requests=asked.n_requests, per_second=per_second, rule=SERVER)
 
 
 def _rank(cell: Cell) -> int:
-    """What is left out last: parts and two policies at one load; the first model's held out; fewer threads; others.
-
-    On small models the split engine is as soon wanted as the policies at that load.
-    """
+    """What is left out last: parts; two policies of the first model at the middle load, then at the others; the rest of
+    the policies; one machine's capacity; fewer threads, and what is simulated by them."""
     assert isinstance(cell, Traffic)
     if cell.rule == PARTS:
-        return 0 if cell.n_threads == machine.performance_cores() else 2
-    if cell.rule == SERVER:
+        return 0 if cell.n_threads == machine.performance_cores() else 3
+    if cell.rule in (SERVER, SPLIT):
+        return 4
+    if cell.n_requests == MANY:
         return 3
-    if cell.rule == SPLIT:  # the known one says what a shipment takes
-        return 0 if cell.scale == "mini" and cell.per_second == LOADS[cell.scale][1] else 3
-    usual = cell.rule in FIRST
-    if cell.per_second == LOADS[cell.scale][1]:
-        return 0 if usual else 3
-    held_out = cell.per_second == LOADS[cell.scale][2] and cell.model == MODELS[0]
-    return 1 if usual and held_out else 3 if usual else 4
+    if cell.model != MODELS[0] or cell.rule not in FIRST:
+        return 2
+    return 0 if cell.per_second == LOADS[cell.scale][1] else 1
