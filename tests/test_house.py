@@ -13,8 +13,8 @@ from plamo_study.measure.rows import row_key
 
 PACKAGE = Path(paths.__file__).parent
 FLOORS = (  # the lowest first
-    "errors", "paths", "growing", "limits", "progress", "engine", "oracle", "models", "analysis", "measure", "training",
-    "present", "studies", "crosscheck", "publish", "cli",
+    "errors", "foreign", "children", "paths", "growing", "limits", "progress", "engine", "oracle", "models", "analysis",
+    "measure", "training", "present", "studies", "crosscheck", "publish", "cli",
 )  # fmt: skip
 REGISTRY = ("registry", "collect", "recorded")  # of the studies: these know them all
 GUIDES = ("start_here", "levers", "machines")  # they tell what the studies found, and measure nothing

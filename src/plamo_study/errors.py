@@ -1,5 +1,27 @@
 """The one exception a user is meant to read."""
 
+import errno
+import os
+
+MENDS = {  # of what a system refuses, by its number; everything else that it may say is a fault of this program
+    errno.ENOENT: "look whether the path is right",
+    errno.EACCES: "make it yours with chmod, or work on a copy of the folder that you may write to",
+    errno.EPERM: "make it yours with chown, or work on a copy of the folder that you may write to",
+    errno.EROFS: "work on a copy on a disk that can be written to",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "name a folder",
+    errno.EEXIST: "name another, or remove it",
+    errno.ENOTEMPTY: "name another, or empty it",
+    errno.ENAMETOOLONG: "give it a shorter name",
+    errno.ELOOP: "name what the links should lead to",
+    errno.ENOSPC: "free space there with `df -h`, then give the same command",
+    errno.EDQUOT: "free space there with `quota`, then give the same command",
+    errno.EFBIG: "raise the limit on files with `ulimit -f`, then give the same command",
+    errno.EIO: "look at the disk with `dmesg`",
+    errno.EMFILE: "raise the limit on open files with `ulimit -n`",
+    errno.ENFILE: "close other programs",
+}
+
 
 class StudyError(Exception):
     """Bad input or a failed step: what is wrong, why, and the command that mends it.
@@ -14,3 +36,11 @@ class StudyError(Exception):
     def __reduce__(self) -> tuple[type["StudyError"], tuple[str, str, str]]:
         """It may cross from one process to another."""
         return StudyError, (self.what, self.why, self.mend)
+
+
+def of_system(error: OSError) -> StudyError | None:
+    """What a system refused as a message with its file; None for what is no refusal but a fault of this program."""
+    if error.errno not in MENDS:
+        return None
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    return StudyError(" to ".join(dict.fromkeys(names)) or "the system", os.strerror(error.errno), MENDS[error.errno])

@@ -1,5 +1,6 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and take no other thing's place."""
 
+import errno
 import glob
 import os
 from collections.abc import Iterator
@@ -8,21 +9,46 @@ from pathlib import Path
 
 import psutil
 
+from plamo_study.errors import StudyError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 @contextmanager
 def growing(path: Path) -> Iterator[Path]:
     """A file to write beside `path`: it becomes `path` when the block ends well, and is gone when it does not.
 
     Its name has this process's number in it: two processes may make the same file, and the later one replaces it. What
-    a killed process left of the same file is removed.
+    a killed process left of the same file is removed. Raises StudyError as `check_out` does, and names the file where
+    the disk is full.
     """
+    check_out(path, replace=True)
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
         pid = left.name.split(".")[-2]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             left.unlink(missing_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)  # or a link that lies there would be followed
     try:
         yield partial
+        check_out(path, replace=True)
         os.replace(partial, path)
+    except OSError as error:
+        if error.filename == str(partial) or (error.filename is None and error.errno in FULL):
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_out(path: Path, replace: bool = False) -> None:
+    """StudyError unless a file may be written there: nothing has the name or, to `replace` it, a regular file has it.
+
+    A folder, a device, a pipe, a socket or a link to one of them is never replaced.
+    """
+    if not os.path.lexists(path):
+        return
+    if not path.is_file():
+        raise StudyError(str(path), "is no regular file, and is left as it is", "name a new file")
+    if not replace:
+        raise StudyError(str(path), "is there already", "name another file, or replace it with --force")

@@ -1,15 +1,15 @@
 """The commands on builds of llama.cpp: build one by name, list them."""
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from plamo_study.cli import report
+from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.engine import builds as engines
+from plamo_study.foreign import plain
 from plamo_study.measure import defects, plan, serving
 from plamo_study.models import embedded, registry
 
@@ -31,10 +31,8 @@ def test(name: Annotated[str, typer.Argument(help="a build that is here, e.g. co
     runs = []
     for run in engines.test(name, _embedded_models()):
         runs.append(run)
-        Console(highlight=False).print(
-            f"{run.test} on {run.build}: {'passes' if run.passed else 'FAILS'}", markup=False
-        )
-        typer.echo(run.said, nl=False)
+        Terminal().print(f"{run.test} on {run.build}: {'passes' if run.passed else 'FAILS'}")
+        typer.echo(plain(run.said), nl=False)
     as_reported = all(run.passed == (run.build != "stock") for run in runs)
     raise typer.Exit(0 if as_reported else 1)
 
@@ -57,7 +55,7 @@ def server(
         runs.append(run)
         end = "lives" if run.exit is None else f"ended with {run.exit} in round {run.rounds_done + 1}: {run.said}"
         differ = f"{run.differ} of {run.answers} answers differ ({run.near_ties} at near-ties)"
-        typer.echo(f"{run.build}, {run.model}, {slots} slots, {n} at once: {differ}; the server {end}")
+        typer.echo(f"{run.build}, {run.model}, {slots} slots, {n} at once: {differ}; the server {plain(end)}")
     if reference:
         serving.record(runs)
 
@@ -71,10 +69,10 @@ def list_engines(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     """Every build that can be made, whether it is here, and what it corrects."""
     entries = [entry.__dict__ for entry in engines.entries()]
     if json:
-        typer.echo(jsonlib.dumps(entries))
+        echo(entries)
         return
     shown = Table("engine", "here", "corrects", "what it is")
     for entry in entries:
         corrects = ", ".join(defects.name(code) for code in entry["corrects"]) or "nothing"
         shown.add_row(entry["name"], entry["here"], corrects, entry["description"])
-    Console().print(shown)
+    Terminal().print(shown)

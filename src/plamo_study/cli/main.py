@@ -8,11 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
-from plamo_study import paths, progress
+from plamo_study import children, paths, progress
 from plamo_study.cli import (
     engine as cli_engine,
     models as cli_models,
@@ -22,8 +20,9 @@ from plamo_study.cli import (
     trace as cli_trace,
 )
 from plamo_study.cli.options import Accept, Engine, Force, Json, Minutes, Scale, accept_findings, use_engine
+from plamo_study.cli.terminal import echo
 from plamo_study.engine import builds as engines
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, of_system
 from plamo_study.measure import machine, plan, recording, runner
 from plamo_study.studies import budget, cluster, registry as studies
 from plamo_study.studies.batching_law import plan as batching_law_plan
@@ -45,10 +44,14 @@ LAW_BATCHES = [1024, 2048, 4096]
 def main() -> None:
     """Run the command line; what a user can mend becomes one message and exit code 2."""
     progress.listen(report.step)
+    children.keep_python_safe()
     try:
         app(report.joined_parameters(sys.argv[1:]))
-    except StudyError as error:
-        Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False, highlight=False)
+    except (StudyError, OSError) as error:
+        told = of_system(error) if isinstance(error, OSError) else error
+        if told is None:
+            raise
+        report.console.print(str(told), style="red", soft_wrap=True)
         raise SystemExit(2) from None
 
 
@@ -173,7 +176,7 @@ def selfcheck(
     place = report.place(reference)
     if coverage:
         lines = costs.covered(studies, place)
-        typer.echo(msgspec.json.encode(lines).decode()) if json else report.coverage(lines)
+        echo(lines) if json else report.coverage(lines)
         raise typer.Exit(1 if any(line["judged"] == "wrong" for line in lines) else 0)
     use_engine(engine)
     plan.check_scale(scale)
@@ -183,7 +186,7 @@ def selfcheck(
         found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
     if likwid_bench:
         found += costs.ceilings(scale, likwid_bench, rounds, place)
-    typer.echo(msgspec.json.encode(found).decode()) if json else report.selfcheck(found)
+    echo(found) if json else report.selfcheck(found)
     raise typer.Exit(0 if all(check.ok for check in found) else 1)
 
 
@@ -331,7 +334,7 @@ def _run_on(hosts: Path, notebooks: list[str], scale: str, minutes: float, divid
 
 def _print_rows(summary: runner.Summary) -> None:
     for row in summary.rows:
-        typer.echo(msgspec.json.encode(row).decode())
+        echo(row)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from plamo_study.cli import report, report_models, scan as cli_scan
-from plamo_study.cli.options import Engine, Json, Scale, use_engine
+from plamo_study.cli.options import Engine, Json, Replace, Scale, use_engine
+from plamo_study.cli.terminal import echo
 from plamo_study.errors import StudyError
+from plamo_study.foreign import plain
+from plamo_study.growing import check_out
 from plamo_study.measure import checking, plan, quantizing
 from plamo_study.models import convert, imatrix as matrices, inventory, recipes, registry, repair as repairs, synthetic
-from plamo_study.models.finding import blocking
+from plamo_study.models.finding import Finding, blocking
 
 app = typer.Typer(no_args_is_help=True, help="Model files: known, made, fetched, converted, checked, quantized.")
 app.command("scan")(cli_scan.scan)
@@ -76,6 +78,7 @@ def convert_model(
     source: Annotated[str, typer.Argument(help="a fetched model's name, or a folder in Hugging Face layout")],
     out: Annotated[Path | None, typer.Argument(help="the GGUF file to write; of a name: among the models")] = None,
     dtype: Annotated[str, typer.Option(help="F32, F16, BF16 or Q8_0")] = "BF16",
+    force: Replace = False,
 ) -> None:
     """Convert released weights to a GGUF file, without PyTorch and without remote code."""
     folder = Path(source)
@@ -89,6 +92,7 @@ def convert_model(
         raise StudyError(
             source, "is a folder, so the file to write must be named", "plamo-study models convert DIR OUT"
         )
+    check_out(out, force)
     with report.bytes_progress() as progress:
         made = convert.convert(folder, out, dtype, progress=progress(out.name))
     report_models.written(made)
@@ -102,6 +106,7 @@ def check(
     ] = None,
     rope_theta: Annotated[float | None, typer.Option(help="with --repair: the rotary base of its config.json")] = None,
     sha256: Annotated[str, typer.Option(metavar="HEX", help="what FILE should hash to, 64 digits")] = "",
+    force: Replace = False,
     gate: Annotated[bool, typer.Option(help="let the engine load and decode it, in a process of its own")] = True,
     engine: Engine = None,
     json: Json = False,
@@ -109,15 +114,16 @@ def check(
     """Whether a file can be trusted with a measurement; exit code 1 when something blocking was found."""
     use_engine(engine)
     if repair is not None:
+        check_out(repair, force)
         for change in repairs.repair(file, repair, rope_theta, sha256):
             report.console.print(change, markup=False)
         file, sha256 = repair, ""
     found = checking.check(file, sha256, gate)
     if file.resolve().is_relative_to(registry.MODELS.resolve()):  # what lies elsewhere is not listed
-        inventory.record(file, sha256, [asdict(finding) for finding in found])
+        _record(file, sha256, found)
     if json:
         for finding in found:
-            typer.echo(msgspec.json.encode({"file": str(file)} | asdict(finding)).decode())
+            echo({"file": str(file)} | asdict(finding))
     else:
         report_models.findings(file, found)
     raise typer.Exit(1 if blocking(found) else 0)
@@ -137,6 +143,7 @@ def quantize(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what each kind of tensor becomes")] = False,
     out: Annotated[Path | None, typer.Option(help="default: beside SOURCE, named by the recipe")] = None,
+    force: Replace = False,
     requantize: Annotated[bool, typer.Option("--requantize", help="take a source that is quantized already")] = False,
     json: Json = False,
 ) -> None:
@@ -149,9 +156,12 @@ def quantize(
         known = matrices.read(imatrix) if imatrix else imatrix_text is not None
         report_models.sizes(recipes.plan_sizes(source, chosen, known, requantize), json)
         return
+    beside = target.with_suffix(".imatrix.gguf")
+    check_out(target, force)
+    if imatrix_text:
+        check_out(beside, force)
     with report.bytes_progress() as progress:
         if imatrix_text:
-            beside = target.with_suffix(".imatrix.gguf")
             imatrix = quantizing.compute_imatrix(source, imatrix_text, beside, progress(beside.name))
         quantizing.quantize(source, target, chosen, progress(target.name), imatrix, requantize)
     report_models.written(target)
@@ -173,8 +183,16 @@ def probe_ranges(
     use_engine(engine)
     found = ranges.probe_file(file, text, n_prompt, n_gen, -1 if gpu else 0)
     if json:
-        typer.echo(msgspec.json.encode({"file": str(file), "checks": found.checks, "series": found.series}).decode())
+        echo({"file": str(file), "checks": found.checks, "series": found.series})
         return
     from plamo_study.studies.numeric_range import show as numeric_range
 
-    typer.echo(repr(numeric_range.for_file(found.series)))
+    typer.echo(plain(repr(numeric_range.for_file(found.series))))
+
+
+def _record(file: Path, sha256: str, found: list[Finding]) -> None:
+    """Keep what was found beside the file, where that may be written to: it is told in any case."""
+    try:
+        inventory.record(file, sha256, [asdict(finding) for finding in found])
+    except OSError as error:
+        report.console.print(f"not kept for `models list`: {report.short(file.parent)}: {error.strerror}")

@@ -20,6 +20,7 @@ Accept = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
 Minutes = Annotated[float, typer.Option(min=0, help="for measuring, in all; 0: what the plans take")]
 Force = Annotated[bool, typer.Option("--force", help="execute notebooks again that were executed from the same")]
+Replace = Annotated[bool, typer.Option("--force", help="replace the file that is there")]
 Engine = Annotated[
     str | None, typer.Option(help="a build of `plamo-study engine list`, or a folder with llama.cpp's shared libraries")
 ]

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -19,8 +17,10 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from plamo_study import paths
+from plamo_study.cli.terminal import Terminal
 from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, recording, runner
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait 
     from plamo_study.publish.runs import RunEvent, RunResult
     from plamo_study.studies import fleet
 
-console = Console(stderr=True, highlight=False)
+console = Terminal(stderr=True)
 DONE = ("ok", "unchanged")
 LOG_EVERY_S = 10.0
 LEAST_PACE, MOST_PACE = 0.2, 5.0  # times as long as expected
@@ -74,7 +74,7 @@ def sweep(
     with bytes_progress() as progress:
         files.make_models(planned, lambda file, done, total: progress(file)(done, total))
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -88,7 +88,7 @@ def sweep(
             bar.update(task, total=event.total, completed=event.done, description=said, left=left)
             row = event.row
             if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
-                console.print(f"[yellow]{_name(event.task)}: {_trouble(event)}[/yellow]")
+                console.print(f"{_name(event.task)}: {_trouble(event)}", style="yellow")
 
         summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes, elsewhere)
     console.print(
@@ -103,7 +103,11 @@ def sweep(
 def bytes_progress(verb: str = "writing") -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A bar per file that is written (or what `verb` says); nothing is shown when nothing is."""
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+        console=console,
     ) as bar:
         tasks: dict[str, int] = {}
 
@@ -131,8 +135,8 @@ def summary(results: "list[RunResult]") -> bool:
             short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
         )
         style = "green" if result.status in DONE else "red"
-        console.print(f"[{style}]{result.status}[/{style}] {result.notebook.name} in {result.seconds:.0f} s: ", end="")
-        console.print(where, markup=False, soft_wrap=True)
+        said = Text.assemble((result.status, style), f" {result.notebook.name} in {result.seconds:.0f} s: {where}")
+        console.print(said, soft_wrap=True)
     return any(result.status not in DONE for result in results)
 
 
@@ -140,15 +144,15 @@ def of_host(outcome: "fleet.Outcome") -> None:
     """What became of a study on another machine."""
     style, said = ("red", outcome.wrong) if outcome.wrong else ("green", "done")
     where = f"{outcome.host}: " if outcome.host else ""
-    console.print(f"[{style}]{escape(f'{where}{outcome.what}: {said}')}[/{style}]", soft_wrap=True)
+    console.print(f"{where}{outcome.what}: {said}", style=style, soft_wrap=True)
 
 
 def selfcheck(checks: "list[Check]") -> None:
     """The harness's own costs, measured beside what is wanted."""
     shown = Table("check", "measured", "wanted", "verdict")
     for check in checks:
-        shown.add_row(check.name, check.measured, check.wanted, "ok" if check.ok else "[red]not met[/red]")
-    Console().print(shown)
+        shown.add_row(check.name, check.measured, check.wanted, "ok" if check.ok else Text("not met", "red"))
+    Terminal().print(shown)
 
 
 def step(done: int, total: int, what: str) -> None:
@@ -173,7 +177,8 @@ class Steps:
         past, left = sum(self.expected[: self.done]), sum(self.expected[self.done :])
         pace = min(max((time.monotonic() - self.began) / past, LEAST_PACE), MOST_PACE) if past else 1.0
         self.done += 1
-        console.print(f"[bold]{self.done} of {len(self.expected)}[/bold]: {what}; {_left(left * pace)} in all")
+        at = f"{self.done} of {len(self.expected)}"
+        console.print(Text.assemble((at, "bold"), f": {what}; {_left(left * pace)} in all"))
 
     def skip(self, n: int) -> None:
         """The next `n` steps have nothing to do."""
@@ -189,11 +194,11 @@ def coverage(lines: list[dict[str, Any]]) -> None:
         shown = Table("n", "called", *noises, title=str(estimator))
         for n, of_size in group.groupby("n"):
             cells = [
-                f"[red]{line['covers']:.1%}[/red]" if line["judged"] == "wrong" else f"{line['covers']:.1%}"
+                Text(f"{line['covers']:.1%}", "red" if line["judged"] == "wrong" else "")
                 for line in of_size.to_dict("records")
             ]
             shown.add_row(str(n), f"{of_size['level'].iloc[0]:.0%}", *cells)
-        Console().print(shown)
+        Terminal().print(shown)
 
 
 def confusion(table: "pd.DataFrame") -> None:
@@ -201,7 +206,7 @@ def confusion(table: "pd.DataFrame") -> None:
     shown = Table("model", "predicted", "observed", "configurations", "exact to the sequence")
     for row in table.to_dict("records"):
         shown.add_row(*(str(row[name]) for name in ("model", "predicted", "observed", "configurations", "exact")))
-    Console().print(shown)
+    Terminal().print(shown)
 
 
 def frame(table: "pd.DataFrame") -> None:
@@ -209,7 +214,7 @@ def frame(table: "pd.DataFrame") -> None:
     shown = Table(*(str(name) for name in table.columns))
     for row in table.to_dict("records"):
         shown.add_row(*(f"{value:.2g}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(shown)
+    Terminal().print(shown)
 
 
 def three_tests(table: "pd.DataFrame") -> None:
@@ -217,7 +222,7 @@ def three_tests(table: "pd.DataFrame") -> None:
     shown = Table("test", "model", "largest relative error")
     for row in table.to_dict("records"):
         shown.add_row(row["test"], row["model"], f"{row['error']:.2g}")
-    Console().print(shown)
+    Terminal().print(shown)
 
 
 def boundaries(n_prompt: int, found: dict[int, tuple[int | None, int]], predicted: dict[int, int | None]) -> None:
@@ -225,7 +230,7 @@ def boundaries(n_prompt: int, found: dict[int, tuple[int | None, int]], predicte
     shown = Table("n_batch", f"smallest abort, {n_prompt}-token prompts", "the law says", "processes")
     for size, (number, processes) in found.items():
         shown.add_row(str(size), str(number), str(predicted[size]), str(processes))
-    Console().print(shown)
+    Terminal().print(shown)
 
 
 def joined_parameters(arguments: list[str]) -> list[str]:
@@ -268,7 +273,7 @@ def leave_unless_ok(outcome: Outcome, doing: str) -> None:
     """Go on where a worker ended well; else say how it ended and leave with exit code 1."""
     if outcome.status != "ok":
         why = outcome.failure.why if outcome.failure else ""
-        console.print(f"{outcome.status} while {doing}: {why}", style="red", markup=False)
+        console.print(f"{outcome.status} while {doing}: {why}", style="red")
         raise typer.Exit(1)
 
 
@@ -282,7 +287,7 @@ def _trouble(event: runner.Progress) -> str:
 @contextmanager
 def building(name: str) -> Iterator[OnStep]:
     """A bar that says what a build is doing."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(f"{name}: starting", total=None)
 

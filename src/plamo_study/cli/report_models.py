@@ -6,11 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from plamo_study.cli.report import console, short
+from plamo_study.cli.terminal import Terminal
+from plamo_study.foreign import plain
 from plamo_study.models import inventory, recipes, registry, snapshots
 from plamo_study.models.finding import Finding
 from plamo_study.models.registry import ModelSpec
@@ -39,9 +40,9 @@ def models(entries: list[inventory.Entry], as_json: bool) -> None:
             shown.add_row(*start, "nothing")
         if spec.assumptions:
             assumed[spec.name] = " ".join(spec.assumptions)
-    Console().print(shown)
+    Terminal().print(shown)
     for name, said in assumed.items():
-        Console(highlight=False).print(f"assumed of {name}: {said}", markup=False, soft_wrap=True)
+        Terminal().print(f"assumed of {name}: {said}", soft_wrap=True)
 
 
 def fetched(name: str, folder: Path) -> None:
@@ -49,11 +50,11 @@ def fetched(name: str, folder: Path) -> None:
     snapshot, hub = snapshots.read(folder), registry.hub(name)
     assert snapshot is not None
     size = f"{len(snapshot.files)} files, {snapshot.size / 1e9:,.2f} GB, every one verified"
-    console.print(f"{short(folder)}: {size}", markup=False, soft_wrap=True)
+    console.print(f"{short(folder)}: {size}", soft_wrap=True)
     if not snapshots.pins(hub, snapshot.revision):
         said = f"UNPINNED: what came was recorded in {snapshots.RECORD}. To pin it, add this to data/models.toml:"
-        console.print(said, style="bold yellow", markup=False, soft_wrap=True)
-        typer.echo(snapshots.toml(name, snapshot))
+        console.print(said, style="bold yellow", soft_wrap=True)
+        typer.echo(plain(snapshots.toml(name, snapshot)))
 
 
 def made(path: Path, spec: ModelSpec) -> None:
@@ -61,14 +62,13 @@ def made(path: Path, spec: ModelSpec) -> None:
     assumed = f" (assumed: {' '.join(spec.assumptions)})" if spec.assumptions else ""
     console.print(
         f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, {'trained' if spec.trained else 'synthetic'}{assumed}",
-        markup=False,
         soft_wrap=True,
     )
 
 
 def written(path: Path) -> None:
     """Name a file that was written, with its size."""
-    console.print(f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB", markup=False, soft_wrap=True)
+    console.print(f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB", soft_wrap=True)
 
 
 def findings(path: Path, found: list[Finding]) -> None:
@@ -77,7 +77,7 @@ def findings(path: Path, found: list[Finding]) -> None:
     for finding in found:
         severity = Text(finding.severity, style=STYLES[finding.severity])
         shown.add_row(severity, finding.code, Text(finding.evidence), Text(finding.mend))
-    Console().print(shown if found else Text(f"{short(path)}: nothing found"))
+    Terminal().print(shown if found else Text(f"{short(path)}: nothing found"))
 
 
 def sizes(steps: Sequence[recipes.Step], as_json: bool) -> None:
@@ -92,4 +92,4 @@ def sizes(steps: Sequence[recipes.Step], as_json: bool) -> None:
         shown.add_row(kind.kind, str(kind.n_tensors), kind.types_before, f"{kind.bytes_before:,}", *after)
     before, total = sum(kind.bytes_before for kind in kinds), sum(kind.bytes_after for kind in kinds)
     shown.add_row("all", str(len(steps)), "", f"{before:,}", "", f"{total:,}", "", style="bold")
-    Console().print(shown)
+    Terminal().print(shown)

@@ -1,10 +1,11 @@
 """What the command on quality shows: one table per model on stdout. It computes nothing."""
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from plamo_study.analysis.stats import Estimate
+from plamo_study.cli.terminal import Terminal
 
 COLUMNS = {  # header -> column of studies/quality/analysis.py's table, format, factor
     "perplexity": ("perplexity", ".4g", 1.0),
@@ -23,9 +24,9 @@ def quality(table: pd.DataFrame) -> None:
         shown = Table("file", "MB", *COLUMNS, title=f"{model} on {text}")
         for line in group.to_dict("records"):
             values = (_told(line[column], form, factor) for column, form, factor in COLUMNS.values())
-            invalid = "" if line["valid"] else f" [red]{line['not_finite']} tokens not finite[/red]"
-            shown.add_row(f"{line['file']}{invalid}", f"{line['file_bytes'] / 1e6:,.1f}", *values)
-        Console().print(shown)
+            invalid = "" if line["valid"] else f" {line['not_finite']} tokens not finite"
+            shown.add_row(Text.assemble(line["file"], (invalid, "red")), f"{line['file_bytes'] / 1e6:,.1f}", *values)
+        Terminal().print(shown)
 
 
 def _told(estimate: Estimate, form: str, factor: float) -> str:

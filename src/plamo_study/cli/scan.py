@@ -5,13 +5,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from plamo_study.cli import report
 from plamo_study.cli.options import Engine, Json, use_engine
+from plamo_study.cli.terminal import Terminal, echo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +53,7 @@ def scan(
 
 def _json(joined: "pd.DataFrame") -> None:
     for line in joined.to_dict("records"):
-        typer.echo(msgspec.json.encode(line).decode())
+        echo(line)
 
 
 def _show(joined: "pd.DataFrame") -> None:
@@ -64,4 +63,4 @@ def _show(joined: "pd.DataFrame") -> None:
     for r in joined.itertuples():
         numbers = (f"{r.dropped.scaled(1e3):.3g}", f"{r.excess:.2f}", r.verdict, f"{r.avoided.scaled(1e3):.3g}")
         shown.add_row(r.point, *numbers, f"{r.extra_bytes / 1e6:,.2f}", f"{r.price.scaled(0.01):.3g}")
-    Console().print(shown)
+    Terminal().print(shown)

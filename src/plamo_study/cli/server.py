@@ -9,11 +9,13 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from plamo_study.cli import report
+from plamo_study.cli.options import Replace
+from plamo_study.cli.terminal import Terminal
 from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
+from plamo_study.growing import check_out, growing
 from plamo_study.measure import machine, server as servers
 
 app = typer.Typer(no_args_is_help=True)
@@ -60,7 +62,7 @@ def start(
             running.process.wait()
         except KeyboardInterrupt:
             return
-        report.console.print(running.ended(1.0), markup=False)
+        report.console.print(running.ended(1.0))
         raise typer.Exit(1)
 
 
@@ -151,31 +153,35 @@ def probe(
     yes: Annotated[bool, typer.Option("--yes", help="the server is not on this machine, and may be asked")] = False,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
+    force: Replace = False,
 ) -> None:
     """Are a server's answers right under load, and which phase binds its traffic? A key: PROBE_API_KEY."""
     from plamo_study.studies.serving import page, probe as probing, traffic
     from plamo_study.studies.serving.client import Target
 
     address = probing.check_url(url)
+    if html:
+        check_out(html, force)
     target = Target(address, model, key=os.environ.get(KEY, ""))
     ask = probing.Ask(target, prompt_tokens, output_tokens, concurrency, rate, seconds)
     budget = ask.budget()
     cost = f"at most {budget.requests} requests, {budget.tokens:,} tokens, about {budget.seconds:.0f} s"
-    report.console.print(f"{address}: {cost}", markup=False)
+    report.console.print(f"{address}: {cost}")
     if not (yes or probing.is_loopback(address)):
         raise StudyError(address, f"is not this machine, and it would get {cost}", "the same with --yes, if you may")
     own = traffic.watched(target, watch) if watch else None
     found = msgspec.structs.replace(probing.probe(ask, _say), traffic=own)
     if html:
-        html.write_text(page.html(found), encoding="utf-8")
+        with growing(html) as partial:
+            partial.write_text(page.html(found), encoding="utf-8")
     if json:
-        typer.echo(jsonlib.dumps(msgspec.to_builtins(found)))
+        typer.echo(jsonlib.dumps(msgspec.to_builtins(found)))  # in which NaN stands as such
     else:
-        Console(highlight=False, soft_wrap=True).print(page.text(found), markup=False)
+        Terminal().print(page.text(found), soft_wrap=True)
 
 
 def _say(line: str) -> None:
-    report.console.print(line, markup=False)
+    report.console.print(line)
 
 
 def _quiet() -> None:

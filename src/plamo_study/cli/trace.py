@@ -5,13 +5,13 @@
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from plamo_study import growing
 from plamo_study.cli import report
-from plamo_study.cli.options import Accept, Engine, Json, Scale, accept_findings, use_engine
+from plamo_study.cli.options import Accept, Engine, Json, Replace, Scale, accept_findings, use_engine
+from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.measure.rows import Measured
 from plamo_study.studies.timeline import request as tracing
 
@@ -23,6 +23,7 @@ def trace(
     prompt: Annotated[int, typer.Option(help="tokens of the prompt, drawn at random")] = 256,
     gen: Annotated[int, typer.Option(help="decode steps after it")] = 16,
     out: Annotated[Path, typer.Option(help="where to write the trace: .json or .json.gz")] = Path("trace.json.gz"),
+    force: Replace = False,
     engine: Engine = None,
     accept: Accept = None,
     json: Json = False,
@@ -37,6 +38,7 @@ def trace(
     use_engine(engine)
     accept_findings(accept)
     chrome_trace.check_out(out)
+    growing.check_out(out, force)
     with report.bytes_progress() as progress:
         cell, path = tracing.chosen(
             model, scale, dtype, prompt, gen, lambda file, done, total: progress(file)(done, total)
@@ -48,10 +50,10 @@ def trace(
     chrome_trace.write(out, chrome_trace.document(timeline_of(measured), title, tracing.about(cell, path, measured)))
     if json:
         shown = {"file": path.name, "trace": str(out), "checks": measured.checks, "series": measured.series}
-        typer.echo(msgspec.json.encode(shown).decode())
+        echo(shown)
     else:
         _show(measured, gen)
-    report.console.print(f"wrote {report.short(out)}: open it at ui.perfetto.dev", markup=False)
+    report.console.print(f"wrote {report.short(out)}: open it at ui.perfetto.dev")
     raise typer.Exit(0 if measured.valid else 1)
 
 
@@ -69,7 +71,7 @@ def _show(measured: Measured, n_gen: int) -> None:
         for name in CLASSES:
             if name in known or name == "other":
                 shown.add_row(name, *_columns(known.get(name), total))
-        Console().print(shown)
+        Terminal().print(shown)
     for phase in phases:
         cost = study.cost(measured.series, measured.checks, phase)
         ratio, own = cost["recorded"] / cost["plain"], cost["callback"] / cost["recorded"]
@@ -77,7 +79,7 @@ def _show(measured: Measured, n_gen: int) -> None:
         said = f"{phase}: recorded in {ratio:.2f} times the plain time; {own:.1%} of it is the recorder's callback, "
         report.console.print(f"{said}{empty:.1%} what nodes take that compute nothing", soft_wrap=True)
     for name in (name for name, value in measured.checks.items() if value is False):
-        report.console.print(f"[red]did not hold: {name}[/red]")
+        report.console.print(f"did not hold: {name}", style="red")
     report.console.print(tracing.NOTE, soft_wrap=True)
 
 

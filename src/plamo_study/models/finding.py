@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from plamo_study.foreign import plain
+
 Severity = Literal["blocking", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("blocking", "warning", "note")
 AGAIN = "fetch or convert the file again: plamo-study models fetch NAME, plamo-study models convert FOLDER OUT"
@@ -43,5 +45,5 @@ def listed(names: Iterable[object]) -> str:
 def printable(value: object, longest: int = 80) -> str:
     """Text out of a stranger's file, cut short and without control characters."""
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-    text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text[:longest])
+    text = plain(text[:longest], kept="")
     return text[:longest] + ("…" if len(text) > longest else "")

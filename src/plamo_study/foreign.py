@@ -1,0 +1,58 @@
+"""What anybody may have written: read within limits, and shown without what a terminal would obey."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from plamo_study.errors import StudyError, of_system
+
+MOST = 1 << 30  # bytes of a file that is read whole
+
+
+def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
+    """The text with what cannot be printed written out, such as \\x1b; `kept` stays: lines, tabs and wide spaces."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
+
+
+def check_file(path: Path, most: int = MOST) -> None:
+    """StudyError unless a path leads to a regular file of at most so many bytes: pipes and devices may have no end."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:  # a ValueError: a name with a zero in it
+        told = of_system(error) if isinstance(error, OSError) else None
+        raise told or StudyError(str(path), f"cannot be read ({error})", "name a file") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise StudyError(str(path), "is no regular file", "name a file; copy what a pipe or a device gives into one")
+    if found.st_size > most:
+        raise StudyError(str(path), f"has {found.st_size:,} bytes, more than {most:,}", "name a smaller file")
+
+
+def content(path: Path, most: int = MOST) -> bytes:
+    """All of a regular file. StudyError where there is none, or one that is too large or cannot be read."""
+    check_file(path, most)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise of_system(error) or error from error
+
+
+def text(path: Path, most: int = MOST) -> str:
+    """All of a UTF-8 file. StudyError as `content`, and for what is not UTF-8."""
+    found = content(path, most)
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        why = f"is not UTF-8 (byte {error.start} is 0x{found[error.start]:02x})"
+        raise StudyError(str(path), why, f"iconv -f ENCODING -t UTF-8 {path}") from error
+
+
+def parsed(data: bytes | str, kind: Any = Any) -> Any:
+    """JSON as the standard has it; ValueError for all else, numbers without end and deep nesting included."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
