@@ -20,6 +20,7 @@ from plamo_study.limits import PRESSURES
 
 MACOS = sys.platform == "darwin"
 SYSTEM_CACHE = 96 << 20  # of an M1, M2 or M3 Ultra; a Max has 48 MiB
+PRESSURE_LEVEL = "com.apple.system.thermalpressurelevel"  # what macOS tells its users of OSThermalPressureLevel
 POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}  # pmset's powermode, on older Macs lowpowermode
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 PROC, SYS = Path("/proc"), Path("/sys")  # Linux: what the kernel tells; macOS has neither
@@ -67,14 +68,13 @@ def power() -> dict[str, str]:
     chips goes on telling of none while they are throttled.
     """
     if MACOS:
-        source, settings = _output("pmset", "-g", "batt"), _output("pmset", "-g").splitlines()
-        mode = next((line.split()[1:2] for line in settings if line.split()[:1] in (["powermode"], ["lowpowermode"])), [])
-        level = _output("notifyutil", "-g", "com.apple.system.thermalpressurelevel").split()[-1:]
-        known = dict(zip("01234", PRESSURES, strict=True))
+        source = _output("pmset", "-g", "batt")
+        mode = re.search(r"^ *(?:low)?powermode +(\d)", _output("pmset", "-g"), re.MULTILINE)
+        level = re.search(r"pressurelevel ([0-4])$", _output("notifyutil", "-g", PRESSURE_LEVEL))
         return {
             "power_source": "ac" if "AC Power" in source else "battery" if "Battery Power" in source else "unknown",
-            "power_mode": POWER_MODES.get("".join(mode), "unknown"),
-            "thermal": known.get("".join(level), "unknown"),
+            "power_mode": POWER_MODES.get(mode.group(1), "unknown") if mode else "unknown",
+            "thermal": PRESSURES[int(level.group(1))] if level else "unknown",
         }
     battery_state = psutil.sensors_battery()
     governor = SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor"
@@ -241,17 +241,17 @@ class Memory:
     pss: int | None  # the same, and its share of each page that others have too
 
 
-def memory(pid: int) -> Memory:
-    """What a process holds in memory now; takes some milliseconds."""
-    found = psutil.Process(pid).memory_full_info()
+def memory() -> Memory:
+    """What this process holds in memory now; takes some milliseconds. macOS tells nobody else."""
+    found = psutil.Process().memory_full_info()
     return Memory(found.rss, found.uss, getattr(found, "pss", None))
 
 
-def mapped(pid: int, path: Path) -> int | None:
-    """A process's share in bytes of the pages of a mapped file; None where the system does not tell."""
+def mapped(path: Path) -> int | None:
+    """This process's share in bytes of the pages of a mapped file; None where the system does not tell."""
     if MACOS:
         return None
-    maps = psutil.Process(pid).memory_maps()
+    maps = psutil.Process().memory_maps()
     return sum(each.pss for each in maps if each.path == str(path.resolve()))
 
 

@@ -1,6 +1,7 @@
 """One replica: a process that loads the model and answers its sequences, when the worker that started it says so.
 
-It answers in lines of JSON and goes on at a line of stdin: once started, loaded, answered, proved. When each token came
+It answers in lines of JSON and goes on at a line of stdin: once started, loaded, answered, proved; and what it holds in
+memory, which it looks at itself, as macOS shows it to nobody else. When each token came
 stands on the board, a file that all replicas and the worker have mapped; so what a killed one got done is known.
 """
 
@@ -9,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ import numpy as np
 from plamo_study.engine import library
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.limits import FIRST_TOKEN
-from plamo_study.measure import proof, sessions, watch, worker
+from plamo_study.measure import machine, proof, sessions, watch, worker
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Evidence
@@ -25,7 +27,7 @@ from plamo_study.oracle.compare import relative_error
 
 WARM_STEPS = 2
 WEIGHTS = re.compile(r"(\S+) model buffer size = +([\d.]+) MiB")
-MAPPED = "CPU_Mapped"  # llama.cpp's name for weights that stay in the file's pages
+MAPPED = "_Mapped"  # ends llama.cpp's names for weights that stay in the file's pages: CPU_Mapped, MTL0_Mapped
 clock = time.perf_counter_ns  # one clock for all processes of the machine
 
 
@@ -49,6 +51,13 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     load_ns: int
     mapped_bytes: float
     own_bytes: float
+
+
+class Weighed(msgspec.Struct, frozen=True, kw_only=True):
+    """What it holds in memory now, and its share of the pages of the model's file, where the system tells it."""
+
+    memory: machine.Memory
+    mapped: int | None
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +91,7 @@ def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
     cell, log = task.cell, list[str]()
     library.capture_log(log)
     say(Started(at_ns=clock()))
+    say(_weighed(task.path))
     start = clock()
     with Session(task.path, config(cell)) as session:
         load_ns = clock() - start
@@ -89,10 +99,9 @@ def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
         _prompts(session, cell, tokens, np.zeros(cell.n_seq, dtype=np.int64))
         _steps(session, cell, tokens, np.zeros(WARM_STEPS, dtype=np.int64))
         session.clear()
-        sizes = [(name, float(size) * 2**20) for name, size in WEIGHTS.findall("".join(log))]
-        mapped = sum(size for name, size in sizes if name == MAPPED)
-        own = sum(size for name, size in sizes if name != MAPPED)
+        mapped, own = weights("".join(log))
         say(Loaded(load_ns=load_ns, mapped_bytes=mapped, own_bytes=own))
+        say(_weighed(task.path))
         with watch.timed():
             _prompts(session, cell, tokens, stamps[: cell.n_seq])
             _steps(session, cell, tokens, stamps[cell.n_seq :])
@@ -100,6 +109,16 @@ def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
         say(Answered(n_evaluated=session.n_evaluated, evidence=watch.collected() or Evidence()))
         errors = [relative_error(last[seq], proof.alone(session, seq, stream)) for seq, stream in tokens.items()]
         say(Proved(errors=errors, finite=all(bool(np.isfinite(row).all()) for row in last.values())))
+
+
+def weights(log: str) -> tuple[float, float]:
+    """Bytes of weights, as the engine's log tells of them: in the file's pages, and in memory of its own."""
+    sizes = [(name.endswith(MAPPED), float(size) * 2**20) for name, size in WEIGHTS.findall(log)]
+    return sum(size for mapped, size in sizes if mapped), sum(size for mapped, size in sizes if not mapped)
+
+
+def _weighed(path: str) -> Weighed:
+    return Weighed(memory=machine.memory(), mapped=machine.mapped(Path(path)))
 
 
 def _draw(cell: Replicas, number: int, n_vocab: int) -> Prompts:

@@ -5,7 +5,6 @@ They belong to the worker's process group and hold a lifeline to it, so none out
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +14,16 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import psutil
 
-from plamo_study.measure import machine, watch
+from plamo_study import children
+from plamo_study.measure import watch
 from plamo_study.measure.cells import Replicas
-from plamo_study.measure.machine import Memory
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.studies.replicas import replica
-from plamo_study.studies.replicas.replica import Answered, Loaded, Proved, Started, Task, clock
+from plamo_study.studies.replicas.replica import Answered, Loaded, Proved, Started, Task, Weighed, clock
 
+END_S = 10.0  # from a replica's last word to its end
 LOOK_S = 5e-4  # between two looks at how far the replica is that will be killed
 KILLED = "its process was killed"
 Said = TypeVar("Said")
@@ -33,8 +32,7 @@ Said = TypeVar("Said")
 class Crew:
     """The replicas of a cell that are alive, by number. All have to say a thing before they are told to go on."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
         self.alive: dict[int, subprocess.Popen[bytes]] = {}
 
     def tell(self, what: Callable[[int], Any] = lambda number: None) -> None:
@@ -55,25 +53,6 @@ class Crew:
         child.kill()
         child.communicate()
 
-    def memory(self) -> list[Memory]:
-        """What each holds in memory now."""
-        return self._looked_at(machine.memory)
-
-    def mapped(self) -> list[int]:
-        """The share of each of the pages of the model's file, where the system tells it."""
-        shares = self._looked_at(lambda pid: machine.mapped(pid, self.path))
-        return [share for share in shares if share is not None]
-
-    def _looked_at(self, look: Callable[[int], Said]) -> list[Said]:
-        """What is seen of each process. RuntimeError where one ended that nobody killed."""
-        found = []
-        for number, child in self.alive.items():
-            try:
-                found.append(look(child.pid))
-            except psutil.Error:
-                raise _ended(number, child) from None
-        return found
-
     def _line(self, number: int, child: subprocess.Popen[bytes], kind: type[Said]) -> Said:
         assert child.stdout
         line = child.stdout.readline()
@@ -83,15 +62,19 @@ class Crew:
 
 
 def _ended(number: int, child: subprocess.Popen[bytes]) -> RuntimeError:
-    return RuntimeError(f"replica {number} ended: {child.wait()}")
+    """Why it says no more. It may live, with its stdout closed."""
+    try:
+        return RuntimeError(f"replica {number} ended: {child.wait(END_S)}")
+    except subprocess.TimeoutExpired:
+        return RuntimeError(f"replica {number} says no more")
 
 
 @contextmanager
 def _started(cell: Replicas, path: Path, board: int) -> Iterator[Crew]:
     """The replicas, told what to do; none is left behind."""
     lifeline, ours = os.pipe()
-    command = [sys.executable, "-m", replica.__name__, str(lifeline), str(board)]
-    crew, pipe = Crew(path), subprocess.PIPE
+    command = children.python("-m", replica.__name__, str(lifeline), str(board))
+    crew, pipe = Crew(), subprocess.PIPE
     try:
         for number in range(cell.n_processes):
             child = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[lifeline, board])
@@ -121,11 +104,15 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
         begin = clock()
         with _started(cell, path, file.fileno()) as crew:
             started = [(said.at_ns - begin) / 1e9 for said in crew.hear(Started)]
-            memory = _series("before ", crew.memory())
+            crew.tell()
+            memory = _series("before ", crew.hear(Weighed))
             stage("load")
             crew.tell()
             loaded = crew.hear(Loaded)
-            memory |= _series("", crew.memory()) | {"mapped": [float(share) for share in crew.mapped()]}
+            crew.tell()
+            weighed = crew.hear(Weighed)
+            memory |= _series("", weighed)
+            memory["mapped"] = [float(said.mapped) for said in weighed if said.mapped is not None]
             stage("answer")
             begin = clock()
             crew.tell()
@@ -160,8 +147,8 @@ def _kill_halfway(cell: Replicas, crew: Crew, stamps: np.ndarray) -> None:
     crew.kill(cell.killed)
 
 
-def _series(when: str, memory: list[Memory]) -> dict[str, list[float]]:
-    told = {name: [getattr(each, name) for each in memory] for name in ("rss", "private", "pss")}
+def _series(when: str, weighed: list[Weighed]) -> dict[str, list[float]]:
+    told = {name: [getattr(said.memory, name) for said in weighed] for name in ("rss", "private", "pss")}
     return {when + name: values for name, values in told.items() if None not in values}
 
 
