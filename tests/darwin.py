@@ -23,8 +23,30 @@ ANSWERS = {  # a MacBook Pro on its charger
     "pmset -g": "System-wide power settings:\nCurrently in use:\n powermode            0\n displaysleep         10",
     "pmset -g batt": "Now drawing from 'AC Power'\n -InternalBattery-0 (id=1)\t100%; charged; 0:00 remaining",
     "pmset -g therm": "Note: No thermal warning level has been recorded",
+    "notifyutil -g com.apple.system.thermalpressurelevel": "com.apple.system.thermalpressurelevel 0",
+    "ioreg -r -d 1 -w 0 -c IOAccelerator": """\
++-o AGXAcceleratorG16X  <class AGXAcceleratorG16X, id 0x100000432, registered, matched, active, retain 90>
+    {
+      "PerformanceStatistics" = {"In use system memory (driver)"=0,"Device Utilization %"=3,"Renderer Utilization %"=2}
+      "gpu-core-count" = 20
+      "model" = "Apple M4 Pro"
+    }""",
     "caffeinate": "",
 }
+ENGINE = {  # what a build of the locked sources says there: BLAS, that is Accelerate, tells of no features
+    "build": "MTL : EMBED_LIBRARY = 1 | CPU : NEON = 1 | ARM_FMA = 1 | FP16_VA = 1 | DOTPROD = 1 | LLAMAFILE = 1 | "
+    "ACCELERATE = 1 | REPACK = 1",
+    "gpu_offload": True,
+}
+GPU_LOG = """\
+ggml_metal_device_init: testing tensor API for f16 support
+ggml_metal_device_init: GPU name:   MTL0 (Apple M5)
+ggml_metal_device_init: GPU family: MTLGPUFamilyApple10  (1010)
+ggml_metal_device_init: has bfloat            = true
+ggml_metal_device_init: has tensor            = true
+ggml_metal_device_init: GPU name:   MTL1 (Apple M4)
+ggml_metal_device_init: has tensor            = false
+"""
 PROGRAM = '#!/bin/sh\nexec cat "$(dirname "$0")/answers/$(basename "$0") $*" 2>/dev/null\n'
 BORN_ON_IT = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\nimport darwin\ndarwin.become()\n"
 
@@ -45,11 +67,19 @@ class MacMemory(NamedTuple):
 
 
 cpu_times, full_memory = psutil.cpu_times, psutil.Process.memory_full_info
+process_times = psutil.Process.cpu_times
 
 
 def mac_cpu_times():
     found = cpu_times()
     return MacCPUTimes(found.user, found.nice, found.system, found.idle)
+
+
+def mac_process_times(process):
+    """Nothing is told of a process that has ended and was not waited for."""
+    if process.status() == psutil.STATUS_ZOMBIE:
+        raise psutil.ZombieProcess(process.pid)
+    return process_times(process)
 
 
 def mac_memory(process):
@@ -68,6 +98,7 @@ def changes():
         (machine, "SYS", NOWHERE),
         (psutil, "cpu_times", mac_cpu_times),
         (psutil.Process, "memory_full_info", mac_memory),
+        (psutil.Process, "cpu_times", mac_process_times),
         (psutil.Process, "memory_maps", LACKING),
         (psutil.Process, "cpu_affinity", LACKING),
         (os, "sched_getaffinity", LACKING),

@@ -1,17 +1,23 @@
 """The watch: what is counted around a worker, what marks a row, and how starved workers differ from hanging ones."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import msgspec
+import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from test_runner import small_plan
 
 from plamo_study.crosscheck import planted as crosscheck_watch
 from plamo_study.measure import disturbances, frame, journal, machine, process, runner, watch
+from plamo_study.measure.cells import Idle
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.worker import Job
@@ -59,8 +65,14 @@ def made_up(cell, conditions, status="ok", key="k"):
 
 
 def is_disturbed(cell, **fields):
+    return bool(cause(cell, **fields))
+
+
+def cause(cell, conditions=None, **fields):
+    """What marks a row of such evidence, under such conditions; "" for nothing."""
     found = Evidence(cpus=2, **{"wall_ns": SECOND, "others_ns": 0, "waited_ns": 0} | fields)
-    return bool(watch.disturbed([made_up(cell, Conditions(load_1min=0.0, timed=found, whole=found))]))
+    told = Conditions(load_1min=0.0, timed=found, whole=found, **conditions or {})
+    return watch.causes([made_up(cell, told)]).get("k", "")
 
 
 def test_a_worker_s_evidence_is_its_own():
@@ -126,6 +138,114 @@ def test_a_hang_beside_a_busy_process_is_a_hang(busy_core, tmp_path, monkeypatch
     path = synthetic.write(registry.spec(HYBRID, "mini"), "F16", tmp_path / "array.gguf", head_count_array=True)
     outcome = run(mini("prefill"), path, limit_s=LIMIT_S)
     assert (outcome.status, outcome.failure.stage) == ("hang", "prefill")
+
+
+def children():
+    return psutil.Process().children()
+
+
+@contextmanager
+def while_it_runs(do):
+    """Do this to each worker of the block from a thread, as soon as there is one."""
+    known, over = set(children()), threading.Event()
+
+    def look():
+        while not over.wait(0.05):
+            for worker in set(children()) - known:
+                known.add(worker)
+                with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                    do(worker, over)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
+def stop(process):
+    process.send_signal(signal.SIGSTOP)
+    while not machine.is_stopped(process.pid):
+        time.sleep(0.01)
+
+
+def stop_and_go_on(worker, over):
+    while not over.wait(0.1):
+        worker.suspend()
+        over.wait(0.1)
+        worker.resume()
+
+
+def test_a_worker_that_was_stopped_for_a_moment_is_marked():
+    cell = mini("decode", n_gen=1500)
+    with while_it_runs(stop_and_go_on):
+        outcome = run(cell)
+    row = row_of(outcome, cell)
+    assert row.status == "ok"
+    assert row.conditions.timed.stops > 0
+    assert watch.causes([row]) == {"k": watch.STOPPED}
+
+
+def test_a_worker_that_is_stopped_longer_than_its_limit_does_not_hang():
+    def once(worker, over):
+        worker.suspend()
+        over.wait(1.5 * LIMIT_S)
+        worker.resume()
+
+    cell = mini("decode", n_gen=64)
+    with while_it_runs(once):
+        outcome = run(cell, limit_s=LIMIT_S)
+    assert outcome.status == "ok"
+    assert outcome.evidence.held_ns > LIMIT_S * SECOND
+    assert watch.causes([row_of(outcome, cell)]) == {"k": watch.STOPPED}
+
+
+def test_a_worker_that_stays_stopped_is_given_up_and_is_no_hang(monkeypatch):
+    monkeypatch.setattr(process, "MOST_LIMITS", 2)
+    with while_it_runs(lambda worker, over: worker.suspend()):
+        outcome = run(mini("decode", n_gen=64), limit_s=1.0)
+    assert (outcome.status, outcome.failure.message) == ("starved", process.SILENT["stopped"])
+    assert not psutil.pid_exists(outcome.pid)
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="this Python cannot ask of a child without waiting for its end")
+def test_a_process_that_computes_for_a_worker_and_is_stopped_is_seen():
+    with subprocess.Popen(["sleep", "60"]) as helper:
+        with watch.timed(helper.pid):
+            pass
+        with watch.timed(helper.pid):
+            stop(helper)
+        helper.send_signal(signal.SIGCONT)
+        with watch.timed(helper.pid):
+            pass
+        helper.kill()
+    assert [part.stops for part in watch._parts[-3:]] == [0, 1, 0]
+
+
+def test_a_look_that_comes_late_means_that_the_machine_stood_still():
+    onlooker = watch.Onlooker(os.getpid())
+    onlooker.looked_ns -= 70 * SECOND
+    assert onlooker.held(5.0)
+    assert onlooker.held_ns >= 70 * SECOND
+    assert not onlooker.held(5.0)
+
+
+def test_what_keeps_the_whole_machine_slow_marks_a_timed_row():
+    timed, gate = mini("decode", n_gen=4), mini("gate")
+    nothing = {"power_source": "ac", "power_mode": "automatic", "thermal": "nominal"}
+    assert cause(timed, nothing) == ""
+    assert cause(timed, {"power_source": "unknown", "power_mode": "powersave", "thermal": "unknown"}) == ""
+    assert cause(timed, nothing | {"power_source": "battery"}) == watch.BATTERY
+    assert cause(timed, nothing | {"power_mode": "low"}) == watch.LOW_POWER
+    assert cause(timed, nothing | {"thermal": "moderate"}) == watch.HEAT
+    assert cause(gate, nothing | {"thermal": "moderate"}) == ""
+
+
+def test_a_busy_gpu_marks_what_left_it_alone_and_no_more():
+    busy = {"gpu_used": 0.9}
+    assert cause(mini("decode", n_gen=4), busy) == cause(Idle(seconds=1), busy) == watch.GPU
+    assert cause(mini("decode", n_gen=4, n_gpu_layers=-1), busy) == ""
+    assert cause(mini("decode", n_gen=4), {"gpu_used": 0.03}) == ""
 
 
 def test_what_others_take_of_the_machine_marks_a_row():
@@ -259,10 +379,23 @@ FINDINGS = {
 @pytest.mark.parametrize("study", FINDINGS)
 def test_a_finding_on_a_disturbed_recording_says_so_first_and_no_other_does(recorded, study):
     calm, rows = recorded[study], recorded[study].rows
-    crowded = replace(calm, rows=rows.assign(disturbed=True, others=0.47))
+    crowded = replace(calm, rows=rows.assign(disturbed=True, disturbed_by="others", others=0.47))
     said = FINDINGS[study](recorded, crowded).data
     assert said.startswith("**Disturbed: other programs took 47% of the machine while this was measured.**")
     assert "Disturbed" not in FINDINGS[study](recorded, calm).data
+
+
+def test_the_sentence_names_what_marked_most_rows_and_how_much_those_met(recorded):
+    rows = recorded["01-phase-asymmetry"].rows
+    first = rows["block"] == 0
+    drifted = rows.assign(disturbed=first, disturbed_by=first.map({True: "waited", False: ""}), others=0.004)
+    drifted = drifted.assign(waited=first.map({True: 0.2, False: 0.0069}), drift=first.map({True: 0.0, False: 0.31}))
+    assert "31%" in evidence.disturbed(drifted)
+    waited = drifted.assign(disturbed=True, disturbed_by="waited").assign(waited=0.0069)
+    waited.loc[~first, "waited"] = 0.25
+    assert "0.25" in evidence.disturbed(waited)
+    for cause in evidence.DISTURBED_BY:
+        assert evidence.disturbed(rows.assign(disturbed=True, disturbed_by=cause, drift=0.2))
 
 
 def test_a_few_disturbed_rows_are_left_out_in_silence(recorded):

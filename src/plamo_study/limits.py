@@ -12,4 +12,7 @@ OTHERS_LIMIT = 0.05  # of the machine's CPUs, taken by other processes or other 
 WAITED_LIMIT = 0.05  # of a CPU: the worker's threads ready to run, and none free
 LOAD_LIMIT = 0.5  # of rows without evidence: runnable threads beyond the journal's own, over the minute before
 STARVED_LIMIT = 0.1  # of a CPU: a worker past its time limit that waited so much is starved and does not hang
+LATE_S = 1.0  # a look at a worker that comes so much late: the machine slept or stood still, or the runner was stopped
+GPU_LIMIT = 0.25  # of a GPU in use just after a worker that left it alone; a judgement, held against nothing yet
+PRESSURES = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # OSThermalPressureLevel 0 to 4 of macOS
 LONG_NS = 500_000_000  # a timed part of this length tells others' CPU time from the 10 ms in which it is counted

@@ -57,6 +57,12 @@ def marked(rows: pd.DataFrame) -> pd.Series:
     return rows.get("disturbed", False) | (rows["drift"] > DRIFT_LIMIT)
 
 
+def marked_by(rows: pd.DataFrame) -> pd.Series:
+    """What marks each row: the frame's `disturbed_by` where that names something, else "drift" or ""."""
+    drift = (rows["drift"] > DRIFT_LIMIT).map({True: "drift", False: ""})
+    return rows["disturbed_by"].mask(rows["disturbed_by"] == "", drift) if "disturbed_by" in rows else drift
+
+
 def disturbed_cells(rows: pd.DataFrame) -> tuple[int, int]:
     """(cells whose numbers come from disturbed rows because too few others are left, cells in all)."""
     used = usable(rows[rows["block"] >= 0])

@@ -4,15 +4,15 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from plamo_study import children
 from plamo_study.engine import builds
 from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import AnyCell
@@ -24,11 +24,13 @@ BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when n
 BUILD_FOLDER = re.compile(  # where the engine was built: no row needs it
     r"(?<![\w./-])/\S*?(?:llama\.cpp/|(?=ggml/src/)|(?<=/)(?=[^/\s]+\.(?:cpp|c|h):\d))"
 )
-Late = Literal["hang", "starved"]
+Late = Literal["hang", "starved", "stopped"]
 SILENT: dict[Late, str] = {
     "hang": "no answer within the time limit",
     "starved": "no answer, but other programs kept it from computing",
+    "stopped": "no answer, but it was stopped or the machine slept",
 }
+LOOKS = 12  # at a worker within its time limit, each some tens of microseconds of this process
 MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: so many of its limits, so much beyond the first
 ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
 
@@ -48,35 +50,42 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.evidence.wall_ns
 
 
-def work(job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str = WORKER) -> Outcome:
+def work(
+    job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str = WORKER, files: Sequence[int] = ()
+) -> Outcome:
     """Spawn a worker for `job` and wait; past `time_limit_s` seconds it is killed and the outcome is a hang.
 
     Unless it was starved: threads that wait for one another at every operator crawl when one of them shares its core,
-    and a decode of two seconds takes minutes. Such a worker gets more time, and then another status than a hang.
+    and a decode of two seconds takes minutes. Such a worker gets more time, and then another status than a hang. So
+    does one that was stopped, or whose machine slept: that time is not its own.
 
     `engine`: folder of another build of llama.cpp's libraries than the one in use. `worker`: module that takes the job.
+    `files`: numbers of open files that it gets, under the same numbers.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
-    command = [sys.executable, "-m", worker, str(lifeline)]
-    with tempfile.TemporaryFile() as log:
+    command = children.python("-m", worker, str(lifeline))
+    with tempfile.TemporaryFile() as log, children.guard() as guarded:
         before = machine.counters(children=True)
         child = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            pass_fds=[lifeline],
+            pass_fds=[lifeline, *files],
             start_new_session=True,
             env=_environment(engine) | _blas(job),
         )
+        guarded(-child.pid)
         result, late = b"", None
         try:
-            result, late = _answer(child, msgspec.json.encode(job) + b"\n", time_limit_s)
+            onlooker = watch.Onlooker(child.pid)
+            result, late = _answer(child, msgspec.json.encode(job) + b"\n", time_limit_s, onlooker)
         finally:
             _end(child)
             os.close(lifeline)
             os.close(ours)
         evidence = watch.since(before, machine.counters(children=True))
+        evidence = msgspec.structs.replace(evidence, held_ns=onlooker.held_ns)
         log.seek(0)
         text = log.read().decode(errors="replace")
     return _outcome(child, result, late, text, evidence)
@@ -102,20 +111,29 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _answer(child: subprocess.Popen[bytes], job: bytes, limit_s: float) -> tuple[bytes, Late | None]:
-    """What the worker wrote, or why it is not waited for any longer. Nobody looks at it before its limit."""
+def _answer(
+    child: subprocess.Popen[bytes], job: bytes, limit_s: float, onlooker: watch.Onlooker
+) -> tuple[bytes, Late | None]:
+    """What the worker wrote, or why it is not waited for any longer: it is looked at `LOOKS` times a limit.
+
+    A look that finds it held counts for nothing of its limit; how many there are in all is bounded all the same.
+    """
     told: bytes | None = job
-    onlooker, end = watch.Onlooker(child.pid), time.monotonic() + min(MOST_LIMITS * limit_s, limit_s + MOST_MORE_S)
-    patience = limit_s
-    while patience > 0:
+    pause, left = limit_s / LOOKS, LOOKS
+    for _ in range(int(LOOKS * min(MOST_LIMITS, 1 + MOST_MORE_S / limit_s))):
         try:
-            return child.communicate(told, timeout=patience)[0], None
+            answer = child.communicate(told, timeout=pause)[0]
         except subprocess.TimeoutExpired:
             told = None
-        if not onlooker.starved(limit_s):
+        else:
+            onlooker.held(pause)
+            return answer, None
+        held = onlooker.held(pause)
+        left -= not held
+        if not left and not onlooker.starved(limit_s):
             return b"", "hang"
-        patience = min(limit_s, end - time.monotonic())
-    return b"", "starved"
+        left = left or LOOKS
+    return b"", "stopped" if held else "starved"
 
 
 def _outcome(worker: subprocess.Popen[bytes], result: bytes, late: Late | None, log: str, whole: Evidence) -> Outcome:
@@ -135,7 +153,8 @@ def _outcome(worker: subprocess.Popen[bytes], result: bytes, late: Late | None, 
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
     known = Measured(checks=heard(lines))  # before it ended
-    return Outcome(status=late or _status(ended_by), pid=worker.pid, evidence=whole, failure=failure, measured=known)
+    status: Status = "starved" if late == "stopped" else late or _status(ended_by)
+    return Outcome(status=status, pid=worker.pid, evidence=whole, failure=failure, measured=known)
 
 
 def _status(ended_by: int) -> Status:

@@ -46,6 +46,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pressure_ns: int | None = None  # some task somewhere waited for a CPU (pressure-stall information, "some")
     mhz: float | None = None  # of the slowest CPU, at the end
     hot: int | None = None  # times a CPU was slowed because it was hot
+    stops: int = 0  # times that the worker, or a process that computed for it, was stopped and went on
+    held_ns: int = 0  # seen from outside: it was stopped, or the machine slept or stood still
     joules: dict[str, float] = {}  # by meter, of the whole machine
     limits_w: dict[str, float] = {}  # the power that each meter's part was held under, of those that say so
 
@@ -57,6 +59,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     power_source: str = "unknown"
     power_mode: str = "unknown"
     thermal: str = "unknown"
+    gpu_used: float | None = None  # share of the busiest GPU in use just after the worker, where the system says
     throttled_us: int = 0  # cgroup CPU throttling while the worker ran
     peak_rss_bytes: int = 0
     timed: Evidence | None = None  # what was counted around the timed parts alone

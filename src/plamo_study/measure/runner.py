@@ -366,6 +366,7 @@ class _Sweep:
         outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.worker)
         conditions = Conditions(
             load_1min=round(load, 2),
+            gpu_used=machine.gpu_used(),
             throttled_us=machine.throttled_us() - throttled,
             peak_rss_bytes=outcome.measured.peak_rss_bytes,
             timed=outcome.measured.evidence,

@@ -5,7 +5,7 @@ is disturbed is decided here too, from limits that selfcheck --disturb holds aga
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from math import nan
@@ -14,7 +14,16 @@ from typing import Any
 import msgspec
 import psutil
 
-from plamo_study.limits import LOAD_LIMIT, LONG_NS, OTHERS_LIMIT, STARVED_LIMIT, WAITED_LIMIT
+from plamo_study.limits import (
+    GPU_LIMIT,
+    LATE_S,
+    LOAD_LIMIT,
+    LONG_NS,
+    OTHERS_LIMIT,
+    PRESSURES,
+    STARVED_LIMIT,
+    WAITED_LIMIT,
+)
 from plamo_study.measure import energy, machine
 from plamo_study.measure.rows import Conditions, Evidence, Row
 
@@ -28,6 +37,7 @@ def timed(*helpers: int) -> Iterator[None]:
 
     `helpers`: pids of living processes that compute for this job; their CPU time and waiting are its own.
     """
+    stops(helpers)  # those until now are no part of it
     theirs, before, spent = _of_helpers(helpers), machine.counters(), energy.counted()
     yield
     total = energy.counted()
@@ -35,7 +45,7 @@ def timed(*helpers: int) -> Iterator[None]:
     joules = energy.between(spent, total, found.wall_ns / 1e9)
     after = _of_helpers(helpers)  # of one that ended meanwhile nothing is left to read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
-    told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran}
+    told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran, "stops": found.stops + stops(helpers)}
     told["others_ns"] = max((found.others_ns or 0) - ran, 0)
     told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
     limits_w = energy.limits() if joules else {}
@@ -55,10 +65,15 @@ def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
     return ran, waited
 
 
+def stops(helpers: Iterable[int]) -> int:
+    """How many of these processes were stopped or went on since this was asked last, of those this one started."""
+    return sum(machine.was_stopped(pid) for pid in helpers)
+
+
 def _account(pid: int) -> int:
     try:
         told = psutil.Process(pid).cpu_times()
-    except psutil.NoSuchProcess:
+    except psutil.Error:  # it is gone, or a zombie, of which macOS tells nothing
         return 0
     return int((told.user + told.system) * 1e9)
 
@@ -81,6 +96,7 @@ def take_over(parts: list[Evidence]) -> None:
         "waited_ns": None if None in waited else sum(each or 0 for each in waited),
         "involuntary": sum(part.involuntary for part in parts),
         "voluntary": sum(part.voluntary for part in parts),
+        "stops": sum(part.stops for part in parts),
     }
     _parts.append(msgspec.structs.replace(longest, **told))
 
@@ -113,7 +129,8 @@ def calm() -> bool:
     before = machine.counters()
     time.sleep(0.5)
     found = since(before, machine.counters())
-    return (found.others_ns or 0) <= OTHERS_LIMIT * found.wall_ns * found.cpus
+    busy = (found.others_ns or 0) > OTHERS_LIMIT * found.wall_ns * found.cpus
+    return not busy and not slowed(Conditions(load_1min=0.0, **machine.power()))
 
 
 def wait_until_calm(most_s: float) -> None:
@@ -127,10 +144,22 @@ class Onlooker:
     """Says of a worker that goes on for too long whether something kept it from computing."""
 
     def __init__(self, pid: int):
-        self.pid, self.waited_ns, self.before = pid, 0, machine.counters()
+        self.pid, self.waited_ns, self.own_ns, self.held_ns = pid, 0, 0, 0
+        self.before, self.looked_ns = machine.counters(), machine.awake_or_not_ns()
+
+    def held(self, pause_s: float) -> bool:
+        """Whether the worker is stopped now, or this look, `pause_s` seconds after the last one, comes late.
+
+        A look is late where the whole machine slept or stood still, or this very process was stopped.
+        """
+        now = machine.awake_or_not_ns()
+        gone, self.looked_ns = now - self.looked_ns, now
+        held = gone > (pause_s + LATE_S) * 1e9 or machine.is_stopped(self.pid)
+        self.held_ns += gone * held
+        return held
 
     def starved(self, limit_s: float) -> bool:
-        """Whether others kept the worker from computing since the last look.
+        """Whether others kept the worker from computing since the last time this was asked.
 
         A worker of one busy thread is not starved once it has had `limit_s` seconds of CPU time: that is progress
         enough. Of threads that spin while they wait for one another CPU time says nothing.
@@ -139,19 +168,19 @@ class Onlooker:
         meanwhile = since(self.before, now)
         self.before = now
         if threads is None:
-            return _crowded(self.pid, meanwhile)
+            return self._crowded(meanwhile)
         waited_ns = sum(waited for _, waited in threads.values())
         queued, self.waited_ns = (waited_ns - self.waited_ns) / meanwhile.wall_ns, waited_ns
         ran = sorted((ran for ran, _ in threads.values()), reverse=True)
         alone = sum(ran[1:]) < ALONE * ran[0]
         return queued > STARVED_LIMIT and not (alone and ran[0] >= limit_s * 1e9)
 
-
-def _crowded(pid: int, meanwhile: Evidence) -> bool:
-    """Where nobody counts how long threads wait: whether all CPUs were busy, and some of that with other processes."""
-    own = psutil.Process(pid).cpu_times()
-    busy = (meanwhile.others_ns or 0) / meanwhile.wall_ns
-    return busy > 0.95 * meanwhile.cpus and busy - (own.user + own.system) * 1e9 / meanwhile.wall_ns > STARVED_LIMIT
+    def _crowded(self, meanwhile: Evidence) -> bool:
+        """Where nobody counts how long threads wait: whether all CPUs were busy, and some of that with others."""
+        before, self.own_ns = self.own_ns, _account(self.pid)
+        ran = max(self.own_ns - before, 0)
+        busy = (meanwhile.others_ns or 0) / meanwhile.wall_ns
+        return busy > 0.95 * meanwhile.cpus and busy - ran / meanwhile.wall_ns > STARVED_LIMIT
 
 
 def others(conditions: Conditions) -> float | None:
@@ -174,8 +203,19 @@ def waited(conditions: Conditions) -> float | None:
     return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
 
 
+STOPPED, OTHERS, WAITED, LOAD = "stopped", "others", "waited", "load"
+BATTERY, LOW_POWER, HEAT, GPU = "battery", "low power", "heat", "GPU"
+
+
 def disturbed(rows: Iterable[Row]) -> set[str]:
-    """Keys of the rows of one journal beside whose worker something else computed, or kept it from computing.
+    """Keys of the rows of one journal that something disturbed; `causes` says what."""
+    return set(causes(rows))
+
+
+def causes(rows: Iterable[Row]) -> dict[str, str]:
+    """Of the rows of one journal that something disturbed: their keys, and what marks each.
+
+    Something else computed beside its worker or kept it from computing, it was stopped, or the machine was slow.
 
     Where processes of one cell wait for one another's threads, waiting says nothing of others: all its arrangements are
     judged by what others took, those that do not crowd too, or ratios between them would be taken from unlike blocks.
@@ -186,16 +226,31 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
     threads: dict[str, int] = {}
     for row in rows:
         threads[row.machine] = max(threads.get(row.machine, 1), row.cell.n_threads)
-    return {row.key for row in rows if _disturbed(row, threads[row.machine])}
+    return {row.key: cause for row in rows if (cause := _cause(row, threads))}
 
 
-def _disturbed(row: Row, threads: int) -> bool:
+def _cause(row: Row, threads: Mapping[str, int]) -> str:
+    """What disturbed a row first of all; "" for nothing."""
     if row.status == "starved":
-        return True
+        return WAITED
     if not row.cell.is_timed:
-        return False
-    conditions = row.conditions
+        return ""
+    conditions, on_gpu = row.conditions, getattr(row.cell, "n_gpu_layers", 0) != 0
     if conditions.whole is None:
-        return conditions.load_1min > threads + LOAD_LIMIT
-    queued = 0.0 if row.cell.crowds else waited(conditions) or 0.0
-    return queued > WAITED_LIMIT or (others(conditions) or 0.0) > OTHERS_LIMIT
+        return LOAD if conditions.load_1min > threads[row.machine] + LOAD_LIMIT else ""
+    if conditions.whole.held_ns or (conditions.timed and conditions.timed.stops):
+        return STOPPED
+    if (others(conditions) or 0.0) > OTHERS_LIMIT:
+        return OTHERS
+    if not row.cell.crowds and (waited(conditions) or 0.0) > WAITED_LIMIT:
+        return WAITED
+    return slowed(conditions) or (GPU if not on_gpu and (conditions.gpu_used or 0.0) > GPU_LIMIT else "")
+
+
+def slowed(conditions: Conditions) -> str:
+    """What makes the whole machine slower than it can be; "" for nothing that the system told of."""
+    if conditions.power_source == "battery":
+        return BATTERY
+    if conditions.power_mode == "low":
+        return LOW_POWER
+    return HEAT if conditions.thermal in PRESSURES[1:] else ""
