@@ -15,13 +15,15 @@ import tarfile
 import tomllib
 
 import pytest
+from darwin import GPU_LOG
 from typer.testing import CliRunner
 
 from plamo_study import paths
 from plamo_study.cli import main as cli, options
-from plamo_study.engine import builds as engines
+from plamo_study.engine import builds as engines, library
 from plamo_study.errors import StudyError
 from plamo_study.measure import defects, frame
+from plamo_study.models import casts
 
 HELLO = """\
 --- a/src/hello.cpp
@@ -60,6 +62,17 @@ def sources(tmp_path_factory):
     except StudyError as error:
         pytest.skip(f"pip cannot fetch the sdist here: {error.why}")
     return engines.unpack(sdist, tmp_path_factory.mktemp("sdist"))
+
+
+def test_the_names_this_project_knows_apple_s_backends_by_stand_in_the_sources(sources):
+    metal = sources / "ggml" / "src" / "ggml-metal"
+    backend, device = ((metal / name).read_text() for name in ("ggml-metal.cpp", "ggml-metal-device.m"))
+    assert f'#define GGML_METAL_NAME "{casts.ON_GPUS["Metal"]}"' in backend
+    for line in ('"%s: GPU name:   %s (%s)', '"%s: has tensor            = %s'):
+        assert line in device
+    assert library.has_tensor_units(GPU_LOG.splitlines(keepends=True)) == {"MTL0": True, "MTL1": False}
+    told = (sources / "src" / "llama.cpp").read_text().partition("llama_print_system_info")[2]
+    assert told.index("ggml_backend_reg_name(reg)") < told.index('" : "')
 
 
 def test_a_patch_is_applied_in_a_tree_inside_another_repository(tree):

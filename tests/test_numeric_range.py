@@ -223,15 +223,33 @@ def test_what_was_planted_below_every_limit_changes_no_logit(grid):
             assert max(finite) < study.FAR, (row["label"], phase)
 
 
-@pytest.mark.parametrize(("device", "backend"), [("CUDA0", "CUDA"), ("Vulkan1", "Vulkan"), ("MTL0", "Metal")])
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ({"name": "CUDA0"}, "CUDA"),
+        ({"name": "Vulkan1"}, "Vulkan"),
+        ({"name": "MTL0"}, "Metal"),
+        ({"name": "MTL0", "tensor": False}, "Metal"),
+        ({"name": "MTL0", "tensor": True}, casts.TENSOR),
+    ],
+)
 def test_weights_on_a_gpu_are_judged_by_its_backend(device, backend):
     for path in casts.PATHS:
-        assert casts.of_engine((), "x86_64", path, device) == backend
+        assert casts.of_engine((), "arm64", path, device) == backend
+
+
+def test_tensor_units_take_inputs_that_the_tiles_of_older_gpus_overflow():
+    assert casts.known_types([each for each in casts.load() if each.backend == casts.TENSOR]) == casts.known_types(
+        [each for each in casts.load() if each.backend == "Metal"]
+    )
+    for dtype in ("F32", "F16", "Q8_0", "Q4_K"):
+        assert casts.limit("Metal", dtype).limit == 65504
+        assert casts.limit(casts.TENSOR, dtype) is None
 
 
 def test_a_device_whose_casts_nobody_read_is_named():
     with pytest.raises(StudyError, match="ROCm0"):
-        casts.of_engine((), "x86_64", "mat-mul", "ROCm0")
+        casts.of_engine((), "x86_64", "mat-mul", {"name": "ROCm0"})
 
 
 def test_a_file_without_rotation_never_returns_on_the_cpu():

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
+from darwin import ENGINE as APPLE
 from gguf import GGMLQuantizationType
 
 from plamo_study.analysis import kernel_paths, stats
@@ -315,7 +316,7 @@ def test_kernels_have_names_on_x86_and_packing_displaces_the_tiled_one():
     assert kernel_paths.kernels(engine, "Q4_K") == "packed rows for both"
     assert kernel_paths.kernels(engine, "Q4_K", packed=False) == "tiled; dot products"
     assert kernel_paths.kernels(engine, "Q8_0") == "tinyBLAS; dot products"
-    assert kernel_paths.kernels(engine | {"build": "Metal : EMBED_LIBRARY = 1"}, "Q8_0") == ""
+    assert kernel_paths.kernels(APPLE, "Q8_0") == ""
 
 
 def test_the_known_packing_is_the_engines():

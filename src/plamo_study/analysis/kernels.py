@@ -7,6 +7,7 @@ ggml-metal-ops.cpp. It knows Q8_0 and the two backends named here, and says noth
 from dataclasses import dataclass
 from typing import Any
 
+from plamo_study.models.casts import ON_GPUS
 
 @dataclass(frozen=True)
 class Switch:
@@ -32,9 +33,14 @@ def weight_passes(n_seq: int, tile: int) -> int:
     return 2 if n_seq > tile and n_seq % tile else 1
 
 
-def switches(engine: dict[str, Any], dtype: str, most: int) -> list[Switch]:
-    """The known switches up to `most` columns, in order; none where the backend is not known."""
-    if engine["gpu_offload"] and "Metal" in engine["build"]:
+def switches(engine: dict[str, Any], dtype: str, most: int, on_gpu: bool = False) -> list[Switch]:
+    """The known switches up to `most` columns, in order; none where the backend is not known.
+
+    `on_gpu`: of weights that lie there.
+    """
+    if on_gpu:
+        if f"{ON_GPUS['Metal']} : " not in engine["build"]:
+            return []
         return [Switch(1, "matrix-vector to small-batch kernel"), Switch(8, "small-batch to matrix kernel")]
     tile = column_tile(engine, dtype)
     if tile is None:

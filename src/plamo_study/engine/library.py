@@ -6,9 +6,10 @@ which is why every measurement has its own process.
 
 import ctypes
 import hashlib
+import re
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -58,8 +59,13 @@ def describe() -> dict[str, Any]:
     } | _own_words()
 
 
-def gpus() -> list[dict[str, Any]]:
-    """The GPUs the loaded engine can compute on: of each the `name` ggml gives it, `chip`, `memory_bytes`."""
+def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The GPUs the loaded engine can compute on: of each the `name` ggml gives it, `chip`, `memory_bytes`.
+
+    `log`: what the engine said since before it was first asked anything; of a GPU on Metal it tells whether its tensor
+    units are used (`tensor`), which a system too old for them and an environment variable turn off.
+    """
+    tensor = has_tensor_units(log)
     base, registry = ggml("ggml-base"), ggml("ggml")
     registry.ggml_backend_dev_get.restype = ctypes.c_void_p
     registry.ggml_backend_dev_count.restype = ctypes.c_size_t
@@ -73,7 +79,14 @@ def gpus() -> list[dict[str, Any]]:
             base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
             name, chip = (getattr(base, f"ggml_backend_dev_{of}")(device).decode() for of in ("name", "description"))
             found.append({"name": name, "chip": chip, "memory_bytes": total.value})
+            found[-1] |= {"tensor": tensor[name]} if name in tensor else {}
     return found
+
+
+def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
+    """By the name of a GPU, whether Metal said that it uses its tensor units (ggml-metal-device.m)."""
+    told = re.findall(r"GPU name: +(\S+) .*?has tensor += (true|false)", "".join(log), re.DOTALL)
+    return {name: said == "true" for name, said in told}
 
 
 def _own_words() -> dict[str, Any]:

@@ -58,6 +58,7 @@ def begin() -> BinaryIO:
     os.environ["GGML_NO_BACKTRACE"] = "1"  # an assertion's text is enough; the backtrace costs seconds
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the engine prints is log, not result
+    machine.count_stops()
     threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     return answers
 
@@ -77,7 +78,9 @@ def _do(own: Mapping[str, Run], job: Job) -> Measured:
     if job.cell is None:
         from plamo_study.engine import library
 
-        return Measured(facts=library.describe() | {"gpus": library.gpus()})
+        log: list[str] = []
+        library.capture_log(log)
+        return Measured(facts=library.describe() | {"gpus": library.gpus(log)})
     if run := own.get(job.cell.workload):
         stage(job.cell.workload)
         return run(job.cell, Path(job.path), stage, *map(Path, job.others))

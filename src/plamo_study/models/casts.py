@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
@@ -18,6 +19,7 @@ from plamo_study.errors import StudyError
 TABLE = paths.PUBLISHED / "backend-casts.csv"
 BACKENDS = ("CPU x86", "CPU ARM", "Metal", "CUDA", "Vulkan")
 ON_GPUS = {"Metal": "MTL", "CUDA": "CUDA", "Vulkan": "Vulkan"}  # backend -> how ggml's names of its devices begin
+TENSOR = "Metal tensor units"  # of an M5 and later, where the engine says that it uses them
 BLAS = "OpenBLAS x86"  # of products with many columns only; the others are the CPU's
 PATHS = ("mat-vec", "mat-mul")
 ROUNDS_UP = 65520 / 65504  # F16 rounds to its largest number what lies below 65,520
@@ -110,18 +112,21 @@ def host(machine: str) -> str:
     return "CPU ARM" if machine.lower().startswith(("arm", "aarch")) else "CPU x86"
 
 
-def of_device(gpu: str) -> str:
-    """The backend of a GPU by the name ggml gives it ("CUDA0"); StudyError for one whose casts are not in the table."""
-    known = [name for name, start in ON_GPUS.items() if gpu.startswith(start)]
+def of_device(gpu: Mapping[str, Any]) -> str:
+    """The backend of a GPU by its fact: the `name` ggml gives it ("CUDA0"), and whether its `tensor` units are used.
+
+    StudyError for one whose casts are not in the table.
+    """
+    known = [name for name, start in ON_GPUS.items() if gpu["name"].startswith(start)]
     if not known:
-        raise StudyError(f"device {gpu}", "its backend's casts are not read", f"add lines to {TABLE.name}")
-    return known[0]
+        raise StudyError(f"device {gpu['name']}", "its backend's casts are not read", f"add lines to {TABLE.name}")
+    return TENSOR if gpu.get("tensor") else known[0]
 
 
-def of_engine(corrects: Sequence[str], machine: str, path: str, gpu: str = "") -> str:
+def of_engine(corrects: Sequence[str], machine: str, path: str, gpu: Mapping[str, Any] | None = None) -> str:
     """The backend that computes products of a path, by what a build adds and the machine it runs on.
 
-    `gpu`: the name ggml gives the device that holds the weights, "" where the CPU does; as for `of_device`.
+    `gpu`: the fact of the device that holds the weights, None where the CPU does; as for `of_device`.
     """
     if gpu:
         return of_device(gpu)

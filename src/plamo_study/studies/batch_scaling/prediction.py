@@ -111,8 +111,8 @@ def known_switches(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     Columns n_seq (before), what, model, `jump` and `shown`: slower, faster, or not found.
     """
     jumps, entries = analysis.jumps(rows), []
-    jumps = jumps[jumps["build"] == analysis.STOCK]
-    for switch in switches(engine(rows, facts), _dtype(rows), int(rows["n_seq"].max())):
+    jumps, on_gpu = jumps[jumps["build"] == analysis.STOCK], bool((rows["n_gpu_layers"] != 0).any())
+    for switch in switches(engine(rows, facts), _dtype(rows), int(rows["n_seq"].max()), on_gpu):
         for row in jumps[jumps["n_seq"] == switch.n_seq].to_dict("records"):
             shown = ("slower" if row["jump"].value > 1 else "faster") if row["found"] else "not found"
             entries.append({"n_seq": switch.n_seq, "what": switch.what, "model": row["model"], "jump": row["jump"]})

@@ -120,7 +120,7 @@ def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.Da
         if row["status"] != "ok":
             cells.append({"dtype": dtype, "observed": "failed", "agrees": False, "build": build})
             continue
-        gpu = facts[row["machine"]]["gpus"][0]["name"] if row["n_gpu_layers"] else ""
+        gpu = facts[row["machine"]]["gpus"][0] if row["n_gpu_layers"] else None
         for phase, path in PHASES.items():
             backend = casts.of_engine(corrects, machine, path, gpu)
             cells += [cell | {"build": build} for cell in _cells(row["series"], dtype, backend, phase)]

@@ -45,9 +45,9 @@ def recorded() -> list[Backend]:
         (machine,) = (recording.facts[name] for name in rows["machine"].unique())
         for (build, layers), own in rows[rows["build"] != ""].groupby(["build", "n_gpu_layers"], sort=False):
             on_cpu = NAMES.get(str(build), str(build))
-            name = casts.of_device(machine["gpus"][0]["name"]) if layers else on_cpu
+            name = casts.of_device(machine["gpus"][0]) if layers else on_cpu
             found.setdefault(name, Backend(name, own, recording.facts, evidence.chip(machine)))
-    return [found[name] for name in sorted(found, key=[*NAMES.values(), *casts.ON_GPUS, *found].index)]
+    return [found[name] for name in sorted(found, key=[*NAMES.values(), *casts.ON_GPUS, casts.TENSOR, *found].index)]
 
 
 def of(name: str) -> Backend | None:
