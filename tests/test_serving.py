@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
+from plamo_study.analysis import threshold
 from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import cells, server
@@ -26,10 +28,12 @@ from plamo_study.measure.process import work
 from plamo_study.measure.rows import Request
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
+from plamo_study.studies.collect import collect
 from plamo_study.studies.serving import analysis, client, judge, knee, load, metrics, plan
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 
 MS = 1_000_000
+RECORDED = cache(lambda: collect("11-serving", "recorded", "mini"))
 WORKER = "plamo_study.studies.serving.worker"
 needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
 needs_python = pytest.mark.skipif(not server.has_python_server(), reason="the extra [server] is not installed")
@@ -296,6 +300,57 @@ def test_goodput_counts_requests_that_keep_to_both_objectives():
 def test_the_knee_lies_between_the_last_rate_that_met_and_the_first_that_did_not():
     assert knee.bracket([4, 8, 6, 7], [1.0, 0.2, 0.95, 0.5]) == (6, 7)
     assert knee.bracket([4.0], [0.0])[0] != knee.bracket([4.0], [0.0])[0]
+
+
+def test_no_recorded_search_ends_with_a_bracket_that_is_turned_round():
+    found = analysis.knees(RECORDED().rows).dropna(subset=["met", "failed"])
+    assert len(found) > 10
+    assert (found["met"] < found["failed"]).all()
+
+
+def queue(rng, rate, speed, slots=4, n=16):
+    """The share of requests that a queue takes up in half of the time that it takes for each."""
+    free, due, kept = np.zeros(slots), np.cumsum(rng.exponential(1 / rate, n)), 0
+    for at in due:
+        first = free.argmin()
+        begins = max(at, free[first])
+        free[first] = begins + speed * rng.lognormal(0, 0.2)
+        kept += begins - at <= 0.5 * speed
+    return kept / n
+
+
+def searched(rng, speed):
+    """Rates and shares of a search by halves, as `knee.sought` makes it."""
+    low, high = 0.5 / speed, 8 / speed
+    for _ in range(knee.STEPS):
+        rate = (low * high) ** 0.5
+        share = queue(rng, rate, speed)
+        low, high = (rate, high) if share >= knee.ENOUGH else (low, rate)
+        yield rate, share
+
+
+def test_the_knee_s_interval_holds_the_true_knee_of_a_queue_as_often_as_it_says():
+    rng, rates = np.random.default_rng(1), np.geomspace(0.5, 8, 25)
+    shares = [np.mean([queue(rng, rate, 1.0) for _ in range(400)]) for rate in rates]
+    truth = float(np.exp(np.interp(-knee.ENOUGH, -np.array(shares), np.log(rates))))
+    found = []
+    for _ in range(150):
+        speeds = np.exp(0.03 * rng.standard_normal(8))
+        tried = [(*step, server) for server, speed in enumerate(speeds) for step in searched(rng, speed)]
+        found.append(threshold.threshold(*map(list, zip(*tried, strict=True)), knee.ENOUGH, 16))
+    assert np.mean([one.low <= truth <= one.high for one in found]) > 0.9
+    assert np.median([one.value for one in found]) == pytest.approx(truth, rel=0.05)
+
+
+def test_a_first_token_is_the_same_in_every_table():
+    rows = RECORDED().rows
+    told = analysis.predicted(rows)
+    told = told[told["what"] == "first token"]
+    every = analysis.usable_processes(rows)
+    for row in told.itertuples():
+        own = every[(every[analysis.CELL] == [getattr(row, name) for name in analysis.CELL]).all(axis=1)]
+        own = own.drop_duplicates("block", keep="last")
+        assert row.measured.value == pytest.approx(own["ttft"].median())
 
 
 # ------------------------------------------------------------------ judging

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -11,6 +12,7 @@ import pandas as pd
 
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.memo import once_a_frame
+from plamo_study.analysis.threshold import threshold
 from plamo_study.analysis.usable import of_cell, usable, verdict_of
 from plamo_study.measure.rows import Request
 from plamo_study.measure.serving import NEAR_TIE
@@ -134,8 +136,8 @@ def deaths(requests: Sequence[Request]) -> tuple[str, str] | None:
 def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     """Each server's first token and further tokens beside what the engine alone takes after a prompt of that length.
 
-    `what`: "first token" or "each further token"; `engine`, `measured` and `added` seconds (estimates), `ratio` of
-    measured over engine, paired by block. Of the difference `inside` (what llama-server takes by its own count beyond
+    `what`: "first token" or "each further token"; `engine`, `measured` and `added` seconds (estimates): `measured` of all
+    servers, `added` and `ratio` (of measured over engine) of the blocks that timed the engine too. Of the difference `inside` (what llama-server takes by its own count beyond
     the engine: sampling, scheduling, detokenizing) and `outside` (the rest: HTTP, the queue and the client), medians.
     """
     used = usable(rows)
@@ -163,11 +165,12 @@ def predicted(rows: pd.DataFrame) -> pd.DataFrame:
             if engine is None or (cell["server"] == "llama_cpp.server" and cell["n_clients"] > 1):
                 continue
             both = pd.concat([known[name], engine.rename("engine"), known[own].rename("own")], axis=1)
+            measured = stats.median(both[name].dropna().tolist())  # of every server, as everywhere on the page
             both = both.dropna(subset=[name, "engine"])
             if both.empty:
                 continue
             entry = {**cell, "what": what, "ratio": timing.paired_ratio(both[name], both["engine"])}
-            entry |= {"engine": stats.median(both["engine"].tolist()), "measured": stats.median(both[name].tolist())}
+            entry |= {"engine": stats.median(both["engine"].tolist()), "measured": measured}
             entry |= {"added": stats.median((both[name] - both["engine"]).tolist())}
             entry |= {"inside": float((both["own"] - both["engine"]).median())}
             entries.append(entry | {"outside": float((both[name] - both["own"]).median())})
@@ -219,20 +222,44 @@ def _while_full(row: Any) -> float:
 
 def knees(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a server whose knee was sought: `model`, `build`, `block`, `n` (requests of each rate that was tried),
-    `met` and `failed`: the highest rate that met the objectives and the lowest that did not, as requests really came;
-    `goodput`: requests a second that kept to them at the first.
+    `met` and `failed`: the highest rate asked for that met the objectives and the lowest that did not, which no search
+    by halves can turn round; `goodput`: requests a second that kept to them at the first.
     """
     entries = []
-    found = usable(rows)
-    found = found[(found["workload"] == "serving") & (found["pattern"] == "knee")]
-    for row in found.sort_values(["model", "build", "block"]).itertuples():
-        tried = row.series["rates"]
-        came = {rate: knee.came(row.n_requests, rate, number) for number, rate in enumerate(tried)}
-        met, failed = (came.get(rate, float("nan")) for rate in knee.bracket(tried, row.series["met"]))
+    for row in _sought(rows).itertuples():
+        met, failed = knee.bracket(row.series["rates"], row.series["met"])
         entry = {"model": row.model, "build": row.build, "block": row.block, "n": row.n_requests}
         kept = metrics.goodput(row.requests, knee.OBJECTIVES[row.scale])
         entries.append(entry | {"met": met, "failed": failed, "goodput": kept})
     return pd.DataFrame(entries, columns=["model", "build", "block", "n", "met", "failed", "goodput"])
+
+
+def knee_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a model and build: `knee`, requests a second at which ENOUGH of them are expected to meet the objectives.
+
+    Estimated from every load of every server: `servers` of them, `n` requests each. No interval where all servers were
+    asked by the same arrivals, as before each search had a seed of its own: what those drew is in every one of them.
+    """
+    entries = []
+    for (model, build), group in _sought(rows).groupby(["model", "build"]):
+        tried = [
+            (rate, share, number)
+            for number, row in enumerate(group.itertuples())
+            for rate, share in zip(row.series["rates"], row.series["met"], strict=True)
+        ]
+        n = int(group["n_requests"].iloc[0])
+        found = threshold(*map(list, zip(*tried, strict=True)), knee.ENOUGH, n)
+        seeds = [seed for series in group["series"] for seed in series.get("seed", [])]
+        if len(set(seeds)) < len(group):
+            found = replace(found, low=math.nan, high=math.nan)
+        entries.append({"model": model, "build": build, "n": n, "servers": len(group), "knee": found})
+    return pd.DataFrame(entries, columns=["model", "build", "n", "servers", "knee"])
+
+
+def _sought(rows: pd.DataFrame) -> pd.DataFrame:
+    found = usable(rows)
+    found = found[(found["workload"] == "serving") & (found["pattern"] == "knee")]
+    return found.sort_values(["model", "build", "block"])
 
 
 def tools(rows: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from plamo_study import progress
+from plamo_study import children, progress
 from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, server
 from plamo_study.measure.plan import MODELS, check_scale
@@ -241,9 +241,11 @@ def version(aiperf: Path) -> str:
 
 def _said(aiperf: Path, *arguments: str, folder: str | None = None) -> str:
     command = [str(aiperf.absolute()), *arguments]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipe = subprocess.PIPE
+    pipes: dict[str, Any] = {"stdout": pipe, "stderr": pipe, "text": True, "start_new_session": True}
     try:
-        with subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes) as child:
+        with children.guard() as guarded, subprocess.Popen(command, cwd=folder, **pipes) as child:
+            guarded(-child.pid)
             try:
                 out, err = child.communicate(timeout=LIMIT_S)
             except BaseException:

@@ -5,7 +5,6 @@ is the server's own count. Whatever goes wrong is told in the answer's `failure`
 """
 
 import asyncio
-import json
 import select
 import selectors
 import sys
@@ -13,15 +12,19 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import httpx2
+import msgspec
 
 from plamo_study.errors import StudyError
+from plamo_study.foreign import parsed
 
 Api = Literal["completions", "chat/completions"]
 MOST_BYTES = 16 << 20  # of a body; no answer that is asked for here is nearly as long
 MOST_LINE = 1 << 20  # bytes of one event
+MOST_TOLD = 4 << 20  # bytes that a server says of itself
+MOST_MORE = 1 << 14  # tokens of an answer by the server's count, beyond those that were asked for
 QUIET_S = 60.0  # without a byte: hung
 PATIENCE_S = 600.0  # for a whole answer
 SAID = 160  # characters of an error's text that are kept
@@ -48,6 +51,63 @@ def run(work: Coroutine[Any, Any, Found]) -> Found:
     """Run to the end, in a loop that sleeps exactly."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Exact())) as runner:
         return runner.run(work)
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+
+
+class Usage(msgspec.Struct):
+    """Tokens by the server's count."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+
+
+class Likely(msgspec.Struct):
+    """One of the likeliest tokens."""
+
+    logprob: float
+
+
+class Token(msgspec.Struct):
+    """A token of an answer, and the likeliest in its place."""
+
+    token: str
+    top_logprobs: list[Likely] | None = None
+
+
+class Logs(msgspec.Struct):
+    """Log probabilities: `content` of newer servers, the others of the old form."""
+
+    content: list[Token] | None = None
+    tokens: list[str] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class Said(msgspec.Struct):
+    """What a chat says, or thinks."""
+
+    content: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class Choice(msgspec.Struct):
+    """A piece of an answer: text of a completion, `delta` of a streamed chat, `message` of a whole one."""
+
+    text: str | None = None
+    delta: Said | None = None
+    message: Said | None = None
+    logprobs: Logs | None = None
+
+
+class Event(msgspec.Struct):
+    """What a server says at once, as far as it is looked at."""
+
+    error: Any = None
+    usage: Usage | None = None
+    timings: dict[str, Any] | None = None
+    choices: list[Choice] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,8 +201,9 @@ class Target:
 
 
 def client(target: Target) -> httpx2.AsyncClient:
-    """Connections to a server: as many as are asked for, no proxy, no redirect followed."""
-    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
+    """Connections to a server: as many as are asked for, no proxy, no redirect followed, nothing compressed."""
+    headers = {"Accept-Encoding": "identity"}
+    headers |= {"Authorization": f"Bearer {target.key}"} if target.key else {}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx2.Timeout(QUIET_S, pool=None)
     return httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False, follow_redirects=False)
@@ -163,7 +224,7 @@ async def ask(
         answer.failure = f"nothing came for {quiet_s:g} s"
     except httpx2.TransportError as error:
         answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except ValueError as error:
         answer.failure = f"malformed answer: {type(error).__name__}: {error}"[:SAID]
     answer.ended_ns = clock()
     return answer
@@ -177,15 +238,23 @@ async def ask_whole(web: httpx2.AsyncClient, target: Target, prompt: Prompt) -> 
     try:
         async with web.stream("POST", target.path, json=target.body(prompt, False, 0)) as reply:
             body = b"".join([part async for part in _bounded(reply)])
-            told = json.loads(body)
             if reply.status_code != 200:
                 raise ValueError(_status(reply.status_code, body))
-            choice, usage = told["choices"][0], told["usage"]
-            text = choice["message"]["content"] if "message" in choice else choice["text"]
-            return text or "", int(usage["prompt_tokens"]), int(usage["completion_tokens"])
-    except (httpx2.TransportError, ValueError, KeyError, TypeError, IndexError) as error:
+            told: Event = parsed(body, Event)
+            if not (told.choices and told.usage):
+                raise ValueError("no answer, or no count of its tokens")
+            choice = told.choices[0]
+            text = choice.message.content if choice.message else choice.text
+            return text or "", told.usage.prompt_tokens, told.usage.completion_tokens
+    except (httpx2.TransportError, ValueError) as error:
         why = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
         raise StudyError(target.path, f"no answer to a plain request ({why})", "look at the server's log") from None
+
+
+async def look(web: httpx2.AsyncClient, url: str) -> tuple[int, bytes]:
+    """Status and body of what a server says of itself there; ValueError as for every body."""
+    async with web.stream("GET", url) as reply:
+        return reply.status_code, b"".join([part async for part in _bounded(reply, MOST_TOLD)])
 
 
 async def _read(web: httpx2.AsyncClient, target: Target, answer: Answer, top: int, quiet_s: float) -> None:
@@ -204,45 +273,46 @@ async def _read(web: httpx2.AsyncClient, target: Target, answer: Answer, top: in
                 if data == b"[DONE]":
                     done = True
                     break
-                told = json.loads(data)
-                if "error" in told:
-                    answer.failure = f"the server says: {_words(told['error'])}"
+                told: Event = parsed(data, Event)
+                if told.error is not None:
+                    answer.failure = f"the server says: {_words(told.error)}"[:SAID]
                     return
                 _take(answer, told, stamp)
         if not done:
             answer.failure = "the stream ended before its end"
 
 
-def _take(answer: Answer, told: Mapping[str, Any], stamp: int) -> None:
-    """Add what one event says; empty texts are no chunks."""
-    if usage := told.get("usage"):
-        answer.n_prompt, answer.n_gen = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
-    if timings := told.get("timings"):
-        answer.timings = {name: float(value) for name, value in timings.items() if isinstance(value, int | float)}
-    for choice in told.get("choices") or ():
-        delta = choice.get("delta")
-        text = choice.get("text") if delta is None else delta.get("content")
-        if delta and not text and (delta.get("reasoning_content") or delta.get("reasoning")):
+def _take(answer: Answer, told: Event, stamp: int) -> None:
+    """Add what one event says; empty texts are no chunks. ValueError for a count of tokens that no answer has."""
+    if told.usage:
+        counted, asked = told.usage.completion_tokens, answer.prompt.n_gen
+        if counted > asked + MOST_MORE:
+            raise ValueError(f"{counted:,} tokens are counted where {asked:,} were asked for")
+        answer.n_prompt, answer.n_gen = told.usage.prompt_tokens, counted
+    if told.timings:
+        numbers = {name: value for name, value in told.timings.items() if isinstance(value, int | float)}
+        answer.timings = {name: float(value) for name, value in numbers.items()}
+    for choice in told.choices or ():
+        delta = choice.delta
+        text = choice.text if delta is None else delta.content
+        if delta and not text and (delta.reasoning_content or delta.reasoning):
             answer.thought += 1
         if text:
             answer.chunk_ns.append(stamp)
             answer.texts.append(text)
-        for token in _likeliest(choice.get("logprobs")):
-            answer.tokens.append(token[0])
-            answer.gaps.append(token[1])
+        for token, gap in _likeliest(choice.logprobs):
+            answer.tokens.append(token)
+            answer.gaps.append(gap)
 
 
-def _likeliest(told: Mapping[str, Any] | None) -> list[tuple[str, float]]:
+def _likeliest(told: Logs | None) -> list[tuple[str, float]]:
     """Each token's text, and by how much the likeliest led the second: of newer servers, and of the old form."""
     if not told:
         return []
-    if content := told.get("content"):
-        return [(each["token"], _gap([top["logprob"] for top in each.get("top_logprobs", ())])) for each in content]
-    tops = told.get("top_logprobs") or ()
-    return [
-        (token, _gap(list(top.values()) if top else []))
-        for token, top in zip(told.get("tokens") or (), tops, strict=False)
-    ]
+    if told.content:
+        return [(each.token, _gap([top.logprob for top in each.top_logprobs or ()])) for each in told.content]
+    pairs = zip(told.tokens or (), told.top_logprobs or (), strict=False)
+    return [(token, _gap(list(top.values()) if top else [])) for token, top in pairs]
 
 
 def _gap(logs: list[float]) -> float:
@@ -265,9 +335,11 @@ async def _events(reply: httpx2.Response, answer: Answer) -> AsyncGenerator[tupl
 
 
 async def _bounded(reply: httpx2.Response, most: int = MOST_BYTES) -> AsyncIterator[bytes]:
-    """The bytes of a body as they come; ValueError for more than are bearable."""
+    """The bytes of a body as they come; ValueError for more than are bearable, or for compressed ones."""
     size = 0
-    async for part in reply.aiter_bytes():
+    if (coding := reply.headers.get("Content-Encoding", "identity").lower()) != "identity":
+        raise ValueError(f"a body compressed with {coding[:20]}, which was not asked for")
+    async for part in reply.aiter_raw():
         size += len(part)
         if size > most:
             raise ValueError(f"a body of more than {most:,} bytes")
@@ -276,8 +348,8 @@ async def _bounded(reply: httpx2.Response, most: int = MOST_BYTES) -> AsyncItera
 
 def _status(code: int, body: bytes) -> str:
     try:
-        said = _words(json.loads(body).get("error", ""))
-    except (ValueError, AttributeError):
+        said = _words(parsed(body, Event).error or "")
+    except ValueError:
         said = body[:SAID].decode(errors="replace")
     return f"HTTP {code}: {said}"[:SAID]
 

@@ -155,7 +155,8 @@ def crowds(recording: Recording) -> Table:
         f"{escaped(found.model)}, {rounds} servers of each kind, in turn; a further token by the server's own count. "
         f"Recorded on {found.machine['chip']}."
     )
-    return table(analysis.crowds(found), columns, note)
+    beside = {"ratio": ("released", "patched"), "rates": ("rate_patched", "rate")}
+    return table(analysis.crowds(found), columns, note, beside)
 
 
 def _crowds(recording: Recording) -> crowd.Crowds | None:

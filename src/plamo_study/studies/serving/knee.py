@@ -39,18 +39,20 @@ OBJECTIVES = {"mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "w
 
 
 async def sought(
-    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float
+    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
 ) -> tuple[Loaded, list[tuple[float, float, float]]]:
     """The load at the highest rate that met the objectives (the lowest one tried where none did), and every step.
 
-    A step: the rate, the share of requests that met, and the client's lag in seconds.
+    A step: the rate, the share of requests that met, and the client's lag in seconds. `seed`: of the arrivals, another
+    for every server, or all of them are asked the same lucky or unlucky five loads.
     """
     low, high = LOWEST / alone_s, HIGHEST * cell.n_seq / alone_s
     best: Loaded | None = None
     steps = []
     for number in range(STEPS):
         rate = (low * high) ** 0.5
-        loaded = await load.opened(web, target, prompts, _arrivals(len(prompts), rate, number))
+        due = load.arrivals("poisson", len(prompts), rate, seed + number)
+        loaded = await load.opened(web, target, prompts, due)
         met = [OBJECTIVES[cell.scale].met(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
         share = sum(met) / len(prompts)
         steps.append((rate, share, loaded.late_ns / 1e9))
@@ -62,17 +64,8 @@ async def sought(
     return best, steps
 
 
-def _arrivals(n: int, rate: float, step: int) -> list[float]:
-    return load.arrivals("poisson", n, rate, step)
-
-
-def came(n: int, rate: float, step: int) -> float:
-    """Requests a second that really came in a step of the search: few drawn gaps are not their mean."""
-    return (n - 1) / _arrivals(n, rate, step)[-1]
-
-
 def bracket(rates: Sequence[float], met: Sequence[float]) -> tuple[float, float]:
-    """The highest rate that met and the lowest that did not; NaN where no rate did the one or the other."""
+    """The highest rate asked for that met and the lowest that did not; NaN where no rate did the one or the other."""
     nan = float("nan")
     good = [rate for rate, share in zip(rates, met, strict=True) if share >= ENOUGH]
     bad = [rate for rate, share in zip(rates, met, strict=True) if share < ENOUGH]

@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ import numpy as np
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
+from plamo_study.foreign import parsed
 from plamo_study.studies.serving import client, judge, load, questions
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 from plamo_study.studies.serving.load import Loaded
@@ -47,10 +49,23 @@ LEVERS: Mapping[Phase, str] = {
     "cannot tell": "probe again when the server is quiet, or for longer lengths",
 }
 LATE = "it had not ended when its time was over"
-GRACE_S = 10.0  # for requests that are on their way when the time is over
+GRACE_S = 10.0  # for requests that are on their way when the time is over; less where that is more than half of it
 MET = 2  # requests that say how a server is asked
 Say = Callable[[str], None]
 Found = TypeVar("Found")
+
+
+class Model(msgspec.Struct):
+    """A model as a server lists it."""
+
+    id: str = ""
+    owned_by: str = ""
+
+
+class Models(msgspec.Struct):
+    """The models that a server lists."""
+
+    data: list[Model]
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -170,8 +185,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_loopback(url: str) -> bool:
     """Whether a URL leads to this machine and nowhere else, whatever names resolve to."""
-    host = urlsplit(url).hostname or ""
     try:
+        host = urlsplit(url).hostname or ""
         return host in LOOPBACK or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
@@ -179,12 +194,13 @@ def is_loopback(url: str) -> bool:
 
 def check_url(url: str) -> str:
     """The address without a path; StudyError for what is no address of a server."""
-    parts = urlsplit(url)
     try:
-        port_is_right = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_right = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_right:
+        parts = urlsplit(url)
+        httpx2.URL(url)
+        right = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except (ValueError, httpx2.InvalidURL):
+        right = False
+    if not right:
         raise StudyError(f"URL {url!r}", "is no http or https address", "plamo-study probe http://127.0.0.1:8080")
     if parts.username or parts.password:
         raise StudyError("URL", "carries a password, which would stand in the report", "give the key by environment")
@@ -201,7 +217,7 @@ def rightness(ask: Ask) -> Rightness:
 
     async def asked() -> Rightness:
         async with client.client(ask.target) as web:
-            target, _ = await _met(web, ask.target)
+            target, _ = await _met(web, ask)
             return await _right(web, replace(ask, target=target), time.monotonic() + ask.seconds, [0])
 
     return client.run(asked())
@@ -211,15 +227,17 @@ async def _probe(ask: Ask, say: Say) -> Report:
     begin = time.monotonic()
     until = begin + ask.seconds
     async with client.client(ask.target) as web:
-        target, server = await _met(web, ask.target)
+        target, server = await _met(web, ask)
         ask = replace(ask, target=target)
         counted = [MET]
         say("the same prompts alone and together")
         half = begin + ask.seconds / 2
-        right = await _in_time(_right(web, ask, half, counted), half, Rightness(verdict="cannot tell", why=LATE))
+        grace = min(GRACE_S, ask.seconds / 2)
+        late = Rightness(verdict="cannot tell", why=LATE)
+        right = await _in_time(_right(web, ask, half, counted), half + grace, late)
         say("prompt, answer and load changed one at a time")
         bound = Binding(verdict="cannot tell", why=LATE, lever=LEVERS["cannot tell"])
-        phase = await _in_time(_phase(web, ask, until, counted), until, bound)
+        phase = await _in_time(_phase(web, ask, until, counted), until + grace, bound)
     spent = time.monotonic() - begin
     return Report(
         url=target.url, server=server, model=target.model, budget=ask.budget(), requests=counted[0],
@@ -228,26 +246,38 @@ async def _probe(ask: Ask, say: Say) -> Report:
 
 
 async def _in_time(work: Coroutine[Any, Any, Found], until: float, otherwise: Found) -> Found:
-    """What comes of some work, or something else where it does not end soon after its time."""
+    """What comes of some work, or something else where it has not ended by then."""
     try:
-        async with asyncio.timeout(max(until - time.monotonic(), 0.0) + GRACE_S):
+        async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
             return await work
     except TimeoutError:
         return otherwise
 
 
-async def _met(web: httpx2.AsyncClient, target: Target) -> tuple[Target, str]:
+async def _met(web: httpx2.AsyncClient, ask: Ask) -> tuple[Target, str]:
     """The target with the model and the interface it offers, and what kind of server it is, where that can be told."""
-    server, model = "unknown", target.model
     try:
-        reply = await web.get(f"{target.url}/v1/models")
-        found = reply.json()["data"][0] if reply.status_code == 200 else {}
-        server, model = SERVERS.get(str(found.get("owned_by")), "unknown"), model or str(found.get("id", ""))
+        async with asyncio.timeout(ask.seconds / 2):
+            return await _greeted(web, ask.target)
+    except TimeoutError:
+        why = f"has answered nothing to its end after {ask.seconds / 2:g} s"
+        raise StudyError(ask.target.url, why, "give it longer with --seconds") from None
+
+
+async def _greeted(web: httpx2.AsyncClient, target: Target) -> tuple[Target, str]:
+    where = f"{target.url}/v1/models"
+    try:
+        status, body = await client.look(web, where)
     except httpx2.TransportError as error:
         raise StudyError(target.url, f"does not answer ({type(error).__name__})", "start the server first") from None
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
-        pass
-    target = replace(target, model=model, usual=KNOWN.get(server, {}))
+    except ValueError as error:
+        raise StudyError(where, f"gives {error}", "name the server's own address") from None
+    found = Model()
+    with suppress(ValueError):  # not every server lists its models
+        listed: Models = parsed(body, Models)
+        found = listed.data[0] if status == 200 and listed.data else found
+    server = SERVERS.get(found.owned_by, "unknown")
+    target = replace(target, model=target.model or found.id, usual=KNOWN.get(server, {}))
     tried = Prompt("hello", "Hello", 1)
     for api in ("completions", "chat/completions"):
         candidate = replace(target, api=api)  # type: ignore[arg-type] # one of the two

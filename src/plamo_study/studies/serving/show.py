@@ -121,27 +121,29 @@ def _loaded(rows: pd.DataFrame) -> list[str]:
     lines = []
     for who, group in load_curves(rows).groupby("who", sort=False):
         best = max(group.to_dict("records"), key=lambda row: row["throughput"].value)
-        shown = {row["n_clients"]: row for row in (group.iloc[0].to_dict(), best, group.iloc[-1].to_dict())}
+        best = best | {"throughput": stats.selected(best["throughput"], len(group))}
+        shown = {row["n_clients"]: row for row in (group.iloc[0].to_dict(), group.iloc[-1].to_dict(), best)}
         if len(shown) > 1:
             told = [f"{significant(3)(row['throughput'])} with {n} at a time" for n, row in sorted(shown.items())]
+            told[sorted(shown).index(best["n_clients"])] += f" ({sentences.among(best['throughput'], 'loads')})"
             lines.append(f"{escaped(str(who))}: {', '.join(told)}")
     return ["**What load buys**, tokens a second: " + "; ".join(lines) + "."] if lines else []
 
 
 def _knees(recording: Recording) -> list[str]:
-    found = analysis.knees(recording.rows)
+    found = analysis.knee_of(recording.rows)
     if found.empty:
         return []
-    said = []
-    for (model, build), group in found.groupby(["model", "build"]):
-        rates = " and ".join(f"{rate:.2g}" if rate == rate else "none" for rate in group["met"])
-        if len(group) >= stats.ENOUGH:
-            rates = f"{stats.median(group['met'].fillna(0.0).tolist()):.2g} (median of {len(group)} servers)"
-        said.append(f"{escaped(str(model))} ({_build(str(build))}): {rates} requests a second")
-    wanted, n = knee.OBJECTIVES[recording.scale], int(found["n"].iloc[0])
-    how = f"{math.ceil(knee.ENOUGH * n)} of {n} requests had their first token within {wanted.ttft_s * MS:.0f} ms and, "
+    said = [
+        f"{escaped(str(row.model))} ({_build(str(row.build))}): {row.knee:.2g} requests a second"
+        for row in found.itertuples()
+    ]
+    if any(math.isnan(row.knee.low) for row in found.itertuples()):
+        said[-1] += ". Every server was asked by the same arrivals, so no interval holds"
+    wanted = knee.OBJECTIVES[recording.scale]
+    how = f"{knee.ENOUGH:.0%} of requests get their first token within {wanted.ttft_s * MS:.0f} ms and, "
     how += f"in the mean, a further one every {wanted.tpot_s * MS:.0f} ms"
-    return [f"**The knee**, the highest rate tried at which {how}: " + "; ".join(said) + "."]
+    return [f"**The knee**, the rate up to which {how}: " + "; ".join(said) + "."]
 
 
 def contaminated(recording: Recording) -> pd.DataFrame:
@@ -244,7 +246,7 @@ def prediction(recording: Recording) -> Table:
     """The engine beside the server, and where the difference lies: in the server by its own count, or outside."""
     note = "In the server: all that llama-server counts beyond the engine's time: sampling, scheduling, making text, a "
     note += "longer context, neighbours' prompts. Outside: HTTP, the line, and the client. Below zero it is noise."
-    return table(_predictions(recording), _PREDICTED, note)
+    return table(_predictions(recording), _PREDICTED, note, {"ratio": ("measured", "engine")})
 
 
 def _predictions(recording: Recording) -> pd.DataFrame:
@@ -277,7 +279,11 @@ def crowds(recording: Recording) -> Table:
         "places. The client and the server's threads share the machine's cores. CPU: at least; threads that are gone "
     )
     note += "are not counted."
-    return table(analysis.waiting(recording.rows), columns, note)
+    found = analysis.waiting(recording.rows)
+    keys = ["model", "build", "n_seq"]
+    full = found[found["waits"] == 0].set_index(keys)["token"]
+    none = [full.get(key) for key in found[keys].itertuples(index=False, name=None)]
+    return table(found.assign(none=none), columns, note, {"ratio": ("token", "none")})
 
 
 def knees(recording: Recording) -> Table:
@@ -291,7 +297,8 @@ def knees(recording: Recording) -> Table:
         "goodput": ("goodput where it was met", ".3g"),
         "n": ("requests of each rate", ""),
     }
-    return table(analysis.knees(recording.rows), columns, "A line a server. Rates are those at which requests came.")
+    note = "A line a server. Rates are those asked for; so few requests came up to a quarter off."
+    return table(analysis.knees(recording.rows), columns, note)
 
 
 def tools(recording: Recording) -> Table:

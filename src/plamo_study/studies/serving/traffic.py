@@ -14,6 +14,8 @@ from plamo_study.errors import StudyError
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Target
 
+LOOK_S = 30.0  # for one look
+
 # What each phase is called there: counters, in seconds and tokens.
 SECONDS: dict[str, dict[str, str]] = {
     "llama-server": {
@@ -60,12 +62,17 @@ async def look(web: httpx2.AsyncClient, target: Target) -> dict[str, float]:
     """The numbers of a server's /metrics by name. StudyError where it has none or does not answer."""
     where = f"{target.url}/metrics"
     try:
-        reply = await web.get(where)
+        async with asyncio.timeout(LOOK_S):
+            status, body = await client.look(web, where)
+    except TimeoutError:
+        raise StudyError(where, f"has no end after {LOOK_S:g} s", "probe without --watch") from None
     except httpx2.TransportError as error:
         raise StudyError(where, f"does not answer ({type(error).__name__})", "start the server first") from None
-    if reply.status_code != 200:
-        raise StudyError(where, f"HTTP {reply.status_code}", "llama-server shows it when started with --metrics")
-    return parsed(reply.text)
+    except ValueError as error:
+        raise StudyError(where, f"gives {error}", "probe without --watch") from None
+    if status != 200:
+        raise StudyError(where, f"HTTP {status}", "llama-server shows it when started with --metrics")
+    return parsed(body.decode(errors="replace"))
 
 
 def parsed(text: str) -> dict[str, float]:

@@ -5,6 +5,7 @@ requests that were in flight carry how it ended.
 """
 
 import os
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ class Done:
     ended: str
     steps: list[tuple[float, float, float]]  # of the search for the knee: rate, share that met the objectives, lag
     switches: int = 0  # how often the server's threads were put on a CPU under the load; 0 where nobody counts
+    seed: int = 0  # of the arrivals of that search
 
 
 def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -48,7 +50,7 @@ def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
     "answer_ms" as llama-server says itself, "differs" the token from which the answer is another than alone (-1: none)
     and "gap" by how much the likeliest token led there (nats). "lag" (s): the client's, median, 95th percentile, most.
     "floor" (s): empty requests. "switches": how often the server's threads were put on a
-    CPU. "rates", "met", "late": the search for the knee.
+    CPU. "rates", "met", "late": the search for the knee, "seed" of its arrivals.
     """
     asked = questions.prompts(path, min(cell.n_requests, DISTINCT), cell.n_prompt, cell.n_gen, cell.seed)
     stage("start")
@@ -109,10 +111,12 @@ async def _loaded(
         stage("serve")
         requests = [Prompt(f"{n}", asked[n % len(asked)].text, cell.n_gen) for n in range(cell.n_requests)]
         steps: list[tuple[float, float, float]] = []
+        seed = 0
         before = machine.timeslices(running.process.pid)
         with watch.timed(running.process.pid):
             if cell.pattern == "knee":
-                loaded, steps = await knee.sought(web, target, requests, cell, median(map(_seconds, alone)))
+                seed = secrets.randbits(32)
+                loaded, steps = await knee.sought(web, target, requests, cell, median(map(_seconds, alone)), seed)
             elif cell.n_clients:
                 loaded = await load.closed(web, target, requests, cell.n_clients)
             else:
@@ -123,7 +127,7 @@ async def _loaded(
         if cell.server == "llama_cpp.server":
             for n, answer in enumerate(loaded.answers):
                 answer.n_prompt, answer.n_gen = counts[asked[n % len(asked)].id][1:]
-    return Done(alone, loaded, floor, ended, steps, switches)
+    return Done(alone, loaded, floor, ended, steps, switches, seed)
 
 
 async def _empty(web: httpx2.AsyncClient, url: str) -> float:
@@ -163,6 +167,7 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
     }
     if done.steps:
         series |= {name: [step[i] for step in done.steps] for i, name in enumerate(("rates", "met", "late"))}
+        series["seed"] = [float(done.seed)]
     return Measured(
         samples_ns=[[answer.ended_ns - answer.due_ns for answer in answers if not answer.failure]],
         warmup_ns=[answer.ended_ns - answer.sent_ns for answer in done.alone],
