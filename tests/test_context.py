@@ -33,6 +33,7 @@ from plamo_study.studies.context import (
     prediction as context_prediction,
     show,
     show_memory as memory,
+    values as context_values,
     workload as depth,
 )
 
@@ -609,3 +610,24 @@ def test_a_drift_candidate_is_its_reference_when_nothing_differs():
     assert found.valid
     assert SimpleNamespace(**found.checks).second_path_error < 0.01
     assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4
+
+
+# ------------------------------------------------------------------ other values in the same tensors
+
+
+def test_a_model_that_is_slower_with_other_values_is_said_to_be():
+    rng = np.random.default_rng(0)
+
+    def rows(model, factor):
+        for block in range(5):
+            noise = 1 + 0.01 * rng.standard_normal()
+            parts = [int(1e9 * factor * noise)] * 2
+            yield {"model": model, "label": "few", "flash_attn": "on", "type_k": "f16", "type_v": "f16", "block": block,
+                   "workload": "depth", "text": "", "n_ubatch": 512, "n_gen": 1, "samples_ns": [parts, parts],
+                   "series": {"part_depth": [0, 2048], "step_depth": [1, 2049]}}  # fmt: skip
+
+    data = pd.DataFrame([*rows("m*", 1.0), *rows("m-lifelike*", 1.0), *rows("m-denormal*", 1.3)])
+    data = data.assign(verdict="valid", anchor=False, drift=0.0, disturbed=False)
+    found = context_values.by_values(data).groupby("values")["same"]
+    assert set(found.get_group("lifelike")) == {"holds"}
+    assert set(found.get_group("denormal")) == {"does not hold"}

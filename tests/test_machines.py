@@ -14,7 +14,7 @@ from plamo_study.studies import registry
 from plamo_study.studies.machines import analysis, gpu, show
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
-         "type_k": "f16", "type_v": "f16", "attention": "on"}  # fmt: skip
+         "type_k": "f16", "type_v": "f16", "attention": "on", "read": 1e9}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +40,15 @@ def test_machines_that_reach_the_same_share_foretell_one_another_exactly():
 def test_a_machine_twice_as_far_from_its_ceiling_is_missed_by_two():
     found = pd.DataFrame([line("a", 0.10, 0.05), line("b", 0.60, 0.15)])
     assert analysis.predicted(found)["ratio"].iloc[0].value == pytest.approx(2.0)
+
+
+def test_beside_a_forecast_stands_what_the_bandwidths_alone_say():
+    """The other machine reads half as fast and multiplies as fast: a step waits for one, a prompt for the other."""
+    step = [line("a", 0.10, 0.05), line("b", 0.20, 0.10, read=0.5e9)]
+    prompt = [line("a", 1.0, 0.5, phase="prefill"), line("b", 1.0, 0.5, phase="prefill", read=0.5e9)]
+    told = analysis.predicted(pd.DataFrame([*step, *prompt])).set_index("phase")
+    assert told["ratio"].map(lambda ratio: ratio.value).tolist() == pytest.approx([1.0, 1.0])
+    assert told["read"].to_dict() == {"decode": pytest.approx(1.0), "prefill": pytest.approx(0.5)}
 
 
 @pytest.mark.parametrize(

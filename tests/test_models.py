@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 
 from plamo_study.errors import StudyError
-from plamo_study.models import registry, synthetic, tensors
+from plamo_study.models import registry, synthetic, tensors, values
 
 MINIS = ("plamo-2-1b", "plamo-3-nict-2b")
+F32 = gguf.GGMLQuantizationType.F32
 RANDOM = {  # what random weights in the shapes of the embedded models hash to, on any machine
     ("plamo-2-1b", "F32"): "704d78f6e2099eadd727fa350b0605b70875d3c7a8899a09dc372f2f40d19275",
     ("plamo-2-1b", "F16"): "3cdcf771360450e566a01e902257fccd0ee66bc2ee1a7f7c9e82df098d67ff13",
@@ -117,6 +119,29 @@ def test_a_broken_registry_names_the_file(tmp_path: Path, text: str):
 @pytest.mark.parametrize("name", MINIS)
 def test_minis_have_the_pinned_hash(minis: dict[tuple[str, str], Path], name: str, dtype: str):
     assert tensors.sha256(minis[name, dtype]) == RANDOM[name, dtype]
+
+
+@pytest.mark.parametrize("kind", [values.LIFELIKE, values.DENORMAL])
+@pytest.mark.parametrize("name", MINIS)
+def test_other_values_lie_in_the_same_tensors(minis: dict[tuple[str, str], Path], tmp_path: Path, name: str, kind: str):
+    spec = replace(registry.spec(name, "mini"), values=kind)
+    other = synthetic.write(spec, "Q8_0", tmp_path / "other.gguf")
+    usual = minis[name, "Q8_0"]
+    assert tensors.tensor_table(other) == tensors.tensor_table(usual)
+    assert tensors.sha256(other) != tensors.sha256(usual)
+    assert synthetic.write(spec, "Q8_0", tmp_path / "again.gguf").read_bytes() == other.read_bytes()
+    read = {tensor.name: tensor.data for tensor in gguf.GGUFReader(other).tensors if tensor.tensor_type == F32}
+    tiny = {key for key, data in read.items() if ((data != 0) & (np.abs(data) < np.finfo(np.float32).tiny)).any()}
+    assert bool(tiny) == (kind == values.DENORMAL)
+    assert all(np.isfinite(data).all() for data in read.values())
+
+
+@pytest.mark.parametrize("model", ["plamo-2-1b", "plamo-3-nict-2b"])
+def test_a_model_that_is_like_another_has_its_shape_and_says_what_differs(model: str):
+    usual, other = (registry.spec(f"{model}{end}", "shape") for end in ("", "-lifelike"))
+    assert other.tensor_shapes() == usual.tensor_shapes()
+    assert any("lifelike" in text for text in other.assumptions)
+    assert not other.hub
 
 
 def test_another_seed_gives_other_weights_and_the_same_table(minis: dict[tuple[str, str], Path], tmp_path: Path):

@@ -26,7 +26,7 @@ OUTLIER_EVERY, OUTLIER = 64, 4.0  # inputs, and how many times as heavy one of t
 NORM_SPREAD = 0.1
 TINY = 1e-39  # below the least normal float32
 SHARP = 5.0  # of query and key norms: scores spread by 25, and most lie 87 below the largest
-QUIET = 0.05  # of what attention adds: so sharp a one would make every rounding a large difference
+QUIET = 0.03  # of what attention adds: so sharp a one would make every rounding a large difference
 TINY_EVERY = 4
 CHUNK = 1 << 22  # weights drawn at a time
 
