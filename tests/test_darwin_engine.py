@@ -1,17 +1,21 @@
 """What starts processes, servers and the engine on macOS: never with what is not theirs, never waiting for ever."""
 
+import subprocess
+import sys
 from math import isnan
 
 import pytest
 from conftest import HYBRID, mini, mini_file
 from misbehaving import as_llama_server
 from test_replicas import replicas, run
+from test_workers import outcome
 
 from plamo_study.crosscheck import llama_bench
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
+from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import analysis, replica
 
 pytestmark = pytest.mark.timeout(100)
@@ -79,3 +83,22 @@ def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tm
     assert told.replace(" --metrics", "") in " ".join(beside)
     alone = server.environment("llama_cpp.server", None, layers)
     assert (alone.get("GGML_METAL_DEVICES") == "0") == (layers == 0)
+
+
+# ---------------------------------------------------------------- workers
+
+
+def test_an_abort_that_a_study_expects_starts_no_crash_report(mac):
+    """The system reports who ends by a signal. An exit code tells as much."""
+    code = "import os\nfrom plamo_study.measure import machine\nmachine.report_no_abort()\nos.abort()"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode > 0
+    found = outcome(mini("prefill", n_prompt=512, n_seq=6, policy="packed"))
+    assert (found.status, found.failure.signal, found.failure.exit_code) == ("abort", "SIGABRT", None)
+    assert "GGML_ASSERT(" in found.failure.message
+
+
+def test_a_load_that_cannot_be_made_cold_is_no_row_of_a_cold_one(mac):
+    found = outcome(mini("decode", n_gen=4, cold=True))
+    assert found.status == "error"
+    assert "cold" in found.failure.message
+    assert not any(getattr(cell, "cold", False) for cell in quantization.modes("mini").cells)

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from plamo_study.errors import StudyError
 from plamo_study.limits import PRESSURES
 
 MACOS = sys.platform == "darwin"
@@ -255,11 +256,36 @@ def mapped(path: Path) -> int | None:
     return sum(each.pss for each in maps if each.path == str(path.resolve()))
 
 
+def drops_pages() -> bool:
+    """Whether the system can be asked to forget a file's cached pages; macOS cannot."""
+    return hasattr(os, "posix_fadvise")
+
+
 def drop_pages(path: Path) -> None:
-    """Have the system forget a file's cached pages, where it can be asked (not on macOS): they come anew, elsewhere."""
-    if hasattr(os, "posix_fadvise"):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    """Have the system forget a file's cached pages: they come anew, elsewhere. StudyError where it cannot be asked."""
+    if not drops_pages():
+        raise StudyError(str(path), "this system forgets no cached pages: a cold load would be warm", "measure on Linux")
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def report_no_abort() -> None:
+    """Let an abort of this process be an exit code on a Mac, where each signal that dumps core starts a crash report.
+
+    Seconds of others' work beside what is measured next, for every abort that a study expects. What every handler may
+    do is `_exit`, and it is the handler itself: the code is the signal's number. `ended_by` reads it.
+    """
+    if MACOS:
+        import ctypes  # for this alone: a handler in Python runs when abort() has given up
+
+        system = ctypes.CDLL(None)
+        system.signal.argtypes, system.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+        system.signal(signal.SIGABRT, ctypes.cast(system._exit, ctypes.c_void_p))
+
+
+def ended_by(code: int) -> int:
+    """The signal that ended a worker, by its exit code; 0 for none."""
+    return -code if code < 0 else int(signal.SIGABRT) if MACOS and code == signal.SIGABRT else 0
 
 
 @contextmanager

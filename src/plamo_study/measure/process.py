@@ -1,10 +1,12 @@
-"""One worker process from spawn to outcome. Every way it can end is an outcome; none is an exception."""
+"""One worker process from spawn to outcome. Every way it can end is an outcome; `Cut` says that it did not end."""
 
+import math
 import os
 import re
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +37,10 @@ MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: so many of
 ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
 
 
+class Cut(Exception):
+    """The time for measuring was up before a worker had ended. It was killed, and nothing is known of its cell."""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker ended: its result, or its failure with the stage it was in."""
 
@@ -51,7 +57,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def work(
-    job: msgspec.Struct, time_limit_s: float, engine: str = "", worker: str = WORKER, files: Sequence[int] = ()
+    job: msgspec.Struct,
+    time_limit_s: float,
+    engine: str = "",
+    worker: str = WORKER,
+    files: Sequence[int] = (),
+    ends_at: float = math.inf,
 ) -> Outcome:
     """Spawn a worker for `job` and wait; past `time_limit_s` seconds it is killed and the outcome is a hang.
 
@@ -60,7 +71,8 @@ def work(
     does one that was stopped, or whose machine slept: that time is not its own.
 
     `engine`: folder of another build of llama.cpp's libraries than the one in use. `worker`: module that takes the job.
-    `files`: numbers of open files that it gets, under the same numbers.
+    `files`: numbers of open files that it gets, under the same numbers. `ends_at`: when it is waited for no longer, by
+    time.monotonic(); Cut is raised then.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
     command = children.python("-m", worker, str(lifeline))
@@ -79,7 +91,7 @@ def work(
         result, late = b"", None
         try:
             onlooker = watch.Onlooker(child.pid)
-            result, late = _answer(child, msgspec.json.encode(job) + b"\n", time_limit_s, onlooker)
+            result, late = _answer(child, msgspec.json.encode(job) + b"\n", time_limit_s, onlooker, ends_at)
         finally:
             _end(child)
             os.close(lifeline)
@@ -112,7 +124,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _answer(
-    child: subprocess.Popen[bytes], job: bytes, limit_s: float, onlooker: watch.Onlooker
+    child: subprocess.Popen[bytes], job: bytes, limit_s: float, onlooker: watch.Onlooker, ends_at: float
 ) -> tuple[bytes, Late | None]:
     """What the worker wrote, or why it is not waited for any longer: it is looked at `LOOKS` times a limit.
 
@@ -122,9 +134,11 @@ def _answer(
     pause, left = limit_s / LOOKS, LOOKS
     for _ in range(int(LOOKS * min(MOST_LIMITS, 1 + MOST_MORE_S / limit_s))):
         try:
-            answer = child.communicate(told, timeout=pause)[0]
+            answer = child.communicate(told, timeout=min(pause, max(ends_at - time.monotonic(), 0)))[0]
         except subprocess.TimeoutExpired:
             told = None
+            if time.monotonic() >= ends_at:
+                raise Cut from None
         else:
             onlooker.held(pause)
             return answer, None
@@ -144,7 +158,7 @@ def _outcome(worker: subprocess.Popen[bytes], result: bytes, late: Late | None, 
     stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
     asserts = [line for line in lines if ASSERT.search(line)]
     errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]
-    ended_by = -worker.returncode if worker.returncode < 0 else 0
+    ended_by = machine.ended_by(worker.returncode)
     failure = Failure(
         stage=stages[-1] if stages else "spawn",
         exit_code=None if ended_by else worker.returncode,

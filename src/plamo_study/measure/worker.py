@@ -59,6 +59,7 @@ def begin() -> BinaryIO:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the engine prints is log, not result
     machine.count_stops()
+    machine.report_no_abort()
     threading.Thread(target=end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     return answers
 

@@ -63,7 +63,8 @@ def modes(scale: str, gpu: bool = False) -> Plan:
     check_scale(scale)
     base = Decode(model=MODELS[0], scale=scale, dtype=REFERENCE, depth=SHORT, n_gen=STEPS)
     base = change(base, n_threads=machine.performance_cores())
-    cells: list[Cell] = [base, change(base, cold=True), change(base, use_mmap=False)]
+    cold = [change(base, cold=True)] if machine.drops_pages() else []
+    cells: list[Cell] = [base, *cold, change(base, use_mmap=False)]
     product = MatMul(dtype=REFERENCE, n_threads=base.n_threads, layout="packed", repetitions=5)
     cells.append(change(product, n_rows=VECTOR_SIZE[scale], n_columns=1))
     planned = with_gates("04-modes", scale, tuple(cells), exact_cache=False)
