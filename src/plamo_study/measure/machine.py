@@ -264,7 +264,7 @@ def drops_pages() -> bool:
 def drop_pages(path: Path) -> None:
     """Have the system forget a file's cached pages: they come anew, elsewhere. StudyError where it cannot be asked."""
     if not drops_pages():
-        raise StudyError(str(path), "this system forgets no cached pages: a cold load would be warm", "measure on Linux")
+        raise StudyError(str(path), "this system forgets no pages: a cold load would be warm", "measure on Linux")
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
