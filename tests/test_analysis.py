@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study.analysis import claims, coverage, memo, roofline, stats, usable
+from plamo_study.analysis import claims, clustered, coverage, memo, roofline, stats, usable
 from plamo_study.analysis.coverage import by_size
 from plamo_study.analysis.stats import Estimate
 from plamo_study.models import registry, tensors
@@ -53,11 +53,53 @@ def test_a_rate_is_moved_little_by_one_slow_process():
     assert stats.rate(100, [1.0, 1.01, 0.99, 1.02, 9.0]).value == pytest.approx(100 / 1.01)
 
 
-def test_a_ratio_is_the_quotient_of_the_medians_printed_beside_it():
-    a, b = [4.0, 4.4, 4.1, 9.0, 4.2], [1.0, 1.3, 0.9, 1.1, 1.2]
-    ratio = stats.ratio(a, b)
-    assert ratio.value == pytest.approx(stats.median(a).value / stats.median(b).value)
-    assert ratio.low <= ratio.value <= ratio.high
+def test_a_ratio_is_the_median_of_the_pairs_ratios_where_their_medians_say_the_contrary():
+    drafted, plain = [0.92, 0.9, 2.04, 0.93, 1.88, 2.76, 3.1], [1.0, 1.0, 2.2, 1.0, 2.0, 3.0, 3.0]
+    assert np.median(drafted) / np.median(plain) < 0.95
+    slower = [*drafted[:3], 1.02 * np.median(plain), *drafted[4:]]  # one that wins is the middle one by chance
+    ratio = stats.ratio(slower, plain)
+    assert ratio.value == pytest.approx(np.median([a / b for a, b in zip(slower, plain, strict=True)]))
+    assert ratio.value == pytest.approx(1 / stats.ratio(plain, slower).value)
+
+
+@pytest.mark.parametrize("n", range(2, 13))
+@pytest.mark.parametrize("among", [1, 2, 6, 40])
+def test_an_interval_holds_its_own_value_without_being_stretched_to_it(n, among):
+    rng = np.random.default_rng(n)
+    for scale in (0.01, 0.1):
+        skewed = np.exp(scale * rng.standard_exponential((300, n)) ** 2)
+        for values in skewed:
+            found = stats.selected(stats.ratio(values.tolist(), [1.0] * n), among)
+            assert found.low * (1 - 1e-9) <= found.value <= found.high * (1 + 1e-9)
+
+
+def test_the_largest_of_several_gets_an_interval_and_a_p_value_that_hold_for_all_of_them():
+    rng, missed, alone = np.random.default_rng(4), 0, 0
+    for _ in range(300):
+        ratios = [stats.ratio(np.exp(0.05 * rng.standard_normal(7)).tolist(), [1.0] * 7) for _ in range(6)]
+        best = max(ratios, key=lambda ratio: ratio.value)
+        chosen = stats.selected(best, len(ratios))
+        missed += chosen.within(1.0, 1.0) == "does not hold"
+        alone += best.within(1.0, 1.0) == "does not hold"
+        assert chosen.p(1.0) == pytest.approx(min(1.0, 6 * best.p(1.0)))
+        assert stats.selected(stats.selected(best, 2), 3) == chosen
+    assert missed < 0.05 * 300 < 0.06 * 300 < alone
+
+
+def test_what_cannot_be_widened_has_no_bounds_once_it_is_selected():
+    for estimate in (Estimate(1.0, 0.9, 1.1, 5), clustered.ratio_of_sums([1.0, 2.0, 4.0], [1.0] * 3)):
+        assert np.isnan(stats.selected(estimate, 3).low)
+        assert stats.selected(estimate, 1) == estimate
+    sums = [clustered.ratio_of_sums([1.0, 2.0, 4.0], [1.0] * 3, among) for among in (1, 3)]
+    assert sums[1].high - sums[1].low > sums[0].high - sums[0].low
+
+
+def test_the_lowest_of_several_crossings_lies_in_a_wider_interval():
+    x, rng = [0.0, 0.5, 1.0], np.random.default_rng(2)
+    ratios = np.exp(np.array([-0.4, 0.0, 0.4])[:, None] + 0.02 * rng.standard_normal((3, 7)))
+    alone, chosen = (stats.crossing(x, ratios, among=among) for among in (1, 6))
+    assert chosen.low < alone.low < alone.value == chosen.value < alone.high < chosen.high
+    assert chosen.among == 6
 
 
 @pytest.mark.parametrize(("n", "level"), [(2, 0.5), (3, 0.75), (5, 0.9375), (6, 0.95), (9, 0.95)])
@@ -95,6 +137,17 @@ def test_a_simulation_of_the_estimators_finds_what_they_promise_and_an_interval_
     assert by_size(pd.DataFrame(coverage.simulate(200, estimators=(quantity, ratio))))["wrong"].sum() == 0
     bold = replace(quantity, estimate=lambda x: replace(stats.median(x[0].tolist()), level=0.95), sizes=(3,))
     assert by_size(pd.DataFrame(coverage.simulate(200, estimators=(bold,))))["wrong"].sum() == len(coverage.JUDGED)
+
+
+def test_a_simulation_finds_that_a_selected_interval_covers_and_that_its_own_does_not():
+    largest = replace(next(each for each in coverage.ESTIMATORS if "largest" in each.name), sizes=(7,))
+    assert by_size(pd.DataFrame(coverage.simulate(200, estimators=(largest,))))["wrong"].sum() == 0
+    own = replace(largest, estimate=lambda x: max((stats.ratio(x[2 * i], x[2 * i + 1]) for i in range(6)), key=_value))
+    assert by_size(pd.DataFrame(coverage.simulate(200, estimators=(own,))))["wrong"].sum() > 0
+
+
+def _value(estimate):
+    return estimate.value
 
 
 def test_a_family_of_claims_takes_more_than_a_single_one():

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from darwin import ENGINE as APPLE
 from test_analysis import fact
 
 from plamo_study.analysis import kernels
@@ -228,18 +229,16 @@ def test_chance_alone_is_no_sign_once_the_family_is_corrected():
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_the_decomposition_multiplies_to_the_whole(noise):
+def test_the_decomposition_multiplies_to_the_whole_in_every_block(noise):
     rows = all_builds(noise=noise)
     table = study.decomposed(rows, batch_claims.chain(rows))
     parts = [batch_claims.SIZE, batch_claims.ARCHITECTURE, batch_claims.PROJECTIONS, batch_claims.OTHERS]
     assert list(table["n_seq"]) == list(SEQUENCES)
     for row in table.to_dict("records"):
-        assert np.prod([row[part].value for part in parts]) == pytest.approx(row["whole"].value)
-        assert row["from"].value / row["to"].value == pytest.approx(row["whole"].value)
-        assert np.prod([float(f"{row[part].value:.3f}") for part in parts]) == pytest.approx(
-            row["whole"].value, rel=3e-3
-        )
+        assert np.sum([row[part].units for part in parts], axis=0) == pytest.approx(row["whole"].units)
+        assert row["product"] == pytest.approx(np.prod([row[part].value for part in parts]))
     if not noise:
+        assert table["product"].tolist() == pytest.approx([whole.value for whole in table["whole"]])
         at_16 = table.set_index("n_seq").loc[16]
         assert at_16[batch_claims.SIZE].value == pytest.approx(0.38 / 0.19)
         assert at_16[batch_claims.ARCHITECTURE].value == pytest.approx(0.19 / 0.232)
@@ -252,7 +251,7 @@ def test_a_lost_row_leaves_the_decomposition_whole():
     row = study.decomposed(lost, batch_claims.chain(rows)).set_index("n_seq").loc[8]
     parts = [batch_claims.SIZE, batch_claims.ARCHITECTURE, batch_claims.PROJECTIONS, batch_claims.OTHERS]
     assert row["whole"].n == 4
-    assert np.prod([row[part].value for part in parts]) == pytest.approx(row["whole"].value)
+    assert np.sum([row[part].units for part in parts], axis=0) == pytest.approx(row["whole"].units)
 
 
 def test_what_was_not_measured_is_not_compared():
@@ -347,8 +346,9 @@ def test_switches_are_named_only_for_kernels_that_are_known():
     found = [switch.n_seq for switch in kernels.switches(AVX512, "Q8_0", 16)]
     assert found == [1, 4, 7, 8, 11, 12, 15]
     assert kernels.switches(AVX512, "F16", 16) == []
-    metal = {"build": "Metal : EMBED_LIBRARY = 1 | CPU : NEON = 1", "gpu_offload": True}
-    assert [switch.n_seq for switch in kernels.switches(metal, "Q8_0", 16)] == [1, 8]
+    assert kernels.switches(AVX512, "Q8_0", 16, on_gpu=True) == []
+    assert [switch.n_seq for switch in kernels.switches(APPLE, "Q8_0", 16, on_gpu=True)] == [1, 8]
+    assert kernels.switches(APPLE, "Q8_0", 16) == []  # its processor's kernels are others
 
 
 # ---------------------------------------------------------------- right, wrong, abort

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from plamo_study import paths
+from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.studies.levers import claims, gains, show, stacked, traffic
@@ -103,7 +104,7 @@ def test_the_type_in_use_is_what_others_are_held_against(known):
     over = {dtype: ranked(known, HYBRID, Traffic(2000, 200, 8, dtype)) for dtype in ("Q8_0", "Q4_K_M")}
     for phase in ("reading", "writing"):
         chained = over["Q8_0"][phase]["bits: Q4_K_M"].value * over["Q4_K_M"][phase]["bits: Q5_K_M"].value
-        assert chained == pytest.approx(over["Q8_0"][phase]["bits: Q5_K_M"].value, rel=1e-6)
+        assert chained == pytest.approx(over["Q8_0"][phase]["bits: Q5_K_M"].value, rel=0.05)  # medians of pairs
     took = {dtype: traffic.spent(known, f"{HYBRID}*", Traffic(2000, 200, 8, dtype)) for dtype in over}
     faster = over["Q8_0"]["reading"]["bits: Q4_K_M"].value
     assert took["Q8_0"].reading == pytest.approx(faster * took["Q4_K_M"].reading)
@@ -286,11 +287,11 @@ def test_only_pairs_of_types_that_a_batch_tells_apart_are_counted():
 def test_the_best_lever_is_said_with_an_interval_for_all_it_was_chosen_from(known):
     found = show._gains(known)
     for aim, words in show.AIMS.items():
-        group = found[found["aim"] == aim]
-        widened = [gains.types.simultaneous(gain, len(group)) for gain in group["gain"]]
-        best = max(widened, key=lambda gain: gain.low)
-        line = next(line for line in show.finding(known).data.splitlines() if words in line)
-        assert show.times(best) in line
+        group = found[(found["aim"] == aim) & found["model"].str.endswith("*")]
+        widened = [stats.selected(gain, len(group)) for gain in group["gain"]]
+        best = max(widened, key=lambda gain: gain.low, default=None)
+        lines = [line for line in show.finding(known).data.splitlines() if words in line]
+        assert [show.times(best) in line for line in lines] == ([True] if best and best.low > 1 else [])
         assert all(wide.high - wide.low > own.high - own.low for wide, own in zip(widened, group["gain"], strict=True))
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -104,18 +105,18 @@ def test_a_pack_that_is_tracked_is_recorded_and_one_that_is_not_is_live_only(tmp
     for place, study in ((REFERENCE, "05-context.shape.jsonl"), (LOCAL, "01-phase-asymmetry.shape.jsonl")):
         (paths.MEASURED / place).mkdir(parents=True)
         shutil.copy(source / study, paths.MEASURED / place)
-    machine, packed = packing.pack(LOCAL)
-    path = tmp_path / f"{machine}{packing.SUFFIX}"
-    path.write_bytes(packed)
+    made = packing.pack(LOCAL, registry.STUDIES)
+    path = tmp_path / f"{made.machine}{packing.SUFFIX}"
+    path.write_bytes(made.data)
     shutil.rmtree(paths.MEASURED / LOCAL)
 
     def seen(how):
         return {rows["machine"].iloc[0] for _, rows, _ in analysis.recordings(how, "shape")}
 
     packing.add(path, registry.STUDIES)
-    assert machine in seen("live") - seen("recorded")
+    assert made.machine in seen("live") - seen("recorded")
     packing.add(path, registry.STUDIES, OTHERS)
-    assert machine in seen("recorded")
+    assert made.machine in seen("recorded")
 
 
 def test_what_cannot_be_shown_is_refused_with_what_to_do(monkeypatch, tmp_path):
@@ -170,13 +171,16 @@ def test_a_planted_gpu_is_as_much_faster_as_it_was_planted_and_scored_by_the_for
     assert (step["measured"].value, step["claim"]) == (pytest.approx(10.0, rel=0.02), "holds")
     asymmetry = scored.loc["asymmetry of PLaMo 3: tokens a second of a prompt of 512 over those of a step", "measured"]
     prompt, step = board.prompt(gpu.ATTENTION, 512), board.step(gpu.ATTENTION)
-    assert asymmetry.value == pytest.approx(512 * step.median() / prompt.median(), rel=1e-6)
+    assert asymmetry.value == pytest.approx(_middle(512 * step / prompt), rel=1e-6)
     assert asymmetry.value > 1
     several = scored.loc["step of 16 sequences of PLaMo 3 against a step of one", "measured"]
-    assert several.value == pytest.approx(
-        board.steps(gpu.ATTENTION, 16).median() / board.steps(gpu.ATTENTION, 1).median(), rel=1e-6
-    )
+    many, one = (board.steps(gpu.ATTENTION, n) for n in (16, 1))
+    assert several.value == pytest.approx(_middle(many / one), rel=1e-6)
     assert scored.loc["step of PLaMo 3: gain of graphs", "claim"] == "inconclusive", "nothing was measured without"
+
+
+def _middle(ratios):
+    return np.exp(np.log(ratios).median())
 
 
 def test_every_forecast_names_what_measures_it():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import special
 
-from plamo_study.analysis.stats import CONFIDENCE, Estimate, t_quantile, t_test
+from plamo_study.analysis.stats import CONFIDENCE, Estimate, family_level, t_quantile, t_test
 
 Numbers = Sequence[float] | np.ndarray
 POWER = 0.8
@@ -18,12 +18,12 @@ SUM_LEVELS = (  # chunks from which on, and what an interval covers at the least
 )  # fmt: skip
 
 
-def ratio_of_sums(numerators: Numbers, denominators: Numbers) -> Estimate:
+def ratio_of_sums(numerators: Numbers, denominators: Numbers, among: int = 1) -> Estimate:
     """Sum over sum: a mean per token when these are counted below.
 
     The interval is Student's, of the linearised ratio (Cochran 1977, section 6), after Hall's transformation, which
     takes the skewness of the chunks out of it (Hall 1992, "On the removal of skewness by transformation"). It carries
-    the level that `sum_level` says: heavy tails take some thirty chunks to show.
+    the level that `sum_level` says: heavy tails take some thirty chunks to show. `among`: as in `stats.selected`.
     """
     above, below = np.asarray(numerators, float), np.asarray(denominators, float)
     n = len(above)
@@ -35,9 +35,9 @@ def ratio_of_sums(numerators: Numbers, denominators: Numbers) -> Estimate:
     if not error:
         return Estimate(value, value, value, n)
     skewness = float((off**3).sum() * n / ((n - 1) * (n - 2))) / (error**3 * n**2)
-    reach = t_quantile(n - 1)
+    reach = t_quantile(n - 1, family_level(among))
     low, high = value - error * _unskewed(reach, skewness), value - error * _unskewed(-reach, skewness)
-    return Estimate(value, low, high, n, sum_level(n), tuple((value + off).tolist()), in_logs=False)
+    return Estimate(value, low, high, n, sum_level(n), tuple((value + off).tolist()), in_logs=False, among=among)
 
 
 def sum_level(n: int) -> float:

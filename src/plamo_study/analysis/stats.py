@@ -25,7 +25,8 @@ class Estimate:
     """A value with its interval from `n` processes; the bounds are NaN where n is too small to say.
 
     `level`: what the interval covers, 0.95 unless n is too small for it. `units`: one number per process, which
-    p-values come from (empty where there are none); `in_logs`: they are logarithms.
+    p-values come from (empty where there are none); `in_logs`: they are logarithms. `among`: of how many estimates this
+    one was selected for its value; interval and p-values hold for all of them at once (`selected`).
     """
 
     value: float
@@ -35,6 +36,7 @@ class Estimate:
     level: float = CONFIDENCE
     units: tuple[float, ...] = field(default=(), repr=False)
     in_logs: bool = field(default=True, repr=False)
+    among: int = field(default=1, repr=False)
 
     def above(self, threshold: float) -> Claim:
         """Whether the quantity exceeds `threshold`, or the interval straddles it."""
@@ -60,7 +62,7 @@ class Estimate:
             return NAN
         off = np.asarray(self.units) - (np.log(threshold) if self.in_logs else threshold)
         alike = np.ptp(off) < 1e-12
-        return float(abs(off[0]) < 1e-12) if alike else t_test(off)
+        return float(abs(off[0]) < 1e-12) if alike else min(1.0, t_test(off) * self.among)
 
     def scaled(self, factor: float) -> "Estimate":
         """The same estimate in another unit (a positive factor)."""
@@ -107,38 +109,60 @@ def rate(work: float, seconds: Sequence[float]) -> Estimate:
     return median(seconds).per(work)
 
 
-def ratio(numerator: Sequence[float], denominator: Sequence[float], value: float | None = None) -> Estimate:
-    """Ratio of two quantities measured in the same blocks.
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
+    """Ratio of two quantities measured in the same blocks: the median of the pairs' ratios, with its interval.
 
-    `value` is the quotient of the two medians, so that it divides the rates printed beside it; it can be given where
-    these rest on more processes than the pairs. The interval is of the logarithms' differences, paired by block: order
-    statistics from six blocks on, Student's t below (differences of like processes are symmetric, so t covers what it
-    says). Where quotient and differences disagree the interval is extended to hold the quotient.
+    Taken on the logarithms, so that the ratio the other way round is the reciprocal. The quotient of the two medians is
+    another quantity, which a shift between blocks moves: `present.sentences.quotient` prints it where it is far off.
     """
-    above, below = np.asarray(numerator, float), np.asarray(denominator, float)
-    logs = np.log(above) - np.log(below)
+    logs = np.log(np.asarray(numerator, float)) - np.log(np.asarray(denominator, float))
     n = len(logs)
-    if value is None:
-        value = float(np.median(above) / np.median(below)) if n else NAN
+    value = float(np.exp(np.median(logs))) if n else NAN
     if n < 2:
         return Estimate(value, NAN, NAN, n)
     low, high = (float(np.exp(bound)) for bound in paired_bounds(logs))
-    return Estimate(value, min(low, value), max(high, value), n, CONFIDENCE, tuple(logs.tolist()))
+    return Estimate(value, low, high, n, CONFIDENCE, tuple(logs.tolist()))
 
 
-def paired_bounds(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The 95 % interval of the middle of paired differences: (..., blocks) with at least two blocks to two (...)."""
+def selected(estimate: Estimate, among: int) -> Estimate:
+    """The one of `among` estimates that was chosen because it is the best or the worst of them.
+
+    Of many the one that noise helped most is chosen, so its own interval covers too seldom. This one holds for all of
+    them at once with 95 % (Bonferroni); the value still leans to the side it was chosen for. For medians and ratios: a
+    crossing and a sum are selected by their own argument, and others get NaN for bounds.
+    """
+    logs, among = np.asarray(estimate.units), max(among, 1) * estimate.among
+    if among == 1:
+        return estimate
+    if len(logs) < 2 or not estimate.in_logs:
+        return replace(estimate, low=NAN, high=NAN, among=among)
+    low, high = (float(np.exp(bound)) for bound in paired_bounds(logs, family_level(among)))
+    return replace(estimate, low=low, high=high, level=CONFIDENCE, among=among)
+
+
+def family_level(among: int) -> float:
+    """The level at which each of `among` intervals is taken so that all hold at once with 95 % (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(among, 1)
+
+
+def paired_bounds(differences: np.ndarray, level: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
+    """The interval of the median of paired differences: (..., blocks) with at least two blocks to two (...).
+
+    Order statistics from as many blocks on as their whole range covers `level` with (six for 95 %), Student's t below.
+    Differences of like processes are symmetric, so there the mean's interval covers the median, and as no median is
+    more than a standard deviation from its mean, it always holds that of the values.
+    """
     n = differences.shape[-1]
-    if n >= ENOUGH:
-        return _order_statistics(np.sort(differences))
-    middle, reach = differences.mean(-1), t_quantile(n - 1) * differences.std(-1, ddof=1) / n**0.5
+    if 1 - 2.0 ** (1 - n) >= level:
+        return _order_statistics(np.sort(differences), level)
+    middle, reach = differences.mean(-1), t_quantile(n - 1, level) * differences.std(-1, ddof=1) / n**0.5
     return middle - reach, middle + reach
 
 
 @lru_cache
-def t_quantile(freedom: int) -> float:
-    """Student's t that a two-sided 95 % interval reaches to."""
-    return float(special.stdtrit(freedom, 0.5 + CONFIDENCE / 2))
+def t_quantile(freedom: int, level: float = CONFIDENCE) -> float:
+    """Student's t that a two-sided interval of this level reaches to."""
+    return float(special.stdtrit(freedom, 0.5 + level / 2))
 
 
 def t_test(values: np.ndarray) -> float:
@@ -147,13 +171,13 @@ def t_test(values: np.ndarray) -> float:
     return float(2 * special.stdtr(n - 1, -abs(values.mean()) * n**0.5 / error)) if error else 0.0
 
 
-def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001) -> Estimate:
+def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001, among: int = 1) -> Estimate:
     """Where the ratio of two curves passes 1 for the last time, with an interval by inverting the paired comparison.
 
     `ratios`: (len(x), blocks), at least two blocks; between the points of `x` their logarithms are interpolated. The
     value is where the median ratio passes 1. The interval reaches over every x around it at which the paired interval
     holds 1 (Fieller 1954) and carries the level that the simulation gives it. A bound is infinite where that reaches an
-    end of `x`; all are NaN where nothing passes 1.
+    end of `x`; all are NaN where nothing passes 1. `among`: of how many it is `selected`.
     """
     grid = np.linspace(float(x[0]), float(x[-1]), points)
     logs = np.array([np.interp(grid, x, column) for column in np.log(np.asarray(ratios, float)).T])
@@ -163,7 +187,7 @@ def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001) -> Esti
         return Estimate(NAN, NAN, NAN, n)
     at = int(passes[-1])
     value = grid[at] + (grid[at + 1] - grid[at]) * middle[at] / (middle[at] - middle[at + 1])
-    low, high = paired_bounds(logs.T)
+    low, high = paired_bounds(logs.T, family_level(among))
     open_at = (low <= 0) & (high >= 0)
     first, last = at, at + 1
     while first >= 0 and open_at[first]:
@@ -171,7 +195,7 @@ def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001) -> Esti
     while last < points and open_at[last]:
         last += 1
     begin, end = grid[first] if first >= 0 else -np.inf, grid[last] if last < points else np.inf
-    return Estimate(float(value), float(begin), float(end), n, CROSSING_LEVELS[n >= ENOUGH])
+    return Estimate(float(value), float(begin), float(end), n, CROSSING_LEVELS[n >= ENOUGH], among=among)
 
 
 def percentile(samples: Sequence[float], q: float) -> float:
@@ -184,20 +208,20 @@ def variation(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 else NAN
 
 
-def _order_statistics(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds for the median of values sorted along the last axis: their whole range, from `ENOUGH` on interpolated."""
+def _order_statistics(ordered: np.ndarray, level: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds for the median of values sorted along the last axis: interpolated, or their range if that covers less."""
     n = ordered.shape[-1]
-    k, inward = _interpolated(n) if n >= ENOUGH else (0, 0.0)
+    k, inward = _interpolated(n, level) if 1 - 2.0 ** (1 - n) >= level else (0, 0.0)
     low = (1 - inward) * ordered[..., k] + inward * ordered[..., k + 1]
     high = (1 - inward) * ordered[..., n - 1 - k] + inward * ordered[..., n - 2 - k]
     return low, high
 
 
 @lru_cache
-def _interpolated(n: int) -> tuple[int, float]:
-    """The last order statistic k (from 0) that still covers 95 %, and how far inward of it 95 % lies."""
+def _interpolated(n: int, level: float) -> tuple[int, float]:
+    """The last order statistic k (from 0) that still covers the level, and how far inward of it the level lies."""
     covers = 1 - 2 * special.bdtr(np.arange(n // 2), n, 0.5)
-    k = int(np.flatnonzero(covers >= CONFIDENCE)[-1])
+    k = int(np.flatnonzero(covers >= level)[-1])
     outer, inner = covers[k], covers[k + 1] if k + 1 < len(covers) else 0.0
-    share = (outer - CONFIDENCE) / (outer - inner)
+    share = (outer - level) / (outer - inner)
     return k, float((n - k - 1) * share / (k + 1 + (n - 2 * k - 2) * share))

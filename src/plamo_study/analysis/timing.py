@@ -1,4 +1,4 @@
-"""Times of rows: one number per process or block, and the quotient of two series paired by block."""
+"""Times of rows: one number per process or block, and the ratio of two series paired by block."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -12,10 +12,9 @@ NS = 1e9
 
 
 def paired_ratio(numerator: pd.Series, denominator: pd.Series) -> stats.Estimate:
-    """Quotient of the medians of two series by block; its interval is over the blocks that both have."""
+    """Ratio of two series by block, over the blocks that both have."""
     both = pd.concat([numerator, denominator], axis=1, keys=["top", "bottom"]).dropna()
-    value = float(numerator.median() / denominator.median()) if len(both) else None
-    return stats.ratio(both["top"].tolist(), both["bottom"].tolist(), value)
+    return stats.ratio(both["top"].tolist(), both["bottom"].tolist())
 
 
 def median_sample(samples: list[list[int]]) -> float:

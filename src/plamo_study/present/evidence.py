@@ -1,6 +1,7 @@
 """What every study shows before its numbers: where rows come from, which models, and whether they were right."""
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any, TypeVar
@@ -11,15 +12,15 @@ from IPython.display import Markdown
 from plamo_study.analysis import coverage, own_ceilings, usable
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
-from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked, model_names
-from plamo_study.limits import OTHERS_LIMIT
+from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked_by, model_names
+from plamo_study.errors import StudyError
 from plamo_study.measure import disturbances, frame, journal, kept
 from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.faults import HARMLESS
-from plamo_study.present.tables import Columns, Table, scaled, table
+from plamo_study.present.tables import Columns, Table, escaped, scaled, table
 
 INTERVALS = "95 % intervals where the brackets name no other level"
 COUNTED = {  # a verdict of one claim, and of several
@@ -29,8 +30,19 @@ COUNTED = {  # a verdict of one claim, and of several
 }
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
 GATES = "00-gates"
+DISTURBED_BY = {  # by what marks rows: `watch.causes`, or their block's drift
+    "others": "other programs took {:.0%} of the machine",
+    "waited": "the threads waited for {:.2g} of a CPU",
+    "load": "other programs took part of the machine",
+    "stopped": "processes were stopped, or the machine slept",
+    "battery": "the machine ran on its battery",
+    "low power": "the machine saved power",
+    "heat": "heat slowed the machine",
+    "GPU": "other programs used the GPU",
+    "drift": "the machine changed its speed by up to {:.0%}",
+}
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
-READ_KERNEL = "dot product of an array with itself"
+READ_KERNELS = {"CPU": "dot product of an array with itself", "GPU": "llama.cpp's matrix-vector product"}
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
 Found = TypeVar("Found")
 
@@ -182,14 +194,15 @@ def _gates(recording: Recording) -> list[Any]:
 def ceilings(recording: Recording) -> Table:
     """Both ceilings of this machine at each thread count, best and usual, and the kernel each was measured with."""
     data = own_ceilings.ceilings(recording.rows)
-    factors = [PER_SECOND[c] for c in data["ceiling"]]
+    factors, devices = [PER_SECOND[c] for c in data["ceiling"]], ["GPU" if n else "CPU" for n in data["n_gpu_layers"]]
     shown = pd.DataFrame(
         {
             "ceiling": [CEILINGS[c] for c in data["ceiling"]],
             "measured with": [
-                READ_KERNEL if c == "read" else k for c, k in zip(data["ceiling"], data["kernel"], strict=True)
+                READ_KERNELS[device] if ceiling == "read" else kernel
+                for ceiling, kernel, device in zip(data["ceiling"], data["kernel"], devices, strict=True)
             ],
-            "device": ["CPU" if n == 0 else "GPU" for n in data["n_gpu_layers"]],
+            "device": devices,
             "threads": data["n_threads"],
             "best": [f"{best * f:.1f} {unit}" for best, (f, unit) in zip(data["best"], factors, strict=True)],
             "median of processes": [scaled(f, ".1f")(e) for e, (f, _) in zip(data["usual"], factors, strict=True)],
@@ -212,13 +225,12 @@ def disturbed(rows: pd.DataFrame) -> str:
 
 
 def _what_disturbed(rows: pd.DataFrame) -> str:
-    hit = rows[marked(rows) & ~rows["anchor"] & (rows["block"] >= 0)]
-    if "disturbed" not in rows or not hit["disturbed"].any():
-        return f"the machine changed its speed by up to {hit['drift'].max():.0%}"
-    taken, waited = hit["others"].dropna(), hit["waited"].dropna()
-    if len(waited) and len(taken) and taken.median() <= OTHERS_LIMIT:
-        return f"the threads waited for {waited.median():.2g} of a CPU"
-    return "other programs took " + (f"{taken.median():.0%} of the machine" if len(taken) else "part of the machine")
+    """What marked most of the rows that numbers come from although they are marked, and how much of it they met."""
+    used = usable.usable(rows[rows["block"] >= 0])
+    causes = marked_by(used)
+    cause = str(causes[causes != ""].mode().iloc[0])
+    met = used.loc[causes == cause, cause] if cause in used else pd.Series(dtype=float)
+    return DISTURBED_BY[cause].format(met.max() if cause == "drift" else met.median())
 
 
 def processes(recordings: Iterable[Recording]) -> str:
@@ -242,7 +254,8 @@ def chips(recording: Recording) -> str:
 
 def chip(machine: dict[str, Any]) -> str:
     """A machine by its processor and, where the engine found some, its GPUs."""
-    return " + ".join([machine["chip"], *(gpu["chip"] for gpu in machine.get("gpus", ()))])
+    names = [machine["chip"], *(gpu["chip"] for gpu in machine.get("gpus", ()))]
+    return " + ".join(dict.fromkeys(names))  # a chip that is both is named once
 
 
 def condition(recording: Recording) -> str:
@@ -254,7 +267,7 @@ def condition(recording: Recording) -> str:
     return (
         f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips(recording)}, "
         f"{threads} thread{'s' if threads > 1 else ''}; "
-        f"medians over processes with {INTERVALS}. {computed(rows)}"
+        f"medians over processes, and of ratios paired by block, with {INTERVALS}. {computed(rows)}"
     )
 
 
@@ -294,6 +307,8 @@ def _cells(group: pd.DataFrame) -> str:
 
 def guessed(guess: float, measured: Estimate) -> Markdown:
     """The reader's guess of a factor beside the measured one."""
+    if not 0 < guess < math.inf:
+        raise StudyError(f"guess {guess:g}", "is no number of times", "-p guess 10")
     off = max(guess / measured.value, measured.value / guess)
     return Markdown(
         f"Your guess was a factor of **{guess:g}**; measured: **{measured:.1f}**. "
@@ -369,8 +384,3 @@ def _of(rate: Estimate) -> str:
 def p_value(p: float) -> str:
     """A p-value as it is usually written."""
     return "under 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def escaped(name: str) -> str:
-    """A starred name in Markdown."""
-    return name.replace("*", r"\*")

@@ -1,21 +1,24 @@
 """Sentences in which two numbers and their ratio stand together: one way to write them, and one way to check them.
 
-They are written `R times ... (A against B unit)`, with or without intervals. `contradictions` reads a text as a reader
-does: it takes the printed figures, divides, and names every ratio that does not come out.
+They are written `R times ... (A against B unit)`, with or without intervals. The ratio is the median of paired ratios,
+the numbers are medians, so they need not divide: where they are far from it, their quotient is printed with them.
+`contradictions` reads a text as a reader does: it takes the printed figures, divides, and names every passage that
+keeps quiet about it.
 """
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from plamo_study.analysis.stats import Estimate
-from plamo_study.present.tables import significant
+from plamo_study.present.tables import FAR, divided, is_far, significant
 
 NUMBER = r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 INTERVAL = r"(?: \[[^\]]*\]| \(n = \d+\))?"
+DIVIDE = "these divide to"
 QUOTIENT = re.compile(
     rf"(?P<ratio>{NUMBER}){INTERVAL} times\b[^|\n();]*\((?P<first>{NUMBER}){INTERVAL} against (?P<second>{NUMBER})"
+    rf"(?:{INTERVAL}[^|\n();]*; {DIVIDE} (?P<said>{NUMBER}))?"
 )
 
 CLOSE = 1.5  # times off that a prediction may be
@@ -40,38 +43,48 @@ def closeness(ratios: Sequence[Estimate]) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Quotient:
-    """A ratio and its two numbers as a text prints them; `passage` is where."""
+    """A ratio and its two numbers as a text prints them; `passage` is where, `said` what it says they divide to."""
 
     passage: str
     ratio: str
     first: str
     second: str
+    said: str | None
 
     def divides(self) -> bool:
-        """Whether some numbers that round to the printed ones have a quotient that rounds to the printed ratio."""
-        (low, high), (first, most), (least, second) = map(_rounded, (self.ratio, self.first, self.second))
-        return low * least <= most and first <= high * second
+        """Whether numbers that round to the printed ones divide to what is said, or to the ratio to within FAR."""
+        (low, high), (first, most), (least, second) = map(_rounded, (self.said or self.ratio, self.first, self.second))
+        far = 1.0 if self.said else 1 + FAR
+        return low * least <= most * far and first <= high * second * far
 
 
 def quotient(ratio: Estimate, first: Estimate, second: Estimate, unit: str, spec: str = ".2f") -> tuple[str, str]:
-    """The two halves of such a sentence: "4.78 [4.54, 5.10] times", "(129 [127, 132] against 27.0 [25.9, 28.2] t/s)".
+    """The halves of such a sentence: "4.78 [4.54, 5.10] times" and "(129 [127, 132] against 27.0 [25.9, 28.2] t/s)"."""
+    both = f"{significant(3)(first)} against {significant(3)(second)} {unit}{beside(ratio, first, second, spec)}"
+    return f"{ratio:{spec}} times", f"({both})"
 
-    Raises ValueError where `ratio` is not `first` over `second`, so that no page can contradict itself.
-    """
-    divided = first.value / second.value
-    if not math.isclose(ratio.value, divided, rel_tol=1e-6):
-        raise ValueError(f"a ratio of {ratio.value:g} beside numbers whose quotient is {divided:g}")
-    return f"{ratio:{spec}} times", f"({significant(3)(first)} against {significant(3)(second)} {unit})"
+
+def beside(ratio: Estimate, first: Estimate, second: Estimate, spec: str = ".2f") -> str:
+    """What is said where two numbers are far from dividing to their ratio."""
+    quotient = divided(first, second)
+    return f"; {DIVIDE} {quotient:{spec}}" if is_far(ratio, quotient) else ""
+
+
+def among(estimate: Estimate, what: str) -> str:
+    """What is said of an estimate that was selected: among how many, and that its interval holds for all of them."""
+    if estimate.among < 2:
+        return ""
+    return f"chosen among {estimate.among} {what} after measuring; the interval holds for all of them"
 
 
 def quotients(text: str) -> Iterator[Quotient]:
     """Every ratio of a text that has its two numbers beside it."""
     for match in QUOTIENT.finditer(text):
-        yield Quotient(match[0], match["ratio"], match["first"], match["second"])
+        yield Quotient(match[0], match["ratio"], match["first"], match["second"], match["said"])
 
 
 def contradictions(text: str) -> list[str]:
-    """The passages whose printed numbers do not divide to the ratio printed with them."""
+    """The passages whose printed numbers are far from dividing to their ratio, and which do not say so."""
     return [found.passage for found in quotients(text) if not found.divides()]
 
 

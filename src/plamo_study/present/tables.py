@@ -1,8 +1,11 @@
 """Tables as a reader wants them: headings with units, estimates with intervals, everything rounded here."""
 
 import math
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from html import escape
 from typing import Any
 
 import pandas as pd
@@ -18,6 +21,14 @@ Columns = Mapping[str, tuple[str, Format]]  # name -> (heading, format spec or f
 NOT_AVAILABLE = "n/a"
 WIDEST = 8  # columns that a page shows; all of a wider table are folded under it
 ASSUMED = "* Rests on assumptions, which the models table names."
+MARKUP = re.compile(r"[`*<&|]|(?<=\])\(|~(?=~)|(?<=~)~|_(?=_)|(?<=_)_")  # of Markdown, in the middle of a line
+TEX = str.maketrans({"$": "\uff04", "\\": "\uff3c"})  # wide ones, which no typesetter obeys
+FAR = 0.03  # of a ratio: how far off the numbers beside it may divide without a word
+PAIRED = (
+    "Ratios are medians over pairs of the same block; in round brackets the quotient of the medians beside them, where "
+    f"it is more than {100 * FAR:.0f} % off."
+)
+Ratios = Mapping[str, tuple[str, str]]  # name of a column of paired ratios -> those of the two numbers beside it
 
 
 class Table:
@@ -29,7 +40,7 @@ class Table:
         self.notes = [text for text in (note, ASSUMED if starred else "") if text]
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<p>{note}</p>" for note in self.notes)
+        notes = "".join(f"<p>{escape(literal(note), quote=False)}</p>" for note in self.notes)
         shown, n = _html(self.frame.iloc[:, :WIDEST]) + notes, len(self.frame.columns)
         if n <= WIDEST:
             return shown
@@ -37,21 +48,39 @@ class Table:
 
     def _repr_markdown_(self) -> str:
         lines = [self.frame.columns.tolist(), ["---"] * len(self.frame.columns), *self.frame.to_numpy().tolist()]
-        rows = ["| " + " | ".join(str(cell).replace("*", r"\*") for cell in line) + " |" for line in lines]
-        return "\n".join(rows) + "".join("\n\n" + note.replace("*", r"\*") for note in self.notes)
+        rows = ["| " + " | ".join(_in_code_or_not(str(cell)) for cell in line) + " |" for line in lines]
+        return "\n".join(rows) + "".join("\n\n" + _in_code_or_not(note) for note in self.notes)
 
     def __repr__(self) -> str:
         return "\n".join([self.frame.to_string(index=False), *self.notes])
 
 
 def _html(frame: pd.DataFrame) -> str:
-    return frame.to_html(index=False, border=0, justify="left")
+    shown = frame.map(lambda cell: literal(cell) if isinstance(cell, str) else cell)
+    return shown.rename(columns=lambda name: literal(str(name))).to_html(index=False, border=0, justify="left")
 
 
-def table(data: pd.DataFrame, columns: Columns, note: str = "") -> Table:
+def literal(text: str) -> str:
+    """A text of anybody's in one line, without what cannot be seen and what a typesetter of formulas obeys."""
+    seen = (letter.isprintable() or unicodedata.category(letter) == "Zs" for letter in text)
+    return "".join(letter if ok else " " for letter, ok in zip(text, seen, strict=True)).translate(TEX)
+
+
+def escaped(text: str) -> str:
+    """A text of anybody's in a sentence of Markdown, a starred name or what a server said: none of it is markup."""
+    return MARKUP.sub(r"\\\g<0>", literal(text))
+
+
+def _in_code_or_not(text: str) -> str:
+    """The same in a table, where a text may hold code."""
+    return escaped(text).replace(r"\`", "`")
+
+
+def table(data: pd.DataFrame, columns: Columns, note: str = "", ratios: Ratios | None = None) -> Table:
     """Choose, head and format columns: name -> (heading, format spec or function); `note` stands under the table.
 
-    Where all intervals of a column have the same level and it is not 95 %, the heading says it once.
+    Where all intervals of a column have the same level and it is not 95 %, the heading says it once. `ratios` that are
+    far from the quotient of their two numbers, columns of `data` too, are shown with it.
     """
     if data.empty:
         return Table(pd.DataFrame({"": [theme.NOTHING]}))
@@ -62,7 +91,24 @@ def table(data: pd.DataFrame, columns: Columns, note: str = "") -> Table:
             heading = f"{heading}, {level:.0%} interval"
             values = [replace(v, level=CONFIDENCE) if isinstance(v, Estimate) else v for v in values]
         shown[heading] = [show(value, how) for value in values]
-    return Table(pd.DataFrame(shown), note)
+        if name in (ratios or {}):
+            first, second = (data[each] for each in (ratios or {})[name])
+            quotients = map(divided, first, second)
+            parts = zip(values, quotients, shown[heading], strict=True)
+            shown[heading] = [f"{text} ({show(q, how)})" if is_far(ratio, q) else text for ratio, q, text in parts]
+    return Table(pd.DataFrame(shown), " ".join(filter(None, (note, PAIRED if ratios else ""))))
+
+
+def divided(first: Any, second: Any) -> float:
+    """The quotient of two values, NaN where one is missing."""
+    above, below = (value.value if isinstance(value, Estimate) else value for value in (first, second))
+    return above / below if above is not None and below else math.nan
+
+
+def is_far(ratio: Any, quotient: float) -> bool:
+    """Whether a paired ratio and the quotient of the numbers beside it differ by more than FAR."""
+    value = ratio.value if isinstance(ratio, Estimate) else math.nan
+    return max(value, quotient) > (1 + FAR) * min(value, quotient) if value == value else False
 
 
 def _shared_level(values: Iterable[Any]) -> float:

@@ -2,11 +2,11 @@
 
 import pandas as pd
 
-from plamo_study.analysis import kernel_paths, stats
+from plamo_study.analysis import kernel_paths, timing
 from plamo_study.measure import planned
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
-from plamo_study.present.tables import Table
+from plamo_study.present.tables import Columns, Table, scaled, table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, claims as batch_claims
 from plamo_study.studies.batching_law import analysis as law_check, show as batching_law
 from plamo_study.studies.batching_law.grid import TESTS
@@ -105,13 +105,18 @@ def projections(recording: Recording) -> Table:
     before, after = curves[batch_claims.CORRECT, hybrid], curves[batch_claims.FLAT, hybrid]
     entries = []
     for n in before.index.intersection(after.index):
-        both = pd.concat([before.loc[n], after.loc[n]], axis=1).dropna()
-        ratio = stats.ratio(both.iloc[:, 0].tolist(), both.iloc[:, 1].tolist())
-        won = f"{(both.iloc[:, 0] > both.iloc[:, 1]).sum()} of {len(both)}"
-        steps = [f"{stats.median(both.iloc[:, i].tolist()).value * 1e3:.1f}" for i in (0, 1)]
-        entry = {"sequences": n, "step, split (ms)": steps[0], "step, one product (ms)": steps[1]}
-        entries.append(entry | {"times as fast": f"{ratio:.2f}", "faster in blocks": won})
-    return Table(pd.DataFrame(entries))
+        both = pd.concat([before.loc[n], after.loc[n]], axis=1, keys=["split", "one"]).dropna()
+        won = f"{(both['split'] > both['one']).sum()} of {len(both)}"
+        entry = {"n_seq": n, "ratio": timing.paired_ratio(both["split"], both["one"]), "won": won}
+        entries.append(entry | both.median().to_dict())
+    columns: Columns = {
+        "n_seq": ("sequences", ""),
+        "split": ("step, split (ms)", scaled(1e3, ".1f")),
+        "one": ("step, one product (ms)", scaled(1e3, ".1f")),
+        "ratio": ("times as fast", ".2f"),
+        "won": ("faster in blocks", ""),
+    }
+    return table(pd.DataFrame(entries), columns, ratios={"ratio": ("split", "one")})
 
 
 def packing(recording: Recording) -> Table:
@@ -126,14 +131,19 @@ def packing(recording: Recording) -> Table:
             found = rows[(rows["dtype"] == dtype) & (rows["n_prompt"] == n)]
             seconds = found.pivot_table(index="block", columns="label", values="seconds").dropna()
             work, unit = (int(found["n_bytes"].iloc[0]), "GB/s") if n else (int(found["n_flops"].iloc[0]), "GFLOP/s")
-            entry = {"type": dtype, "product with": words}
-            for label in ("plain", "packed"):
-                entry[label] = f"{work / stats.median(seconds[label].tolist()).value / 1e9:.1f} {unit}"
-            plain_kernel = kernel_paths.kernels(engine, dtype, packed=False).split("; ")[n]
-            entry["plain"] += f" ({plain_kernel})"
-            ratio = stats.ratio(seconds["plain"].tolist(), seconds["packed"].tolist())
-            entries.append(entry | {"packed, times as fast": f"{ratio:.2f}"})
-    return Table(pd.DataFrame(entries))
+            rates = (work / seconds.median() / 1e9).to_dict()
+            said = {f"{label}_said": f"{rate:.1f} {unit}" for label, rate in rates.items()}
+            said["plain_said"] += f" ({kernel_paths.kernels(engine, dtype, packed=False).split('; ')[n]})"
+            entry = {"dtype": dtype, "with": words, "ratio": timing.paired_ratio(seconds["plain"], seconds["packed"])}
+            entries.append(entry | rates | said)
+    columns: Columns = {
+        "dtype": ("type", ""),
+        "with": ("product with", ""),
+        "plain_said": ("plain", ""),
+        "packed_said": ("packed", ""),
+        "ratio": ("packed, times as fast", ".2f"),
+    }
+    return table(pd.DataFrame(entries), columns, ratios={"ratio": ("packed", "plain")})
 
 
 def rolled_back(recording: Recording) -> str:

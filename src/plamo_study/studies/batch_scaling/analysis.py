@@ -4,6 +4,7 @@ Every function takes the frame of the study's rows. The step time of a process i
 are over processes, comparisons paired by block.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ def curves(rows: pd.DataFrame) -> dict[Curve, pd.DataFrame]:
 
 @once_a_frame
 def scaling(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per build, model and n_seq: `step` (s), `rate` of all and `each` sequence (t/s), `factor` over one, `noise`, `n`.
+    """Per build, model and n_seq: `step` (s), `rate` of all and `each` sequence (t/s), `factor` over one (whose rate is
+    `one`), `noise`, `n`.
 
     `memory` is the largest resident size of the processes in bytes, the mapped weights included.
     """
@@ -53,6 +55,7 @@ def scaling(rows: pd.DataFrame) -> pd.DataFrame:
             step = stats.median(known.tolist())
             rate = step.per(n)
             entry = {"build": build, "model": model, "n_seq": n, "step": step, "rate": rate, "each": rate.scaled(1 / n)}
+            entry["one"] = stats.rate(1, curve.loc[1].dropna().tolist())
             factor = paired_ratio(curve.loc[1] * n, seconds)
             noise, peak = stats.variation(known.tolist()), memory[build, model, n]
             entries.append(entry | {"factor": factor, "memory": peak, "noise": noise, "n": step.n})
@@ -225,20 +228,21 @@ def decomposed(rows: pd.DataFrame, chain: dict[str, Curve]) -> pd.DataFrame:
     """The way from one curve to another in factors that multiply, at every n_seq that all of them have.
 
     `chain`: the first curve, then every further one under the name of what leads to it. Columns n_seq, `from` and `to`
-    (seconds of a step at both ends), one factor per name (how many times as fast the step became) and `whole`. Only
-    blocks that hold all curves enter, so the factors' product is `whole` exactly.
+    (seconds of a step at both ends), one factor per name (how many times as fast the step became), `whole`, and the
+    factors' `product`. Only blocks that hold all curves enter, so in each block the factors multiply to the whole.
     """
     known, entries = curves(rows), []
     if not known.keys() >= set(chain.values()):
-        return pd.DataFrame(columns=["n_seq", "from", *list(chain)[1:], "whole", "to"])
+        return pd.DataFrame(columns=["n_seq", "from", *list(chain)[1:], "product", "whole", "to"])
     links = {name: known[curve] for name, curve in chain.items()}
     for n_seq in sorted(set.intersection(*(set(curve.index) for curve in links.values()))):
         steps = pd.DataFrame({name: curve.loc[n_seq] for name, curve in links.items()}).dropna()
         times = [steps[name].tolist() for name in links]
         entry = {"n_seq": int(n_seq), "from": stats.median(times[0]), "to": stats.median(times[-1])}
         ways = zip(list(links)[1:], times, times[1:], strict=False)
-        entry |= {name: stats.ratio(before, after) for name, before, after in ways}
-        entries.append(entry | {"whole": stats.ratio(times[0], times[-1])})
+        factors = {name: stats.ratio(before, after) for name, before, after in ways}
+        entry |= factors | {"whole": stats.ratio(times[0], times[-1])}
+        entries.append(entry | {"product": math.prod(factor.value for factor in factors.values())})
     return pd.DataFrame(entries)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import clustered
+from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, published
 from plamo_study.present.evidence import condition, escaped
-from plamo_study.present.sentences import quotient
+from plamo_study.present.sentences import among, quotient
 from plamo_study.present.tables import Columns, Table, folded, noise, significant, table
 from plamo_study.studies.batch_scaling import analysis, claims, prediction as arithmetic
 
@@ -124,6 +124,7 @@ def worst_miss(fits: pd.DataFrame) -> list[str]:
     return [f"{row.worst:+.0%} at {row.worst_at}" for row in fits.itertuples()]
 
 
+OVER_ONE = {"factor": ("rate", "one")}
 DECODE: Columns = {
     "model": ("model", ""),
     "n_seq": ("sequences", ""),
@@ -137,14 +138,15 @@ DECODE: Columns = {
 def summary(recording: Recording) -> Table:
     """Decode by number of sequences, a few of them: for a first look."""
     data = stock(analysis.scaling(recording.rows))
-    return table(data[data["n_seq"].isin(SHOWN)], {**DECODE, "n": ("processes", "")})
+    return table(data[data["n_seq"].isin(SHOWN)], {**DECODE, "n": ("processes", "")}, ratios=OVER_ONE)
 
 
 def scaling(recording: Recording) -> Markdown:
     """Decode at every number of sequences, folded."""
     data = stock(analysis.scaling(recording.rows))
     more: Columns = {"memory": ("peak memory (MiB)", _mebibytes), "noise": ("variation", noise)}
-    return folded(f"Every number of sequences ({len(data)} rows)", table(data, {**DECODE, **more}))
+    shown = table(data, {**DECODE, **more}, ratios=OVER_ONE)
+    return folded(f"Every number of sequences ({len(data)} rows)", shown)
 
 
 def worth(recording: Recording) -> Table:
@@ -168,7 +170,8 @@ def _corrected(recording: Recording, defect: str) -> Table:
         "sign": ("so it is", ""),
     }
     data = _signed(recording.rows, defect)
-    return table(data.assign(won=[f"{row.won} of {row.ratio.n}" for row in data.itertuples()]), columns)
+    won = [f"{row.won} of {row.ratio.n}" for row in data.itertuples()]
+    return table(data.assign(won=won), columns, ratios={"ratio": ("first", "second")})
 
 
 def _signed(rows: pd.DataFrame, defect: str) -> pd.DataFrame:
@@ -187,7 +190,7 @@ def _sign(ratio: Estimate, p: float) -> str:
 
 
 def decomposition(recording: Recording) -> Table:
-    """From the large attention model to the hybrid as released, in four factors that multiply."""
+    """From the large attention model to the hybrid as released, in four factors that multiply in every block."""
     data = analysis.decomposed(recording.rows, claims.chain(recording.rows))
     columns: Columns = {
         "n_seq": ("sequences", ""),
@@ -196,10 +199,11 @@ def decomposition(recording: Recording) -> Table:
         claims.ARCHITECTURE: (f"x {claims.ARCHITECTURE}", ".3f"),
         claims.PROJECTIONS: (f"x {claims.PROJECTIONS}", ".3f"),
         claims.OTHERS: (f"x {claims.OTHERS}", ".3f"),
-        "whole": ("= times as fast", ".3f"),
+        "product": ("= by these", ".3f"),
+        "whole": ("times as fast", ".3f"),
         "to": ("hybrid as released (ms)", significant(3, 1e3)),
     }
-    return table(data, columns)
+    return table(data, columns, ratios={"whole": ("from", "to")})
 
 
 def builds(recording: Recording) -> Table:
@@ -214,7 +218,7 @@ def builds(recording: Recording) -> Table:
         "n": ("processes", ""),
     }
     shown = data[many & data["n_seq"].isin(data[data["build"] != analysis.STOCK]["n_seq"])]
-    return table(shown.sort_values(["n_seq", "build"]), columns)
+    return table(shown.sort_values(["n_seq", "build"]), columns, ratios=OVER_ONE)
 
 
 def prefill(recording: Recording) -> Markdown:
@@ -334,10 +338,15 @@ def _cost(fit: pd.Series) -> str:
 
 
 def _best(data: pd.DataFrame, model: str) -> str:
-    n = int(max(data.loc[model].index, key=lambda n: float(data.loc[(model, n), "rate"].value)))
+    sizes = data.loc[model].index
+    n = int(max(sizes, key=lambda n: float(data.loc[(model, n), "rate"].value)))
     many, one = data.loc[(model, n)], data.loc[(model, 1)]
-    times, rates = quotient(many["factor"], many["rate"], one["rate"], "t/s")
-    return f"Its best batch, {n} sequences, writes {times} as many tokens a second as one {rates}."
+    factor = stats.selected(many["factor"], len(sizes) - 1)
+    times, rates = quotient(factor, many["rate"], one["rate"], "t/s")
+    return (
+        f"Its best batch, {n} sequences ({among(factor, 'sizes')}), writes {times} as many tokens a second as one "
+        f"{rates}."
+    )
 
 
 def _kept(kept: dict[str, Any]) -> str:

@@ -153,11 +153,12 @@ def agreement(recording: Recording) -> Markdown:
     close, sure = sentences.closeness(list(mixed["ratio"]))
     alone = list(found[found["way"] != "together"]["ratio"])
     worst = max(mixed.to_dict("records"), key=lambda row: abs(math.log(row["ratio"].value)))
+    ratio = stats.selected(worst["ratio"], len(mixed))
     return Markdown(
         f"**{close} of {len(mixed)} kinds of call with both kinds of work take within {CLOSE} times what their "
         f"micro-batches take alone**, {sure}. Furthest is {escaped(worst['model'])}, {worst['n_seq']} decoding, "
-        f"{worst['how']} of {worst['n_chunk']}: {worst['ratio']:.2f} times. Of calls with nothing but the prompt, for "
-        f"which others wait, {sentences.closeness(alone)[0]} of {len(alone)} do."
+        f"{worst['how']} of {worst['n_chunk']}: {ratio:.2f} times, with an interval that holds for all kinds. Of calls "
+        f"with nothing but the prompt, for which others wait, {sentences.closeness(alone)[0]} of {len(alone)} do."
     )
 
 
@@ -180,7 +181,7 @@ def prediction(recording: Recording) -> Table:
         "call": ("measured (ms)", scaled(MS, ".0f")),
         "ratio": ("measured / alone", ".2f"),
     }
-    return table(found.sort_values(list(columns)[:4]), columns)
+    return table(found.sort_values(list(columns)[:4]), columns, ratios={"ratio": ("call", "promised")})
 
 
 def tile(recording: Recording) -> Table:
@@ -195,7 +196,7 @@ def tile(recording: Recording) -> Table:
         "full": (f"{full} tokens (ms)", scaled(MS, ".1f")),
         "ratio": (f"{less} / {full}", ".2f"),
     }
-    return table(found, columns)
+    return table(found, columns, ratios={"ratio": ("short", "full")})
 
 
 def partial_tiles(recording: Recording) -> Table | Markdown:
@@ -214,12 +215,14 @@ def by_size(recording: Recording) -> Table:
     shown = wide.index.to_frame(index=False)
     shown["call"] = wide["call", analysis.STOCK].to_numpy()
     columns: Columns = {"model": ("model", ""), "n_chunk": ("chunk", ""), "call": ("stock (ms)", scaled(MS, ".1f"))}
+    beside = {}
     for how in data["how"].unique():
         if how != analysis.STOCK:
+            beside[f"{how} ratio"] = ("call", how)
             shown[how], shown[f"{how} ratio"] = wide["call", how].to_numpy(), wide["ratio", how].to_numpy()
             columns = {**columns, how: (f"{how} (ms)", scaled(MS, ".1f"))}
             columns = {**columns, f"{how} ratio": (f"{how}, times as fast", ".2f")}
-    return table(shown, columns, f"Recorded on {evidence.chips(recording)}.")
+    return table(shown, columns, f"Recorded on {evidence.chips(recording)}.", beside)
 
 
 def neighbours(recording: Recording) -> Table:
@@ -235,7 +238,7 @@ def neighbours(recording: Recording) -> Table:
         "call_long": ("call beside them (ms)", scaled(MS, ".1f")),
         "ratio": ("longer / shorter", ".2f"),
     }
-    return table(found, columns)
+    return table(found, columns, ratios={"ratio": ("call_long", "call_short")})
 
 
 def budget(recording: Recording) -> Table:

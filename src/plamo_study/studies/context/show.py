@@ -193,6 +193,9 @@ def rates(recording: Recording) -> Table:
     found = analysis.rates(recording.rows)
     wide = found.set_index(["model", "depth", "phase"]).unstack("phase")
     wide.columns = pd.Index([f"{name}_{phase}" for name, phase in wide.columns])
+    for phase in analysis.PHASES:
+        at_first = wide[f"rate_{phase}"].groupby(level="model").first()
+        wide[f"first_{phase}"] = wide.index.get_level_values("model").map(at_first)
     ratios = analysis.asymmetry(recording.rows).set_index(["model", "depth"])["ratio"]
     columns: Columns = {
         "model": ("model", ""),
@@ -204,7 +207,9 @@ def rates(recording: Recording) -> Table:
         "ratio": ("prefill / decode", ".2f"),
         "noise_decode": ("variation of decode", noise),
     }
-    return table(wide.join(ratios).reset_index(), columns)
+    beside = {f"share_{phase}": (f"rate_{phase}", f"first_{phase}") for phase in analysis.PHASES}
+    beside["ratio"] = ("rate_prefill", "rate_decode")
+    return table(wide.join(ratios).reset_index(), columns, ratios=beside)
 
 
 def prediction(recording: Recording) -> Table:
@@ -270,7 +275,7 @@ def beginnings(recording: Recording) -> Table:
         "theirs": ("ms per step ", significant(3, 1e3)),
         "ratio": ("attention's time / hybrid's", ".2f"),
     }
-    return table(data, columns)
+    return table(data, columns, ratios={"ratio": ("theirs", "own")})
 
 
 def near(recording: Recording) -> Markdown:

@@ -4,10 +4,11 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.measure.recording import Recording
-from plamo_study.present import evidence
+from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import escaped
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.studies.context import memory as study, prediction, values
+from plamo_study.studies.context.analysis import PHASES
 from plamo_study.studies.context.claims import of_caches
 
 CONTEXTS = (4096, 16384)
@@ -27,7 +28,10 @@ def kinds(recording: Recording) -> Table:
         "prefill": ("prefill (ms per token)", significant(3, 1e3)),
         "decode": ("decode (ms per token)", significant(3, 1e3)),
     }
-    return table(_kept(data), columns)
+    plain = data[data["kind"] == study.PLAIN].set_index(["model", "whole"])
+    same = pd.MultiIndex.from_frame(data[["model", "whole"]])
+    data = data.assign(**{f"plain_{phase}": plain[phase].reindex(same).tolist() for phase in PHASES})
+    return table(_kept(data), columns, ratios={f"{phase}_gain": (f"plain_{phase}", phase) for phase in PHASES})
 
 
 def _kept(data: pd.DataFrame) -> pd.DataFrame:
@@ -115,7 +119,7 @@ def loop(recording: Recording) -> Table:
         "cached": ("with ", significant(3)),
         "times": ("times as long", ".1f"),
     }
-    return table(study.loop_totals(recording.rows), columns)
+    return table(study.loop_totals(recording.rows), columns, ratios={"times": ("naive", "cached")})
 
 
 def source_loop(recording: Recording, depths: Recording) -> Markdown:
@@ -138,6 +142,7 @@ def source_loop(recording: Recording, depths: Recording) -> Markdown:
         lines.append(
             f"- {escaped(row['model'])}, summed from its depth curves: {row['naive'].scaled(1 / 60):.1f} minutes "
             f"instead of {row['cached']:.1f} seconds, {row['times']:.0f} times as long"
+            f"{sentences.beside(row['times'], row['naive'], row['cached'], '.0f')}"
             + (" (extrapolated)." if row["extrapolated"] else ".")
         )
     return Markdown("\n".join([lines[0], "", *lines[1:]]))

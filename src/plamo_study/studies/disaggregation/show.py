@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
+from plamo_study.analysis import stats
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
@@ -231,10 +232,11 @@ def prediction(recording: Recording) -> Table:
     """Predictions by kind: how many are close to what was measured, and the furthest."""
     found, entries = analysis.predicted(recording.rows, recording.facts), []
     for what, group in found.groupby("what", sort=False):
-        ratios = sorted((ratio.value for ratio in group["ratio"]), key=lambda value: abs(np.log(value)))
-        close = sum(map(is_close, ratios))
-        entry = {"what": what, "close": f"{close} of {len(ratios)}", "median": float(np.median(ratios))}
-        entries.append(entry | {"furthest": ratios[-1]})
+        ratios = sorted(group["ratio"], key=lambda ratio: abs(np.log(ratio.value)))
+        values = [ratio.value for ratio in ratios]
+        entry = {"what": what, "close": f"{sum(map(is_close, values))} of {len(values)}"}
+        entry |= {"median": float(np.median(values)), "furthest": stats.selected(ratios[-1], len(ratios))}
+        entries.append(entry)
     timed = found[~found["what"].isin(("bytes", "send"))]
     close, sure = sentences.closeness(list(timed["ratio"]))
     columns: Columns = {
@@ -244,6 +246,7 @@ def prediction(recording: Recording) -> Table:
         "furthest": ("furthest", ".2f"),
     }
     note = f"{close} of {len(timed)} predicted times are within {CLOSE} times of what was measured, {sure}."
+    note += " The furthest of several is the one that noise helped most; its interval holds for all of its kind."
     note += " Not counted: bytes, which a formula gives, and sending, which only says that the limiter keeps its speed."
     return table(pd.DataFrame(entries), columns, note)
 
@@ -265,7 +268,7 @@ def every_prediction(recording: Recording) -> Table:
         "measured": ("measured", significant(3)),
         "ratio": ("measured / predicted", ".2f"),
     }
-    return table(found, columns)
+    return table(found, columns, ratios={"ratio": ("measured", "promised")})
 
 
 def with_loads(recording: Recording, small: Recording) -> Recording:
@@ -312,7 +315,7 @@ def services(recording: Recording) -> Table:
         "and not how arrivals do. Where both keep up, throughput is the load's own. The split engine's first token is "
         "counted when the one that writes has it: shipping and waiting for a place are in it."
     )
-    return table(found, columns, note)
+    return table(found, columns, note, {"throughput_ratio": ("throughput_split", "throughput")})
 
 
 def capacity(recording: Recording) -> Table:
@@ -332,7 +335,8 @@ def capacity(recording: Recording) -> Table:
     note = (
         f"By law, without what shipping takes. Of {len(ratios)} ratios to one engine the interval of {open_} holds 1."
     )
-    return table(found.assign(each_ratio=[ratio.scaled(0.5) for ratio in found["two_ratio"]]), columns, note)
+    found = found.assign(each_ratio=[ratio.scaled(0.5) for ratio in found["two_ratio"]])
+    return table(found, columns, note, {f"{name}_ratio": (name, "shared") for name in ("split", "two")})
 
 
 def printed() -> Table:

@@ -68,6 +68,10 @@ class Scanned:
         """Mean of a series over chunks, nats."""
         return mean(self.of(name))
 
+    def avoided(self, point: str, among: int) -> Estimate:
+        """Nats saved when a point alone is not quantized, one that was selected among so many."""
+        return mean(self.of("all") - self.of(f"protect {point}"), among)
+
     def size(self, point: str) -> tuple[float, float, float]:
         """Weights, bytes in the reference, bytes in the candidate."""
         weights, reference, candidate = self.series[f"size {point}"]
@@ -86,9 +90,9 @@ def family(point: str) -> str:
     return "layer" if point.startswith("layer ") else "class"
 
 
-def mean(values: np.ndarray) -> Estimate:
-    """Mean over chunks with its bootstrap interval."""
-    return clustered.ratio_of_sums(values, np.ones(len(values)))
+def mean(values: np.ndarray, among: int = 1) -> Estimate:
+    """Mean over chunks with its interval."""
+    return clustered.ratio_of_sums(values, np.ones(len(values)), among)
 
 
 # ---------------------------------------------------------------- damage and what protection is worth

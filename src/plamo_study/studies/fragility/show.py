@@ -11,6 +11,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
 from plamo_study.present.evidence import escaped, weights_of
 from plamo_study.present.figures import Chart, spread
+from plamo_study.present.sentences import among
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.present.theme import CATEGORIES, INK, MUTED
 from plamo_study.studies.fragility import analysis
@@ -43,7 +44,7 @@ def _found(scan: analysis.Scanned, judged: pd.DataFrame, damages: pd.DataFrame) 
     )
     worth = damages[(damages["model"] == scan.model) & (damages["candidate"] == scan.candidate)]
     return f"- {escaped(scan.model)}, rounded to {scan.candidate} ({len(scan.of('all'))} chunks): {said}. " + _best(
-        scan, worth[(worth["family"] == "class") & (worth["p_avoided"] < analysis.LEVEL)]
+        scan, worth[worth["family"] == "class"]
     )
 
 
@@ -105,14 +106,17 @@ def _whose(recording: Recording, scan: analysis.Scanned) -> str:
 
 def _best(scan: analysis.Scanned, classes: pd.DataFrame) -> str:
     """The class whose protection avoids most damage per byte, of those that avoid some."""
-    if classes.empty:
+    sure = classes[classes["p_avoided"] < analysis.LEVEL]
+    if sure.empty:
         return "No class avoids damage beyond doubt when it alone is kept."
-    best = classes.loc[classes["per_megabyte"].map(lambda e: e.value).idxmax()]
+    best = sure.loc[sure["per_megabyte"].map(lambda e: e.value).idxmax()]
     bits = significant(2)(8 * best["extra_bytes"] / scan.size("all")[0])
-    saved, everything = (significant(2, MILLI)(e) for e in (best["avoided"], scan.mean("all")))
+    avoided = scan.avoided(best["point"], len(classes))
+    saved, everything = (significant(2, MILLI)(e) for e in (avoided, scan.mean("all")))
     return (
-        f"Per byte, {best['point']} is the best class to keep in {scan.reference}: {bits} more bits per weight avoid "
-        f"{saved} of the {everything} thousandths of a nat that quantizing everything costs."
+        f"Per byte, {best['point']} is the best class to keep in {scan.reference} ({among(avoided, 'classes')}): "
+        f"{bits} more bits per weight avoid {saved} of the {everything} thousandths of a nat that quantizing "
+        f"everything costs."
     )
 
 

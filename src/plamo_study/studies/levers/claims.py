@@ -109,8 +109,8 @@ def unprofitable(recording: Recording) -> Said | None:
     stock = [line for line in gains.heads(recording) if line.model.startswith(HYBRID)]
     if not stock:
         return None
-    found = drafts.break_even(recording.rows)
-    found = found[found["model"].str.startswith(HYBRID) & (found["n_seq"] == 1) & (found["pays"] == "from")]
+    found = drafts.soonest(recording.rows)
+    found = found[found["model"].str.startswith(HYBRID) & (found["n_seq"] == 1)]
     found = found[found["n_prompt"] == found["n_prompt"].min()]
     first = {build: min(own["from"], key=lambda each: each.value) for build, own in found.groupby("build")}
     said = f"as released {stock[0].gain:.2f} times as fast with free drafts, {gains.ACCEPTED:.0%} of them right"

@@ -8,6 +8,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study import paths
+from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, theme
@@ -18,7 +19,6 @@ from plamo_study.studies.batch_scaling.claims import HYBRID
 from plamo_study.studies.levers import claims, gains, stacked, traffic as traffics
 from plamo_study.studies.levers.gains import Recordings
 from plamo_study.studies.levers.traffic import Traffic
-from plamo_study.studies.quantization.analysis import simultaneous
 
 SHARING = ("chunked", "split", "replicas")
 VERDICTS = {"holds": "gains", "does not hold": "loses", "inconclusive": "not decided"}
@@ -96,7 +96,7 @@ def _by_pair(pairs: pd.DataFrame) -> str:
 def _best(known: Recordings, found: pd.DataFrame, aim: str, words: str) -> str:
     """The lever that surely gives most of something at full size; its interval holds for all it was chosen from."""
     group = found[(found["aim"] == aim) & found["model"].str.endswith("*")]
-    widened = [simultaneous(gain, len(group)) for gain in group["gain"]]
+    widened = [stats.selected(gain, len(group)) for gain in group["gain"]]
     group = group.assign(gain=widened, least=[gain.low for gain in widened])
     if group.empty or not group["least"].max() > 1:
         return ""

@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import timing
+from plamo_study.analysis import stats, timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
+from plamo_study.foreign import text
 from plamo_study.measure.recording import Recording
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
 from plamo_study.studies.batch_scaling.claims import CORRECT, FLAT
@@ -98,7 +99,7 @@ def probed(path: str, traffic: Traffic) -> Traffic:
     the engine's time their part is `n_users` times smaller.
     """
     try:
-        report = msgspec.convert(json.loads(Path(path).read_text(encoding="utf-8")), type=Report)  # NaN is none of JSON
+        report = msgspec.convert(json.loads(text(Path(path))), type=Report)  # NaN is none of JSON
         shares = {name: share.value for name, share in report.phase.shares.items()}
         if report.traffic and report.traffic.shares:
             shares = report.traffic.shares
@@ -106,7 +107,7 @@ def probed(path: str, traffic: Traffic) -> Traffic:
         if not (read >= 0 and written > 0):
             raise ValueError("no share is negative")
         return replace(traffic, reading=read / (read + written))
-    except (OSError, ValueError, KeyError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, OverflowError, RecursionError) as error:
         why = f"is no report of a probe that told the phases apart ({type(error).__name__})"
         raise StudyError(path, why, HOW_PROBE) from None
 
@@ -303,7 +304,7 @@ def best(known: Recordings, model: str, traffic: Traffic) -> dict[str, Any] | No
     for line in lines:
         for phase in ("reading", "writing"):
             if line[phase].units:
-                line[phase] = types.simultaneous(line[phase], 2 * len(lines))
+                line[phase] = stats.selected(line[phase], 2 * len(lines))
         line["tokens"] = whole(Effect("", "", "", "", line["reading"], line["writing"]), line["share"])
     line = max(lines, key=lambda line: float(line["tokens"].low), default=None)
     return line if line and line["tokens"].above(1.0) == "holds" else None

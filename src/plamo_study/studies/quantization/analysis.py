@@ -4,11 +4,7 @@ Every function takes the frame of the study's rows, and where sizes are asked fo
 over the reference type, paired by block. What quality costs is another study's.
 """
 
-from dataclasses import replace
-
-import numpy as np
 import pandas as pd
-from scipy import special
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.files import Facts, Files, files
@@ -68,21 +64,6 @@ def speeds(rows: pd.DataFrame) -> pd.DataFrame:
             entry["ratio"] = paired_ratio(known[phase, model, REFERENCE], spent)
         entries.append(entry | {"noise": stats.variation(spent.tolist()), "n": step.n})
     return pd.DataFrame(entries, columns=["model", "dtype", "phase", "rate", "ratio", "noise", "n"])
-
-
-def simultaneous(gain: stats.Estimate, chosen_from: int) -> stats.Estimate:
-    """A ratio's interval, widened so that those of all `chosen_from` ratios hold together with 95 % (Bonferroni).
-
-    The best of many is chosen because it came out best, so its own interval would cover too seldom. Student's t on the
-    paired logarithms at a level of 1 - 0.05 / `chosen_from`, extended to hold the value; NaN bounds for one pair.
-    """
-    logs = np.asarray(gain.units)
-    if len(logs) < 2:
-        return replace(gain, low=float("nan"), high=float("nan"))
-    t = special.stdtrit(len(logs) - 1, 1 - (1 - stats.CONFIDENCE) / (2 * max(chosen_from, 1)))
-    reach = t * logs.std(ddof=1) / len(logs) ** 0.5
-    low, high = (float(np.exp(logs.mean() + side * reach)) for side in (-1, 1))
-    return replace(gain, low=min(low, gain.value), high=max(high, gain.value), level=stats.CONFIDENCE)
 
 
 def ratio(rows: pd.DataFrame, phase: str, model: str, dtype: str, over: str) -> stats.Estimate | None:

@@ -40,7 +40,7 @@ def against_prediction(rows: pd.DataFrame, known: Files) -> pd.DataFrame:
     """Predicted and measured ratio over the reference, `miss` = measured / predicted, and what the kernels explain.
 
     `kernels`: the ratio that the kernels' own rates give; None where a rate is lacking, and for batches, whose kernels
-    were not measured. `left`: measured / kernels.
+    were not measured. `left`: measured / kernels, paired by block.
     """
     spent, entries = seconds(rows), []
     by_kernels = kernel_seconds(rows, known)
@@ -48,11 +48,10 @@ def against_prediction(rows: pd.DataFrame, known: Files) -> pd.DataFrame:
         key, reference = ((entry["phase"], entry["model"], d) for d in (entry["dtype"], REFERENCE))
         if key not in spent or reference not in spent or entry["dtype"] == REFERENCE:
             continue
-        measured = paired_ratio(spent[reference], spent[key])
-        kernels = None
+        measured, kernels, left = paired_ratio(spent[reference], spent[key]), None, None
         if key in by_kernels and reference in by_kernels:
             kernels = paired_ratio(by_kernels[reference], by_kernels[key])
-        left = measured.scaled(1 / kernels.value) if kernels else None
+            left = paired_ratio(spent[reference] * by_kernels[key], spent[key] * by_kernels[reference])
         entries.append(
             entry | {"measured": measured, "miss": measured.scaled(1 / entry["predicted"])}
             | {"kernels": kernels, "left": left}

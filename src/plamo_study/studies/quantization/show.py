@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import kernel_paths
+from plamo_study.analysis import kernel_paths, stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence, sentences
@@ -46,10 +46,10 @@ def finding(recording: Recording, quality: Recording) -> Markdown:
 
 
 def _gain(group: pd.DataFrame, best: dict[str, Any], phase: str) -> tuple[str, str]:
-    """A best type's gain over the reference with its simultaneous interval, and the two rates it is the quotient of."""
+    """A best type's gain over the reference, selected among all types, and the two rates."""
     chosen_from = int((group["dtype"] != analysis.REFERENCE).sum())
     reference = group.set_index("dtype").loc[analysis.REFERENCE, f"{phase}_rate"]
-    gain = analysis.simultaneous(best[phase], chosen_from)
+    gain = stats.selected(best[phase], chosen_from)
     times, rates = sentences.quotient(gain, best[f"{phase}_rate"], reference, "t/s")
     return f"{times} as fast in {best['dtype']} as in {analysis.REFERENCE}", rates
 
@@ -61,7 +61,7 @@ def condition(recording: Recording) -> str:
     return (
         f"scale {recording.scale} ({kinds} weights), {evidence.chips(recording)}, "
         f"{rows['n_threads'].max()} threads; ratios "
-        f"are paired within blocks, with {evidence.INTERVALS}. {evidence.computed(rows)}"
+        f"are medians of pairs within blocks, with {evidence.INTERVALS}. {evidence.computed(rows)}"
     )
 
 
@@ -196,7 +196,8 @@ def against_prediction(recording: Recording) -> Table:
         "miss": ("measured / bytes", ".2f"),
         "left": ("measured / kernels", ".2f"),
     }
-    return table(data.assign(words=[PHASES[phase] for phase in data["phase"]]), columns)
+    shown = data.assign(words=[PHASES[phase] for phase in data["phase"]])
+    return table(shown, columns, ratios={"left": ("measured", "kernels")})
 
 
 def kernels(recording: Recording) -> Table:
@@ -236,11 +237,12 @@ def takeaway(recording: Recording, quality: Recording) -> Markdown:
         if decode.empty:
             continue
         worst = min(decode.to_dict("records"), key=lambda line: float(line["miss"].value))
+        measured = stats.selected(worst["measured"], len(decode))
         lines.append(
             f"- **{escaped(str(model))}**: not on the front: {beaten or 'none'}. For every other type no file is as "
             f"small, as fast and as close to F16. {worst['dtype']} misses most of what its bytes promise: it decodes "
-            f"{worst['measured'].value:.2f} times as fast as F16 instead of {worst['predicted']:.2f}"
-            + _kernel_words(worst)
+            f"{measured:.2f} times as fast as F16 ({sentences.among(measured, 'types')}) instead of "
+            f"{worst['predicted']:.2f}" + _kernel_words(worst)
         )
     verdicts = claims(recording.rows, recording.facts)["verdict"]
     return Markdown("\n".join([*lines, f"- Of {len(verdicts)} claims about speed {evidence.counted(verdicts)}."]))

@@ -4,6 +4,7 @@ Frames in, estimates out. An arrangement is so many processes with so many seque
 """
 
 from itertools import chain, pairwise
+from math import nan
 from statistics import mean
 from typing import Any
 
@@ -51,10 +52,11 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _memory(series: dict[str, list[float]], own: float) -> dict[str, float]:
-    """Where the system does not share pages out (macOS), those that a process has to itself."""
+    """Where the system shares no pages out (macOS), those that a process has to itself; mapped ones are not told."""
     share = "pss" if "pss" in series else "private"
     grown, mapped = sum(series[share]) - sum(series[f"before {share}"]), sum(series["mapped"])
-    return {"grown": grown, "mapped": mapped, "own": own, "rest": grown - mapped - own}
+    known = mapped if series["mapped"] else nan
+    return {"grown": grown, "mapped": known, "own": own, "rest": grown - mapped - own}
 
 
 @once_a_frame
@@ -62,7 +64,8 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     """A line a cell in which no replica was killed: CELL, `total`, TIMES and MEMORY as estimates over runs.
 
     `verdict` is valid, or how many runs were not: those are in no estimate. Paired by block: `against_one`, `rate` over
-    that of one process with as many sequences; `against_mapped`, of private weights, over the same with mapped ones.
+    that of one process with as many sequences (`one`); `against_mapped`, of private weights, over the same with mapped
+    ones.
     """
     known, entries = _by_cell(usable(rows)), []
     for key, group in processes(rows[rows["killed"] < 0]).groupby(CELL, sort=False):
@@ -70,14 +73,21 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
         entry["verdict"] = verdict_of(group["verdict"])
         if (own := known.get(key)) is not None:
             entry |= {name: stats.median(own[name].tolist()) for name in (*TIMES, *MEMORY)}
-            one = known.get((*key[:-2], 1, entry["total"]))
+            one = known.get(_alike(key, entry["total"]))
+            entry["one"] = stats.median(one["rate"].tolist()) if one is not None else None
             mapped = known.get((*key[:2], True, *key[3:])) if not entry["use_mmap"] else None
             entry |= {
                 name: timing.paired_ratio(own["rate"], other["rate"]) if other is not None else None
                 for name, other in (("against_one", one), ("against_mapped", mapped))
             }
         entries.append(entry)
-    return pd.DataFrame(entries, columns=[*CELL, "total", "verdict", *TIMES, *MEMORY, "against_one", "against_mapped"])
+    names = [*CELL, "total", "verdict", *TIMES, *MEMORY, "one", "against_one", "against_mapped"]
+    return pd.DataFrame(entries, columns=names)
+
+
+def _alike(key: Key, total: int) -> Key:
+    """The cell of one process that writes as many sequences."""
+    return (*key[:-2], 1, total)
 
 
 def _by_cell(used: pd.DataFrame) -> dict[Key, pd.DataFrame]:
@@ -90,24 +100,28 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Each arrangement's `rate` as promised and measured, tokens per second.
 
     `alone`: every replica works as fast as one alone on its threads; with more threads than cores, so much slower.
-    `ratio`: measured over that, paired by block. `slowest` to `fastest`: what the ceilings of all cores allow, if every
-    process reads the weights for itself; the `near` ceiling, and `miss`: 1 between the two, else times the nearer edge.
-    NaN where the type's own kernel was not measured. `crowded`: more threads than cores.
+    `ratio`: measured over that, and `promised`: that over the same of one process, both paired by block. `slowest` to
+    `fastest`: what the ceilings of all cores allow, if every process reads the weights for itself; the `near` ceiling,
+    and `miss`: 1 between the two, else times the nearer edge. NaN where the type's own kernel was not measured.
+    `crowded`: more threads than cores.
     """
     used, known, entries = usable(rows), files(rows, facts), []
     parts, kernels = _parts(used), set(used[used["workload"] == "matmul"]["dtype"])
-    for key, own in _by_cell(used[used["killed"] < 0]).items():
-        cell = _cell_of(used, key)
+    found = _by_cell(used[used["killed"] < 0])
+    by_block = {key: _alone(_cell_of(used, key), key, parts) for key in found}
+    for key, own in found.items():
+        cell, alone = _cell_of(used, key), by_block[key]
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True)) | {"measured": stats.median(own["rate"].tolist())}
         entry |= {"crowded": cell.threads_each * cell.n_processes > cell.n_threads}
-        alone = _alone(cell, key, parts)
         if alone is not None:
             entry |= {"alone": stats.median(alone.tolist()), "ratio": timing.paired_ratio(own["rate"], alone)}
+            one = by_block.get(_alike(key, cell.n_processes * cell.n_seq))
+            entry["promised"] = timing.paired_ratio(alone, one) if one is not None else None
         if cell.dtype in kernels:
             entry |= _allowed(cell, known[key[0], key[1]], limits(used, known[key[0], key[1]]), entry["measured"])
         entries.append(entry)
-    return pd.DataFrame(entries, columns=[*CELL, "crowded", "measured", "alone", "ratio", "slowest", "fastest", "near",
-                                          "miss"])  # fmt: skip
+    return pd.DataFrame(entries, columns=[*CELL, "crowded", "measured", "alone", "ratio", "promised", "slowest",
+                                          "fastest", "near", "miss"])  # fmt: skip
 
 
 def _cell_of(used: pd.DataFrame, key: Key) -> Replicas:

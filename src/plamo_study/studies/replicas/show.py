@@ -129,7 +129,7 @@ def arrangements(recording: Recording, total: int = 0) -> Table:
     cell = rows[rows["workload"] == "replicas"].iloc[0]
     note = f"Each sequence reads {cell['n_prompt']} tokens and writes {cell['n_gen'] + 1}."
     note += f" More threads than the {cores} cores: {', '.join(crowded)}." if crowded else ""
-    return table(found, _MEASURED, note)
+    return table(found, _MEASURED, note, _OVER_ONE)
 
 
 def every(recording: Recording) -> Table:
@@ -139,7 +139,8 @@ def every(recording: Recording) -> Table:
     policy = ["share a call" if each == "packed" else "one by one" for each in found["policy"]]
     found = found.assign(arrangement=_arrangement(found), loaded=loaded, prompts=policy)
     kind = {"model": ("model", ""), "dtype": ("type", ""), "loaded": ("weights", ""), "prompts": ("prompts", "")}
-    return table(found, {**kind, **_MEASURED, "ready": ("ready after (s)", ".2f"), "grown": ("memory (MB)", _middle)})
+    more: Columns = {"ready": ("ready after (s)", ".2f"), "grown": ("memory (MB)", _middle)}
+    return table(found, {**kind, **_MEASURED, **more}, ratios=_OVER_ONE)
 
 
 def memory(recording: Recording) -> Table:
@@ -182,8 +183,9 @@ def prediction(recording: Recording) -> Table:
     several = found[(found["n_processes"] > 1) & found["use_mmap"]]
     near, sure = sentences.closeness(list(several["ratio"].dropna()))
     misses = found["miss"].dropna()
-    decided = several[[isinstance(r, Estimate) and r.above(1.0) != "inconclusive" for r in several["against_one"]]]
-    right = sum((row.promised > 1) == (row.against_one.value > 1) for row in decided.itertuples())
+    told = several.dropna(subset=["promised", "against_one"])
+    decided = told[[ratio.above(1.0) != "inconclusive" for ratio in told["against_one"]]]
+    right = sum((row.promised.value > 1) == (row.against_one.value > 1) for row in decided.itertuples())
     note = (
         f"{near} of {several['ratio'].notna().sum()} arrangements of several processes with mapped weights are within "
         f"{CLOSE} times of a replica alone, {sure}. It foretells whether they write more than one process in {right} "
@@ -200,7 +202,7 @@ def prediction(recording: Recording) -> Table:
         "promised": ("over one process, by a replica alone", ".2f"),
         "against_one": ("over one process", ".2f"),
     }
-    return table(found, columns, note)
+    return table(found, columns, note, {"ratio": ("measured", "alone")})
 
 
 def _predicted(recording: Recording) -> pd.DataFrame:
@@ -210,14 +212,8 @@ def _predicted(recording: Recording) -> pd.DataFrame:
     kinds = [f"{dtype}, {_loaded(mapped)}" for dtype, mapped in zip(found["dtype"], found["use_mmap"], strict=True)]
     allowed = [_span(row.slowest, row.fastest) for row in found.itertuples()]
     found = found.assign(arrangement=_arrangement(found), kind=kinds, allowed=allowed)
-    alone = found["alone"].map(lambda rate: rate.value if isinstance(rate, Estimate) else float("nan"))
-    of_one = alone.where(found["n_processes"] == 1).groupby([found[name] for name in _ALIKE]).transform("first")
-    found["promised"] = alone / of_one
     measured = analysis.table(recording.rows).set_index(analysis.CELL)["against_one"]
     return found.assign(against_one=[measured.get(key) for key in found[analysis.CELL].itertuples(index=False)])
-
-
-_ALIKE = ("model", "dtype", "use_mmap", "total")
 
 
 def _span(low: float, high: float) -> str:
@@ -278,6 +274,7 @@ def crashes(recording: Recording) -> Table:
     return table(found.assign(arrangement=_arrangement(found), had=had), columns)
 
 
+_OVER_ONE = {"against_one": ("rate", "one")}
 _MEASURED: Columns = {
     "model": ("model", ""),
     "arrangement": ("processes × sequences", ""),

@@ -25,6 +25,7 @@ from plamo_study.studies.speculative.served import OURS, PLAIN, SERVER, Beside
 
 CELL = ["model", "dtype", "n_prompt", "n_seq", "n_draft", "how", "label", "accepts", "text", "draft", "draft_dtype"]
 CELL += ["temperature"]
+OF_LENGTHS = ["build", "model", "n_prompt", "n_seq", "how"]
 SPEED = ["build", "model", "n_prompt", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 LAW = 0.10  # of the predicted sum that a round may be off
@@ -126,11 +127,13 @@ def _at(accepts: float) -> int:
 
 
 def free(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
-    """Of `curves` the drafts that cost nothing on one build, of the shortest prompts and the length that is fastest;
-    not where all is put back."""
+    """Of `curves` the drafts that cost nothing on one build, of the shortest prompts and the length that is fastest,
+    its `speed` selected among all lengths; not where all is put back."""
     found = curves(rows, (accepts,))
     found = found[(found["build"] == build) & (found["how"] != WORDS["full"])]
     found = found[found["n_prompt"] == found["n_prompt"].min()]
+    lengths = found.groupby(["model", "n_seq"])["n_draft"].transform("size")
+    found["speed"] = [stats.selected(speed, n) for speed, n in zip(found["speed"], lengths, strict=True)]
     fastest = found["speed"].map(lambda speed: -speed.value).sort_values().index
     return found.loc[fastest].drop_duplicates(["model", "n_seq"]).sort_index()
 
@@ -149,22 +152,39 @@ def break_even(rows: pd.DataFrame) -> pd.DataFrame:
     for row in speed_ups(rows).to_dict("records"):
         ratios = row["ratios"]
         lowest, highest = _of_blocks(ratios[0]), _of_blocks(ratios[-1])
-        crossed = stats.crossing(RATES.tolist(), ratios)
-        open_ended = np.isnan(crossed.value) or bool(np.isinf(crossed.low) and np.isinf(crossed.high))
-        pays = "inconclusive" if open_ended else "from"
-        crossed = replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # it is a probability
+        crossed = _crossed(ratios)
+        pays = "inconclusive" if np.isnan(crossed.value) or (crossed.low == 0 and crossed.high == 1) else "from"
         pays = "never" if highest.below(1.0) == "holds" else "always" if lowest.above(1.0) == "holds" else pays
         entries.append({name: row[name] for name in SPEED} | {"from": crossed, "pays": pays})
     return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])
 
 
+def _crossed(ratios: np.ndarray, among: int = 1) -> stats.Estimate:
+    """From which acceptance on drafts are faster than none."""
+    crossed = stats.crossing(RATES.tolist(), ratios, among=among)
+    return replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # it is a probability
+
+
+def soonest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of `break_even` the length of draft that pays from the lowest acceptance, `from` selected among all lengths."""
+    known = {tuple(row[name] for name in SPEED): row["ratios"] for row in speed_ups(rows).to_dict("records")}
+    entries = []
+    for _, group in break_even(rows).groupby(OF_LENGTHS, sort=False):
+        paying = group[group["pays"] == "from"].to_dict("records")
+        if paying:
+            first = min(paying, key=lambda row: float(row["from"].value))
+            entries.append(first | {"from": _crossed(known[tuple(first[name] for name in SPEED)], len(group))})
+    return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])
+
+
 def best(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
-    """The fastest draft at each acceptance: SPEED, `accepts`, `speed`; of 0 tokens where even that one is shown to be
-    slower than none."""
+    """The fastest draft at each acceptance: SPEED, `accepts`, `speed`, selected among all lengths; of 0 tokens where
+    even that one is shown to be slower than none."""
     found = curves(rows, rates)
     entries = []
-    for _, group in found.groupby(["build", "model", "n_prompt", "n_seq", "how", "accepts"], sort=False):
+    for _, group in found.groupby([*OF_LENGTHS, "accepts"], sort=False):
         first = max(group.to_dict("records"), key=lambda row: float(row["speed"].value))
+        first |= {"speed": stats.selected(first["speed"], len(group))}
         entries.append(first | ({"n_draft": 0} if first["speed"].below(1.0) == "holds" else {}))
     return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
 
@@ -172,10 +192,10 @@ def best(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
 def forced(rows: pd.DataFrame) -> pd.DataFrame:
     """Cells of one acceptance: CELL, `build`, `verdict`, `taken`, `rate`, `plain` and `speed`, paired by block.
 
-    `computed`: what rounds with every number of accepted tokens gave for it, and `ratio`, measured over that.
+    `computed`: what rounds with every number of accepted tokens gave for it, and `ratio`, measured over that, paired.
     """
     every, right = processes(rows), processes(usable(rows))
-    known = {tuple(row[name] for name in SPEED): row["ratios"] for row in speed_ups(rows).to_dict("records")}
+    known = {tuple(row[name] for name in SPEED): row for row in speed_ups(rows).to_dict("records")}
     entries = []
     for key, group in right[right["label"] == ""].groupby(["build", *CELL], sort=False):
         entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
@@ -183,11 +203,11 @@ def forced(rows: pd.DataFrame) -> pd.DataFrame:
         entry |= {"taken": stats.median(group["taken"].tolist()), "rate": stats.median(rate.tolist())}
         entry |= {"plain": stats.median(steps.tolist()), "speed": timing.paired_ratio(rate, steps)}
         entry["verdict"] = verdict_of(of_cell(every, entry, ["build", *CELL])["verdict"])
-        ratios = known.get(tuple(entry[name] for name in SPEED))
-        if ratios is not None:
-            entry["computed"] = _of_blocks(ratios[_at(entry["accepts"])])
+        if (of_rounds := known.get(tuple(entry[name] for name in SPEED))) is not None:
+            speeds = pd.Series(of_rounds["ratios"][_at(entry["accepts"])], of_rounds["blocks"])
+            entry |= {"computed": _of_blocks(speeds.to_numpy()), "ratio": timing.paired_ratio(rate / steps, speeds)}
         entries.append(entry)
-    columns = ["build", *CELL, "taken", "rate", "plain", "speed", "verdict", "computed"]
+    columns = ["build", *CELL, "taken", "rate", "plain", "speed", "verdict", "computed", "ratio"]
     return pd.DataFrame(entries, columns=columns)
 
 
@@ -333,8 +353,8 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
 
 
 def columns(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of several tokens alone: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio` over one of one token,
-    and `longer`, over one of a token less (None for one)."""
+    """Calls of several tokens alone: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio` over one of one
+    token, and `longer`, over one of a token less (None for one)."""
     right = processes(usable(rows))
     right = right[(right["n_seq"] == 1) & (right["label"] == "even") & (right["how"] != WORDS["full"])]
     entries = []
@@ -387,7 +407,7 @@ def differences(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
 def adapted(rows: pd.DataFrame) -> pd.DataFrame:
     """A draft whose length adapts beside the fixed one that is best in hindsight: `model`, `n_prompt`, `accepts`,
     `drawn`, the share of drafted tokens that were right given those before them, `n_draft`, the best fixed length,
-    `adapts` and `fixed` (times plain decode), `ratio`, paired by block.
+    `adapts` and `fixed` (times plain decode), `ratio`, paired by block; the last two selected among all fixed lengths.
 
     The adapted length is measured, and the fixed ones are those of `speed_ups` at the acceptance that it drew.
     """
@@ -404,8 +424,9 @@ def adapted(rows: pd.DataFrame) -> pd.DataFrame:
         if len(fixed) > 1:
             k = max(fixed, key=lambda each: float(fixed[each].median()))
             speed = group.groupby("block")["speed"].median()
-            entry |= {"n_draft": k, "adapts": stats.median(speed.tolist()), "fixed": stats.median(fixed[k].tolist())}
-            entries.append(entry | {"ratio": timing.paired_ratio(speed, fixed[k])})
+            entry |= {"n_draft": k, "adapts": stats.median(speed.tolist())}
+            chosen = {"fixed": stats.median(fixed[k].tolist()), "ratio": timing.paired_ratio(speed, fixed[k])}
+            entries.append(entry | {name: stats.selected(each, len(fixed)) for name, each in chosen.items()})
     return pd.DataFrame(entries, columns=[*names, "accepts", "drawn", "n_draft", "adapts", "fixed", "ratio"])
 
 

@@ -36,9 +36,9 @@ PUBLISHED = (  # of the 8b model: whose draft, times plain decode, what a drafte
 def finding(recording: Recording) -> Markdown:
     """From which acceptance drafting pays, by model, as released and on the build that keeps states."""
     rows = recording.rows
-    found = analysis.break_even(rows)
-    lines = [f"{_released(row)} {_sooner(row, found)}" for row in _usual(found).to_dict("records")]
-    lines += [f"{_corrected(row)} {_sooner(row, found)}" for row in _usual(found, BUILD).to_dict("records")]
+    found, first = analysis.break_even(rows), analysis.soonest(rows)
+    lines = [f"{_released(row)} {_sooner(row, first)}" for row in _usual(found).to_dict("records")]
+    lines += [f"{_corrected(row)} {_sooner(row, first)}" for row in _usual(found, BUILD).to_dict("records")]
     lines += [line for model, calls in _calls(rows).groupby("model", sort=False) for line in _steepest(model, calls)]
     lines += [_gain(row) for row in _of(analysis.beside(rows), accepts=MEASURED_AT).to_dict("records")]
     said = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines)
@@ -82,25 +82,26 @@ def _pays(row: dict[str, Any]) -> str:
     return f"{what} pays from an acceptance of {crossed:.2f}."
 
 
-def _sooner(row: dict[str, Any], found: pd.DataFrame) -> str:
+def _sooner(row: dict[str, Any], soonest: pd.DataFrame) -> str:
     """The length of draft that pays from the lowest acceptance, where another one does."""
-    same = of_cell(found, row, ["build", "model", "how", "n_seq", "n_prompt"])
-    first = min(same[same["pays"] == "from"].to_dict("records"), key=lambda each: each["from"].value, default=row)
+    first = next(iter(of_cell(soonest, row, analysis.OF_LENGTHS).to_dict("records")), row)
     if first["n_draft"] == row["n_draft"]:
         return "No other length that was measured pays sooner."
-    return f"Of the lengths measured {first['n_draft']} pays soonest, from {first['from']:.2f}."
+    said = f"{first['n_draft']} pays soonest, from {first['from']:.2f}, which reads low"
+    return f"{said} ({sentences.among(first['from'], 'lengths')})."
 
 
 def _steepest(model: str, calls: pd.DataFrame) -> Iterator[str]:
-    """Where one token more makes a call of several dearest, if their intervals lie apart."""
-    times = calls[calls["n_tokens"] > 1].set_index("n_tokens")["ratio"]
-    rise = times.map(lambda ratio: ratio.value).pct_change().shift(-1)
-    n = int(rise.idxmax())
-    if times[n].high >= times[n + 1].low:
+    """Where one token more makes a call of several dearest, if that is shown."""
+    several = calls[(calls["n_tokens"] > 2) & calls["longer"].notna()].set_index("n_tokens")["longer"]
+    n = max(several.index, key=lambda each: float(several[each].value), default=0)
+    longer = stats.selected(several[n], len(several)) if n else None
+    if longer is None or longer.above(1.0) != "holds":
         return
     yield (
-        f"A call of {n} tokens takes {escaped(model)} {times[n]:.2f} times as long as a call of one, a call of {n + 1} "
-        f"{times[n + 1]:.2f} times. A draft of {n - 1} tokens needs the first, a draft of {n} the second."
+        f"From {n - 1} to {n} tokens a call of {escaped(model)} grows most: it takes {longer:.2f} times as long "
+        f"({sentences.among(longer, 'such steps')}). A draft of {n - 2} tokens needs the shorter call, a draft of "
+        f"{n - 1} the longer one."
     )
 
 
@@ -228,12 +229,13 @@ def agreement(recording: Recording) -> Markdown:
     found = analysis.rounds(recording.rows)
     if found.empty:
         return Markdown("No round has its terms beside it.")
-    share = found["close"].mean()
-    worst = max(analysis.law(recording.rows).to_dict("records"), key=lambda row: abs(np.log(row["ratio"].value)))
+    share, kinds = found["close"].mean(), analysis.law(recording.rows).to_dict("records")
+    worst = max(kinds, key=lambda row: abs(np.log(row["ratio"].value)))
+    ratio = stats.selected(worst["ratio"], len(kinds))
     return Markdown(
         f"**{share:.0%} of {len(found):,} rounds lie within {analysis.LAW:.0%} of the sum of their terms.** Furthest "
-        f"is {escaped(worst['model'])}, {worst['n_draft']} drafted, {worst['how']}: a round takes "
-        f"{worst['ratio']:.2f} times the sum."
+        f"of {len(kinds)} kinds is {escaped(worst['model'])}, {worst['n_draft']} drafted, {worst['how']}: a round "
+        f"takes {ratio:.2f} times the sum, with an interval that holds for all kinds."
     )
 
 
@@ -246,7 +248,7 @@ def redrawn(recording: Recording) -> Table:
         "fresh": ("after another (ms)", scaled(MS, ".2f")),
         "ratio": ("another / as long", ".2f"),
     }
-    return table(analysis.redrawn(recording.rows), columns)
+    return table(analysis.redrawn(recording.rows), columns, ratios={"ratio": ("fresh", "kept")})
 
 
 def law(recording: Recording) -> Table:
@@ -284,10 +286,6 @@ def break_even(recording: Recording) -> Table:
 def forced(recording: Recording) -> Table:
     """Speeds measured at one acceptance, beside what rounds with every number of accepted tokens gave for it."""
     found = analysis.forced(recording.rows).sort_values(["model", "n_seq", "n_draft", "how", "accepts"])
-    found["ratio"] = [
-        None if computed is None or computed != computed else speed.value / computed.value
-        for speed, computed in zip(found["speed"], found["computed"], strict=True)
-    ]
     columns: Columns = {
         "model": ("model", ""),
         "how": ("way back", ""),
@@ -299,7 +297,7 @@ def forced(recording: Recording) -> Table:
         "verdict": ("verdict", ""),
         "rate": ("tokens/s", significant(3)),
     }
-    return table(found, columns)
+    return table(found, columns, ratios={"ratio": ("speed", "computed")})
 
 
 def beside(recording: Recording) -> Table | Markdown:
@@ -317,7 +315,8 @@ def beside(recording: Recording) -> Table | Markdown:
         "ratio": ("times as many", ".2f"),
     }
     note = f"Measured on {evidence.chips(recording)}."
-    return table(found.sort_values(["model", "n_prompt", "n_draft", "accepts"]), columns, note)
+    shown = found.sort_values(["model", "n_prompt", "n_draft", "accepts"])
+    return table(shown, columns, note, {"ratio": ("rate", "stock")})
 
 
 def _unknown(recording: Recording) -> Markdown:
@@ -342,7 +341,7 @@ def gained(recording: Recording, accepts: float) -> Table | Markdown:
         f"At an acceptance of {accepts:g}. Of several sequences the released engine verifies each in a call of its "
         f"own, because it mixes up their tokens in one; the other build corrects that too."
     )
-    return table(found.sort_values(list(columns)[:4]), columns, note)
+    return table(found.sort_values(list(columns)[:4]), columns, note, {"ratio": ("speed", "stock")})
 
 
 def on_text(recording: Recording) -> Table | Markdown:
@@ -411,8 +410,12 @@ def adapted(recording: Recording) -> Table:
         "fixed": ("with it, times plain", ".2f"),
         "ratio": ("adapts / best fixed", ".2f"),
     }
+    found = analysis.adapted(recording.rows).sort_values(["model", "accepts"])
     note = "Adapts: two tokens more after a draft that was right, one less after one that was not."
-    return table(analysis.adapted(recording.rows).sort_values(["model", "accepts"]), columns, note)
+    if len(found):
+        best = sentences.among(found["fixed"].iloc[0], "lengths")
+        note += f" The best fixed length is {best}."
+    return table(found, columns, note, {"ratio": ("adapts", "fixed")})
 
 
 def binding(recording: Recording) -> Table | Markdown:
@@ -466,7 +469,8 @@ def heads(recording: Recording) -> Table:
             first = min(needs, key=lambda length: needs[length])
             wanted = "no acceptance" if np.isinf(needs[first]) else f"{needs[first]:.2f}, {first} drafted"
             entries.append(entry | {"acceptance it needs": wanted})
-    return Table(pd.DataFrame(entries), NO_HEADS)
+    lengths = found["n_draft"].nunique()
+    return Table(pd.DataFrame(entries), f"{NO_HEADS} Each acceptance is the lowest of {lengths} lengths and reads low.")
 
 
 def _needs(row: dict[str, Any], cost: float) -> float:
