@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import tomllib
 
@@ -25,6 +26,30 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import defects, frame
 from plamo_study.models import casts
 
+CBLAS = """
+#include <cstdint>
+#include <memory>
+enum CBLAS_ORDER { CblasRowMajor }; enum CBLAS_TRANSPOSE { CblasNoTrans, CblasTrans };
+static void cblas_sgemm(CBLAS_ORDER, CBLAS_TRANSPOSE, CBLAS_TRANSPOSE, int m, int n, int k, float, const float * a, int,
+                        const float * b, int, float, float * c, int) {
+    for (int i = 0; i < m; i++) for (int j = 0; j < n; j++) {
+        float sum = 0; for (int l = 0; l < k; l++) sum += a[i * k + l] * b[j * k + l];
+        c[i * n + j] = sum;
+    }
+}
+"""
+BESIDE_BLAS = """
+import sys
+from plamo_study.engine import kernels, library
+def taken(dtype, columns, packed=True):
+    return kernels.matmul_times(dtype, (256, 256, columns), 2, False, 1, packed)[1]
+before = {dtype: taken(dtype, 64) for dtype in kernels.GGML_TYPES}
+library.ggml("ggml").ggml_backend_load(sys.argv[1].encode())
+for dtype, kernel in before.items():
+    assert taken(dtype, 64) == ("packed" if kernel == "packed" else "blas"), dtype
+    assert taken(dtype, 64, packed=False) == "blas", dtype
+    assert taken(dtype, 4) == kernel, dtype
+"""
 HELLO = """\
 --- a/src/hello.cpp
 +++ b/src/hello.cpp
@@ -230,3 +255,15 @@ def test_codes_of_recorded_engines_are_shown_by_name():
     assert frame.build_name({"corrects": ["D2", "D3"]}) == "corrected"
     assert frame.build_name({"corrects": ["D3"]}) == "misplaced states"
     assert defects.spelled("D4").startswith("split projections (D4): ")
+
+
+def test_a_product_is_timed_with_the_backend_that_the_engine_prefers_for_it(sources, tmp_path):
+    """As on every Mac, where BLAS stands beside the CPU's own kernels: llama.cpp's BLAS backend, on a BLAS of ten lines."""
+    (tmp_path / "cblas.h").write_text(CBLAS)
+    library, ggml = tmp_path / "libggml-blas.so", sources / "ggml"
+    includes = [f"-I{each}" for each in (tmp_path, ggml / "include", ggml / "src")]
+    command = [engines._compiler(), "-std=c++17", "-O0", "-shared", "-fPIC", "-DGGML_BACKEND_DL", *includes]
+    command += [str(ggml / "src" / "ggml-blas" / "ggml-blas.cpp"), "-o", str(library)]
+    command += [str(engines.installed_libraries() / f"libggml-base{engines.SUFFIX}")]
+    subprocess.run(command, check=True)
+    subprocess.run([sys.executable, "-c", BESIDE_BLAS, str(library)], check=True, timeout=60)

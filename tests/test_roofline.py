@@ -13,7 +13,7 @@ from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, planned
 from plamo_study.measure.recording import REFERENCE, Recording, journal_path
-from plamo_study.present import theme
+from plamo_study.present import evidence, theme
 from plamo_study.studies import recorded
 from plamo_study.studies.roofline import (
     balance,
@@ -308,6 +308,28 @@ def test_without_a_packed_kernel_labelled_and_unlabelled_rows_are_one_kernel():
     rows = [kernel_row(3e11, "Q8_0", packed=0.0), kernel_row(3.2e11, "Q8_0", label="", packed=None)]
     assert rate(rows, "Q8_0") == pytest.approx(3.2e11, rel=1e-6)
     assert len(ceilings.every_kernel([ceilings.measured([pd.DataFrame(rows)])], HOME)) == 1
+
+
+def test_what_blas_reaches_is_named_and_is_not_the_ceiling_of_packed_weights():
+    blas = {"packed": 0.0, "blas": 1.0}
+    rows = [kernel_row(2e12, "F16", "", checks=blas), kernel_row(9e11, "Q8_0"), kernel_row(3e12, "Q8_0", "plain", checks=blas)]
+    rows.append(kernel_row(1e11, "F16", "", checks={"packed": 0.0, "blas": 0.0}, n_prompt=4, n_flops=8 * 4096**2))
+    assert rate(rows, "F16") == pytest.approx(2e12, rel=1e-6)
+    assert rate(rows, "Q8_0") == pytest.approx(9e11, rel=1e-6)
+    table = ceilings.measured([pd.DataFrame(rows)])
+    named = {kernel.name for kernel in ceilings.every_kernel([table], HOME)}
+    assert len(named) == 3
+    assert sum("BLAS" in name for name in named) == 2
+    assert ceilings.by_columns(table, HOME, "F16").keys() == {4, 512}
+
+
+def test_a_ceiling_s_label_names_the_kernel_of_its_own_device():
+    places = (0, -1)
+    rows = [row for n in places for row in (read_row(5e10, n_gpu_layers=n), kernel_row(1e12, "Q8_0", n_gpu_layers=n))]
+    found = Recording(pd.DataFrame(rows), {}, "02-roofline", "shape", "recorded")
+    shown = evidence.ceilings(found).frame.set_index("device")["measured with"]
+    assert not set(shown["CPU"]) & {name for name in shown["GPU"] if "product" in name}
+    assert evidence.READ_KERNELS["GPU"] in set(shown["GPU"])
 
 
 @pytest.mark.parametrize(

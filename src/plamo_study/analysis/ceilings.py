@@ -2,7 +2,7 @@
 
 A ceiling belongs to a place: one machine, number of threads and device. A matrix ceiling belongs to one kernel too: a
 tensor type, the layout of its weights ("packed": laid out anew by llama.cpp when it loads a model; "plain": as the file
-holds them) and a number of columns. A file's ceiling is the mix of the kernels that its tensors take. Nothing is
+holds them; "blas": unpacked to F32 for BLAS, on a Mac Accelerate) and a number of columns. A file's ceiling is the mix of the kernels that its tensors take. Nothing is
 ever borrowed from another place, type or layout. A ceiling taken with a kernel says what that kernel reaches, not what
 the machine could: `fastest` is the fastest kernel measured there, and `peaks` knows what its instructions allow.
 """
@@ -21,7 +21,7 @@ from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
 
 NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel does not matter
-PACKED, PLAIN = "packed", "plain"
+PACKED, PLAIN, BLAS = "packed", "plain", "blas"
 READ, MATMUL = "read", "matmul"
 NS = 1e9
 COLUMNS = ["machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes",
@@ -61,6 +61,8 @@ class Kernel:
     @property
     def name(self) -> str:
         """In words: llama.cpp's Q4_K matrix kernel, with how its weights lie where that is not as in the file."""
+        if self.layout == BLAS:
+            return f"BLAS in F32, {self.dtype} weights unpacked"
         return f"llama.cpp's {self.dtype} matrix kernel" + (", packed weights" if self.layout == PACKED else "")
 
 
@@ -241,8 +243,11 @@ def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
 
 def _layout(row: Mapping[str, Any]) -> str:
     """How the weights of a row lay; "" where nobody looked."""
+    for layout in (PACKED, BLAS):
+        if row["checks"].get(layout):
+            return layout
     if "packed" in row["checks"]:
-        return PACKED if row["checks"]["packed"] else PLAIN
+        return PLAIN
     return "" if row["label"] == PACKED else PLAIN
 
 

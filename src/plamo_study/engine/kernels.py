@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -19,6 +19,8 @@ GGML_TYPES = {  # ggml.h, enum ggml_type
     "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30,
 }  # fmt: skip
 PACKED = b"CPU_REPACK"  # ggml-cpu/repack.cpp: the buffer whose tensors are laid out for the processor's own kernels
+ACCELERATOR = 3  # ggml-backend.h, enum ggml_backend_dev_type: used together with the CPU backend, as BLAS is
+Kernel = Literal["packed", "blas", "plain"]  # of a product: weights laid out anew, BLAS, or the backend's own
 DISTINCT_ROWS = 64  # of a matrix of random weights; the rest repeats them, which no kernel notices
 SEED = 0
 _int64 = ctypes.c_int64
@@ -41,36 +43,42 @@ def read_times(n_bytes: int, n_threads: int, repetitions: int) -> list[int]:
 
 def matmul_times(
     dtype: str, shape: tuple[int, int, int], n_threads: int, gpu: bool, repetitions: int, packed: bool = False
-) -> list[int]:
+) -> tuple[list[int], Kernel]:
     """Nanoseconds for one ggml product of weights (rows x inner, type `dtype`) and inputs (inner x columns, F32).
 
     `shape` is (rows, inner, columns): 2 * rows * inner * columns FLOPs. Many columns measure the compute ceiling of a
-    prefill; one column, the bandwidth ceiling of a decode step. `gpu` takes ggml's best device, else its CPU backend.
-    `packed`: lay the weights out as the engine does when it loads a model, where it has a packed kernel for them.
+    prefill; one column, the bandwidth ceiling of a decode step. `gpu` takes ggml's best device, else what the engine
+    takes for weights in the host's memory. `packed`: lay the weights out as the engine does when it loads a model,
+    where it has a packed kernel for them.
     """
     rows, inner, columns = shape
     base, registry = ggml("ggml-base"), ggml("ggml")
     store, context = (_call(base.ggml_init, _InitParams(1 << 20, None, True)) for _ in range(2))
     weights = _call(base.ggml_new_tensor_2d, store, GGML_TYPES[dtype], _int64(inner), _int64(rows))
     inputs = _call(base.ggml_new_tensor_2d, context, GGML_TYPES["F32"], _int64(inner), _int64(columns))
-    graph = _call(base.ggml_new_graph, context)
-    base.ggml_build_forward_expand(graph, _call(base.ggml_mul_mat, context, weights, inputs))
+    graph, product = _call(base.ggml_new_graph, context), _call(base.ggml_mul_mat, context, weights, inputs)
+    base.ggml_build_forward_expand(graph, product)
     backend = _call(registry.ggml_backend_init_best) if gpu else _call(registry.ggml_backend_init_by_type, 0, None)
-    if not gpu:
-        ggml("ggml-cpu").ggml_backend_cpu_set_n_threads(backend, n_threads)
     buffers = [
         _place(base, store, weights, backend, packed),
         _call(base.ggml_backend_alloc_ctx_tensors, context, backend),
     ]
+    kernel: Kernel = "packed" if not gpu and Tensor.from_address(weights.value or 0).extra else "plain"
+    other = None if gpu or kernel == "packed" else _accelerator(base, registry, product)
+    if other:
+        kernel = "blas"
+    if not gpu:
+        _set_threads(base, other or backend, n_threads)
     _fill(base, weights, dtype, rows, inner)
     _fill(base, inputs, "F32", columns, inner)
-    times = [_timed(lambda: base.ggml_backend_graph_compute(backend, graph)) for _ in range(repetitions)]
+    times = [_timed(lambda: base.ggml_backend_graph_compute(other or backend, graph)) for _ in range(repetitions)]
     for buffer in buffers:
         base.ggml_backend_buffer_free(buffer)
-    base.ggml_backend_free(backend)
+    for each in (backend, other):
+        base.ggml_backend_free(each)
     for each in (context, store):
         base.ggml_free(each)
-    return times
+    return times, kernel
 
 
 def matrix_bytes(dtype: str, rows: int, inner: int) -> int:
@@ -80,18 +88,23 @@ def matrix_bytes(dtype: str, rows: int, inner: int) -> int:
     return rows * int(base.ggml_row_size(GGML_TYPES[dtype], _int64(inner)))
 
 
-def has_packed_kernel(dtype: str, rows: int, inner: int) -> bool:
-    """Whether the CPU backend lays a matrix of this type and size out anew when it loads a model."""
-    base, registry = ggml("ggml-base"), ggml("ggml")
-    store = _call(base.ggml_init, _InitParams(1 << 20, None, True))
-    weights = _call(base.ggml_new_tensor_2d, store, GGML_TYPES[dtype], _int64(inner), _int64(rows))
-    backend = _call(registry.ggml_backend_init_by_type, 0, None)
-    buffer = _place(base, store, weights, backend, packed=True)
-    found = bool(Tensor.from_address(weights.value or 0).extra)
-    base.ggml_backend_buffer_free(buffer)
-    base.ggml_backend_free(backend)
-    base.ggml_free(store)
-    return found
+def _accelerator(base: ctypes.CDLL, registry: ctypes.CDLL, product: ctypes.c_void_p) -> ctypes.c_void_p | None:
+    """The backend beside the CPU's own that the engine prefers for a product in the host's memory, where one takes it.
+
+    On a Mac that is Accelerate, from 32 columns on; elsewhere a build has to be told to have one.
+    """
+    device = _call(registry.ggml_backend_dev_by_type, ACCELERATOR)
+    base.ggml_backend_dev_supports_op.restype = ctypes.c_bool
+    if not device or not base.ggml_backend_dev_supports_op(device, product):
+        return None
+    return _call(base.ggml_backend_dev_init, device, None)
+
+
+def _set_threads(base: ctypes.CDLL, backend: ctypes.c_void_p, n_threads: int) -> None:
+    library = _call(base.ggml_backend_dev_backend_reg, _call(base.ggml_backend_get_device, backend))
+    found = _call(base.ggml_backend_reg_get_proc_address, library, b"ggml_backend_set_n_threads")
+    if found:
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(found.value or 0)(backend, n_threads)
 
 
 def _place(

@@ -170,21 +170,20 @@ def _read(cell: Read) -> Measured:
     if cell.n_gpu_layers == 0:
         return _ceiling(kernels.read_times(cell.n_bytes, cell.n_threads, cell.repetitions), n_bytes=cell.n_bytes)
     rows = cell.n_bytes // kernels.matrix_bytes(cell.dtype, 1, READ_WIDTH)
-    times = kernels.matmul_times(cell.dtype, (rows, READ_WIDTH, 1), cell.n_threads, True, cell.repetitions)
+    times, _ = kernels.matmul_times(cell.dtype, (rows, READ_WIDTH, 1), cell.n_threads, True, cell.repetitions)
     return _ceiling(times, n_bytes=kernels.matrix_bytes(cell.dtype, rows, READ_WIDTH))
 
 
 def _matmul(cell: MatMul) -> Measured:
-    """A matrix product; `packed`: its weights laid out as a loaded model's are. One column is a rate of bytes."""
-    columns, gpu, packed = cell.n_columns or MATMUL_COLUMNS, cell.n_gpu_layers != 0, cell.layout == "packed"
-    shape = (cell.n_rows, cell.n_rows, columns)
-    times = kernels.matmul_times(cell.dtype, shape, cell.n_threads, gpu, cell.repetitions, packed)
+    """A matrix product by the kernel that a loaded model takes, or with `plain` weights. One column: a rate of bytes."""
+    columns, gpu = cell.n_columns or MATMUL_COLUMNS, cell.n_gpu_layers != 0
+    shape, packed = (cell.n_rows, cell.n_rows, columns), cell.layout != "plain"
+    times, kernel = kernels.matmul_times(cell.dtype, shape, cell.n_threads, gpu, cell.repetitions, packed)
     work = {"n_flops": 2 * cell.n_rows**2 * columns}
     if columns == 1:
         work = {"n_bytes": kernels.matrix_bytes(cell.dtype, cell.n_rows, cell.n_rows)}
-    laid_out = packed and not gpu and kernels.has_packed_kernel(cell.dtype, cell.n_rows, cell.n_rows)
-    measured = _ceiling(times, **work)
-    return msgspec.structs.replace(measured, checks={"packed": float(laid_out)}) if cell.layout else measured
+    checks = {name: float(kernel == name) for name in ("packed", "blas")}
+    return msgspec.structs.replace(_ceiling(times, **work), checks=checks)
 
 
 def _ceiling(times: list[int], n_bytes: int = 0, n_flops: int = 0) -> Measured:

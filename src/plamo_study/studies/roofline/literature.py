@@ -9,7 +9,7 @@ from IPython.display import Markdown
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure.recording import LOCAL, REFERENCE
-from plamo_study.present.evidence import READ_KERNEL
+from plamo_study.present.evidence import READ_KERNELS
 from plamo_study.present.tables import Columns, Table, folded, scaled, significant, table
 from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings, side_by_side_ratios
 
@@ -147,7 +147,7 @@ def side_by_side(source: str) -> Table | Markdown:
         factor, unit = PER_SECOND[side_by_side_ratios.AGAINST.get(row["what"], row["what"])]
         entry = {"program": row["what"], "which": tools.get(row["what"], "the engine's, as the studies measure it")}
         if row["what"] == side_by_side_ratios.READ:
-            entry["which"] = READ_KERNEL
+            entry["which"] = READ_KERNELS["CPU"]
         entry |= {f"median of {row['n']} runs": f"{scaled(factor, '.1f')(row['rate'])} {unit}"}
         entry |= {"best run": f"{row['best'] * factor:.1f}", "variation": f"{row['variation']:.0%}"}
         known = row["what"] in ratio.index
