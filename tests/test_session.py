@@ -71,6 +71,8 @@ def test_a_full_context_is_an_engine_error(session):
 
 
 def test_without_layers_on_a_gpu_the_engine_is_given_none():
-    listed = model_params(SessionConfig(64, n_gpu_layers=0)).devices
-    assert ctypes.c_void_p.from_address(listed).value is None
+    for asked in (SessionConfig(64), SessionConfig(64, n_gpu_layers=0)):  # what imatrices and scores are taken with
+        params = model_params(asked)
+        assert params.n_gpu_layers == 0
+        assert ctypes.c_void_p.from_address(params.devices).value is None
     assert not model_params(SessionConfig(64, n_gpu_layers=-1)).devices

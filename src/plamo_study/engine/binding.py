@@ -11,7 +11,7 @@ Draft = Callable[[np.ndarray], np.ndarray]  # tokens so far (n,) to what is expe
 
 
 def generate(path: Path, prompt: Sequence[int], n: int, n_ctx: int, draft: Draft | None = None) -> list[int]:
-    """The `n` tokens that follow a prompt greedily, by `Llama.generate`; `draft`: who drafts for it.
+    """The `n` tokens that follow a prompt greedily, by `Llama.generate` on the CPU; `draft`: who drafts for it.
 
     Raises RuntimeError where llama.cpp refuses a batch.
     """
@@ -23,7 +23,8 @@ def generate(path: Path, prompt: Sequence[int], n: int, n_ctx: int, draft: Draft
             assert draft is not None
             return draft(input_ids).astype(np.intc)
 
-    model = Llama(str(path), n_ctx=n_ctx, logits_all=True, verbose=False, draft_model=Drafts() if draft else None)
+    draft_model = Drafts() if draft else None  # without op_offload a build with a GPU leaves that alone
+    model = Llama(str(path), n_ctx=n_ctx, logits_all=True, verbose=False, op_offload=False, draft_model=draft_model)
     try:
         tokens = model.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0)
         return [int(token) for token in islice(tokens, n)]

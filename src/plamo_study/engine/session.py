@@ -29,7 +29,7 @@ class SessionConfig:
     """Parameters of model and context, in llama.cpp's own terms.
 
     `n_ctx_seq` is the room of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
-    `n_gpu_layers` < 0 means all. `swa_full`: sliding layers keep every token (llama.cpp's tools: their window only).
+    `n_gpu_layers`: on a GPU, < 0 means all; nothing is unless somebody asks for it. `swa_full`: sliding layers keep every token (llama.cpp's tools: their window only).
     `n_rs_seq`: tokens whose recurrent states are kept, to go back to; engines that cannot take it for 0.
     """
 
@@ -42,7 +42,7 @@ class SessionConfig:
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attn: str = "auto"
-    n_gpu_layers: int = -1
+    n_gpu_layers: int = 0
     swa_full: bool = True
     use_mmap: bool = True
     kv_unified: bool = False

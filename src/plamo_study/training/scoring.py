@@ -17,7 +17,7 @@ PROMPT = 'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a 
 
 
 def bits_per_byte(path: Path, texts: Sequence[str], window: int = WINDOW, n_threads: int = 1) -> float:
-    """Total -log2 p of all tokens of `texts`, each text behind a bos, over their length in UTF-8 bytes.
+    """Total -log2 p of all tokens of `texts`, each text behind a bos, over their length in UTF-8 bytes; on the CPU.
 
     Windows of `window` tokens do not overlap; the first token of a window is predicted from the one before it alone.
     """
