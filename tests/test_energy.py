@@ -114,7 +114,7 @@ def test_boards_are_read_by_nvml_each_as_far_as_it_answers(tmp_path, monkeypatch
 
 def test_parts_of_an_apple_chip_are_read_where_they_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
-    monkeypatch.setattr(energy, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(machine, "MACOS", True)
     told = SimpleNamespace(cpu_total_mj=4_000, gpu_mj=500, dram_mj=None)
     monitor = SimpleNamespace(get_cumulative_energy=lambda: told)
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))

@@ -1,6 +1,7 @@
 """The house: floors that import only floors below them, studies that know one another only where it is named."""
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -55,6 +56,12 @@ def imports(path: Path, lazily: bool = True) -> set[str]:
 
 def floor(name: str) -> int:
     return FLOORS.index(name.split(".")[0])
+
+
+def test_one_module_asks_which_system_this_is():
+    """`builds` does so too: below `machine`, it knows what a library's file is called."""
+    asking = {name for name, path in MODULES.items() if re.search(r"sys\.platform|platform\.system", path.read_text())}
+    assert asking == {"measure.machine", "engine.builds"}, "let `machine` tell what differs"
 
 
 def study(name: str) -> str:

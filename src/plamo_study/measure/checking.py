@@ -3,10 +3,9 @@
 The engine meets only files in which nothing blocking was found, in a process of its own with limits of time and memory.
 """
 
-import sys
 from pathlib import Path
 
-from plamo_study.measure import checkup
+from plamo_study.measure import checkup, machine
 from plamo_study.models.check import inspect
 from plamo_study.models.finding import Finding, blocking, ordered
 from plamo_study.models.gguf_file import Progress
@@ -29,7 +28,7 @@ def check(
     Raises StudyError where there is no file, or `sha256` is no hash.
     """
     found, header = inspect(path, sha256, progress)
-    gpu = sys.platform == "darwin"
+    gpu = machine.MACOS
     if header and gate and not blocking(found):
         verdict = checkup.gate(path, time_limit_s, memory_limit)
         found, gpu = found + verdict.findings, verdict.gpu

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from plamo_study.limits import FIRST_TOKEN
-from plamo_study.measure import range_findings, ranges, worker
+from plamo_study.measure import machine, range_findings, ranges, worker
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
 from plamo_study.models import casts, header
@@ -129,7 +129,7 @@ def _limited(job: Examination) -> Measured:
 
 def _limit_memory(n_bytes: int) -> None:
     """Data beyond the limit cannot be allocated (Linux); resident memory beyond it ends the process (anywhere)."""
-    if sys.platform == "linux":
+    if not machine.MACOS:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = n_bytes if hard == resource.RLIM_INFINITY else min(n_bytes, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

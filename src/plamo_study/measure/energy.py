@@ -6,7 +6,6 @@ zeus itself reads the same counters, but has a process poll RAPL beside what is 
 Here two readings are enough: a timed part so long that a counter may wrap twice has no joules.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from typing import Any
+
+from plamo_study.measure import machine
 
 POWERCAP = Path("/sys/class/powercap")
 INSTALL = "pip install 'plamo-study[energy]'"
@@ -135,7 +136,7 @@ def _board(name: str, board: Any) -> Callable[[], dict[str, float]]:
 
 
 def _ioreport() -> list[Meter]:
-    if sys.platform != "darwin" or find_spec("zeus_apple_silicon") is None:
+    if not machine.MACOS or find_spec("zeus_apple_silicon") is None:
         return []
     import zeus_apple_silicon
 

@@ -84,8 +84,14 @@ def _apart(found: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFram
     names, chips = [], []
     for machine, chip, layers in zip(found["machine"], found["chip"], found["n_gpu_layers"], strict=True):
         names.append(machine + ON_GPU if layers else machine)
-        chips.append(facts[machine]["gpus"][0]["chip"] if layers else chip)
+        chips.append(_gpu(facts[machine]) if layers else chip)
     return found.assign(machine=names, chip=chips)
+
+
+def _gpu(machine: dict[str, Any]) -> str:
+    """A GPU by its chip, told from the processor where both are one chip."""
+    chip = str(machine["gpus"][0]["chip"])
+    return f"{chip}, GPU" if chip == machine["chip"] else chip
 
 
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,6 @@ is the server's own count. Whatever goes wrong is told in the answer's `failure`
 import asyncio
 import select
 import selectors
-import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
@@ -41,7 +40,7 @@ class Exact(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # a cl
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """What is ready within so many seconds; None: wait for it."""
-        if timeout and timeout > 0 and sys.platform == "linux":
+        if timeout and timeout > 0 and hasattr(select, "epoll"):
             select.select([self.fileno()], [], [], timeout)
             timeout = 0
         return list(super().select(timeout))
@@ -224,7 +223,7 @@ async def ask(
         answer.failure = f"nothing came for {quiet_s:g} s"
     except httpx2.TransportError as error:
         answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         answer.failure = f"malformed answer: {type(error).__name__}: {error}"[:SAID]
     answer.ended_ns = clock()
     return answer
