@@ -140,18 +140,23 @@ def test_a_hang_beside_a_busy_process_is_a_hang(busy_core, tmp_path, monkeypatch
     assert (outcome.status, outcome.failure.stage) == ("hang", "prefill")
 
 
-def children():
-    return psutil.Process().children()
+def workers():
+    """Processes started from here that became workers."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            found += [child] if process.WORKER in child.cmdline() else []
+    return set(found)
 
 
 @contextmanager
 def while_it_runs(do):
     """Do this to each worker of the block from a thread, as soon as there is one."""
-    known, over = set(children()), threading.Event()
+    known, over = workers(), threading.Event()
 
     def look():
         while not over.wait(0.05):
-            for worker in set(children()) - known:
+            for worker in workers() - known:
                 known.add(worker)
                 with suppress(psutil.NoSuchProcess, ProcessLookupError):
                     do(worker, over)
@@ -306,8 +311,8 @@ def crowded_once(cells, evidence=CROWDED, **changes):
     """`work`, but the first process of each of these cells finds a crowded machine, and all others a calm one."""
     left = list(cells)
 
-    def made(job, *rest):
-        outcome, hit = work(job, *rest), job.cell in left
+    def made(job, *rest, **how):
+        outcome, hit = work(job, *rest, **how), job.cell in left
         if hit:
             left.remove(job.cell)
         found = evidence if hit else CALM

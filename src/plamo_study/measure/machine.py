@@ -35,6 +35,11 @@ def performance_cores() -> int:
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
+def at_once(n_threads: int, n_bytes: int) -> int:
+    """How many processes of so many threads and so many bytes of memory run beside one another here; at least one."""
+    return max(min(performance_cores() // n_threads, psutil.virtual_memory().available // n_bytes), 1)
+
+
 def last_level_cache() -> int:
     """Bytes of the largest cache the operating system reports, or 32 MiB where it reports none.
 
