@@ -22,6 +22,7 @@ PATIENCE = 5  # times the usual limit, for an oracle that reads so many tokens
 PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
 COMPARED = {"mini": 2048, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
 VALUES, VALUES_DEPTH = ("-lifelike", "-denormal"), 2048  # ends of the names of models with other values
+VALUES_BLOCKS = 3
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}  # processes behind a number
@@ -105,13 +106,18 @@ def window(scale: str, gpu: bool = False) -> Plan:
 
 
 def values(scale: str, gpu: bool = False) -> Plan:
-    """The same tensors with other random values in them: does speed depend on these?"""
+    """The same tensors with other random values in them: does speed depend on these?
+
+    Mapped, a file's pages lie where its last writer left them, and a copy of the same file is a fifth slower or faster.
+    So each file is also read into memory of the process, which every process gets anew.
+    """
     if scale != "shape":
         raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
     base, _ = _base(scale, gpu)
     base = plan.change(base, n_ctx=VALUES_DEPTH, way=workload.FEW)
     names = [f"{model}{kind}" for kind in ("", *VALUES) for model in MODELS]
-    return _planned("05-values", scale, tuple(plan.change(base, model=name) for name in names))
+    cells = [plan.change(base, model=name, use_mmap=mapped) for mapped in (True, False) for name in names]
+    return replace(_planned("05-values", scale, tuple(cells)), blocks=VALUES_BLOCKS)
 
 
 def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 Frames in, estimates out. A process is one number; comparisons are paired by block.
 """
 
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -17,18 +18,35 @@ KINDS = {LIFELIKE: "heavy tails and outliers", DENORMAL: "states and inputs belo
 
 
 def by_values(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a model, kind of values, phase and depth: seconds a token over those with the usual values.
+    """A line a model, kind of values, phase, depth and place of the weights (`mapped`: pages of the file).
 
-    `usual`: seconds with these; `ratio`: paired by block; `same`: whether the ratio lies within `WITHIN`.
+    `usual`: seconds a token with the usual values; `ratio`: of the others over these, paired by block; `same`: whether
+    it lies within `WITHIN`.
     """
     entries: list[dict[str, Any]] = []
-    for phase in analysis.PHASES:
-        found = {model.rstrip("*"): times for model, times in analysis.curves(rows, phase, FEW).items()}
-        for model, kind in ((m, k) for m in found for k in KINDS if f"{m}-{k}" in found):
-            usual, other = found[model], found[f"{model}-{kind}"]
+    for mapped, (phase, found) in product((False, True), _curves(rows)):
+        known = found[mapped]
+        for model, kind in ((m, k) for m in known for k in KINDS if f"{m}-{k}" in known):
+            usual, other = known[model], known[f"{model}-{kind}"]
             for depth in usual.index.intersection(other.index):
                 ratio = timing.paired_ratio(other.loc[depth].dropna(), usual.loc[depth].dropna())
-                entry = {"model": f"{model}*", "values": kind, "phase": phase, "depth": int(depth)}
+                entry = {"model": f"{model}*", "values": kind, "phase": phase, "depth": int(depth), "mapped": mapped}
                 entry |= {"usual": stats.median(usual.loc[depth].dropna().tolist()), "ratio": ratio}
                 entries.append(entry | {"same": ratio.within(*WITHIN)})
-    return pd.DataFrame(entries, columns=["model", "values", "phase", "depth", "usual", "ratio", "same"])
+    columns = ["model", "values", "phase", "depth", "mapped", "usual", "ratio", "same"]
+    return pd.DataFrame(entries, columns=columns)
+
+
+def _curves(rows: pd.DataFrame) -> list[tuple[str, dict[bool, dict[str, pd.DataFrame]]]]:
+    """Seconds a token by phase, place of the weights and model."""
+    places = {mapped: rows[rows["use_mmap"] == mapped] for mapped in (False, True)}
+    return [
+        (
+            phase,
+            {
+                mapped: {model.rstrip("*"): times for model, times in analysis.curves(own, phase, FEW).items()}
+                for mapped, own in places.items()
+            },
+        )
+        for phase in analysis.PHASES
+    ]
