@@ -272,21 +272,20 @@ def test_a_good_state_is_taken_after_all_of_this(side):
 @contextmanager
 def wired(act, patience_s=10.0):
     """A connection over loopback to a thread that does `act` with its end of it and hangs up."""
-    with wire.listen() as door:
-        assert door.getsockname()[0] == "127.0.0.1"
+    near, far = wire.pair(patience_s)
+    assert far.getsockname()[0] == "127.0.0.1"
 
-        def peer():
-            with wire.connect(door.getsockname()[1]) as end:
-                act(end)
+    def peer():
+        with wire.ready(far):
+            act(far)
 
-        thread = threading.Thread(target=peer, daemon=True)
-        thread.start()
-        end, _ = door.accept()
-        try:
-            with wire.ready(end, patience_s):
-                yield end
-        finally:
-            thread.join()
+    thread = threading.Thread(target=peer, daemon=True)
+    thread.start()
+    try:
+        with near:
+            yield near
+    finally:
+        thread.join()
 
 
 def test_a_limited_sender_is_never_faster_than_its_link():
@@ -394,9 +393,7 @@ def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
         assert row.status == "ok" or row.failure.message or row.failure.signal == "SIGKILL", row.failure
     _, left = psutil.wait_procs([psutil.Process(pid) for pid in seen if psutil.pid_exists(pid)], timeout=20)
     assert not [each for each in left if "disaggregation" in " ".join(each.cmdline())]
-    for port in held:
-        with socket.create_server((wire.LOOPBACK, port)):
-            pass
+    assert not held, "nobody listens, so nobody else can call"
 
 
 def test_a_sender_that_dies_is_named_and_nobody_waits_for_it(tmp_path):
@@ -410,13 +407,27 @@ def test_a_sender_that_dies_is_named_and_nobody_waits_for_it(tmp_path):
 
 def test_the_other_half_of_a_cell_is_waited_for_as_long_as_the_cell_may_take():
     """Reading 2,048 tokens at full size takes more than a minute on a slow machine, and nothing is said meanwhile."""
-    with wire.listen() as door, wire.connect(door.getsockname()[1], patience_s=wire.OWN_S) as peer:
-        wire.send(peer, sender.Hello(pid=os.getpid()))
-        other, pid = peers.accepted(threading.main_thread(), door)
-        with other:
-            assert pid == os.getpid()
-            for each in (peer, other):
-                assert each.gettimeout() >= max(plan.disaggregation(scale).time_limit_s for scale in plan.LENGTHS)
+    with peers.started(shipped(), mini_file()) as (thread, peer):
+        peers.called(thread, peer)
+        assert peer.gettimeout() >= max(plan.disaggregation(scale).time_limit_s for scale in plan.LENGTHS)
+
+
+def test_nobody_else_on_the_machine_can_take_part(monkeypatch):
+    strangers, listen = [], socket.create_server
+
+    def besieged(*where, **how):
+        door = listen(*where, **how)
+        strangers.append(socket.create_connection(door.getsockname()))
+        return door
+
+    monkeypatch.setattr(wire.socket, "create_server", besieged)
+    near, far = wire.pair()
+    with near, far, strangers[0] as stranger:
+        wire.send(near, Reply(refused="here"))
+        assert wire.receive(far, Reply).refused == "here"
+        assert stranger.recv(1) == b"", "whoever called first was sent away"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(far.getsockname())
 
 
 def _kill_first_sender(pid):

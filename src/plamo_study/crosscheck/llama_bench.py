@@ -6,13 +6,13 @@ A tool is a path to a binary the user built; nothing here builds or downloads on
 import json
 import os
 import subprocess
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
-from plamo_study import progress
+from plamo_study import children, progress
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
+from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Cell, Decode, OnModel
 from plamo_study.measure.once import LIMIT_S, measured
@@ -65,22 +65,23 @@ def _our_seconds(cell: Cell, path: Path, replicate: int) -> list[float]:
 
 def _their_seconds(command: list[str]) -> list[float]:
     """What a tool timed, in seconds: llama-batched-bench the prompts and the steps, llama-bench one of them."""
-    done = subprocess.run(command, capture_output=True, text=True, env=_same_library(), timeout=LIMIT_S, check=False)
+    done = ran(command)
     if done.returncode:
-        raise StudyError(command[0], f"failed ({done.stderr.strip().splitlines()[-1:]})", " ".join(command))
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise StudyError(command[0], f"failed ({said})", " ".join(command))
     if "-npl" in command:
-        line = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+        line = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith(b"{"))
         return [line["t_pp"], line["t_tg"]]
     return [median(json.loads(done.stdout)[0]["samples_ns"]) / 1e9]
 
 
 def _command(tool: Path, path: Path, cell: OnModel) -> list[str]:
     settings = {"-m": path, "-t": cell.n_threads, "-b": cell.n_batch, "-ub": cell.n_ubatch, "-ngl": cell.n_gpu_layers}
-    return [str(tool), *(str(word) for setting in settings.items() for word in setting)]
+    return [str(tool.absolute()), *(str(word) for setting in settings.items() for word in setting)]
 
 
-def _same_library() -> dict[str, str]:
-    """An environment in which a tool loads the shared libraries that our workers load."""
-    package = find_spec("llama_cpp")
-    folder = os.environ.get("LLAMA_CPP_LIB_PATH") or str(Path(str(package and package.origin)).parent / "lib")
-    return os.environ | {"LD_LIBRARY_PATH": folder, "DYLD_LIBRARY_PATH": folder}
+def ran(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """A tool run with the shared libraries that our workers load."""
+    folder = os.path.abspath(os.environ.get("LLAMA_CPP_LIB_PATH") or builds.installed_libraries())
+    env = os.environ | dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), folder)
+    return subprocess.run(command, capture_output=True, env=env, cwd=children.NOWHERE, timeout=LIMIT_S, check=False)

@@ -6,7 +6,6 @@ holds each log-probability in 16 bits over a range of 16 nats, so differences be
 """
 
 import re
-import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
@@ -17,11 +16,11 @@ import numpy as np
 from plamo_study import progress
 from plamo_study.analysis import divergence, stats
 from plamo_study.analysis.stats import Estimate
-from plamo_study.crosscheck.llama_bench import _same_library
+from plamo_study.crosscheck.llama_bench import ran
 from plamo_study.errors import StudyError
 from plamo_study.measure import texts
 from plamo_study.measure.cells import Quality
-from plamo_study.measure.once import LIMIT_S, measured
+from plamo_study.measure.once import measured
 from plamo_study.measure.plan import change
 from plamo_study.measure.rows import Measured
 from plamo_study.studies.quality import workload as quality
@@ -124,7 +123,7 @@ def run_tool(cell: Quality, path: Path, tool: Path) -> tuple[dict[str, str], flo
     with tempfile.TemporaryDirectory() as folder:
         text, logits = Path(folder, "text"), Path(folder, "logits")
         text.write_bytes(texts.read(cell.text) + b"\n")  # the tool drops a text's last line break
-        base = [str(tool), *common, "--kl-divergence-base", str(logits)]
+        base = [str(tool.absolute()), *common, "--kl-divergence-base", str(logits)]
         printed, seconds = _output([*base, "-m", str(path), "-f", str(text)], "Final estimate")
         found = {cell.dtype: printed}
         for name in cell.candidates:
@@ -179,7 +178,7 @@ def _output(command: list[str], last: str) -> tuple[str, float]:
     """
     for _ in range(ATTEMPTS):
         start = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, env=_same_library(), timeout=LIMIT_S, check=False)
+        done = ran(command)
         seconds = time.perf_counter() - start
         text = (done.stdout + done.stderr).decode(errors="replace")
         if done.returncode:

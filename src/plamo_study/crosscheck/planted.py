@@ -2,7 +2,6 @@
 
 import random
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from plamo_study import progress
+from plamo_study import children, progress
 from plamo_study.measure import files, machine, plan, runner, watch
 from plamo_study.measure.cells import Decode
 from plamo_study.measure.disturbances import BLOCKS, LOADS, Planted, Trial, blocks_of
@@ -95,7 +94,7 @@ class _Planting:
     def begin(self) -> None:
         """Start the load."""
         self.began = time.monotonic()
-        self.running = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(self.processes)]
+        self.running = [subprocess.Popen(children.python("-c", SPIN)) for _ in range(self.processes)]
 
     def end(self) -> None:
         """End the load; its CPU time is not asked for yet, or it would be booked on the runner's ended worker."""

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from plamo_study import paths
+from plamo_study import children, paths
 from plamo_study.errors import StudyError
 
 PACKAGE = "llama-cpp-python"
@@ -103,7 +103,7 @@ def note(path: Path) -> dict[str, Any]:
 def resolve(name_or_folder: str) -> Path:
     """The folder of a build by its name, or the folder itself; StudyError when no build lies there."""
     path = Path(name_or_folder)
-    if name_or_folder in definitions() and not path.is_dir():
+    if name_or_folder in definitions():  # a folder that lies here under this name is none of ours
         path = folder(name_or_folder)
         if not _is_current(name_or_folder):
             raise StudyError(
@@ -353,7 +353,7 @@ def _download(requirement: str, into: Path) -> None:
     wanted.write_text(requirement, encoding="utf-8")
     quiet = ("--disable-pip-version-check", "--quiet", "--retries", "1", "--timeout", "20")
     alone = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes")
-    command = [sys.executable, "-m", "pip", "download", *quiet, *alone, "-r", str(wanted), "-d", str(into)]
+    command = children.python("-m", "pip", "download", *quiet, *alone, "-r", str(wanted), "-d", str(into))
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         mismatch = "DO NOT MATCH THE HASHES" in done.stderr
@@ -386,7 +386,7 @@ def _steps(line: str, on_step: OnStep) -> None:
 def _check_loads(made: Path) -> None:
     """StudyError unless the bindings load this build."""
     done = subprocess.run(
-        [sys.executable, "-c", "import llama_cpp.llama_cpp as llama; llama.llama_print_system_info()"],
+        children.python("-c", "import llama_cpp.llama_cpp as llama; llama.llama_print_system_info()"),
         env=os.environ | {"LLAMA_CPP_LIB_PATH": str(made.resolve())}, capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:

@@ -10,7 +10,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from plamo_study import children
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 from plamo_study.measure import machine
@@ -116,26 +116,28 @@ def _run(
     job: Quantizing | Evaluating, on_line: Callable[[str], None], silence_s: float
 ) -> tuple[int | None, list[str]]:
     """One child from spawn to end: its exit code, None when it was silent too long, and the end of its log."""
-    command = [sys.executable, "-m", "plamo_study.measure.quantizing_worker"]
+    command = children.python("-m", "plamo_study.measure.quantizing_worker")
     env = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an assertion's text is enough; the backtrace costs seconds
     pipe, log = subprocess.PIPE, deque[str](maxlen=LOG_LINES)
-    child = subprocess.Popen(
-        command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, env=env, start_new_session=True
-    )
-    assert child.stdin is not None
-    assert child.stderr is not None
-    try:
-        with suppress(BrokenPipeError):  # it is gone already; its log says why
-            child.stdin.write(msgspec.json.encode(job) + b"\n")
-            child.stdin.flush()
-        ended = _follow(child.stderr.fileno(), log, on_line, silence_s)
-        return (child.wait() if ended else None), list(log)
-    finally:
-        child.kill()
-        child.wait()
-        child.stderr.close()
-        with suppress(BrokenPipeError):
-            child.stdin.close()
+    with children.guard() as guarded:
+        child = subprocess.Popen(
+            command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, env=env, start_new_session=True
+        )
+        assert child.stdin is not None
+        assert child.stderr is not None
+        try:
+            guarded(child.pid)
+            with suppress(BrokenPipeError):  # it is gone already; its log says why
+                child.stdin.write(msgspec.json.encode(job) + b"\n")
+                child.stdin.flush()
+            ended = _follow(child.stderr.fileno(), log, on_line, silence_s)
+            return (child.wait() if ended else None), list(log)
+        finally:
+            child.kill()
+            child.wait()
+            child.stderr.close()
+            with suppress(BrokenPipeError):
+                child.stdin.close()
 
 
 def _follow(log_fd: int, log: deque[str], on_line: Callable[[str], None], silence_s: float) -> bool:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,8 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
+from plamo_study import children
 from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
@@ -87,9 +87,9 @@ def find() -> Path | None:
     Raises StudyError where LLAMA_SERVER names no program.
     """
     if named := os.environ.get(NAMED):
-        if not shutil.which(named):
+        if not (program := shutil.which(named)):
             raise StudyError(f"{NAMED}={named}", "is no program", "name the llama-server binary, or unset it")
-        return Path(named)
+        return Path(program)
     if built := server_build.built():
         return built
     found = shutil.which("llama-server")
@@ -113,8 +113,9 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
     Raises StudyError where it cannot be started, ends before it listens, or does not listen in time.
     """
     port = free_port()
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, children.guard() as guarded:
         process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries), log)
+        guarded(process.pid)
         server = Server(f"http://127.0.0.1:{port}", process, log)
         try:
             _await(server, READY[setup.kind], time.monotonic() + start_s)
@@ -127,9 +128,9 @@ def environment(kind: Kind, libraries: Path | None) -> dict[str, str]:
     """The environment in which a server loads the libraries of a folder, by default its own."""
     found = os.environ | {"GGML_NO_BACKTRACE": "1"}
     if libraries and kind == "llama-server":
-        found |= {"LD_LIBRARY_PATH": str(libraries), "DYLD_LIBRARY_PATH": str(libraries)}
+        found |= dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), str(libraries.absolute()))
     elif libraries:
-        found |= {"LLAMA_CPP_LIB_PATH": str(libraries)}
+        found |= {"LLAMA_CPP_LIB_PATH": str(libraries.absolute())}
     return found
 
 
@@ -143,10 +144,11 @@ def free_port() -> int:
 def _command(setup: Setup, port: int) -> list[str]:
     at = ["--host", "127.0.0.1", "--port", str(port)]
     threads, size = str(setup.n_threads), [str(setup.n_batch), str(setup.n_ubatch)]
+    model = str(setup.model.absolute())
     if setup.kind == "llama_cpp.server":
         if not has_python_server():
             raise StudyError("llama_cpp.server", "its web framework is not installed", "pip install '.[server]'")
-        command = [sys.executable, "-m", "llama_cpp.server", "--model", str(setup.model), *at]
+        command = children.python("-m", "llama_cpp.server", "--model", model, *at)
         command += ["--n_ctx", str(setup.n_ctx), "--n_threads", threads, "--n_threads_batch", threads]
         command += ["--n_batch", size[0], "--n_ubatch", size[1], "--n_gpu_layers", str(setup.n_gpu_layers)]
         # Answers are asked for whole: by default a request that arrives cuts off the one that is being answered.
@@ -155,14 +157,15 @@ def _command(setup: Setup, port: int) -> list[str]:
     binary = setup.binary or find()
     if not binary:
         raise StudyError("llama-server", "not found", f"plamo-study server build, or set {NAMED} to one")
-    command = [str(binary), "-m", str(setup.model), *at, "-np", str(setup.n_slots), "-t", threads, "-tb", threads]
+    command = [str(binary.absolute()), "-m", model, *at, "-np", str(setup.n_slots), "-t", threads, "-tb", threads]
     command += ["-c", str(setup.n_ctx * setup.n_slots), "-b", size[0], "-ub", size[1], "-fa", setup.flash_attn]
     return [*command, "-ngl", str(setup.n_gpu_layers), "--metrics", "--cache-ram", "0", *setup.options]
 
 
 def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
     try:
-        return subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen(command, env=variables, cwd=children.NOWHERE, **ends)
     except OSError as error:
         raise StudyError(command[0], f"cannot be run ({error})", "name a llama-server binary") from None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from plamo_study import paths
+from plamo_study import children, paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
@@ -113,8 +113,9 @@ def _prompts() -> list[str]:
 def _version(binary: Path, environment: dict[str, str]) -> str:
     try:
         done = subprocess.run(
-            [binary, "--version"], env=environment, capture_output=True, text=True, timeout=server.START_S
-        )
+            [binary.absolute(), "--version"], env=environment, cwd=children.NOWHERE, capture_output=True, text=True,
+            timeout=server.START_S,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StudyError(str(binary), f"cannot be run ({error})", "name a llama-server binary") from None
     return next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "unknown")

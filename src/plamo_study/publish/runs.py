@@ -11,11 +11,12 @@ import hashlib
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, Literal
 
@@ -174,13 +175,26 @@ def side_by_side(
     What was executed from the same before is not given to another process, which would take longer than to look.
     """
     todo = [job for job in jobs if not is_current(_one(job[0]), job[1], out_dir, job[2])]
-    with ProcessPoolExecutor(max(min(at_once, len(todo)), 1), mp_context=get_context("spawn")) as pool:
+    n, spawn = max(min(at_once, len(todo)), 1), get_context("spawn")
+    with ProcessPoolExecutor(n, mp_context=spawn, initializer=_end_with_parent) as pool:
         running = {job[0]: pool.submit(run_notebooks, [job[0]], job[1], out_dir, None, job[2]) for job in todo}
         for name, values, inputs in jobs:
             if name in running:
                 yield name, running[name].result()[0]
             else:
                 yield name, run_notebooks([name], values, out_dir, None, inputs)[0]
+
+
+def _end_with_parent() -> None:
+    """A process of the pool would wait for more work for ever once the one that gives it was killed."""
+    parent = parent_process()
+    assert parent
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _one(name: str) -> Path:

@@ -1,5 +1,6 @@
 """The other process: started, waited for, and ended with this one, whichever of both dies first and how."""
 
+import select
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,45 +20,44 @@ LOOK_S = 0.1  # between two looks at whether the sender still lives
 class Sender(threading.Thread):
     """Runs the sending process until it ends; then `outcome` says how."""
 
-    def __init__(self, cell: Shipment | Asking, path: Path, port: int, lengths: list[int]):
+    def __init__(self, cell: Shipment | Asking, path: Path, end: socket.socket, lengths: list[int]):
         super().__init__(daemon=True)
-        self.order = Order(cell=cell, path=str(path), port=port, lengths=lengths)
+        self.order = Order(cell=cell, path=str(path), connection=end.fileno(), lengths=lengths)
+        self.end = end
         self.outcome: process.Outcome | None = None
 
     def run(self) -> None:
         """Wait for the process."""
-        self.outcome = process.work(self.order, wire.OWN_S, worker=sender.__name__)
+        with self.end:
+            self.outcome = process.work(self.order, wire.OWN_S, worker=sender.__name__, files=[self.end.fileno()])
 
 
 @contextmanager
 def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[tuple[Sender, socket.socket]]:
-    """A sender of this cell on its way, and the socket at which it will call; it is gone when this ends well.
+    """A sender of this cell on its way, and the connection to it; it is gone when this ends well.
 
     `lengths`: tokens of each request's prompt.
     """
-    with wire.listen() as door:
-        thread = Sender(cell, path, door.getsockname()[1], list(lengths))
-        thread.start()
-        try:
-            yield thread, door
-        except StudyError as error:
-            thread.join(LOOK_S * 10)
-            raise told(thread, error) from error
-        thread.join()
+    peer, end = wire.pair(wire.OWN_S)
+    thread = Sender(cell, path, end, list(lengths))
+    thread.start()
+    try:
+        with peer:
+            yield thread, peer
+    except StudyError as error:
+        thread.join(LOOK_S * 10)
+        raise told(thread, error) from error
+    thread.join()
 
 
-def accepted(thread: Sender, door: socket.socket) -> tuple[socket.socket, int]:
-    """The sender's connection and its pid. StudyError where it ended before it called."""
-    door.settimeout(LOOK_S)
-    while True:
-        try:
-            peer, _ = door.accept()
-        except TimeoutError:
-            if thread.is_alive():
-                continue
-            raise StudyError("the sender", "ended before it called", "start it again") from None
-        wire.ready(peer, wire.OWN_S)
-        return peer, wire.receive(peer, Hello).pid
+def called(thread: Sender, peer: socket.socket) -> int:
+    """The sender's pid, when it is ready. StudyError where it ended before it called."""
+    while not select.select([peer], [], [], LOOK_S)[0]:
+        if not thread.is_alive():
+            raise StudyError("the sender", "ended before it called", "start it again")
+    pid = wire.receive(peer, Hello).pid
+    thread.end.close()  # the sender has it now, and its end is to be the connection's
+    return pid
 
 
 def told(thread: Sender, error: StudyError) -> StudyError:

@@ -16,14 +16,14 @@ from plamo_study.studies.disaggregation.wire import Origin, Reply, State, clock
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sender is started with: the cell, its file, and the port at which the receiver waits.
+    """What the sender is started with: the cell, its file, and the number of the open connection to the receiver.
 
     `lengths`: tokens of each request's prompt.
     """
 
     cell: Shipment | Service | Traffic
     path: str
-    port: int
+    connection: int
     lengths: list[int] = []
 
 
@@ -54,7 +54,7 @@ def serve(order: Order) -> Measured:
         own = contexts.origin(path, requests.receiving(cell))
         prompts = requests.tokens(cell, session.n_vocab)
         requests.warm(session, prompts[0])
-        with wire.connect(order.port, patience_s=wire.OWN_S) as peer:
+        with wire.ready(socket.socket(fileno=order.connection), wire.OWN_S) as peer:
             wire.send(peer, Hello(pid=os.getpid()))
             if isinstance(cell, Shipment):
                 for prompt in prompts:

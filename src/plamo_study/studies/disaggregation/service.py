@@ -138,14 +138,13 @@ def _source(
 ) -> Iterator[tuple[Admit, int, tuple[int, ...]]]:
     """Where requests come from: how one is admitted, when it all begins, and the pids of other processes at work."""
     if requests.is_split(cell):
-        with peers.started(cell, path, asked.prompt) as (thread, door):
-            peer, pid = peers.accepted(thread, door)
-            with peer:
-                began = clock() + HEAD_START_NS
-                wire.send(peer, Start(at_ns=began))
-                inbox = _Inbox(receiver, peer, cell.n_requests)
-                yield inbox.admit, began, (pid,)
-                wire.send(peer, Reply())
+        with peers.started(cell, path, asked.prompt) as (thread, peer):
+            pid = peers.called(thread, peer)
+            began = clock() + HEAD_START_NS
+            wire.send(peer, Start(at_ns=began))
+            inbox = _Inbox(receiver, peer, cell.n_requests)
+            yield inbox.admit, began, (pid,)
+            wire.send(peer, Reply())
     else:
         began = clock() + HEAD_START_NS
         yield _prompts(cell, asked, receiver.session, tokens, began), began, ()

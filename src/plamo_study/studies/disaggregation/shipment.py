@@ -35,7 +35,7 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
     """
     log: list[str] = []
     library.capture_log(log)
-    with peers.started(cell, path) as (thread, door):
+    with peers.started(cell, path) as (thread, peer):
         start = clock()
         with Session(path, requests.receiving(cell)) as session:
             receiver = Receiver(session, contexts.origin(path, session.config), log)
@@ -43,11 +43,10 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
             requests.warm(session, requests.tokens(cell, session.n_vocab)[0])
             warmup = clock() - start
             stage("sender")
-            peer, pid = peers.accepted(thread, door)
+            pid = peers.called(thread, peer)
             stage("ship")
-            with peer:
-                found = [_shipped(receiver, peer, pid, cell) for _ in range(cell.repetitions)]
-                wire.send(peer, Reply())
+            found = [_shipped(receiver, peer, pid, cell) for _ in range(cell.repetitions)]
+            wire.send(peer, Reply())
     samples, sizes, mine, theirs = zip(*found, strict=True)
     checks: dict[str, float | bool] = {
         "second_path_error": (error := max(map(relative_error, np.concatenate(mine), np.concatenate(theirs)))),

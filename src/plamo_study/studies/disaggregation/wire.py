@@ -2,6 +2,7 @@
 
 A peer is not trusted: no message is unpickled, no length is believed before it was held against a limit, nobody is
 waited for without end, and bytes that are not those announced are refused. It knows neither engine nor model.
+The connection is made by one process, which hands one end to the other: nobody else on the machine can take part.
 """
 
 import hashlib
@@ -71,17 +72,15 @@ class Reply(Strict, frozen=True, kw_only=True):
     refused: str = ""
 
 
-def listen(host: str = LOOPBACK) -> socket.socket:
-    """A socket that waits at a free port of this machine alone, unless another address is named."""
-    return socket.create_server((host, 0), backlog=1)
-
-
-def connect(port: int, host: str = LOOPBACK, patience_s: float = PATIENCE_S) -> socket.socket:
-    """A connection to a listening peer; StudyError where nobody answers."""
-    try:
-        return ready(socket.create_connection((host, port), timeout=PATIENCE_S), patience_s)
-    except OSError as error:
-        raise StudyError(f"{host}:{port}", f"nobody answers ({error})", "start the receiver first") from error
+def pair(patience_s: float = PATIENCE_S) -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection over loopback. No port stays open, and whoever else called at it was sent away."""
+    with socket.create_server((LOOPBACK, 0)) as door:
+        near = socket.create_connection(door.getsockname(), PATIENCE_S)
+        while True:
+            far, caller = door.accept()
+            if caller == near.getsockname():
+                return ready(near, patience_s), ready(far, patience_s)
+            far.close()
 
 
 def ready(peer: socket.socket, patience_s: float = PATIENCE_S) -> socket.socket:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from plamo_study import progress
+from plamo_study import children, progress
 from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, once, plan
 from plamo_study.measure.cells import MatMul, Read
@@ -151,9 +150,10 @@ def _version(tool: Path) -> str:
 
 
 def _said(tool: Path, *arguments: str, told: dict[str, str] | None = None) -> str:
-    command, heard = [str(tool), *arguments], os.environ | (told or {})
+    command, heard = [str(tool.absolute()), *arguments], os.environ | (told or {})
+    how: dict[str, Any] = {"env": heard, "cwd": children.NOWHERE, "timeout": LIMIT_S}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=heard, timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StudyError(str(tool), f"cannot be run ({error})", INSTALL) from error
     if done.returncode and arguments != ("-h",):
@@ -167,7 +167,7 @@ def _said(tool: Path, *arguments: str, told: dict[str, str] | None = None) -> st
 def _blas(core: str, cell: MatMul, products: int) -> dict[str, Any]:
     """Which BLAS NumPy has and its FLOP/s at a cell's shape; `core` tells OpenBLAS which kernels to take."""
     shape = (cell.n_rows, MATMUL_COLUMNS, cell.n_threads, products)
-    command = [sys.executable, "-m", "plamo_study.studies.roofline.blas", *map(str, shape)]
+    command = children.python("-m", "plamo_study.studies.roofline.blas", *map(str, shape))
     told = os.environ | ({"OPENBLAS_CORETYPE": core} if core else {})
     done = subprocess.run(command, capture_output=True, text=True, env=told, timeout=LIMIT_S, check=False)
     if done.returncode:

@@ -1,0 +1,255 @@
+"""Other processes: none takes code from the folder somebody stands in, and none is left when its parent is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from conftest import HYBRID, mini, mini_file
+from misbehaving import as_llama_server
+
+from plamo_study import children
+from plamo_study.crosscheck import llama_bench
+from plamo_study.engine import builds
+from plamo_study.errors import StudyError
+from plamo_study.measure import plan, quantizing, server, serving
+from plamo_study.measure.cells import Replicas, Shipment
+from plamo_study.measure.process import WORKER, work
+from plamo_study.measure.server import Setup
+from plamo_study.measure.worker import Job
+from plamo_study.models.recipes import Recipe
+from plamo_study.studies.roofline import side_by_side
+
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"
+INSTALLED = (
+    "dask distributed fastapi gguf ipykernel ipykernel_launcher llama_cpp msgspec nbformat numpy papermill pip "
+    "plamo_study psutil pydantic_settings scipy sitecustomize traitlets uvicorn zmq"
+).split()
+
+# ------------------------------------------------------------------ code from the current directory
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    """We stand in a folder of modules that tell when they are run; their names are those that a child imports."""
+    folder, ran = tmp_path / "downloads", tmp_path / "ran"
+    folder.mkdir()
+    ran.mkdir()
+    for name in {*sys.stdlib_module_names, *INSTALLED}:
+        (folder / f"{name}.py").write_text(f"open({str(ran / name)!r}, 'w').close()\nraise SystemExit(77)\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # where this process looks is not asked
+    return ran
+
+
+def replicas(_):
+    cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=4, n_processes=2)
+    return ended(cell, "plamo_study.studies.replicas.worker")
+
+
+def shipment(_):
+    cell = Shipment(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=2, flash_attn="on")
+    return ended(cell, "plamo_study.studies.disaggregation.worker")
+
+
+def ended(cell, worker=WORKER):
+    outcome = work(Job(cell=cell, path=str(mini_file())), 60.0, worker=worker)
+    assert outcome.status == "ok", outcome.failure
+
+
+def quantized(folder):
+    quantizing.quantize(mini_file(), folder / "out.gguf", Recipe("Q8_0"))
+
+
+def served_by_python(_):
+    if not server.has_python_server():
+        pytest.skip("the server's web framework is not installed")
+    with server.started(Setup("llama_cpp.server", mini_file())):
+        pass
+
+
+def downloaded(folder):
+    with pytest.raises(StudyError, match="pip download"):  # it asks no index
+        builds._download("nothing==1 --hash=sha256:" + "0" * 64 + "\n", folder)
+
+
+def notebooks(folder):
+    """Two of this folder: one by the command's own process, one by another, each with a kernel."""
+    for name in ("98-one.ipynb", "99-two.ipynb"):
+        cells = [nbformat.v4.new_code_cell(source) for source in ('scale = "mini"\nsource = "recorded"', "import numpy")]
+        cells[0].metadata.tags = ["parameters"]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), name)
+    asked = [PLAMO_STUDY, "run", "98-one.ipynb", "99-two.ipynb", "--source", "recorded", "--scale", "mini"]
+    done = subprocess.run(asked, env=os.environ | {"PLAMO_STUDY_ROOT": str(folder)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+ENTRIES = {
+    "a worker": lambda _: ended(mini("prefill")),
+    "replicas": replicas,
+    "a sender": shipment,
+    "the quantizer": quantized,
+    "the server of the bindings": served_by_python,
+    "NumPy's BLAS": lambda _: side_by_side._blas("", plan.change(plan.ceilings("mini", False, (1,))[1], n_rows=64), 1),
+    "pip": downloaded,
+    "the bindings, to see whether a build loads": lambda _: builds._check_loads(builds.installed_libraries()),
+    "notebooks": notebooks,
+}
+
+
+@pytest.mark.parametrize("what", ENTRIES)
+def test_no_python_takes_modules_from_the_folder_one_stands_in(what, hostile, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    ENTRIES[what](tmp_path)
+    assert not sorted(path.name for path in hostile.iterdir())
+
+
+def test_the_trap_of_these_tests_works(hostile):
+    assert subprocess.run([sys.executable, "-m", "plamo_study.measure.worker"], check=False).returncode == 77
+    assert list(hostile.iterdir())
+
+
+def test_only_one_place_starts_this_python():
+    """Or the next one would forget what keeps it safe."""
+    package = Path(children.__file__).parent
+    starting = [path for path in package.rglob("*.py") if "[sys.executable" in path.read_text(encoding="utf-8")]
+    assert starting == [package / "children.py"]
+
+
+STANDS = "#!{python}\nimport os, sys\nopen({log!r}, 'a').write(os.getcwd() + '\\n')\n{said}\n"
+TOOLS = {
+    "a server": (lambda tool: Setup("llama-server", mini_file(), binary=tool), "sys.exit(3)"),
+    "a server's version": (lambda tool: serving._version(tool, dict(os.environ)), ""),
+    "llama-bench and the like": (lambda tool: llama_bench.ran([str(tool.absolute())]), ""),
+    "likwid-bench": (side_by_side._version, ""),
+}
+
+
+@pytest.mark.parametrize("what", TOOLS)
+def test_a_tool_loads_no_backends_from_the_folder_one_stands_in(what, tmp_path, monkeypatch):
+    """llama.cpp's tools load every libggml-*.so of their working directory; ours is not theirs."""
+    run, said = TOOLS[what]
+    tool, log = tmp_path / "tool", tmp_path / "log"
+    tool.write_text(STANDS.format(python=sys.executable, log=str(log), said=said))
+    tool.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    asked = run(Path("tool"))  # named as a user does
+    if isinstance(asked, Setup):
+        with pytest.raises(StudyError, match="exit code 3"), server.started(asked):
+            pass
+    assert set(log.read_text().splitlines()) == {children.NOWHERE}
+
+
+def test_a_folder_that_has_the_name_of_a_build_is_not_that_build(tmp_path, monkeypatch):
+    name = next(iter(builds.definitions()))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "libllama.so").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(builds, "folder", lambda name: tmp_path / "engines" / name)
+    with pytest.raises(StudyError, match="not built here"):
+        builds.resolve(name)
+    assert builds.resolve(f"./{name}") == tmp_path / name
+
+
+# ------------------------------------------------------------------ whose parent is killed
+
+
+def family_of(script, *arguments, of=1):
+    """A parent that runs this, and its descendants once there are so many besides their guards."""
+    parent = psutil.Popen(children.python("-c", script, *map(str, arguments)), stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 30
+    while len(found := descendants(parent)) < of and time.monotonic() < until and parent.poll() is None:
+        time.sleep(0.02)
+    assert len(found) >= of
+    time.sleep(0.2)  # a guard that was just forked is still called as its parent
+    return parent, descendants(parent)
+
+
+def descendants(parent):
+    with suppress(psutil.Error):
+        return [each for each in parent.children(recursive=True) if each.name() != "sh"]
+    return []
+
+
+def all_end(parent, found):
+    assert all(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in (parent, *found))
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    _, left = psutil.wait_procs(found, timeout=15)
+    for each in left:
+        each.kill()
+    return not left
+
+
+STOPPED = {
+    "a worker": (
+        "import sys; from pathlib import Path; from plamo_study.measure.process import work\n"
+        "from plamo_study.measure.worker import Job; from plamo_study.measure.cells import Decode\n"
+        "work(Job(cell=Decode(depth=16, n_gen=100_000), path=sys.argv[1]), 60.0)"
+    ),
+    "a quantizer": (
+        "import sys; from pathlib import Path; from plamo_study.measure import quantizing\n"
+        "text = Path(sys.argv[2]) / 'text'; text.write_text('words and words ' * 100_000)\n"
+        "quantizing.compute_imatrix(Path(sys.argv[1]), text, text.with_name('out'))"
+    ),
+    "a server": (
+        "import sys; from pathlib import Path; from plamo_study.measure import server\n"
+        "setup = server.Setup('llama-server', Path(sys.argv[1]), binary=Path(sys.argv[2]) / 'llama-server')\n"
+        "with server.started(setup) as s: s.process.wait()"
+    ),
+}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("what", STOPPED)
+def test_what_a_killed_process_started_ends_even_if_it_was_stopped(what, stopped, tmp_path):
+    as_llama_server(tmp_path)
+    parent, found = family_of(STOPPED[what], mini_file(), tmp_path)
+    if stopped:
+        for each in found:
+            each.suspend()
+    assert all_end(parent, found)
+
+
+def test_what_a_stopped_worker_started_ends_with_its_killed_runner(tmp_path):
+    """Two processes of one cell, each with a group of its own: the second's parent is the stopped one."""
+    script = (
+        "import sys; from plamo_study.measure.process import work; from plamo_study.measure.worker import Job\n"
+        "from plamo_study.measure.cells import Shipment\n"
+        f"cell = Shipment(model={HYBRID!r}, scale='mini', dtype='F16', n_prompt=48, n_gen=2, repetitions=10_000)\n"
+        "work(Job(cell=cell, path=sys.argv[1]), 60.0, worker='plamo_study.studies.disaggregation.worker')"
+    )
+    runner, found = family_of(script, mini_file(), of=2)
+    for each in found:
+        each.suspend()
+    assert all_end(runner, found)
+
+
+def test_processes_that_execute_notebooks_end_with_the_command(tmp_path):
+    cell = nbformat.v4.new_code_cell("import time; time.sleep(600)")
+    for name in ("one", "two"):
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=KERNEL), tmp_path / f"{name}.ipynb")
+    script = (
+        "import sys; from pathlib import Path; from plamo_study.publish import runs\n"
+        "folder = Path(sys.argv[1])\n"
+        "jobs = [(str(folder / f'{name}.ipynb'), {}, '') for name in ('one', 'two')]\n"
+        "list(runs.side_by_side(jobs, folder / 'out', 2))"
+    )
+    assert all_end(*family_of(script, tmp_path, of=5))  # two processes, two kernels, and who counts their resources
+
+
+def test_a_guard_ends_nobody_whose_parent_is_well():
+    with children.guard() as guarded:
+        child = subprocess.Popen(["sleep", "60"])
+        guarded(child.pid)
+    time.sleep(0.1)
+    assert child.poll() is None
+    child.kill()
+    child.wait()
