@@ -1,0 +1,35 @@
+"""One run at a time: two would write the same reports, and disturb one another's times."""
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from plamo_study.errors import StudyError
+
+MOST_BYTES = 1000  # of what a lock says of who holds it
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Hold a lock while the block runs. The system releases it when this process ends, however it ends.
+
+    Raises StudyError that names the process which holds it.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = os.read(file, MOST_BYTES).decode(errors="replace") or "process unknown"
+            raise StudyError("another run is at work", who, "wait until it ends, or end it with `kill`") from None
+        os.ftruncate(file, 0)
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
+        yield
+    finally:
+        os.close(file)

@@ -1,0 +1,107 @@
+"""Two runs at once: one wins, the other says who is at work, and a run that died is in nobody's way."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+import psutil
+import pytest
+
+from plamo_study import paths
+from plamo_study.cli import main
+
+COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
+LONG_S = 60.0
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A project of one notebook."""
+    for name in ("data", "README.md"):
+        (tmp_path / name).symlink_to(paths.ROOT / name)
+    (tmp_path / "notebooks").mkdir()
+    cells = [
+        nbformat.v4.new_markdown_cell("# What is one and one?"),
+        nbformat.v4.new_code_cell('source = "recorded"\nscale = "mini"', metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell("1 + 1"),
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "notebooks/plain.ipynb")
+    return tmp_path
+
+
+def start(root, *arguments):
+    environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*COMMAND, *arguments], env=environment, **pipes)
+
+
+def at_work(running, lock):
+    """Wait until a run holds the lock, and stop it there."""
+    end = time.monotonic() + LONG_S
+    while time.monotonic() < end and str(running.pid) not in (lock.read_text() if lock.exists() else ""):
+        time.sleep(0.01)
+    running.send_signal(signal.SIGSTOP)
+    assert running.poll() is None
+
+
+@pytest.mark.parametrize("second", [("study", "--minutes", "0.01"), ("run", "plain", "--source", "recorded"), ("publish",)])
+def test_of_two_runs_one_wins_and_the_other_says_who_is_at_work(root, second):
+    lock = root / "reports" / main.LOCK
+    first = start(root, "run", "plain", "--source", "recorded")
+    at_work(first, lock)
+    other = start(root, *second)
+    _, said = other.communicate(timeout=LONG_S)
+    assert other.returncode == 2, said
+    assert f"process {first.pid}" in said
+    assert "Traceback" not in said
+    first.send_signal(signal.SIGCONT)
+    _, said = first.communicate(timeout=LONG_S)
+    assert first.returncode == 0, said
+    assert (root / "reports/plain.ipynb").exists()
+
+
+def test_a_run_that_was_killed_is_in_nobody_s_way(root):
+    lock = root / "reports" / main.LOCK
+    first = start(root, "run", "plain", "--source", "recorded")
+    at_work(first, lock)
+    left = psutil.Process(first.pid).children(recursive=True)
+    first.kill()
+    first.communicate()
+    for process in left:
+        process.kill()
+    assert str(first.pid) in lock.read_text()
+    second = start(root, "run", "plain", "--source", "recorded")
+    _, said = second.communicate(timeout=LONG_S)
+    assert second.returncode == 0, said
+
+
+FAKE = """#!/bin/sh
+# Stands in for Python and for what lies in .venv/bin: sets up slowly, and notes what it was asked for.
+case "$(basename $0) $1 $2" in
+python3\\ -c*) exec {python} "$@" ;;
+python3\\ -m\\ venv) echo begins >> log; sleep 0.5; mkdir -p .venv/bin
+    for name in pip uv python plamo-study; do cp $0 .venv/bin/$name; done; echo ends >> log ;;
+plamo-study*) echo measures >> log ;;
+esac
+"""
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+def test_two_makes_at_once_set_up_once(tmp_path):
+    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(paths.ROOT / name, tmp_path)
+    (tmp_path / "src").mkdir()
+    fake = tmp_path / "bin/python3"
+    fake.parent.mkdir()
+    fake.write_text(FAKE.format(python=sys.executable))
+    fake.chmod(0o755)
+    command = ["make", "study", f"PYTHON={fake}"]
+    both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+    said = [each.communicate(timeout=LONG_S)[0].decode() for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert (tmp_path / "log").read_text().split() == ["begins", "ends", "measures", "measures"]
