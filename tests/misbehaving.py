@@ -1,5 +1,6 @@
 """A server that answers as completions do, or misbehaves in one named way: python misbehaving.py PORT [WAY]."""
 
+import gzip
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from typing import ClassVar
 
 WORDS = ["one ", "two ", "three ", "four "]
 GIGABYTE = 1 << 30
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e \r[/red]"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -27,8 +29,10 @@ class Handler(BaseHTTPRequestHandler):
                        "tokens_predicted": Handler.written}  # fmt: skip
             lines = [f"llamacpp:{name}_total {number}\n" for name, number in counted.items()]
             return self.reply(200, "".join(lines).encode())
-        found = {"data": [{"id": "stand-in", "owned_by": "nobody"}]}
-        self.reply(200, json.dumps(found).encode())
+        try:
+            getattr(self, f"lists_{self.way}", self.lists)()
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -40,13 +44,96 @@ class Handler(BaseHTTPRequestHandler):
                 usage = {"prompt_tokens": 3, "completion_tokens": len(WORDS)}
                 self.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
             else:
-                getattr(self, self.way or "well")(asked)
+                getattr(self, "well" if hasattr(self, f"lists_{self.way}") else self.way or "well")(asked)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         finally:
             Handler.busy -= 1
 
+    # ---------------------------------------------------------------- ways to list models
+
+    def lists(self):
+        self.reply(200, json.dumps({"data": [{"id": "stand-in", "owned_by": "nobody"}]}).encode())
+
+    def lists_without_end(self):
+        self.begin()
+        self.chunk(b'{"data": [')
+        while True:
+            self.chunk(b'{"id": "x"},' * 10_000)
+
+    def lists_a_bomb(self):
+        self.reply(200, gzip.compress(bytes(GIGABYTE >> 5)), {"Content-Encoding": "gzip"})
+
+    def lists_no_gzip(self):
+        self.reply(200, b"this was never compressed", {"Content-Encoding": "gzip"})
+
+    def lists_deeply(self):
+        self.reply(200, b'{"found": ' + b"[" * 100_000)
+
+    def lists_infinity(self):
+        self.reply(200, b'{"data": [{"id": Infinity}]}')
+
+    def lists_in_drops(self):
+        self.begin()
+        while True:
+            self.chunk(b" ")
+            time.sleep(0.05)
+
+    def lists_escapes(self):
+        self.reply(200, json.dumps({"data": [{"id": ESCAPES}]}).encode())
+
     # ---------------------------------------------------------------- ways
+
+    def refuses_with_escapes(self, asked):
+        self.reply(404, json.dumps({"error": {"message": ESCAPES}}).encode())
+
+    def counts_a_billion(self, asked):
+        self.begin()
+        self.tell("one ")
+        self.end(10**9)
+
+    def counts_infinity(self, asked):
+        self.begin()
+        self.chunk(b'data: {"usage": {"prompt_tokens": 1, "completion_tokens": Infinity}}\n\n')
+        self.chunk(b"")
+
+    def counts_beyond(self, asked):
+        self.begin()
+        self.chunk(b'data: {"timings": {"predicted_ms": 1' + b"0" * 400 + b"}}\n\n")
+        self.chunk(b"")
+
+    def says_numbers(self, asked):
+        self.begin()
+        self.tell(5)
+        self.end(1)
+
+    def says_deeply(self, asked):
+        self.begin()
+        self.chunk(b'data: {"error": ' + b"[" * 100_000 + b"\n\n")
+        self.chunk(b"")
+
+    def says_no_text(self, asked):
+        self.begin()
+        self.chunk(b'data: {"choices": [{"text": "\xff"}]}\n\n')
+        self.chunk(b"")
+
+    def drips_later(self, asked):
+        self.well(asked) if asked["prompt"] == "Hello" else self.drips(asked)
+
+    def drips(self, asked):
+        self.begin()
+        while True:
+            self.chunk(b"d")
+            time.sleep(0.05)
+
+    def keeps_alive(self, asked):
+        self.begin()
+        while True:
+            self.chunk(b": keep-alive\n\n")
+            time.sleep(0.05)
+
+    def compresses(self, asked):
+        self.reply(200, b"this was never compressed", {"Content-Encoding": "gzip"})
 
     def well(self, asked):
         self.begin()
@@ -180,8 +267,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
 
-    def reply(self, code, body):
+    def reply(self, code, body, headers=None):
         self.send_response(code)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -211,9 +300,8 @@ def standing_in(monkeypatch):
     running = []
 
     def start(way=""):
-        monkeypatch.setattr(Handler, "way", way)
         monkeypatch.setattr(Handler, "keys", [])
-        httpd = Server(("127.0.0.1", 0), Handler)
+        httpd = Server(("127.0.0.1", 0), type("Handler", (Handler,), {"way": way}))
         threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
         running.append(httpd)
         return f"http://127.0.0.1:{httpd.server_port}"

@@ -1,6 +1,7 @@
 """The probe of anybody's server: contamination is found where it is, the binding phase named, the key kept."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import misbehaving
 import numpy as np
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
+from test_cli import in_one_process
 from typer.testing import CliRunner
 
 from plamo_study import paths
@@ -66,8 +68,8 @@ def test_a_server_that_hangs_is_left_when_the_time_is_over(stands_in, monkeypatc
     assert found.seconds < 5
 
 
-async def met(web, target):
-    return target, "unknown"
+async def met(web, ask):
+    return ask.target, "unknown"
 
 
 def test_an_address_where_nobody_listens_is_named():
@@ -110,6 +112,68 @@ def test_a_trial_counts_verdicts_and_deaths_and_is_kept(tmp_path, monkeypatch):
     trial.keep("local", [found])
     assert trial.recorded("local") == [found]
     assert trial.recorded("reference") == []
+
+
+# ------------------------------------------------------------------ answers that no server gives
+
+STRANGE = {  # way -> what is said of it
+    "without_end": "more than",
+    "a_bomb": "compressed",
+    "no_gzip": "compressed",
+    "in_drops": "after 1 s",
+    "counts_a_billion": "1,000,000,000 tokens",
+    "counts_infinity": "malformed",
+    "counts_beyond": "malformed",
+    "says_numbers": "malformed",
+    "says_deeply": "nested too deeply",
+    "says_no_text": "malformed",
+    "compresses": "compressed",
+    "drips": "after 1 s",
+    "keeps_alive": "after 1 s",
+    "refuses_with_escapes": "HTTP 404",
+}
+LIMIT = 3 << 30  # bytes of the probing process: what it loads takes less than one
+
+
+@pytest.fixture(scope="module")
+def strange():
+    """Exit code and message of the probe of each of these servers, in one process of limited memory."""
+    with pytest.MonkeyPatch.context() as patch, misbehaving.standing_in(patch) as start:
+        asked = [("probe", start(way), "--seconds", "2") for way in STRANGE]
+        told = in_one_process(paths.ROOT, *asked, limit=LIMIT)
+    return dict(zip(STRANGE, told, strict=True))
+
+
+@pytest.mark.parametrize("way", STRANGE)
+def test_an_answer_that_no_server_gives_is_one_message(strange, way):
+    code, said = strange[way]
+    assert code == 2, said
+    assert STRANGE[way] in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("way", ["deeply", "infinity"])
+def test_a_list_of_models_that_is_none_is_done_without(stands_in, way):
+    assert probed(stands_in(way), seconds=2.0).model == ""
+
+
+@pytest.mark.parametrize("way", ["escapes", "refuses_with_escapes"])
+def test_a_terminal_is_shown_the_control_characters_of_a_server_and_obeys_none(stands_in, way, capfd, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "argv", ["plamo-study", "probe", stands_in(way), "--seconds", "2"])
+    with pytest.raises(SystemExit):
+        main.main()
+    said = "".join(capfd.readouterr())
+    assert "owned" in said
+    assert "[/red]" in said
+    assert all(letter.isprintable() or letter == "\n" for letter in re.sub(r"\x1b\[[0-9;]*m", "", said))
+    assert "\x1b[31m" not in said.split("owned")[1].split("red")[0]
+
+
+def test_a_server_that_drips_is_left_when_the_time_is_over(stands_in):
+    found = probed(stands_in("drips_later"), seconds=1.0)
+    assert (found.right.verdict, found.phase.verdict) == ("cannot tell", "cannot tell")
+    assert found.seconds < 5
 
 
 # ------------------------------------------------------------------ which phase
@@ -202,7 +266,10 @@ def test_the_cost_is_said_first_and_another_machine_is_not_asked_without_leave(m
         main.app(["probe", "http://192.0.2.1:8080"], standalone_mode=False)
 
 
-@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "nowhere", "http://", "http://127.0.0.1:x"])
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://127.0.0.1", "nowhere", "http://", "http://127.0.0.1:x", "http://[::1", "http://\x00", "http://1℀.com"],
+)
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(StudyError, match="no http or https address"):
         probe.check_url(url)

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from plamo_study.cli import report
-from plamo_study.cli.options import Replace
+from plamo_study.cli.options import Replace, finite
 from plamo_study.cli.terminal import Terminal
 from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
@@ -20,6 +20,7 @@ from plamo_study.measure import machine, server as servers
 
 app = typer.Typer(no_args_is_help=True)
 KEY = "PROBE_API_KEY"  # environment: sent to the server that is probed, and shown nowhere
+DAY_S = 86_400.0
 
 
 @app.callback()
@@ -127,8 +128,13 @@ def drafts(
 @app.command()
 def soak(
     minutes: Annotated[int, typer.Option(min=1)] = 30,
-    rate: Annotated[float, typer.Option(min=0, help="requests a second; 0: 80 % of the knee that was found here")] = 0,
-    hold: Annotated[float, typer.Option(min=0, help="stop the server for so many seconds: does it recover?")] = 0,
+    rate: Annotated[
+        float, typer.Option(min=0, callback=finite, help="requests a second; 0: 80 % of the knee that was found here")
+    ] = 0,
+    hold: Annotated[
+        float,
+        typer.Option(min=0, max=DAY_S, callback=finite, help="stop the server for so many seconds: does it recover?"),
+    ] = 0,
     patched: Annotated[bool, typer.Option("--patched", help="the server of `server build --patched`")] = False,
     scale: Annotated[str, typer.Option(help="mini or shape")] = "mini",
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
@@ -144,12 +150,19 @@ def soak(
 def probe(
     url: Annotated[str, typer.Argument(help="of any OpenAI-compatible server, e.g. http://127.0.0.1:8080")],
     model: Annotated[str, typer.Option(help="its name there; by default the first that the server lists")] = "",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="of your usual request")] = 256,
-    output_tokens: Annotated[int, typer.Option(min=2, help="of its answer")] = 32,
-    concurrency: Annotated[int, typer.Option(min=1, help="requests at a time")] = 2,
-    rate: Annotated[float, typer.Option(min=0, help="requests per second instead; 0: as many at a time")] = 0.0,
-    seconds: Annotated[float, typer.Option(min=1, help="at most, about")] = 120.0,
-    watch: Annotated[float, typer.Option(min=0, help="first look at /metrics so many seconds: your own traffic")] = 0.0,
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="of your usual request")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=2, max=100_000, help="of its answer")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="requests at a time")] = 2,
+    rate: Annotated[
+        float, typer.Option(min=0, max=1000, callback=finite, help="requests per second instead; 0: as many at a time")
+    ] = 0.0,
+    seconds: Annotated[float, typer.Option(min=1, max=DAY_S, callback=finite, help="at most, about")] = 120.0,
+    watch: Annotated[
+        float,
+        typer.Option(
+            min=0, max=DAY_S, callback=finite, help="first look at /metrics so many seconds: your own traffic"
+        ),
+    ] = 0.0,
     yes: Annotated[bool, typer.Option("--yes", help="the server is not on this machine, and may be asked")] = False,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
     html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
@@ -162,7 +175,10 @@ def probe(
     address = probing.check_url(url)
     if html:
         check_out(html, force)
-    target = Target(address, model, key=os.environ.get(KEY, ""))
+    key = os.environ.get(KEY, "")
+    if not (key.isascii() and key.isprintable()):
+        raise StudyError(KEY, "holds what no header can carry", f"export {KEY}=... in letters, digits and signs")
+    target = Target(address, model, key=key)
     ask = probing.Ask(target, prompt_tokens, output_tokens, concurrency, rate, seconds)
     budget = ask.budget()
     cost = f"at most {budget.requests} requests, {budget.tokens:,} tokens, about {budget.seconds:.0f} s"

@@ -10,6 +10,7 @@ import msgspec
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from plamo_study.foreign import plain
 
@@ -21,6 +22,10 @@ class Terminal(Console):
 
     def __init__(self, stderr: bool = False):
         super().__init__(stderr=stderr, markup=False, highlight=False)
+
+    def render_str(self, text: str, **given: Any) -> Text:
+        """A text as it will be printed: columns are as wide as that."""
+        return super().render_str(plain(text), **given)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """What is printed, piece by piece."""

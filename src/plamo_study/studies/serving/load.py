@@ -15,6 +15,7 @@ import httpx2
 import numpy as np
 
 from plamo_study.errors import StudyError
+from plamo_study.foreign import text
 from plamo_study.measure.arrivals import since_first
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
@@ -152,8 +153,8 @@ def arrivals(kind: str, n: int, per_second: float, seed: int) -> list[float]:
 def _recorded(path: Path, n: int) -> list[float]:
     mend = "name poisson, gamma, or a file with a time in seconds on every line"
     try:
-        times = sorted(float(line) for line in path.read_text(encoding="utf-8").split())
-    except (OSError, ValueError) as error:
+        times = sorted(float(line) for line in text(path).split())
+    except ValueError as error:
         raise StudyError(f"arrivals {path}", str(error), mend) from None
     if len(times) < n or not all(map(math.isfinite, times)):
         raise StudyError(f"arrivals {path}", f"{len(times)} times for {n} requests", mend)
