@@ -1,5 +1,6 @@
 """What several commands take: the scale, JSON, another build of the engine."""
 
+import math
 import os
 from typing import Annotated
 
@@ -7,6 +8,13 @@ import typer
 
 from plamo_study.engine import builds as engines
 from plamo_study.measure.files import ACCEPT
+
+def finite(value: float | None) -> float | None:
+    """A number that is one; an option's range lets NaN through."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of minutes, seconds or requests")
+    return value
+
 
 Scale = Annotated[
     str, typer.Option(help="mini (embedded, seconds), shape (full-size random weights) or weights (released ones)")
@@ -18,7 +26,10 @@ Accept = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
-Minutes = Annotated[float, typer.Option(min=0, help="for measuring, in all; 0: what the plans take")]
+LIMIT = "gates, anchors and repeats counted; a cell that runs when they are over is cut, and the next call measures it"
+Minutes = Annotated[
+    float, typer.Option(min=0, callback=finite, help=f"for measuring, in all: {LIMIT}; 0: what the plans take")
+]
 Force = Annotated[bool, typer.Option("--force", help="execute notebooks again that were executed from the same")]
 Replace = Annotated[bool, typer.Option("--force", help="replace the file that is there")]
 Engine = Annotated[
