@@ -155,6 +155,22 @@ def test_a_slow_kernel_explains_the_miss(facts):
     assert 0.8 < line["left"].value < 1.2  # keys, values and states are no kernel's
 
 
+def test_what_the_kernels_leave_over_is_theirs_and_the_files_of_the_same_block(rows, facts):
+    def slowed(name):
+        return [_times(times, 2.0**block) for times, block in zip(rows[name], rows["block"], strict=True)]
+
+    uneven = rows.assign(samples_ns=slowed("samples_ns"), prefill_ns=slowed("prefill_ns"))
+    known = study.files(rows, facts)
+    even, other = (arithmetic.against_prediction(found, known)["left"].dropna().tolist() for found in (rows, uneven))
+    assert len(even) > 1
+    assert [each.value for each in other] == pytest.approx([each.value for each in even], rel=1e-4)
+    assert [each.high for each in other] == pytest.approx([each.high for each in even], rel=1e-4)
+
+
+def _times(nested, factor):
+    return [_times(each, factor) for each in nested] if isinstance(nested, list) else int(nested * factor)
+
+
 def test_speeds_are_paired_by_block_so_a_slow_block_costs_no_width(rows):
     table = study.speeds(rows).set_index(["model", "dtype", "phase"])
     ratio, rate = table.loc[(HYBRID, "Q4_0", "decode"), ["ratio", "rate"]]

@@ -81,6 +81,8 @@ def test_a_ratio_far_from_the_quotient_of_its_numbers_is_printed_with_it():
     assert [(found.divides(), found.said) for found in sentences.quotients(text)] == [(True, "4.0")]
     near = sentences.quotient(replace(ratio, value=4.1), first, second, "t/s", ".1f")
     assert [found.said for found in sentences.quotients(" ".join(near))] == [None]
+    same = sentences.quotient(replace(ratio, value=4.2), first, second, "t/s", ".0f")
+    assert [found.said for found in sentences.quotients(" ".join(same))] == [None], "both are printed as 4"
 
 
 def test_a_table_shows_the_quotient_of_two_numbers_beside_a_ratio_that_is_far_from_it_and_says_once_why():

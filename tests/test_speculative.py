@@ -11,6 +11,7 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from scipy import stats as scipy_stats
 
+from plamo_study.analysis import stats
 from plamo_study.engine import builds
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
@@ -350,6 +351,41 @@ def test_the_best_draft_is_the_longest_one_only_where_it_is_accepted():
     rows = [row for k in (1, K) for row in made_up(speculate(n_draft=k), back=0.0, verify=1.0 + k / 4)]
     found = analysis.best(pd.DataFrame(rows), (0.0, 0.4, 0.9))
     assert found.set_index("accepts")["n_draft"].to_dict() == {0.0: 0, 0.4: 1, 0.9: K}
+
+
+def noisy(lengths, blocks=7):
+    """Drafts of several lengths, of which each block finds plain decode a little slower or faster."""
+    rng = np.random.default_rng(3)
+    plain = [1e9 * (1 + 0.02 * rng.standard_normal()) for _ in range(blocks * len(lengths))]
+    rows = [row for k in lengths for row in made_up(speculate(n_draft=k), back=0.0, verify=1.0 + k / 4, blocks=blocks)]
+    for row, step in zip(rows, plain, strict=True):
+        row["series"] = row["series"] | {"plain ns": [step]}
+    return pd.DataFrame(rows)
+
+
+def test_what_is_chosen_among_lengths_has_an_interval_that_holds_for_all_of_them():
+    rows, n = noisy((1, 2, K)), 3
+    every, (first,) = analysis.break_even(rows).set_index("n_draft"), analysis.soonest(rows).to_dict("records")
+    own = every.loc[first["n_draft"], "from"]
+    assert own.value == first["from"].value == min(each.value for each in every["from"])
+    assert (first["from"].among, first["from"].low < own.low, own.high < first["from"].high) == (n, True, True)
+    (best,) = analysis.best(rows, (0.9,)).to_dict("records")
+    (free,) = analysis.free(rows, "stock", 0.9).to_dict("records")
+    speed = analysis.curves(rows, (0.9,)).set_index("n_draft").loc[best["n_draft"], "speed"]
+    assert best["speed"] == free["speed"] == stats.selected(speed, n)
+    assert free["speed"].high - free["speed"].low > speed.high - speed.low
+
+
+def test_a_measured_speed_is_held_against_a_computed_one_block_by_block():
+    """Blocks differ in speed, and each gives what its own rounds gave for it."""
+    rows = made_up(speculate(), back=0.0, blocks=5) + made_up(
+        speculate(drafter="", accepts=0.5, n_draft=K), back=0.0, blocks=5
+    )
+    for row in rows:
+        row["series"] = row["series"] | {"plain ns": [1e9 * 2 ** row["block"]]}
+    (found,) = analysis.forced(pd.DataFrame(rows)).to_dict("records")
+    assert found["ratio"].low == pytest.approx(found["ratio"].high)
+    assert found["ratio"].value == pytest.approx(3 / analysis.tokens(np.array([0.5]), K)[0])
 
 
 def test_rounds_are_held_against_the_sum_of_their_terms():

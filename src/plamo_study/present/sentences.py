@@ -66,8 +66,8 @@ def quotient(ratio: Estimate, first: Estimate, second: Estimate, unit: str, spec
 
 def beside(ratio: Estimate, first: Estimate, second: Estimate, spec: str = ".2f") -> str:
     """What is said where two numbers are far from dividing to their ratio."""
-    quotient = divided(first, second)
-    return f"; {DIVIDE} {quotient:{spec}}" if is_far(ratio, quotient) else ""
+    said = format(divided(first, second), spec)
+    return f"; {DIVIDE} {said}" if is_far(ratio, divided(first, second)) and said != format(ratio.value, spec) else ""
 
 
 def among(estimate: Estimate, what: str) -> str:

@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -93,9 +94,7 @@ def table(data: pd.DataFrame, columns: Columns, note: str = "", ratios: Ratios |
         shown[heading] = [show(value, how) for value in values]
         if name in (ratios or {}):
             first, second = (data[each] for each in (ratios or {})[name])
-            quotients = map(divided, first, second)
-            parts = zip(values, quotients, shown[heading], strict=True)
-            shown[heading] = [f"{text} ({show(q, how)})" if is_far(ratio, q) else text for ratio, q, text in parts]
+            shown[heading] = list(map(partial(with_quotient, how=how), values, map(divided, first, second)))
     return Table(pd.DataFrame(shown), " ".join(filter(None, (note, PAIRED if ratios else ""))))
 
 
@@ -109,6 +108,13 @@ def is_far(ratio: Any, quotient: float) -> bool:
     """Whether a paired ratio and the quotient of the numbers beside it differ by more than FAR."""
     value = ratio.value if isinstance(ratio, Estimate) else math.nan
     return max(value, quotient) > (1 + FAR) * min(value, quotient) if value == value else False
+
+
+def with_quotient(ratio: Any, quotient: float, how: Format) -> str:
+    """A ratio as text, behind it the quotient of the numbers beside it where that is another number."""
+    said = show(quotient, how)
+    differs = is_far(ratio, quotient) and said != show(ratio.value, how)
+    return show(ratio, how) + (f" ({said})" if differs else "")
 
 
 def _shared_level(values: Iterable[Any]) -> float:

@@ -10,7 +10,17 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure.recording import LOCAL, REFERENCE
 from plamo_study.present.evidence import READ_KERNELS
-from plamo_study.present.tables import Columns, Table, folded, scaled, significant, table
+from plamo_study.present.tables import (
+    PAIRED,
+    Columns,
+    Table,
+    divided,
+    folded,
+    scaled,
+    significant,
+    table,
+    with_quotient,
+)
 from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings, side_by_side_ratios
 
 WRONG = ("impossible", "does not fit", "disagrees")
@@ -141,7 +151,7 @@ def side_by_side(source: str) -> Table | Markdown:
         return Markdown(f"Nothing was run beside our ceilings on this machine yet: `{crosscheck_ceilings.INSTALL}`.")
     runs, tools = crosscheck_ceilings.frame(found), found.tools
     data = side_by_side_ratios.rates(runs)
-    ratio = side_by_side_ratios.ratios(runs).set_index("other")
+    ratio, rates = side_by_side_ratios.ratios(runs).set_index("other"), data.set_index("what")["rate"]
     entries = []
     for row in data.to_dict("records"):
         factor, unit = PER_SECOND[side_by_side_ratios.AGAINST.get(row["what"], row["what"])]
@@ -150,11 +160,13 @@ def side_by_side(source: str) -> Table | Markdown:
             entry["which"] = READ_KERNELS["CPU"]
         entry |= {f"median of {row['n']} runs": f"{scaled(factor, '.1f')(row['rate'])} {unit}"}
         entry |= {"best run": f"{row['best'] * factor:.1f}", "variation": f"{row['variation']:.0%}"}
-        known = row["what"] in ratio.index
-        entry["ours / it"] = f"{ratio.loc[row['what'], 'ratio']:.2f}" if known else ""
-        verdict = ratio.loc[row["what"], "verdict"] if known else ""
-        entries.append(entry | {"within 10 %": verdict, "machine": found.machine["chip"]})
-    return Table(pd.DataFrame(entries).fillna(""))
+        entry |= {"ours / it": "", "within 10 %": ""}
+        if row["what"] in ratio.index:
+            line = ratio.loc[row["what"]]
+            quotient = divided(rates[line["ours"]], row["rate"])
+            entry |= {"ours / it": with_quotient(line["ratio"], quotient, ".2f"), "within 10 %": line["verdict"]}
+        entries.append(entry | {"machine": found.machine["chip"]})
+    return Table(pd.DataFrame(entries).fillna(""), PAIRED)
 
 
 def _in_unit(row: dict[str, Any], column: str) -> str:
