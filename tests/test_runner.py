@@ -7,13 +7,15 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import frame, journal, machine, plan, recording, runner, watch
+from plamo_study.measure import expected, frame, journal, machine, plan, recording, runner, watch
 from plamo_study.measure.rows import Conditions, Row, content_id
 from plamo_study.present import evidence
 from plamo_study.studies import collect
@@ -51,17 +53,87 @@ def test_blocks_are_shuffled_and_bracketed_by_anchors(swept):
     assert len({repr(order) for order in orders}) > 1
 
 
+def spent(summary):
+    """Minutes of its rows."""
+    return sum(row.elapsed_ns for row in summary.rows) / 60e9
+
+
 def test_a_short_time_leaves_out_the_last_cells_and_says_which(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "MOST_BLOCKS", 3)
-    asked = replace(small_plan(), needed=2)
-    first = runner.sweep(asked, tmp_path / "j.jsonl", minutes=0.001)
-    assert first.left_out == asked.cells[2:]
-    assert {row.cell for row in first.rows if row.block >= 0 and not row.anchor} == set(asked.cells[:2])
-    assert {row.block for row in first.rows if not row.anchor} == {-1, 0, 1}
-    assert runner.sweep(asked, tmp_path / "j.jsonl", minutes=0.001).measured == 0
-    more = runner.sweep(asked, tmp_path / "j.jsonl", minutes=60)
+    asked, path = replace(small_plan(), needed=2), tmp_path / "j.jsonl"
+    first = runner.sweep(replace(asked, cells=asked.cells[:2], blocks=2), path)
+    second = runner.sweep(asked, path, minutes=spent(first))
+    assert (second.measured, second.lacking) == (0, 0)
+    assert {row.key for row in second.rows} == {row.key for row in first.rows}
+    assert second.left_out == asked.cells[2:]
+    more = runner.sweep(asked, path, minutes=60)
     assert not more.left_out
     assert more.measured > 0
+
+
+def test_gates_anchors_and_repeats_count_against_the_time(tmp_path, monkeypatch):
+    asked, path = small_plan(small_plan().cells[:1], blocks=2), tmp_path / "j.jsonl"
+    first = runner.sweep(asked, path)
+    monkeypatch.setattr(watch, "disturbed", lambda rows: {row.key for row in rows})
+    assert runner.sweep(replace(asked, extra_blocks=2), path, minutes=spent(first)).measured == 0
+    assert runner.sweep(replace(asked, extra_blocks=2), path, minutes=2 * spent(first)).measured > 0
+
+
+def test_a_time_too_short_for_the_gates_is_refused_before_anything_runs_and_costs_no_row(tmp_path):
+    asked, path = small_plan(), tmp_path / "j.jsonl"
+    with pytest.raises(runner.NoTimeError):
+        runner.sweep(asked, path, minutes=0.001)
+    assert not journal.latest_rows(journal.read(path))
+    first = runner.sweep(small_plan(asked.cells[:1], blocks=1), path)
+    with pytest.raises(runner.NoTimeError):
+        runner.sweep(asked, path, minutes=0.001)
+    assert journal.latest_rows(journal.read(path)) == first.rows
+
+
+def test_a_cell_that_runs_when_the_time_is_up_is_cut_leaves_no_row_and_is_measured_by_the_next_call(
+    tmp_path, monkeypatch
+):
+    cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24))
+    planned = plan.Plan("small", "mini", cells, (), None, 1, 0, 60.0, worker="sleeping_worker")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("SLEEPING", "yes")
+    cut = runner.sweep(planned, tmp_path / "j.jsonl", minutes=0.04)
+    assert (cut.rows, cut.lacking, cut.left_out) == ([], 2, cells)
+    assert not [child for child in psutil.Process().children(recursive=True) if "sleeping_worker" in child.cmdline()]
+    monkeypatch.delenv("SLEEPING")
+    whole = runner.sweep(planned, tmp_path / "j.jsonl", minutes=60)
+    assert [row.status for row in whole.rows] == ["ok", "ok"]
+    assert whole.lacking == 0
+
+
+def test_a_cell_that_would_not_fit_is_not_started(tmp_path, monkeypatch):
+    cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24))
+    planned, path = plan.Plan("small", "mini", cells, (), None, 2, 0, 60.0, needed=1), tmp_path / "j.jsonl"
+    first = runner.sweep(planned, path)
+    (last,) = [row for row in first.rows if row.cell == cells[1] and row.block == 1]
+    with journal.Journal(path) as opened:
+        opened.append(msgspec.structs.replace(last, elapsed_ns=3600 * 10**9))
+    told = []
+    monkeypatch.setattr(runner, "MOST_BLOCKS", 3)
+    runner.sweep(replace(planned, blocks=3), path, told.append, minutes=70)
+    assert all(event.task.cell == cells[0] for event in told)
+
+
+def test_what_a_cell_takes_is_known_from_here_or_from_the_reference_machine_or_from_its_like(monkeypatch):
+    cell, gate = mini("prefill", n_prompt=16), mini("gate", n_prompt=32)
+    planned, reference = small_plan((cell,)), ({expected._alike(cell): 2.0}, {(HYBRID, 32): 3.0})
+    monkeypatch.setattr(expected, "_recorded", lambda folder, scale: reference)
+    own = {}
+    found = expected.Expected(planned, own)
+    other = msgspec.structs.replace(cell, n_threads=7, n_prompt=16)
+    assert (found.seconds(cell), found.seconds(other), found.seconds(gate)) == (2.0, 2.0, 3.0)
+    own[gate] = 6.0
+    assert (found.seconds(gate), found.seconds(cell)) == (6.0, 4.0), "twice as slow as the reference machine"
+    unknown = mini("decode", n_gen=3)
+    assert found.seconds(unknown) == 2 * expected.USUAL_S["mini"]
+    assert sum(found.least()) == pytest.approx(
+        6.0 / expected.at_once(gate) + 2 * 4.0 + 3 * found.seconds(planned.anchor)
+    )
 
 
 def test_time_to_spare_becomes_blocks(tmp_path, monkeypatch):

@@ -19,10 +19,22 @@ from plamo_study.cli import (
     server as cli_server,
     trace as cli_trace,
 )
-from plamo_study.cli.options import Accept, Engine, Force, Json, Minutes, Scale, accept_findings, use_engine
+from plamo_study.cli.alone import alone
+from plamo_study.cli.options import (
+    LIMIT,
+    Accept,
+    Engine,
+    Force,
+    Json,
+    Minutes,
+    Scale,
+    accept_findings,
+    finite,
+    use_engine,
+)
 from plamo_study.cli.terminal import echo
 from plamo_study.engine import builds as engines
-from plamo_study.errors import StudyError, of_system
+from plamo_study.errors import StudyError, of_memory, of_system
 from plamo_study.measure import machine, plan, recording, runner
 from plamo_study.studies import budget, cluster, registry as studies
 from plamo_study.studies.batching_law import plan as batching_law_plan
@@ -36,7 +48,9 @@ app.command("trace")(cli_trace.trace)
 app.command("probe")(cli_server.probe)
 
 NOTEBOOK_S = 15.0  # to execute one, about
-MINUTES = 3.0  # for measuring all studies at mini
+NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
+MINUTES, AT_MOST = 3.0, 15.0  # for measuring all studies at mini, and for what their findings need alone
+LOCK = ".running"  # in reports/
 LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
 LAW_BATCHES = [1024, 2048, 4096]
 
@@ -47,8 +61,9 @@ def main() -> None:
     children.keep_python_safe()
     try:
         app(report.joined_parameters(sys.argv[1:]))
-    except (StudyError, OSError) as error:
-        told = of_system(error) if isinstance(error, OSError) else error
+    except (StudyError, OSError, MemoryError) as error:
+        system = of_system(error) if isinstance(error, OSError) else None
+        told = error if isinstance(error, StudyError) else of_memory(error) or system
         if told is None:
             raise
         report.console.print(str(told), style="red", soft_wrap=True)
@@ -59,15 +74,24 @@ def main() -> None:
 def study(
     scale: Scale = "mini",
     minutes: Annotated[
-        float | None, typer.Option(min=0, help=f"for measuring, in all; {MINUTES:g} at mini, else what the plans take")
+        float | None,
+        typer.Option(
+            min=0,
+            callback=finite,
+            help=f"for measuring, in all: {LIMIT}; by default about {MINUTES:g} at mini, at the most {AT_MOST:g}, "
+            "else what the plans take",
+        ),
     ] = None,
     engine: Engine = None,
     force: Force = False,
 ) -> None:
     """Make the models, measure, run every notebook live, and publish the pages: all of it."""
     use_engine(engine)
-    minutes = (MINUTES if scale == "mini" else 0) if minutes is None else minutes
-    raise typer.Exit(_run_all([], scale, "live", {}, minutes, force, published=True))
+    usual = minutes is None and scale == "mini"
+    minutes, at_most = (MINUTES, AT_MOST) if usual else (minutes or 0, 0.0)
+    with alone(paths.REPORTS / LOCK):
+        code = _run_all([], scale, "live", {}, minutes, force, published=True, at_most=at_most)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -77,12 +101,18 @@ def run(
         str | None, typer.Option(help="mini, shape or weights; live runs default to mini, recorded ones to shape")
     ] = None,
     source: Annotated[
-        str, typer.Option(help="live: measure here what is missing; recorded: read the tracked rows")
-    ] = "live",
-    parameter: Annotated[
-        list[str] | None, typer.Option("-p", metavar="NAME VALUE", help="a notebook parameter")
+        str | None,
+        typer.Option(help="live, which is the default: measure here what is missing; recorded: read the tracked rows"),
     ] = None,
-    minutes: Minutes = 0,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p", metavar="NAME VALUE", help="a notebook parameter; source, scale and minutes are the options so named"
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, callback=finite, help=f"for measuring, in all: {LIMIT}; by default no limit")
+    ] = None,
     engine: Engine = None,
     accept: Accept = None,
     force: Force = False,
@@ -97,14 +127,35 @@ def run(
     use_engine(engine)
     if divide and not hosts:
         raise StudyError("--divide", "divides studies among hosts, and none are named", "add --hosts FILE")
-    if hosts and (engine or accept or force or json or parameter or source != "live"):
+    if hosts and (engine or accept or force or json or parameter or source):
         why = "measures with what is installed there, and executes nothing"
         raise StudyError("--hosts", why, "leave out all but NOTEBOOKS, --scale, --minutes and --divide")
     if hosts:
-        raise typer.Exit(_run_on(hosts, notebooks or [], scale or "mini", minutes, divide))
+        raise typer.Exit(_run_on(hosts, notebooks or [], scale or "mini", minutes or 0, divide))
     values = dict(report.name_and_value(text) for text in parameter or [])
-    scale = scale or ("mini" if source == "live" else "shape")
-    raise typer.Exit(_run_all(notebooks or [], scale, source, values, minutes, force, json))
+    source = _one_of("source", source, values) or "live"
+    scale = _one_of("scale", scale, values) or ("mini" if source == "live" else "shape")
+    asked = _one_of("minutes", None if minutes is None else f"{minutes:g}", values) or "0"
+    with alone(paths.REPORTS / LOCK):
+        code = _run_all(notebooks or [], scale, source, values, _minutes(asked), force, json)
+    raise typer.Exit(code)
+
+
+def _one_of(name: str, option: str | None, values: dict[str, str]) -> str | None:
+    """An option, or the notebook parameter of its name, which is taken out of `values`: both mean the same."""
+    given = values.pop(name, None)
+    if option is not None and given is not None and option != given:
+        raise StudyError(f"-p {name} {given}", f"--{name} {option} says something else", "give one of the two")
+    return option if given is None else given
+
+
+def _minutes(text: str) -> float:
+    from plamo_study.publish import parameters
+    from plamo_study.studies import allowed
+
+    minutes = float(parameters.convert("minutes", text, "float"))
+    allowed.check(minutes=minutes)
+    return minutes
 
 
 @app.command()
@@ -134,12 +185,17 @@ def measure(
         summary = report.measure(name, scale, place, retry_failed, builds, minutes, elsewhere)
     if json:
         _print_rows(summary)
-    raise typer.Exit(1 if summary.unexpected else 0)
+    raise typer.Exit(1 if summary.unexpected or summary.lacking else 0)
 
 
 @app.command()
 def publish() -> None:
     """One offline HTML page per executed notebook in reports/, and an index."""
+    with alone(paths.REPORTS / LOCK):
+        _publish()
+
+
+def _publish() -> None:
     from plamo_study.publish import pages
 
     executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
@@ -208,7 +264,10 @@ def law(
     use_engine(engine)
     planned = batching_law_plan.batching_law("mini", seeds=tuple(seed or batching_law_plan.LAW_SEEDS), n=n)
     path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
-    rows, facts = recording.framed(report.sweep(planned, path, minutes=minutes), path)
+    summary = report.sweep(planned, path, minutes=minutes)
+    if summary.lacking:
+        raise typer.Exit(1)
+    rows, facts = recording.framed(summary, path)
     table = law_check.checked(rows, facts)
     report.confusion(law_check.confusion(table))
     report.frame(law_check.by_seed(table))
@@ -236,7 +295,9 @@ def quality(
     planned = plan_quality.quality(scale, runner.engine_facts()["gpu_offload"], text)
     path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
     summary = report.sweep(planned, path)
-    report_quality.quality(figures.table(recording.framed(summary, path)[0]))
+    table = figures.table(recording.framed(summary, path)[0])
+    if not table.empty:
+        report_quality.quality(table)
     raise typer.Exit(1 if summary.unexpected else 0)
 
 
@@ -258,27 +319,31 @@ def _run_all(
     force: bool,
     json: bool = False,
     published: bool = False,
+    at_most: float = 0.0,
 ) -> int:
     """Measure every notebook's studies, then execute the notebooks side by side; returns the exit code.
 
-    What nothing changed for is neither measured nor executed again. The first is executed at once: it can be read while
-    the rest is measured.
+    `at_most`: more minutes than `minutes`, for what findings need alone. What nothing changed for is neither measured
+    nor executed again. The first is executed at once: it can be read while the rest is measured.
     """
     from plamo_study.publish import inputs, parameters, runs
+    from plamo_study.studies import allowed
 
-    plan.check_scale(scale)
-    recording.check_source(source)
+    allowed.check(source=source, scale=scale)
     found = sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
     values = {"scale": scale, "source": source} | values
-    parameters.assign(found, values)
-    shares = budget.of_notebooks([path.stem for path in found], minutes)
+    for path, assigned in parameters.assign(found, values).items():
+        if path.stem in studies.NOTEBOOKS:
+            allowed.check(**assigned)
+    shares = budget.of_notebooks([path.stem for path in found], scale, minutes)
     measured = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) for path in found}
     steps = report.Steps(
         [budget.lasts(*each) for path in found for each in measured[path.stem]] + [NOTEBOOK_S] * len(found)
     )
     failed, results, left = False, [], []
     for notebook in found:
-        own = values | ({"minutes": f"{shares[notebook.stem]:.3f}"} if shares[notebook.stem] else {})
+        limited = source == "live" and "minutes" in parameters.declared(notebook)
+        own = values | ({"minutes": repr(shares[notebook.stem])} if limited else {})
         digest = inputs.digest(notebook.stem)
         current = runs.is_current(notebook, own, paths.REPORTS, digest)
         if source == "recorded" or (current and not (force or json)):
@@ -286,8 +351,15 @@ def _run_all(
         else:
             for study, at, share in measured[notebook.stem]:
                 steps.begin(f"measuring {study}")
-                summary = report.measure(study, at, recording.LOCAL, minutes=share)
-                failed |= bool(summary.unexpected)
+                try:
+                    summary = report.measure(
+                        study, at, recording.LOCAL, minutes=share, at_most=share * at_most / (minutes or 1)
+                    )
+                except runner.NoTimeError as error:
+                    report.no_time(error, budget.enough(minutes, share, error.needed_s))
+                    failed = True
+                    continue
+                failed |= bool(summary.unexpected or summary.lacking)
                 if json:
                     _print_rows(summary)
             digest = inputs.digest(notebook.stem)
@@ -296,15 +368,15 @@ def _run_all(
             steps.begin(f"notebook {notebook.stem}")
             results += runs.run_notebooks([one[0]], own, paths.REPORTS, report.notebook_event, one[2])
             if published and results[0].status == "ok":
-                publish()
+                _publish()
         else:
             left.append(one)
-    for name, result in runs.side_by_side(left, paths.REPORTS, machine.performance_cores()):
+    for name, result in runs.side_by_side(left, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
         steps.begin(f"notebook {Path(name).stem}")
         results.append(result)
     changed = any(result.status == "ok" for result in results) or not (paths.REPORTS / "index.html").exists()
     if published and changed and any(result.output for result in results):
-        publish()
+        _publish()
     return 1 if report.summary(results) or failed else 0
 
 
@@ -315,7 +387,7 @@ def _run_on(hosts: Path, notebooks: list[str], scale: str, minutes: float, divid
 
     plan.check_scale(scale)
     names = [path.stem for path in runs.find_notebooks(notebooks)]
-    shares = budget.of_notebooks(names, minutes)
+    shares = budget.of_notebooks(names, scale, minutes)
     asked = [fleet.Asked(*each) for name in names for each in budget.of_notebook(name, scale, shares[name])]
     found = fleet.read(hosts)
     rows: Counter[str] = Counter()

@@ -9,6 +9,7 @@ import typer
 from plamo_study.engine import builds as engines
 from plamo_study.measure.files import ACCEPT
 
+
 def finite(value: float | None) -> float | None:
     """A number that is one; an option's range lets NaN through."""
     if value is not None and not math.isfinite(value):

@@ -55,10 +55,11 @@ def measure(
     beside: Sequence[Path] = (),
     minutes: float = 0,
     elsewhere: runner.Elsewhere | None = None,
+    at_most: float = 0,
 ) -> runner.Summary:
     """Measure a study with a bar that says what runs, what came of the last cell, and how long it will take still."""
     path = recording.journal_path(study, scale, place)
-    return sweep(collect.build(study, scale), path, retry_failed, beside, minutes, elsewhere)
+    return sweep(collect.build(study, scale), path, retry_failed, beside, minutes, elsewhere, at_most)
 
 
 def sweep(
@@ -68,6 +69,7 @@ def sweep(
     beside: Sequence[Path] = (),
     minutes: float = 0,
     elsewhere: runner.Elsewhere | None = None,
+    at_most: float = 0,
 ) -> runner.Summary:
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
@@ -90,13 +92,21 @@ def sweep(
             if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
                 console.print(f"{_name(event.task)}: {_trouble(event)}", style="yellow")
 
-        summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes, elsewhere)
+        summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes, elsewhere, at_most)
     console.print(
         f"{study} at {scale}: {summary.measured} cells measured, {len(summary.rows)} rows, "
         f"{len(summary.failed)} failed or wrong ({short(path)})"
         + (f"; no time for {len(summary.left_out)} of {len(planned.cells)} cells" if summary.left_out else "")
     )
+    if summary.lacking:
+        console.print(f"{study}: {collect.lacking(summary)}; {collect.MORE}", style="red", soft_wrap=True)
     return summary
+
+
+def no_time(error: runner.NoTimeError, enough: int) -> None:
+    """Say of one study of several that there is no time for it, and how much would be enough for all."""
+    why = f"{error.what}: {error.why}; --minutes {enough} would be enough for all"
+    console.print(why, style="red", soft_wrap=True)
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -19,11 +20,12 @@ from plamo_study.errors import StudyError
 from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import Cell, File, Gate, OnEngine
+from plamo_study.measure.expected import LEAST_BLOCKS, Expected, at_once, needed_gates
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.plan import Plan
-from plamo_study.measure.process import Outcome, work
+from plamo_study.measure.process import Outcome, TimeUpError, work
 from plamo_study.measure.rows import SCHEMA, Conditions, Fact, Results, Row, content_id, row_key
 from plamo_study.measure.worker import Job
 from plamo_study.models import registry
@@ -32,8 +34,9 @@ START_LIMIT_S = 60.0
 CALM_S = 15.0  # a sweep waits so long for a calm machine before it measures disturbed rows again
 REPEAT = 1000  # added to the replicate of what is measured again, and of further anchors
 STARVED_REPEATS = 2
-LEAST_BLOCKS, WISHED_BLOCKS, MOST_BLOCKS = 2, 4, 50  # of a plan that a time is set for
+WISHED_BLOCKS, MOST_BLOCKS = 4, 50  # of a plan that a time is set for
 ANY = ""  # study of a key that leaves the study out
+TAKEN_OVER = -1  # order of a gate that another study passed: it took no time of this one
 HANDFUL = 8  # cells that time nothing
 
 
@@ -65,11 +68,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Summary:
-    """The rows of a sweep's plan, how many of them this call measured, and the cells there was no time for."""
+    """The rows of a sweep's plan, how many of them this call measured, and the cells there was no time for.
+
+    `lacking`: rows that the finding needs and there was no time for.
+    """
 
     rows: list[Row]
     measured: int
     left_out: tuple[Cell, ...] = ()
+    lacking: int = 0
 
     @property
     def failed(self) -> list[Row]:
@@ -82,6 +89,17 @@ class Summary:
     def unexpected(self) -> list[Row]:
         """Those of them that are not the answer to what their cell asks."""
         return [row for row in self.failed if not row.cell.asks_whether]
+
+
+class NoTimeError(StudyError):
+    """What a finding needs is expected to take longer than the time that is set: nothing was measured.
+
+    `needed_s`: so many seconds would be enough.
+    """
+
+    def __init__(self, what: str, why: str, mend: str, needed_s: float):
+        super().__init__(what, why, mend)
+        self.needed_s = needed_s
 
 
 OnProgress = Callable[[Progress], None]
@@ -103,13 +121,18 @@ def sweep(
     beside: Sequence[Path] = (),
     minutes: float = 0,
     elsewhere: Elsewhere | None = None,
+    at_most: float = 0,
 ) -> Summary:
     """Measure what the journal lacks of `plan`. A worker that crashes or hangs is a row, and the sweep goes on.
 
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
-    `minutes`: what the plan's rows may take, those of earlier calls counted; 0: what its blocks take. The last cells of
-    the plan are left out where they do not fit; where all fit, blocks are added.
+    `minutes`: what the plan's rows may take, those of earlier calls counted, gates, anchors and repeats among them; 0:
+    what its blocks take. The last cells of the plan are left out where they do not fit; where all fit, blocks are
+    added. A cell that is not expected to fit is not started, and one that runs when the time is up is cut: it leaves no
+    row, and the next call measures it. This call ends within those minutes.
+    `at_most`: more minutes than those, for what the finding needs alone.
     `elsewhere`: where the cells of a simulation run. A row then still names this machine: it does not depend on it.
+    What was started there is waited for.
 
     Rows that something disturbed are measured again as further replicates of their block, when the machine is calm
     again or the sweep ends; blocks that drifted are followed by fresh ones. Both together take no more than
@@ -119,6 +142,8 @@ def sweep(
     ------
     StudyError
         A plan whose cells run the engine is to run elsewhere.
+    NoTimeError
+        What its finding needs is expected to take longer than `minutes`, or `at_most`.
 
     """
     if elsewhere and any(isinstance(cell, OnEngine) for cell in plan.asked):
@@ -127,11 +152,13 @@ def sweep(
     with Journal(journal_path) as journal, machine.awake():
         run = _Sweep(plan, journal, on_progress, retry_failed, [str(folder.resolve()) for folder in beside], elsewhere)
         if minutes:
-            run.within(60 * minutes)
+            run.within(60 * minutes, 60 * max(minutes, at_most))
         else:
             run.whole()
-        left_out = tuple(cell for cell in plan.cells if cell not in run.cells)
-        return Summary(run.rows(), run.measured, left_out)
+        rows = run.rows()
+        found = {row.cell for row in rows if not row.anchor}
+        left_out = tuple(cell for cell in plan.cells if cell not in found)
+        return Summary(rows, run.measured, left_out, len(run.lacking()) if minutes else 0)
 
 
 class _Sweep:
@@ -158,7 +185,8 @@ class _Sweep:
         self.tasks: list[Task] = []
         self.keys: dict[Task, str] = {}
         self.cells = plan.cells
-        self.timed = False  # whether a time is set
+        self.limit_s = self.ends_at = math.inf  # where a time is set: seconds of all rows, and when this call ends
+        self.late = False  # whether something did not fit in it any more
 
     def whole(self) -> None:
         """Measure the plan's blocks, and fresh ones after them where some drifted."""
@@ -170,32 +198,41 @@ class _Sweep:
                 break
             self._blocks([extra])
 
-    def within(self, seconds: float) -> None:
+    def within(self, seconds: float, most: float) -> None:
         """Measure the cells that are needed, others as long as all fit WISHED_BLOCKS times, and blocks of them.
 
-        What is chosen follows from the rows, so that the same call once more measures nothing.
+        `most`: seconds in which all of it must end, whatever is still lacking. What is chosen follows from the rows, so
+        that the same call once more measures nothing. Nothing is repeated before the least blocks are there.
         """
-        least, wished = (min(self.plan.blocks, number) for number in (LEAST_BLOCKS, WISHED_BLOCKS))
-        self.cells, self.timed = (), True
+        self.limit_s, self.ends_at = most, time.monotonic() + most
+        self._check_time()
+        self.cells, least, wished = (), self._least, min(self.plan.blocks, WISHED_BLOCKS)
         self._each(self._anchors(0))
         for cells in self._together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
                      for folder in self._folders(cell)]  # fmt: skip
             block = self._spent(task for task in self.tasks if task.block == 0)
-            fits = self._spent(self.tasks) + (wished - 1) * block < seconds
+            fits = not self.late and self._spent(self.tasks) + (wished - 1) * block < seconds
             if len(self.cells) >= self.plan.needed and not fits and not self._any_done(first):
                 break
             self._each([*self._gates({file for cell in cells for file in cell.files}), *first])
             self.cells += cells
         self._each(self._anchors(1))
-        self._again(seconds)
+        if least == 1:
+            self._again(seconds)
         for number in range(1, MOST_BLOCKS if self.plan.blocks > 1 else 1):
             spent = self._spent(self._all())
             todo = [*self._shuffled(number), *self._anchors(number + 1)]
-            if number >= least and spent + spent / number > seconds and not self._any_done(todo):
+            fits = not self.late and spent + spent / number <= seconds
+            if number >= least and not fits and not self._any_done(todo):
                 break
             self._each(todo)
-            self._again(seconds)
+            if number + 1 >= least:
+                self._again(seconds)
+
+    def lacking(self) -> list[Task]:
+        """What the finding needs and is not there."""
+        return [task for task in self._needed() if self._key(task) not in self.done]
 
     def rows(self) -> list[Row]:
         """The plan's rows so far, in order of their blocks, each followed by its repeats."""
@@ -221,9 +258,59 @@ class _Sweep:
 
     def _again(self, seconds: float = math.inf) -> None:
         """Measure once more what was disturbed, waiting a little for a calm machine, while less than that is spent."""
-        if self._spent(self._all()) < seconds and (todo := self._repeats()):
-            watch.wait_until_calm(CALM_S)
+        if self._spent(self._all()) < seconds and not self.late and (todo := self._repeats()):
+            watch.wait_until_calm(min(CALM_S, max(self._left_s(), 0)))
             self._each(todo, planned=False)
+
+    @property
+    def _least(self) -> int:
+        """Blocks without which nothing is said of a cell."""
+        return min(self.plan.blocks, LEAST_BLOCKS)
+
+    def _needed(self) -> list[Task]:
+        """What the finding needs: gates, and the least blocks of the needed cells."""
+        gates = [Task(gate, 0, -1, self.plan.gates.index(gate)) for gate in needed_gates(self.plan)]
+        cells = self.plan.cells[: self.plan.needed]
+        return gates + [Task(cell, number, number, 0) for number in range(self._least) for cell in cells]
+
+    def _check_time(self) -> None:
+        """Raise NoTimeError where what is needed and not there is expected to take longer than the time that is set."""
+        for task in self._needed():
+            if isinstance(task.cell, Gate) and self._key(task) not in self.done:
+                self._take_over(task)
+        if not (lacking := self.lacking()):
+            return
+        gates = sum(self._takes(task) for task in lacking if isinstance(task.cell, Gate))
+        others = sum(self._takes(task) for task in lacking if not isinstance(task.cell, Gate))
+        spent = self._spent(self._needed())
+        if spent + gates + others <= self.limit_s:
+            return
+        n_gates, n_cells = (sum(isinstance(task.cell, Gate) is gate for task in lacking) for gate in (True, False))
+        raise NoTimeError(
+            f"{self.plan.study} in {self.limit_s / 60:.3g} minutes",
+            f"{n_gates} gates of its files take about {gates:.0f} s, and {n_cells} processes that its finding needs "
+            f"{others:.0f} s more: nothing could be said",
+            f"give it {math.ceil((spent + gates + others) / 60)} minutes or more; 0: as many as it takes",
+            spent + gates + others,
+        )
+
+    def _takes(self, task: Task) -> float:
+        """Seconds that a cell is expected to take of the time that is set."""
+        return self._expected.seconds(task.cell) / self._at_once(task.cell)
+
+    def _at_once(self, cell: Cell) -> int:
+        return self.elsewhere.at_once if self.elsewhere else at_once(cell)
+
+    @cached_property
+    def _expected(self) -> Expected:
+        """Read where a time is set, else not at all."""
+        return Expected(self.plan, self.seconds)
+
+    def _left_s(self) -> float:
+        """Seconds of the time that is set, of which no earlier call's rows are left out."""
+        if self.limit_s == math.inf:
+            return math.inf
+        return min(self.limit_s - self._spent(self._all()), self.ends_at - time.monotonic())
 
     def _plan(self, todo: Iterable[Task]) -> None:
         self.tasks += [task for task in todo if task not in self.tasks]
@@ -236,19 +323,17 @@ class _Sweep:
             if isinstance(task.cell, Gate) and self._key(task) not in self.done:
                 self._take_over(task)
         left = [task for task in todo if self._key(task) not in self.done]
-        for timed, group in groupby(left, key=lambda task: task.cell.is_timed):
+        for _, group in groupby(left, key=lambda task: task.cell.is_timed):
             tasks = list(group)
-            at_once = 1 if timed else machine.performance_cores() // max(task.cell.n_threads for task in tasks)
-            if self.elsewhere:
-                at_once = self.elsewhere.at_once
-            if at_once > 1:
-                self._beside(tasks, at_once)
+            n = min(self._at_once(task.cell) for task in tasks)
+            if n > 1:
+                self._beside(tasks, n)
             else:
                 self._keep(zip(tasks, map(self._started, tasks), strict=True))
 
-    def _beside(self, tasks: Sequence[Task], at_once: int) -> None:
+    def _beside(self, tasks: Sequence[Task], n: int) -> None:
         """Measure so many at once, and keep each as soon as it ends; an interrupt starts no further ones."""
-        with ThreadPoolExecutor(at_once) as pool:
+        with ThreadPoolExecutor(n) as pool:
             started = {pool.submit(self._started, task): task for task in tasks}
             try:
                 self._keep((started[ended], ended.result()) for ended in as_completed(started))
@@ -258,7 +343,7 @@ class _Sweep:
     def _take_over(self, task: Task) -> None:
         """A gate that the same file passed for another study, on this engine and machine, is not run again."""
         if known := self._passed.get(self._key_in(ANY, task)):
-            row = msgspec.structs.replace(known, key=self._key(task), study=self.plan.study, order=task.order)
+            row = msgspec.structs.replace(known, key=self._key(task), study=self.plan.study, order=TAKEN_OVER)
             self.journal.append(row)
             self.done[row.key] = row
 
@@ -267,12 +352,22 @@ class _Sweep:
         """Read where a gate would have to be run, else not at all."""
         return _passed_elsewhere(self.journal.path)
 
-    def _started(self, task: Task) -> Row:
+    def _started(self, task: Task) -> Row | None:
+        """Measure a cell; None where it does not fit in the time that is left, or did not end in it."""
+        if self.limit_s < math.inf and (self.late or self._takes(task) > self._left_s()):
+            self.late = True
+            return None
         self._report(task, None)
-        return self._measure(task)
+        try:
+            return self._measure(task)
+        except TimeUpError:
+            self.late = True
+            return None
 
-    def _keep(self, measured: Iterable[tuple[Task, Row]]) -> None:
+    def _keep(self, measured: Iterable[tuple[Task, Row | None]]) -> None:
         for task, row in measured:
+            if row is None:
+                continue
             self.journal.append(row)
             self.done[row.key], self.seconds[task.cell] = row, row.elapsed_ns / 1e9
             self.measured += 1
@@ -282,9 +377,10 @@ class _Sweep:
         return any(self._key(task) in self.done for task in tasks)
 
     def _spent(self, tasks: Iterable[Task]) -> float:
-        """Seconds that those of these tasks took that are done."""
+        """Seconds that those of these tasks took that are done, those that ran beside one another as long as one."""
         keys = {self._key(task) for task in tasks}
-        return sum(self.done[key].elapsed_ns / 1e9 for key in keys if key in self.done)
+        rows = [self.done[key] for key in keys if key in self.done]
+        return sum(row.elapsed_ns / 1e9 / self._at_once(row.cell) for row in rows if row.order != TAKEN_OVER)
 
     def _budget(self) -> int:
         """Rows that may still be measured beyond the plan's blocks."""
@@ -307,6 +403,7 @@ class _Sweep:
 
         Where a time is set a disturbed row is repeated once, or the next call would go on.
         """
+        once = REPEAT if self.limit_s < math.inf else math.inf
         last = {(task.cell, task.engine, task.block): task for task in self._all() if not task.anchor}
         marked = watch.disturbed(self.rows())
         starved, disturbed = [], []
@@ -314,7 +411,7 @@ class _Sweep:
             row = self.done[self._key(task)]
             if row.status == "starved" and task.replicate < STARVED_REPEATS * REPEAT:
                 starved.append(_repeated(task))
-            elif row.status != "starved" and row.key in marked and (not self.timed or task.replicate < REPEAT):
+            elif row.status != "starved" and row.key in marked and task.replicate < once:
                 disturbed.append(_repeated(task))
         return starved + disturbed[: max(self._budget(), 0)]
 
@@ -362,7 +459,7 @@ class _Sweep:
         started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
         path, *others = [str(registry.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=others, replicate=task.replicate)
-        do = self.elsewhere.work if self.elsewhere else work
+        do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=time.monotonic() + self._left_s())
         outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.worker)
         conditions = Conditions(
             load_1min=round(load, 2),

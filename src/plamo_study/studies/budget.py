@@ -1,44 +1,52 @@
-"""How the time for measuring is shared among the studies of a command or a notebook."""
+"""How the time for measuring is shared among the studies of a command or a notebook.
 
+Each gets what it needs, and more, up to SLOWER times as much: a machine may be slower than the reference, or busy. What
+is left then is shared by weight, and buys further cells and blocks. What a study needs is taken from its plan and from
+the recorded rows alone, so that a command and the notebooks it runs share alike.
+"""
+
+import math
+from functools import cache
+
+from plamo_study.errors import StudyError
 from plamo_study.measure import journal, recording
+from plamo_study.measure.expected import Expected
 from plamo_study.studies import registry
 
 LEFT_OUT = -1.0
 USUAL = 1.0  # minutes, where nothing is known
 SLOWER = 2.0  # times as long as on the reference machine a study may take here
+Asked = tuple[str, str]  # a study, and the scale that it is measured at
 
 
-def of_notebooks(names: list[str], minutes: float) -> dict[str, float]:
-    """Minutes of each notebook, by the weights of its studies."""
-    weights = {name: sum(study.weight for study in _own(name)) for name in names}
-    every = sum(weights.values())
-    return {name: round(minutes * weight / every, 3) if every else 0.0 for name, weight in weights.items()}
+def of_notebooks(names: list[str], scale: str, minutes: float) -> dict[str, float]:
+    """Minutes of each notebook where it asks for this scale; in all `minutes`, or 0 for no limit."""
+    asked = {name: registry.of_notebook(name, scale) for name in names}
+    shares = _shares([each for own in asked.values() for each in own], minutes) if minutes else {}
+    return {name: sum(shares.get(each, 0.0) for each in own) for name, own in asked.items()}
 
 
 def of_notebook(notebook: str, scale: str, minutes: float) -> list[tuple[str, str, float]]:
     """What to measure for a notebook: study, scale, and minutes (0: what its plan takes)."""
-    studies = [(name, at, of_study(name, at, minutes)) for name, at in registry.of_notebook(notebook, scale)]
+    studies = [(name, at, of_study(name, scale, minutes)) for name, at in registry.of_notebook(notebook, scale)]
     return [each for each in studies if each[2] != LEFT_OUT]
 
 
 def of_study(name: str, scale: str, minutes: float) -> float:
-    """Minutes of a study out of those of its notebook; 0: what its plan takes; LEFT_OUT: it is shown as recorded.
+    """Minutes of a study out of those of its notebook at a scale; 0: what its plan takes; LEFT_OUT: shown as recorded.
 
-    Left out is a study that means nothing in part, was recorded, and would take longer than its share. Such studies
-    time nothing, so they come out the same on every machine but for rounding.
+    Left out is a study that means nothing in part, was recorded, and for which there is no time. Such studies time
+    nothing, so they come out the same on every machine but for rounding.
     """
     if not minutes:
         return 0.0
-    studies = dict(registry.of_notebook(name, scale))
-    while studies:
-        every = sum(registry.STUDIES[own].weight for own in studies)
-        shares = {own: minutes * registry.STUDIES[own].weight / every for own in studies}
-        too_long = [own for own, at in studies.items() if _whole(own, at) * SLOWER > shares[own]]
-        if not too_long:
-            return shares.get(name, LEFT_OUT)
-        for own in too_long:
-            del studies[own]
-    return LEFT_OUT
+    asked = registry.of_notebook(name, scale)
+    return _shares(asked, minutes).get((name, registry.shown_at(name, scale)), LEFT_OUT)
+
+
+def enough(minutes: float, share: float, needed_s: float) -> int:
+    """Minutes for all, of which the share of one study would be as long as it needs."""
+    return math.ceil(minutes * needed_s / (60 * share))
 
 
 def lasts(name: str, scale: str, minutes: float) -> float:
@@ -46,15 +54,38 @@ def lasts(name: str, scale: str, minutes: float) -> float:
     return 60 * (minutes or _recorded(name, scale) or USUAL)
 
 
-def _own(notebook: str) -> list[registry.Study]:
-    return [registry.STUDIES[name] for name, _ in registry.of_notebook(notebook, "mini")]
+def _shares(asked: list[Asked], minutes: float) -> dict[Asked, float]:
+    """Minutes of each of these studies but those left out: the longest that may be, as long as time is short."""
+    needs, weights = {each: _need(*each) for each in asked}, registry.STUDIES
+    while needs:
+        every = sum(needs.values())
+        longest = max((each for each in needs if _whole(*each)), key=lambda each: needs[each], default=None)
+        if longest is None or minutes >= SLOWER * every:
+            kept = min(SLOWER, minutes / every)
+            rest = (minutes - kept * every) / sum(weights[name].weight for name, _ in needs)
+            return {each: kept * need + rest * weights[each[0]].weight for each, need in needs.items()}
+        del needs[longest]
+    return {}
 
 
-def _whole(name: str, scale: str) -> float:
-    """Minutes that a study takes which is measured as a whole or not at all; 0 for others."""
-    return _recorded(name, scale) if registry.STUDIES[name].whole else 0.0
+def _whole(name: str, scale: str) -> bool:
+    """Whether a study is measured as a whole or not at all, and can be shown as recorded."""
+    return registry.STUDIES[name].whole and _recorded(name, scale) > 0
 
 
+@cache
+def _need(name: str, scale: str) -> float:
+    """Minutes without which a study shows nothing, as long as they were on the reference machine."""
+    if _whole(name, scale):
+        return _recorded(name, scale)
+    try:
+        planned = registry.STUDIES[name].plan(scale)
+    except StudyError:  # it cannot be measured here, and says so when it is asked to
+        return USUAL
+    return sum(Expected(planned, {}).least()) / 60
+
+
+@cache
 def _recorded(name: str, scale: str) -> float:
     """Minutes that a study took when it was recorded; 0 where it was not."""
     path = recording.journal_path(name, scale, recording.REFERENCE)

@@ -1,37 +1,72 @@
 """Rows for a notebook: recorded ones of the reference machine, or live ones measured here."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, journal, plan, runner
+from plamo_study.measure import files, journal, plan, runner, watch
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_rows
 from plamo_study.studies import budget, registry as studies
+
+MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
 
 
 def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: float = 0) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
 
-    `minutes`: time for measuring what the notebook of this study shows; 0: as long as its plans take.
+    `scale`: that of the notebook; a study that is shown at mini whatever the scale is collected there. `minutes`: time
+    for measuring what the notebook of this study shows; 0: as long as its plans take. Where that time does not suffice
+    for what the study's finding needs, its recorded rows are shown, and the page says so.
 
     Raises
     ------
     StudyError
-        Unknown study, source or scale, or nothing recorded at this scale.
+        Unknown study, source or scale, nothing recorded at this scale, or no time to measure and nothing recorded.
 
     """
     check_source(source)
-    own = budget.of_study(study, scale, minutes) if source == "live" else budget.LEFT_OUT
-    live = own != budget.LEFT_OUT
-    path = journal_path(study, scale, LOCAL if live else REFERENCE)
-    summary = measure(build(study, scale), path, minutes=own) if live else None
+    at = studies.shown_at(study, scale) if study in studies.STUDIES else scale
+    summary, why = _measured(study, scale, at, minutes) if source == "live" else (None, "")
+    path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = journal.read(path)
     rows = summary.rows if summary else journal.latest_rows(records)
+    if not rows and why:
+        raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)
     if not rows:
-        raise StudyError(str(path), "holds no rows", f"plamo-study run {study} --scale {scale} -p source live")
-    found = of_rows(rows, records, study, "live" if live else "recorded", scale)
+        raise StudyError(str(path), "holds no rows", f"plamo-study measure {study} --scale {at}")
+    if why:
+        _say(f"**{study} was not measured here:** {why}. Its rows are the recorded ones. To measure it, {MORE}.")
+    found = of_rows(rows, records, study, "live" if summary else "recorded", at)
     return replace(found, left_out=summary.left_out if summary else ())
+
+
+def _measured(study: str, scale: str, at: str, minutes: float) -> tuple[runner.Summary | None, str]:
+    """What a live study came to, or why there was no time for what its finding needs."""
+    planned, share = build(study, at), budget.of_study(study, scale, minutes)
+    if share == budget.LEFT_OUT:
+        return None, f"it means nothing in part, and {minutes:g} minutes are too few for all of the page"
+    try:
+        summary = measure(planned, journal_path(study, at, LOCAL), minutes=share)
+    except runner.NoTimeError as error:
+        return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
+    return (None, lacking(summary)) if summary.lacking else (summary, "")
+
+
+def lacking(summary: runner.Summary) -> str:
+    """How much of what a finding needs there was no time for, and whether something disturbed what there was."""
+    hit = len(watch.disturbed(summary.rows))
+    disturbed = f", and {hit} of the {len(summary.rows)} that ended were disturbed" if hit else ""
+    return f"the time was up before {summary.lacking} processes that its finding needs had ended{disturbed}"
+
+
+def _say(what: str) -> None:
+    """Tell whoever reads the notebook."""
+    from IPython.display import Markdown, display  # the command line should not wait for it
+
+    display(Markdown(what))
 
 
 def build(study: str, scale: str) -> plan.Plan:
@@ -39,7 +74,13 @@ def build(study: str, scale: str) -> plan.Plan:
     if study not in studies.STUDIES:
         raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
-    return studies.STUDIES[study].plan(scale, gpu=runner.engine_facts()["gpu_offload"])
+    return studies.STUDIES[study].plan(scale, gpu=_offloads(os.environ.get("LLAMA_CPP_LIB_PATH", "")))
+
+
+@cache
+def _offloads(engine: str) -> bool:
+    """Whether the engine in use computes on a GPU: asked in a process of its own, once."""
+    return bool(runner.engine_facts()["gpu_offload"])
 
 
 def measure(
@@ -50,6 +91,9 @@ def measure(
     beside: Sequence[Path] = (),
     minutes: float = 0,
 ) -> runner.Summary:
-    """Write the models a plan needs and measure what its journal lacks, other builds of the engine beside it."""
+    """Write the models a plan needs and measure what its journal lacks, other builds of the engine beside it.
+
+    `minutes`: for measuring; that models are written is not counted.
+    """
     files.make_models(planned)
     return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)

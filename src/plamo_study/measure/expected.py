@@ -1,0 +1,117 @@
+"""How long cells are expected to take: as long as here before, else as on the reference machine, else as their like.
+
+What the reference machine took is corrected by how much faster or slower this one was in what it measured so far.
+"""
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.measure import journal, machine
+from plamo_study.measure.cells import Cell, File, Gate, OnModel, Read
+from plamo_study.measure.plan import Plan
+from plamo_study.measure.rows import Row
+from plamo_study.models import registry
+
+LEAST_BLOCKS = 2  # without which nothing is said of a cell
+USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of a cell of which nothing is known
+USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
+WORKER_BYTES = 1 << 28  # of a process without its model
+ORACLE_TIMES = 2  # a model's file in memory: the engine's pages, and what the oracle makes of them at a time
+Gated = tuple[str, int]  # model, and tokens that its oracle sees
+
+
+class Expected:
+    """Seconds of the cells of a plan; `own`: what cells took here, which may grow meanwhile."""
+
+    def __init__(self, plan: Plan, own: Mapping[Cell, float]):
+        self.plan, self.own = plan, own
+        self.cells, self.gates = _recorded(paths.MEASURED / "reference", _of_files(plan.scale))
+
+    def seconds(self, cell: Cell) -> float:
+        """Wall time of one process."""
+        if cell in self.own:
+            return self.own[cell]
+        there, pace = self._there(cell), self._pace()
+        if there is not None:
+            return pace * there
+        return pace * (USUAL_GATE_S if isinstance(cell, Gate) else USUAL_S)[self.plan.scale]
+
+    def least(self) -> tuple[float, float]:
+        """Seconds of what a finding needs: of its gates, and of the least blocks of its cells with their anchors."""
+        gates, (blocks, anchors) = needed_gates(self.plan), least_blocks(self.plan)
+        anchor = [self.plan.anchor] * anchors if self.plan.anchor else []
+        timed = [*self.plan.cells[: self.plan.needed] * blocks, *anchor]
+        return self._sum(gates), self._sum(timed)
+
+    def _sum(self, cells: Iterable[Cell]) -> float:
+        return sum(self.seconds(cell) / at_once(cell) for cell in cells)
+
+    def _there(self, cell: Cell) -> float | None:
+        found = self.cells.get(_alike(cell))
+        return self.gates.get((cell.model, cell.n_prompt)) if found is None and isinstance(cell, Gate) else found
+
+    def _pace(self) -> float:
+        """Times as long as on the reference machine."""
+        ratios = [took / there for cell, took in list(self.own.items()) if (there := self._there(cell))]
+        return median(ratios) if ratios else 1.0
+
+
+def least_blocks(plan: Plan) -> tuple[int, int]:
+    """The least blocks of a plan, and how many processes of the anchor stand around them."""
+    blocks = min(plan.blocks, LEAST_BLOCKS)
+    return blocks, (blocks + 1) * plan.anchors
+
+
+def needed_gates(plan: Plan) -> list[Cell]:
+    """The gates of the files that a plan's needed cells run on."""
+    files: set[File] = {file for cell in plan.cells[: plan.needed] for file in cell.files}
+    return [gate for gate in plan.gates if files.issuperset(gate.files)]
+
+
+def at_once(cell: Cell) -> int:
+    """How many such cells run beside one another: what is timed runs alone, the rest as cores and memory allow."""
+    if cell.is_timed:
+        return 1
+    sizes = [path.stat().st_size for file in cell.files if (path := registry.model_path(*file)).exists()]
+    return machine.at_once(cell.n_threads, WORKER_BYTES + ORACLE_TIMES * sum(sizes))
+
+
+def _of_files(scale: str) -> str:
+    """Released files have the shapes of those with random weights."""
+    return "shape" if scale == "weights" else scale
+
+
+@cache
+def _recorded(folder: Path, scale: str) -> tuple[dict[Cell, float], dict[Gated, float]]:
+    """What cells took, and gates of other types of the same model, in the journals of a folder: medians."""
+    cells: dict[Cell, list[float]] = {}
+    gates: dict[Gated, list[float]] = {}
+    for path in folder.glob(f"*.{scale}.jsonl"):
+        with suppress(StudyError):  # a damaged journal tells nothing; its own study says so
+            for row in journal.latest_rows(journal.read(path)):
+                _note(row, cells, gates)
+    return {cell: median(each) for cell, each in cells.items()}, {file: median(each) for file, each in gates.items()}
+
+
+def _note(row: Row, cells: dict[Cell, list[float]], gates: dict[Gated, list[float]]) -> None:
+    if row.status == "ok":
+        cells.setdefault(_alike(row.cell), []).append(row.elapsed_ns / 1e9)
+        if isinstance(row.cell, Gate):
+            gates.setdefault((row.cell.model, row.cell.n_prompt), []).append(row.elapsed_ns / 1e9)
+
+
+def _alike(cell: Cell) -> Cell:
+    """A cell without what follows from the machine it runs on."""
+    changes: dict[str, object] = {"n_threads": 1}
+    if isinstance(cell, OnModel):
+        changes["scale"] = _of_files(cell.scale)
+    if isinstance(cell, Read):
+        changes["n_bytes"] = 0
+    return msgspec.structs.replace(cell, **changes)
