@@ -1,0 +1,83 @@
+"""What the parameters of notebooks may be, asked before anything is measured.
+
+The command line asks before it runs a notebook. A notebook asks in the cell after its parameters, for papermill alone
+and JupyterLab: `check(source=source, scale=scale, ...)` with every parameter it has.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plamo_study.errors import StudyError
+from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, RECIPES, TYPES
+from plamo_study.measure.recording import SOURCES
+from plamo_study.studies.chunked.plan import CHUNKS
+from plamo_study.studies.replicas.plan import ARRANGEMENTS, FEWER
+from plamo_study.studies.speculative.plan import DRAFTS
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The type of a parameter and its range: from `least`, or beyond `above`, to `most` or short of `below`.
+
+    `one_of`: where only these mean something. Numbers are finite.
+    """
+
+    kind: type
+    one_of: Sequence[Any] = ()
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
+
+    def wrong(self, value: Any) -> str:
+        """Why a value is none of these; "" for one that is."""
+        whole = type(value) is int and self.kind is float
+        if type(value) is not self.kind and not whole:
+            return f"is no {self.kind.__name__}"
+        if self.one_of:
+            return "" if value in self.one_of else f"is none of {', '.join(map(str, self.one_of))}"
+        if isinstance(value, str):
+            return ""
+        fits = math.isfinite(value) and self.least <= value <= self.most and self.above < value < self.below
+        return "" if fits else f"is no finite number {self._range()}".rstrip()
+
+    def _range(self) -> str:
+        words = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {limit:g}" for word, limit in words.items() if math.isfinite(limit))
+
+
+FACTOR, COUNT, GUESS = Allowed(float, above=0), Allowed(int, least=1), Allowed(float, least=-1)
+PARAMETERS = {
+    "source": Allowed(str, SOURCES),
+    "scale": Allowed(str, tuple(DTYPE)),
+    "minutes": Allowed(float, least=0),
+    "guess": FACTOR,
+    "guess_bits": GUESS,
+    "guess_together": GUESS,
+    "guess_right": GUESS,
+    "factor": FACTOR,
+    "n_chunk": Allowed(int, CHUNKS),
+    "n_seq": Allowed(int, tuple(sorted({p * n for p, n in (*ARRANGEMENTS, *FEWER)}))),
+    "n_draft": Allowed(int, DRAFTS),
+    "acceptance": Allowed(float, least=0, most=1),
+    "objective_ms": FACTOR,
+    "trace": Allowed(str),
+    "model": Allowed(str, (*MODELS, MATCHED)),
+    "n_prompt": COUNT,
+    "n_gen": COUNT,
+    "n_users": COUNT,
+    "dtype": Allowed(str, ("", *TYPES, *RECIPES)),
+    "accepts": Allowed(float, least=0, below=1),
+    "shared": Allowed(float, least=0, below=1),
+    "objective": Allowed(str, ("tokens", "reading")),
+    "probe": Allowed(str),
+}
+
+
+def check(**values: Any) -> None:
+    """StudyError for the first value that its parameter may not have; a parameter that is not known may be anything."""
+    for name, value in values.items():
+        if name in PARAMETERS and (why := PARAMETERS[name].wrong(value)):
+            raise StudyError(f"{name} {value!r}", why, f"give another in the first cell, or with -p {name} VALUE")
