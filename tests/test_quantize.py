@@ -1,7 +1,7 @@
 """Quantized files: what the dry run foretells is what llama.cpp writes, and every refusal says how to mend it."""
 
-import os
 import re
+import resource
 import shutil
 import struct
 import subprocess
@@ -245,10 +245,19 @@ def test_quantizing_twice_must_be_asked_for(tmp_path):
 def test_a_source_that_cannot_be_read_is_named(tmp_path):
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(mini_file().read_bytes()[:100_000])
-    for path, message in ((tmp_path / "none.gguf", "cannot be read"), (cut, "damaged or cut short")):
+    for path, message in ((tmp_path / "none.gguf", "no such file"), (cut, "damaged or cut short")):
         with pytest.raises(StudyError, match=message):
             quantizing.quantize(path, tmp_path / "out.gguf", Recipe("Q4_0"))
     assert list(tmp_path.iterdir()) == [cut]
+
+
+@pytest.mark.parametrize(
+    ("key", "skip"), [("block_count", 0), ("attention.head_count", 0), ("attention.head_count_kv", 4)]
+)
+def test_a_source_that_states_fractions_for_whole_numbers_is_refused(patched, tmp_path, key, skip):
+    source = patched(f"plamo2.{key}".encode(), skip, struct.pack("<I", 6))  # a value's type, an array's second: f32
+    with pytest.raises(StudyError, match="no whole number"):
+        quantizing.quantize(source, tmp_path / "out.gguf", Recipe("Q4_0"))
 
 
 def test_a_file_is_never_quantized_in_place(tmp_path):
@@ -266,9 +275,10 @@ def test_a_disk_too_full_is_told_before_the_work(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
-def test_a_disk_that_fills_up_on_the_way_is_told_as_such(tmp_path):
-    (tmp_path / f"out.gguf.{os.getpid()}.partial").symlink_to("/dev/full")
+def test_a_disk_that_fills_up_on_the_way_is_told_as_such(tmp_path, request):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # of the child's files too
     with pytest.raises(StudyError, match="cannot be written") as full:
         quantizing.quantize(mini_file(), tmp_path / "out.gguf", Recipe("Q8_0"))
     assert full.value.mend == f"free space in {tmp_path}"

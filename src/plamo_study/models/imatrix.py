@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
+from plamo_study.models import header as headers
+from plamo_study.models.header import HeaderError
+from plamo_study.models.header_parts import Header, TensorRecord
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 CHUNKS, CHUNK_SIZE, DATASETS = "imatrix.chunk_count", "imatrix.chunk_size", "imatrix.datasets"
@@ -71,45 +74,41 @@ def _fill(writer: gguf.GGUFWriter, imatrix: Imatrix) -> None:
 
 
 def read(path: Path) -> Imatrix:
-    """Read an importance matrix of llama-imatrix or of `write`.
+    """Read an importance matrix of llama-imatrix or of `write`. It takes no more memory than the file is long.
 
     Raises StudyError when the file is missing, damaged, in the older format without GGUF header, has experts (PLaMo
     has none), or holds values that are not finite.
     """
-    reader = _open(path)
     try:
-        tensors = {str(tensor.name): tensor for tensor in reader.tensors}
-        names = sorted(name.removesuffix(SUMS) for name in tensors if name.endswith(SUMS))
-        sums = {name: _values(path, tensors, name + SUMS) for name in names}
-        counts = {name: _values(path, tensors, name + COUNTS) for name in names}
-        value: dict[str, Any] = {key: field.contents() if (field := reader.get_field(key)) else None for key in KEYS}
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise StudyError(str(path), f"is damaged ({error})", RECOMPUTE) from error
+        header = headers.read(path)
+    except HeaderError as error:
+        if error.code == "not-gguf":
+            why = "is no GGUF file (llama.cpp's older .dat format has no header)"
+            mend = f"llama-imatrix --in-file {path} -o {path.with_suffix('.gguf')}"
+            raise StudyError(str(path), why, mend) from error
+        raise StudyError(str(path), error.why, RECOMPUTE) from error
+    records = {record.name: record for record in header.tensors}
+    if (n_bytes := sum(record.n_bytes for record in records.values())) > header.size:
+        why = f"is cut short or damaged: its tensors take {n_bytes:,} bytes, and it has {header.size:,}"
+        raise StudyError(str(path), why, RECOMPUTE)
+    names = sorted(name.removesuffix(SUMS) for name in records if name.endswith(SUMS))
+    sums = {name: _values(header, records, name + SUMS) for name in names}
+    counts = {name: _values(header, records, name + COUNTS) for name in names}
+    value = {key: header.value(key) for key in KEYS}
     _check(path, sums, counts, value)
     tokens = {name: round(float(counts[name][0])) for name in names}
-    return Imatrix(sums, tokens, next(iter(value[DATASETS]), ""), value[CHUNKS], value[CHUNK_SIZE])
+    dataset = next(iter(value[DATASETS]), b"").decode(errors="replace")
+    return Imatrix(sums, tokens, dataset, value[CHUNKS], value[CHUNK_SIZE])
 
 
-def _open(path: Path) -> gguf.GGUFReader:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise StudyError(str(path), f"cannot be read ({error.strerror})", RECOMPUTE) from error
-    if magic != b"GGUF":
-        why = "is no GGUF file (llama.cpp's older .dat format has no header)"
-        raise StudyError(str(path), why, f"llama-imatrix --in-file {path} -o {path.with_suffix('.gguf')}")
-    try:
-        return gguf.GGUFReader(path)
-    except Exception as error:  # the reader raises whatever NumPy makes of damaged bytes
-        raise StudyError(str(path), f"is damaged or cut short ({error})", RECOMPUTE) from error
-
-
-def _values(path: Path, tensors: dict[str, Any], name: str) -> NDArray[np.float32]:
-    tensor = tensors.get(name)
-    if tensor is None or tensor.tensor_type != gguf.GGMLQuantizationType.F32:
-        raise StudyError(str(path), f"{name} is missing or not F32", RECOMPUTE)
-    return np.array(tensor.data, dtype=np.float32).ravel()
+def _values(header: Header, records: dict[str, TensorRecord], name: str) -> NDArray[np.float32]:
+    record = records.get(name)
+    if record is None or record.type_id != gguf.GGMLQuantizationType.F32:
+        raise StudyError(str(header.path), f"{name} is missing or not F32", RECOMPUTE)
+    start = header.data_start + record.offset
+    if start + record.n_bytes > header.size:
+        raise StudyError(str(header.path), f"is cut short or damaged at {name}", RECOMPUTE)
+    return np.fromfile(header.path, "<f4", record.n_bytes // 4, offset=start).astype(np.float32, copy=False)
 
 
 def _check(

@@ -13,6 +13,7 @@ from plamo_study.models import tensors
 from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.models.tensors import TensorInfo
 
+HEADS = ("attention.head_count", "attention.head_count_kv")  # a number, or one of each layer
 FLOATS = ("F32", "F16", "BF16")
 SMALLER_BLOCKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # 256 -> 32 weights
 ATTN_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K"}
@@ -83,7 +84,7 @@ def fitting(wanted: str, columns: int) -> str:
 def _queries_per_key(facts: dict[str, Any]) -> int:
     """Query heads per key/value head of layer 0, as the quantizer takes it: 0 where that layer is Mamba."""
     arch = facts["general.architecture"]
-    counts = [facts.get(f"{arch}.attention.{key}", 0) for key in ("head_count", "head_count_kv")]
+    counts = [facts.get(f"{arch}.{key}", 0) for key in HEADS]
     heads, kv_heads = (int(count[0]) if isinstance(count, list) else int(count) for count in counts)
     return heads // kv_heads if kv_heads else 0
 

@@ -15,8 +15,9 @@ from gguf import GGMLQuantizationType
 from plamo_study.errors import StudyError
 from plamo_study.models import tensors
 from plamo_study.models.file_types import FILE_TYPES
+from plamo_study.models.finding import printable
 from plamo_study.models.imatrix import Imatrix
-from plamo_study.models.mixture import FLOATS, Mixture, fitting, quantizable
+from plamo_study.models.mixture import FLOATS, HEADS, Mixture, fitting, quantizable
 from plamo_study.models.tensors import TensorInfo
 
 KEPT = (*FLOATS, "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "Q3_K", "Q2_K")
@@ -199,8 +200,14 @@ def _order(source: Path, name: str) -> tuple[int, bytes]:
 
 
 def _check_source(source: Path, table: list[TensorInfo], facts: dict[str, Any], requantize: bool) -> None:
-    if f"{facts['general.architecture']}.block_count" not in facts:
-        raise StudyError(str(source), "does not say how many blocks it has", f"plamo-study models check {source}")
+    arch, mend = facts["general.architecture"], f"plamo-study models check {source}"
+    if f"{arch}.block_count" not in facts:
+        raise StudyError(str(source), "does not say how many blocks it has", mend)
+    for key in (f"{arch}.block_count", "split.count", *(f"{arch}.{key}" for key in HEADS)):
+        value = facts.get(key, 1)
+        layers = value if isinstance(value, list) and key.endswith(HEADS) else [value]
+        if not layers or any(type(each) is not int for each in layers):
+            raise StudyError(str(source), f"{key} is {printable(value)}, and no whole number", mend)
     if int(facts.get("split.count", 1)) > 1:
         raise StudyError(str(source), "is one part of several", "merge the parts with llama-gguf-split --merge")
     types = {tensor.dtype for tensor in table} - set(FLOATS)

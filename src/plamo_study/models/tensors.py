@@ -1,20 +1,25 @@
 """What a GGUF file holds: tensor table, metadata, hash. Reads headers only; weights stay on disk."""
 
 import hashlib
-import struct
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from plamo_study.errors import StudyError
+from plamo_study.models import header as headers
+from plamo_study.models.finding import printable
+from plamo_study.models.header import HeaderError
+from plamo_study.models.header_parts import Header
 from plamo_study.models.registry import ARCHS, ModelSpec
 
 MAKE = "plamo-study models make"
+OTHER = f"name a PLaMo file, or make one: {MAKE}"
 REMAKE = f"delete the file, then {MAKE}"
-LONGEST = 256  # entries of the longest array that is read; only the vocabulary is longer
+LONGEST = 256  # entries of the longest array that is told; only the vocabulary is longer
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,20 @@ def planned_table(spec: ModelSpec, dtype: str) -> list[TensorInfo]:
 
 def tensor_table(path: Path) -> list[TensorInfo]:
     """The tensors of a PLaMo GGUF in file order. StudyError on a file that is missing, damaged or no PLaMo."""
-    return [TensorInfo(t.name, t.tensor_type.name, tuple(t.shape[::-1].tolist())) for t in _open(path).tensors]
+    return [TensorInfo(t.name, t.type_name, t.dims[::-1]) for t in _open(path).tensors]
 
 
 def metadata(path: Path) -> dict[str, Any]:
     """Scalars and short arrays of a PLaMo GGUF by key; the vocabulary is left out. StudyError as `tensor_table`."""
-    return {key: field.contents() for key, field in _open(path).fields.items() if field.data}
+    header = _open(path)
+    return {key: _told(header.value(key)) for key, record in header.records.items() if record.count <= LONGEST}
+
+
+def _told(value: Any) -> Any:
+    """A value with arrays as lists and texts as texts."""
+    if isinstance(value, list):
+        return [text.decode(errors="replace") for text in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def sha256(path: Path) -> str:
@@ -79,40 +92,18 @@ def sha256(path: Path) -> str:
         raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
 
 
-class _Header(GGUFReader):
-    """GGUFReader that steps over the vocabulary instead of making objects of it, which takes seconds."""
-
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[GGUFValueType]]:
-        if raw_type == GGUFValueType.ARRAY:
-            item, n = struct.unpack_from("<IQ", self.data.data, orig_offs)
-            if n > LONGEST:
-                return 12 + self._array_bytes(orig_offs + 12, item, n), [], [], [GGUFValueType.ARRAY]
-        return super()._get_field_parts(orig_offs, raw_type)
-
-    def _array_bytes(self, start: int, item: int, n: int) -> int:
-        if item != GGUFValueType.STRING:
-            return n * self.gguf_scalar_to_np[GGUFValueType(item)]().itemsize
-        end = start
-        for _ in range(n):
-            end += 8 + struct.unpack_from("<Q", self.data.data, end)[0]
-        return end - start
-
-
-def _open(path: Path) -> _Header:
+def _open(path: Path) -> Header:
+    if not path.is_file():
+        raise StudyError(str(path), "no such file", OTHER)
     try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
-    if magic != b"GGUF":
-        raise StudyError(str(path), "is not a GGUF file", "name a .gguf file, or make one: " + MAKE)
-    try:
-        reader = _Header(path)
-    except Exception as error:  # the reader raises whatever NumPy makes of damaged bytes
-        why = f"is damaged or cut short at {path.stat().st_size:,} bytes ({error})"
-        raise StudyError(str(path), why, REMAKE) from error
-    arch = reader.get_field("general.architecture")
-    if arch is None or arch.contents() not in ARCHS:
-        why = f"architecture is {arch.contents() if arch else None!r}, not one of {', '.join(ARCHS)}"
-        raise StudyError(str(path), why, "name a PLaMo file, or make one: " + MAKE)
-    return reader
+        header = headers.read(path)
+    except HeaderError as damage:
+        raise StudyError(str(path), damage.why, OTHER if damage.code == "not-gguf" else REMAKE) from damage
+    for tensor in header.tensors:
+        if not tensor.block[0] or header.data_start + tensor.offset + tensor.n_bytes > header.size:
+            why = f"is damaged or cut short at {header.size:,} bytes (tensor {printable(tensor.name)})"
+            raise StudyError(str(path), why, REMAKE)
+    arch = header.text("general.architecture")
+    if arch not in ARCHS:
+        raise StudyError(str(path), f"architecture is {arch!r}, not one of {', '.join(ARCHS)}", OTHER)
+    return header
