@@ -10,8 +10,9 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -58,6 +59,9 @@ class Hub:
     announced: dict[str, str] = field(default_factory=dict)  # file → SHA-256 that it is said to have
     replaced: dict[str, bytes] = field(default_factory=dict)  # file → body that comes instead
     cuts: list[int] = field(default_factory=list)  # bytes after which the next bodies of safetensors are cut
+    endless: str = ""  # requests whose path contains it get a body without end
+    drip: str = ""  # and these theirs a byte at a time
+    coding: str = ""  # content encoding that answers are said to have
     reset: bool = False  # a cut is a reset instead of an end
     stalls: list[int] = field(default_factory=list)  # bytes after which the next ones stop, connection open
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -130,6 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.stopped:
             self.close_connection = True
             return
+        if self.hub.endless and self.hub.endless in path:
+            return self._without_end(500 if "storage" in path else 200)
         for refusal in self.hub.refusals:
             if refusal.where in path:
                 return self._refuse(refusal)
@@ -141,6 +147,15 @@ class _Handler(BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/storage/([^/]+)/(.+)", path):
             return self._send(self._body(match[1], match[2]), start, match[2], {})
         return self._refuse(Refusal("", 404, "RepoNotFound", "Repository not found"))
+
+    def _without_end(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.close_connection = True
+        with suppress(OSError):  # until the client has gone
+            while not self.hub.stopped:
+                self.wfile.write(b'{"siblings": [' + b'{"rfilename": "x"},' * 3000)
 
     def _api(self, kind: str, revision: str) -> None:
         commit = self.hub.branches.get(revision, revision)
@@ -211,10 +226,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._cut()
 
     def _pieces(self, body: memoryview) -> None:
+        slow = bool(self.hub.drip) and self.hub.drip in self.path
+        piece = 1 if slow else PIECE
         try:
-            for offset in range(0, len(body), PIECE):
-                self.wfile.write(body[offset : offset + PIECE])
-                self.hub.sent += len(body[offset : offset + PIECE])
+            for offset in range(0, len(body), piece):
+                self.wfile.write(body[offset : offset + piece])
+                self.hub.sent += len(body[offset : offset + piece])
+                time.sleep(0.02 * slow)
         except OSError:  # the client has gone
             self.close_connection = True
 
@@ -243,6 +261,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = text.encode()
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        if self.hub.coding:
+            self.send_header("Content-Encoding", self.hub.coding)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self._pieces(memoryview(body))

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import tracemalloc
 from pathlib import Path
 
 import huggingface_hub
@@ -409,6 +410,39 @@ def test_a_hub_that_never_answers_is_given_up(project, monkeypatch):
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(StudyError, match="stopped answering"):
             fetch(MODEL)
+
+
+@pytest.mark.parametrize("where", ["/api/", "/storage/"])
+def test_a_hub_that_goes_on_without_end_is_left(project, hub, where):
+    hub.endless = where
+    tracemalloc.start()
+    with pytest.raises(StudyError, match="says more than"):
+        fetch(MODEL)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * transfer.MOST_TOLD
+
+
+@pytest.mark.parametrize("where", ["/api/", "/resolve/", "/storage/"])
+def test_a_hub_that_drips_is_left(project, hub, monkeypatch, where):
+    monkeypatch.setattr(transfer, "LEAST_S", 0.1)
+    hub.drip = where
+    hub.publish({name: body * 20 for name, body in SMALL.items()})
+    with pytest.raises(StudyError, match="bytes in .* s, less than"):
+        fetch(MODEL)
+
+
+def test_a_repository_of_too_many_files_is_none(project, hub, monkeypatch):
+    hub.publish(SMALL | {f"model-{number}.safetensors": b"" for number in range(fetching.MOST_FILES)})
+    with pytest.raises(StudyError, match="more than 1,000"):
+        fetch(MODEL)
+    assert not hub.paths("/resolve/")
+
+
+def test_a_list_that_comes_compressed_is_not_unpacked(project, hub):
+    hub.coding = "gzip"
+    with pytest.raises(StudyError, match="compresses"):
+        fetch(MODEL)
 
 
 def test_no_message_log_or_traceback_shows_the_token(project, hub):

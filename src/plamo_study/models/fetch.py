@@ -41,6 +41,7 @@ NEEDED = (
     "LICEN[CS]E*",
     "README.md",
 )
+MOST_FILES = 1000  # of a snapshot; those of the largest models are some 200
 ANSWER_S = 30.0  # to list the files; between pieces of a file the client waits HF_HUB_DOWNLOAD_TIMEOUT seconds
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -96,7 +97,7 @@ class _Download:
     def run(self, here: Snapshot | None = None, damaged: Mapping[str, str] | None = None) -> Path:
         """Bring what is missing. `here` is a snapshot with `damaged` files: its commit is the one to ask for."""
         self.asked = self.asked or (here.asked if here else constants.DEFAULT_REVISION)
-        with _alone(snapshots.root(self.name)), _quiet():
+        with _alone(snapshots.root(self.name)), _quiet(), transfer.bounded():
             asked = self._question()
             with _explaining(asked):
                 commit, files = self._listing(asked, here.revision if here else self.asked)
@@ -117,7 +118,7 @@ class _Download:
         endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
         asked = Question(self.hub, self.asked, endpoint, with_token=False, again=self.again)
         with _explaining(asked):
-            self.headers = build_hf_headers()
+            self.headers = build_hf_headers() | {"Accept-Encoding": "identity"}
         return replace(asked, with_token="authorization" in self.headers)
 
     def _listing(self, asked: Question, revision: str) -> tuple[str, list[Wanted]]:
@@ -128,6 +129,9 @@ class _Download:
         if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(revision) and commit != revision):
             raise ValueError("an answer about another commit")
         names = {file.rfilename: file for file in info.siblings or [] if _needed(file.rfilename)}
+        if len(names) > MOST_FILES:
+            why = f"lists {len(names):,} files that would be brought, more than {MOST_FILES:,}"
+            raise StudyError(self.hub.repository, why, "name a repository of one model in data/models.toml")
         return commit, sorted(map(_wanted, names.values()), key=lambda file: (file.size, file.name))
 
     def _fill(self, folder: Path, files: list[Wanted], asked: Question) -> Path:

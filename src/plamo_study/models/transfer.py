@@ -8,7 +8,8 @@ asks for 10 MiB at a time, so a cut costs less than that. It knows no models.
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,16 @@ from typing import Any
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import get_session
 
 from plamo_study.errors import StudyError
 from plamo_study.models import snapshots, tensors
 
+MEND = "check HF_ENDPOINT and the network (a proxy, a login page?)"
 RESETS = 3  # connections in a row that are reset without a new byte; every other failure the client retries itself
 PAUSE_S = 1.0  # between two of them, as long as the client waits
+MOST_TOLD = 4 << 20  # bytes of a list of files or a refusal; the list of 10,000 files is shorter
+LEAST, LEAST_S = 64 << 10, 60.0  # bytes that come in so many seconds, or the body has ended
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,51 @@ class Wanted:
 
 class CorruptError(Exception):
     """A body that is not what was announced; it has been deleted."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Within the block no answer to the hub's client is without end: in time and, but for files, in bytes."""
+    client = get_session()
+    before = client.event_hooks
+    client.event_hooks = {**before, "response": [*before.get("response", []), _bound]}
+    try:
+        yield
+    finally:
+        client.event_hooks = before
+
+
+def _bound(response: httpx2.Response) -> None:
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise StudyError(response.url.host, "compresses what was asked for as it is", MEND)
+    assert isinstance(response.stream, httpx2.SyncByteStream)
+    is_file = response.status_code in (200, 206) and not response.url.path.startswith("/api/")
+    response.stream = _Bounded(response.stream, response.url.host, None if is_file else MOST_TOLD)
+
+
+class _Bounded(httpx2.SyncByteStream):
+    """A body that raises StudyError where it is too long (`most` bytes) or too slow."""
+
+    def __init__(self, stream: httpx2.SyncByteStream, host: str, most: int | None):
+        self.stream, self.host, self.most = stream, host, most
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = since = 0
+        began = time.monotonic()
+        for part in self.stream:
+            size += len(part)
+            if self.most is not None and size > self.most:
+                raise StudyError(self.host, f"says more than {self.most:,} bytes of a repository", MEND)
+            if (now := time.monotonic()) - began > LEAST_S:
+                if size - since < LEAST:
+                    why = f"sent {size - since:,} bytes in {now - began:.0f} s, less than {LEAST:,}"
+                    raise StudyError(self.host, why, "try again later, or from another network; it resumes")
+                since, began = size, now
+            yield part
+
+    def close(self) -> None:
+        """End the connection."""
+        self.stream.close()
 
 
 def checked(path: Path, file: Wanted) -> tuple[str, str]:
