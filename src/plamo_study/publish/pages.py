@@ -12,6 +12,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
@@ -56,6 +57,8 @@ class Page:
 def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
     """Write index, one page per executed notebook of `sources`, and glossary into `out_dir`; return them in this order.
 
+    Nothing is replaced before all of it is written: a full disk leaves the pages that were there.
+
     Raises StudyError, before anything is written, when a notebook is missing, was not executed to its end, has no
     title, or would need a script or another host.
     """
@@ -77,8 +80,12 @@ def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
         for before, page, after in beside
     }
     files[f"{GLOSSARY}.html"] = _render("page.html.j2", page=glossary, before=None, after=None, scripts=[])
-    index = _write(out_dir / "index.html", _render("index.html.j2", pages=pages, scripts=[]))
-    return [index, *(_write(out_dir / name, text) for name, text in files.items())]
+    files = {"index.html": _render("index.html.j2", pages=pages, scripts=[])} | files
+    with ExitStack() as stack:  # which is left last in first out: the index comes when all that it names is there
+        for name, text in files.items():
+            partial = stack.enter_context(growing(out_dir / name))
+            partial.write_text(text, encoding="utf-8", newline="\n")
+    return [out_dir / name for name in files]
 
 
 def _glossary() -> nbformat.NotebookNode:
@@ -177,9 +184,3 @@ def _version() -> str:
         return metadata.version("plamo-study")
     except metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-def _write(path: Path, text: str) -> Path:
-    with growing(path) as partial:
-        partial.write_text(text, encoding="utf-8", newline="\n")
-    return path

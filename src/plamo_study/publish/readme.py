@@ -5,6 +5,7 @@ from collections.abc import Callable
 from IPython.display import Markdown
 
 from plamo_study import paths
+from plamo_study.growing import growing
 from plamo_study.measure import serving
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
@@ -173,8 +174,10 @@ def write() -> bool:
     """Put the generated parts into their documents; returns True."""
     for name in PARTS:
         path = paths.ROOT / name
-        path.write_text(_filled(name, path.read_text(encoding="utf-8")), encoding="utf-8")
-    PICTURE.write_bytes(headlines.picture())
+        with growing(path) as partial:
+            partial.write_text(_filled(name, path.read_text(encoding="utf-8")), encoding="utf-8")
+    with growing(PICTURE) as partial:
+        partial.write_bytes(headlines.picture())
     return True
 
 
