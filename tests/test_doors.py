@@ -1,20 +1,34 @@
 """What stands at a door: files that nobody may lose, things without end, words a terminal would obey, full disks."""
 
+import contextlib
+import errno
 import json
+import math
 import os
+import shutil
 import stat
-import subprocess
-import sys
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from conftest import mini_file
+from rich.table import Table
 from test_cli import in_one_process
 
-from plamo_study import paths
+from plamo_study import foreign, paths
+from plamo_study.analysis.stats import Estimate
+from plamo_study.cli import terminal
+from plamo_study.cli.terminal import Terminal
 from plamo_study.errors import StudyError, of_system
 from plamo_study.growing import growing
+from plamo_study.measure import journal, kept
+from plamo_study.measure.rows import Row
+from plamo_study.present import evidence
+from plamo_study.studies.quality import analysis as quality
+from plamo_study.studies.roofline import what_if
 
 MODEL = str(mini_file())
+LIMIT = 4 << 30  # bytes of a process that is asked for what has no end
 
 
 # ------------------------------------------------------------------ outputs
@@ -92,3 +106,211 @@ def test_a_link_that_lies_where_a_file_would_grow_is_not_followed(tmp_path):
     with growing(tmp_path / "file") as partial:
         partial.write_text("mine")
     assert ((tmp_path / "file").read_text(), (tmp_path / "other").read_text()) == ("mine", "theirs")
+
+
+# ------------------------------------------------------------------ what a system refuses
+
+AS_USER = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+NO_WRITING = (  # asked in a project that nobody may write to
+    ("publish",),
+    ("run", "00", "--source", "recorded"),
+    ("models", "make"),
+    ("measure", "01-phase-asymmetry"),
+    ("rows", "pack", "--place", "reference"),
+)
+
+
+def project(folder):
+    """A project whose data and notebooks are this one's, with an executed notebook."""
+    for name in ("data/models.toml", "data/published", "data/measured/reference", "notebooks"):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(paths.ROOT / name)
+    (folder / "reports").mkdir()
+    shutil.copy(Path(__file__).parent / "notebooks/plain.ipynb", folder / "reports")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def read_only(tmp_path_factory):
+    """Exit code and message of each command there."""
+    if AS_USER and not shutil.which("setpriv"):
+        pytest.skip("root may write everywhere here")
+    root = project(tmp_path_factory.mktemp("read-only"))
+    shutil.copy(MODEL, root / "model.gguf")
+    folders = [root, *(path for path in root.rglob("*") if path.is_dir() and not path.is_symlink())]
+    for folder in folders:
+        folder.chmod(0o555)
+    check = ("models", "check", str(root / "model.gguf"), "--no-gate")
+    with contextlib.chdir(root):
+        told = in_one_process(root, *NO_WRITING, check, prefix=AS_USER)
+    for folder in folders:
+        folder.chmod(0o755)
+    return root, dict(zip([*NO_WRITING, check[:2]], told, strict=True))
+
+
+@pytest.mark.parametrize("command", NO_WRITING, ids=[" ".join(command) for command in NO_WRITING])
+def test_a_project_that_cannot_be_written_to_is_named_with_what_mends_it(read_only, command):
+    code, said = read_only[1][command]
+    assert code == 2, said
+    assert "mend:" in said
+    assert "Permission denied" in said or "cannot be written" in said
+
+
+def test_a_file_is_checked_where_nothing_can_be_kept(read_only):
+    code, said = read_only[1]["models", "check"]
+    assert code == 0, said
+    assert "ssm-out-type" in said
+
+
+def test_a_full_disk_leaves_the_pages_that_were_there(tmp_path):
+    root = project(tmp_path)
+    (root / "reports/index.html").write_text("before")
+    ((code, said),) = in_one_process(root, ("publish",), file_limit=10_000)
+    assert code == 2, said
+    assert "mend:" in said
+    assert [path.name for path in (root / "reports").glob("*.html*")] == ["index.html"]
+    assert (root / "reports/index.html").read_text() == "before"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENAMETOOLONG, errno.EISDIR])
+def test_what_a_system_refuses_is_told_with_its_file(number):
+    said = of_system(OSError(number, os.strerror(number), "some/file"))
+    assert said.what == "some/file"
+    assert said.why == os.strerror(number)
+    assert said.mend
+
+
+def test_a_fault_of_this_program_is_not_taken_for_a_refusal():
+    assert of_system(OSError(errno.EBADF, "Bad file descriptor")) is None
+
+
+# ------------------------------------------------------------------ inputs
+
+LONG = "x" * 300
+DEEP = "[" * 100_000
+BAD_INPUT = {
+    "hosts nested": (("run", "01", "--hosts", "hosts.toml"), "no list of hosts"),
+    "hosts without end": (("run", "01", "--hosts", "/dev/zero"), "no regular file"),
+    "hosts in a pipe": (("run", "01", "--hosts", "fifo"), "no regular file"),
+    "text without end": (("quality", "/dev/zero"), "no regular file"),
+    "text in a pipe": (("quality", "fifo"), "no regular file"),
+    "short text": (("quality", "short.txt"), "one chunk takes"),
+    "long name of a text": (("quality", LONG), "File name too long"),
+    "long name of a file": (("models", "check", LONG), "File name too long"),
+    "long name of an output": (("models", "quantize", MODEL, "--type", "Q8_0", "--out", LONG), "File name too long"),
+    "long name of a notebook": (("run", f"{LONG}.ipynb", "--source", "recorded"), "File name too long"),
+    "long name of hosts": (("run", "01", "--hosts", LONG), "File name too long"),
+    "pack in a pipe": (("rows", "add", "fifo"), "no regular file"),
+    "pack without end": (("rows", "add", "/dev/zero"), "no regular file"),
+    "matrix in a pipe": (("models", "quantize", MODEL, "--type", "Q8_0", "--imatrix", "fifo"), "no such file"),
+    "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no such file"),
+    "text of a matrix": (("models", "quantize", MODEL, "--type", "Q8_0", "--imatrix-text", "fifo"), "no regular file"),
+    "text to look at": (("models", "ranges", MODEL, "--text", "fifo"), "no regular file"),
+    "prompt of less than a token": (("models", "ranges", MODEL, "--text", "short.txt", "--n-prompt", "-1"), "tokens"),
+    "prompt beyond the context": (("trace", MODEL, "--prompt", "100000000000"), "do not fit"),
+    "time that is none": (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
+    "tokens beyond any prompt": (("probe", "http://127.0.0.1:9", "--prompt-tokens", "1000000000000"), "1000000"),
+    "address without an end": (("probe", "http://[::1"), "no http or https address"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_input(tmp_path_factory):
+    """Exit code and message of each command, given these files."""
+    folder = project(tmp_path_factory.mktemp("bad"))
+    os.mkfifo(folder / "fifo")
+    (folder / "hosts.toml").write_text(f"host = {DEEP}")
+    (folder / "short.txt").write_text("A short text.\n")
+    asked = [arguments for arguments, _ in BAD_INPUT.values()]
+    with contextlib.chdir(folder):
+        return dict(zip(BAD_INPUT, in_one_process(folder, *asked, limit=LIMIT), strict=True))
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_what_cannot_be_taken_in_is_one_message(bad_input, name):
+    code, said = bad_input[name]
+    assert code == 2, said
+    assert BAD_INPUT[name][1] in said
+    assert "Traceback" not in said
+
+
+def test_a_text_is_looked_at_as_far_as_it_goes(tmp_path):
+    (tmp_path / "short.txt").write_text("A short text.\n")
+    asked = ("models", "ranges", MODEL, "--text", str(tmp_path / "short.txt"), "--n-prompt", "100000000000", "--json")
+    ((code, said),) = in_one_process(paths.ROOT, asked, limit=LIMIT)
+    assert code == 0, said
+    assert json.loads(said)["checks"]["same_logits"]
+
+
+def test_a_text_that_no_file_could_be_evaluated_on_has_an_empty_table():
+    rows = pd.DataFrame({"workload": ["quality"], "status": ["killed"], "verdict": ["failed"], "model": "", "text": ""})
+    assert quality.table(rows).empty
+
+
+JOURNALS = {
+    "no text": b'{"kind": "row", "key": "\xff"}\n',
+    "nested": DEEP.encode() + b"\n",
+    "folder": None,
+}
+
+
+@pytest.mark.parametrize("kind", JOURNALS)
+def test_what_lies_in_a_journal_s_place_is_named(tmp_path, kind):
+    path = tmp_path / "01-phase-asymmetry.mini.jsonl"
+    path.mkdir() if JOURNALS[kind] is None else path.write_bytes(JOURNALS[kind])
+    for ask in (journal.read, journal.Journal):
+        with pytest.raises(StudyError, match=r"mini\.jsonl"):
+            ask(path)
+
+
+@pytest.mark.parametrize("text", ["", DEEP, "{", '{"a": 1}', "\xff"])
+def test_what_a_program_kept_and_somebody_damaged_is_named(tmp_path, monkeypatch, text):
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local/found.json").write_text(text, encoding="latin-1")
+    with pytest.raises(StudyError, match="damaged"):
+        kept.load("local", "found.json", Row, "plamo-study")
+
+
+@pytest.mark.parametrize("guess", [0.0, -1.0, math.nan, math.inf])
+def test_a_guess_that_is_no_factor_is_said_to_be_none(guess):
+    with pytest.raises(StudyError, match="guess"):
+        evidence.guessed(guess, Estimate(2.0, 1.0, 3.0, 5))
+    with pytest.raises(StudyError, match="factor"):
+        what_if.gains({}, None, guess)
+
+
+# ------------------------------------------------------------------ words
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]0;owned\x07", "\\x1b]0;owned\\x07"),
+        ("\x9b31m", "\\x9b31m"),
+        ("\u202etxt.exe", "\\x202etxt.exe"),
+        ("a\rb", "a\\x0db"),
+        ("\udc80", "\\xdc80"),
+        ("a line\n\tand 日本語\u3000の行", "a line\n\tand 日本語\u3000の行"),
+    ],
+)
+def test_control_characters_are_shown(text, shown):
+    assert foreign.plain(text) == shown
+
+
+def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    table = Table("name")
+    table.add_row("\x1b[2J[bold]x[/bold]")
+    console = Terminal()
+    console.print(table)
+    console.print("\x1b[2J[/nothing]", style="red")
+    terminal.echo({"a": "\x9b\x1b\u202e"})
+    said = capsys.readouterr().out
+    assert "\x1b[31m" in said
+    assert "\x1b[2J" not in said
+    assert "\x9b" not in said
+    assert "\u202e" not in said
+    assert "[bold]x[/bold]" in said
+    assert json.loads(said.splitlines()[-1]) == {"a": "\x9b\x1b\u202e"}

@@ -193,7 +193,7 @@ def test_what_is_no_text_is_refused(tmp_path, content, why):
 
 
 def test_a_folder_is_no_text(tmp_path):
-    with pytest.raises(StudyError, match="cannot be read"):
+    with pytest.raises(StudyError, match="no regular file"):
         texts.read(tmp_path)
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
+from plamo_study.foreign import content, parsed
 from plamo_study.growing import growing
 
 Kept = TypeVar("Kept", bound=msgspec.Struct)
@@ -34,9 +35,10 @@ def keep(found: msgspec.Struct, place: str, name: str) -> Path:
 def load(place: str, name: str, kind: type[Kept], made_by: str) -> Kept | None:
     """A result; None where there is none. StudyError for a damaged file, which names what makes it anew."""
     found = path(place, name)
-    try:
-        return msgspec.json.decode(found.read_bytes(), type=kind)
-    except FileNotFoundError:
+    if not found.exists():
         return None
-    except msgspec.DecodeError as error:
+    try:
+        read: Kept = parsed(content(found), kind)
+        return read
+    except ValueError as error:
         raise StudyError(str(found), f"is damaged ({error})", made_by) from error

@@ -69,7 +69,10 @@ def probe_file(
 
     if not path.is_file():
         raise StudyError(str(path), "no such file", "plamo-study models list")
-    texts.read(text)
+    if n_prompt < 1 or n_gen < 0:
+        raise StudyError(f"{n_prompt} + {n_gen} tokens", "a text has a prompt", "--n-prompt 512 --n-gen 32")
+    longest = len(texts.read(text)) + 1  # a token has a byte at least, but for the one before the first
+    n_prompt, n_gen = min(n_prompt, longest), min(n_gen, longest)
     job = Probing(
         path=str(path.resolve()),
         text=str(text),

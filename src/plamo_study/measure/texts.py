@@ -10,6 +10,7 @@ import numpy as np
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
+from plamo_study.foreign import content
 
 CORPUS = paths.DATA / "corpus"
 LONGER = "give a longer text, or smaller chunks"
@@ -21,10 +22,7 @@ def read(name: str | Path) -> bytes:
     Raises StudyError when there is none, or when it is empty or not UTF-8.
     """
     path = find(name)
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise StudyError(str(path), f"cannot be read ({error.strerror})", "name a UTF-8 text file") from error
+    text = content(path)
     if not text.strip():
         raise StudyError(str(path), "is empty", "name a text of some 100 kB: more text, narrower intervals")
     try:

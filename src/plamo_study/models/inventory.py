@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from plamo_study.foreign import parsed
 from plamo_study.growing import growing
 from plamo_study.models import registry, snapshots, tensors
 from plamo_study.models.registry import ModelSpec
@@ -116,7 +117,7 @@ def record(path: Path, sha256: str, findings: Iterable[Mapping[str, str]]) -> Pa
 def recorded(path: Path) -> tuple[str, str]:
     """The recorded SHA-256 of a file and a summary of its findings; empty where none hold for the bytes there now."""
     try:
-        kept = json.loads(_record_path(path).read_text(encoding="utf-8"))
+        kept = parsed(_record_path(path).read_bytes())
         severities = [finding["severity"] for finding in kept["findings"]]
         same = (kept["size"], kept["mtime_ns"]) == (path.stat().st_size, path.stat().st_mtime_ns)
         sha256 = str(kept["sha256"])

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plamo_study.errors import StudyError
+from plamo_study.foreign import parsed
 from plamo_study.growing import growing
 from plamo_study.models import registry, tensors
 from plamo_study.models.gguf_file import Progress
@@ -74,7 +75,7 @@ def read(folder: Path) -> Snapshot | None:
     """The record of a snapshot folder, None when there is none. StudyError when the record is damaged."""
     path = folder / RECORD
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parsed(path.read_bytes())
         files = {name: Held(int(file["size"]), str(file["sha256"])) for name, file in raw["files"].items()}
         told = {key: str(raw[key]) for key in ("repository", "revision", "asked", "fetched")}
         snapshot = Snapshot(**told, files=files)

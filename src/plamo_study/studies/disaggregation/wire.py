@@ -154,7 +154,7 @@ def receive(peer: socket.socket, kind: type[Message]) -> Message:
         raise StudyError("the message", f"announces a header of {size} bytes, {MOST_HEADER} at most", AGAIN)
     try:
         return msgspec.json.decode(take(peer, size).tobytes(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a DecodeError is a ValueError
         raise StudyError("the header", f"is no {kind.__name__} ({str(error)!a})", "update both sides") from error
 
 

@@ -54,10 +54,12 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     bits_per_byte, ppl_ratio (over the reference's), kld, kld_50, kld_90, kld_99, kld_99.9 (nats), same_top, dp, rms_dp
     (fractions), loops (share of greedy continuations); p and p_adjusted (that perplexity is the reference's),
     detectable (smallest ppl_ratio - 1 seen in four of five such texts), loops_p_adjusted. What a file that is not
-    valid, or the reference compared with itself, cannot have is NaN.
+    valid, or the reference compared with itself, cannot have is NaN. Nothing at all where no row is good.
     """
     lines = [_line(found, name) for found in evaluated(rows) for name in found.file_bytes]
     found = pd.DataFrame(lines)
+    if found.empty:
+        return found
     for name in ("p", "loops_p"):
         found[f"{name}_adjusted"] = clustered.adjusted(found[name].tolist())
     return found.drop(columns="loops_p")

@@ -28,8 +28,11 @@ def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
     check_scale(scale)
     if scale == "shape":
         raise StudyError("scale 'shape'", "random weights have no quality to lose", "choose --scale mini or weights")
+    read = texts.read(text)
+    if len(read) < CHUNK:  # a token has a byte at least
+        raise StudyError(f"text {text!r}", f"has {len(read)} bytes, one chunk takes {CHUNK} tokens", texts.LONGER)
     base = Quality(scale=scale, dtype=REFERENCE, n_ctx=CHUNK, n_chunks=CHUNKS, n_gen=CONTINUED, n_seq=PROMPTS)
-    base = change(base, text=text, text_sha256=texts.sha256(texts.read(text)))
+    base = change(base, text=text, text_sha256=texts.sha256(read))
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = tuple(change(base, model=model, candidates=group) for model in MODELS for group in groups(model, scale))
     planned = with_gates("04-quality", scale, cells, exact_cache=False)  # the study of speed has both gates

@@ -3,12 +3,14 @@
 It only moves the machine's two ceilings or the model's bytes in the roofline: a faster machine may need other kernels.
 """
 
+import math
 from collections.abc import Mapping
 
 import pandas as pd
 
 from plamo_study.analysis import roofline
 from plamo_study.analysis.roofline import Ceilings, Model
+from plamo_study.errors import StudyError
 from plamo_study.studies.roofline.intensity import DEPTH
 
 CHANGES = ("times the compute", "times the bandwidth", "fewer bytes of weights")
@@ -38,6 +40,8 @@ def gains(models: Mapping[str, Model], limit: Ceilings, factor: float = 2.0) -> 
 
     Columns model, pass, change, overlap (compute hides memory or the other way round), sum (neither hides the other).
     """
+    if not 0 < factor < math.inf:
+        raise StudyError(f"factor {factor:g}", "changes nothing by a number of times", "-p factor 2")
     entries = []
     for row in passes(models, limit).to_dict("records"):
         before = (row["compute"], row["weights"] + row["rest"])

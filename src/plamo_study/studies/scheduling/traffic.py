@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from plamo_study.errors import StudyError
+from plamo_study.foreign import check_file
 from plamo_study.measure.arrivals import since_first
 from plamo_study.measure.cells import Traffic
 from plamo_study.studies.scheduling.loop import Load
@@ -65,6 +66,7 @@ def read(path: Path, most: int = MOST) -> Load:
         The file is missing, empty, longer than `most` requests, or a line is not what it should be; it is named.
 
     """
+    check_file(path)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return _requests(path, csv.reader(file), most)
