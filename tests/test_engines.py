@@ -258,7 +258,7 @@ def test_codes_of_recorded_engines_are_shown_by_name():
 
 
 def test_a_product_is_timed_with_the_backend_that_the_engine_prefers_for_it(sources, tmp_path):
-    """As on every Mac, where BLAS stands beside the CPU's own kernels: llama.cpp's BLAS backend, on a BLAS of ten lines."""
+    """As on every Mac, where BLAS stands beside the CPU's own kernels; here on a BLAS of ten lines."""
     (tmp_path / "cblas.h").write_text(CBLAS)
     library, ggml = tmp_path / "libggml-blas.so", sources / "ggml"
     includes = [f"-I{each}" for each in (tmp_path, ggml / "include", ggml / "src")]

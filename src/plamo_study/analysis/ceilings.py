@@ -2,9 +2,10 @@
 
 A ceiling belongs to a place: one machine, number of threads and device. A matrix ceiling belongs to one kernel too: a
 tensor type, the layout of its weights ("packed": laid out anew by llama.cpp when it loads a model; "plain": as the file
-holds them; "blas": unpacked to F32 for BLAS, on a Mac Accelerate) and a number of columns. A file's ceiling is the mix of the kernels that its tensors take. Nothing is
-ever borrowed from another place, type or layout. A ceiling taken with a kernel says what that kernel reaches, not what
-the machine could: `fastest` is the fastest kernel measured there, and `peaks` knows what its instructions allow.
+holds them; "blas": unpacked to F32 for BLAS, on a Mac Accelerate) and a number of columns. A file's ceiling is the mix
+of the kernels that its tensors take. Nothing is ever borrowed from another place, type or layout. A ceiling taken with
+a kernel says what that kernel reaches, not what the machine could: `fastest` is the fastest kernel measured there, and
+`peaks` knows what its instructions allow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -9,6 +9,7 @@ from typing import Any
 
 from plamo_study.models.casts import ON_GPUS
 
+
 @dataclass(frozen=True)
 class Switch:
     """From `n_seq` to `n_seq + 1` columns the engine computes a matrix product differently."""

@@ -73,8 +73,10 @@ def _sweep(seed: str, load: str) -> Planted:
 class _Planting:
     """Starts busy processes in one row and ends them in the next, and remembers when rows and processes ran."""
 
-    def __init__(self, processes: int, block: int, order: int, delay_s: float, last_s: float):
-        self.processes, self.at, self.delay_s, self.last_s = processes, (block, order), delay_s, last_s
+    def __init__(self, processes: int, block: int, order: int, delay: float, lasts: float):
+        """Begin and end so far into their rows, as shares of the time of the row before."""
+        self.processes, self.at, self.delay, self.lasts = processes, (block, order), delay, lasts
+        self.row_s = 0.0
         self.running: list[subprocess.Popen[bytes]] = []
         self.timers: list[threading.Timer] = []
         self.spans: dict[str, tuple[float, float]] = {}
@@ -84,12 +86,13 @@ class _Planting:
         """The runner's news: a row is about to begin, or has ended."""
         if event.row is not None:
             self.spans[event.row.key] = self.row_began, time.monotonic()
+            self.row_s = time.monotonic() - self.row_began
             return
         self.row_began = time.monotonic()
         if self.processes and not self.began and not self.timers and (event.task.block, event.task.order) == self.at:
-            self._later(self.delay_s, self.begin)
+            self._later(self.delay * self.row_s, self.begin)
         elif self.began and len(self.timers) == 1:
-            self._later(self.last_s, self.end)
+            self._later(self.lasts * self.row_s, self.end)
 
     def begin(self) -> None:
         """Start the load."""

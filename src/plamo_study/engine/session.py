@@ -29,7 +29,8 @@ class SessionConfig:
     """Parameters of model and context, in llama.cpp's own terms.
 
     `n_ctx_seq` is the room of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
-    `n_gpu_layers`: on a GPU, < 0 means all; nothing is unless somebody asks for it. `swa_full`: sliding layers keep every token (llama.cpp's tools: their window only).
+    `n_gpu_layers` < 0 means all; by default nothing is computed on a GPU. `swa_full`: sliding layers keep every token
+    (llama.cpp's tools: their window only).
     `n_rs_seq`: tokens whose recurrent states are kept, to go back to; engines that cannot take it for 0.
     """
 

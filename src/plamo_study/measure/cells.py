@@ -79,7 +79,7 @@ class MatMul(OnEngine, frozen=True, kw_only=True):
 
     n_rows: int = field(default=0, name="size")  # and columns, of the weights
     n_columns: int = field(default=0, name="n_prompt")  # of what they are multiplied with; 0: as many as a micro-batch
-    layout: Literal["", "packed", "plain"] = field(default="", name="label")  # of the weights: as loaded by default, as in a file
+    layout: Literal["", "packed", "plain"] = field(default="", name="label")  # "": as loaded
 
 
 class OnModel(OnEngine, frozen=True, kw_only=True):

@@ -130,7 +130,7 @@ def calm() -> bool:
     time.sleep(0.5)
     found = since(before, machine.counters())
     busy = (found.others_ns or 0) > OTHERS_LIMIT * found.wall_ns * found.cpus
-    return not busy and not slowed(Conditions(load_1min=0.0, **machine.power()))
+    return not busy and not slowed(**machine.power())
 
 
 def wait_until_calm(most_s: float) -> None:
@@ -244,13 +244,14 @@ def _cause(row: Row, threads: Mapping[str, int]) -> str:
         return OTHERS
     if not row.cell.crowds and (waited(conditions) or 0.0) > WAITED_LIMIT:
         return WAITED
-    return slowed(conditions) or (GPU if not on_gpu and (conditions.gpu_used or 0.0) > GPU_LIMIT else "")
+    slow = slowed(conditions.power_source, conditions.power_mode, conditions.thermal)
+    return slow or (GPU if not on_gpu and (conditions.gpu_used or 0.0) > GPU_LIMIT else "")
 
 
-def slowed(conditions: Conditions) -> str:
+def slowed(power_source: str, power_mode: str, thermal: str) -> str:
     """What makes the whole machine slower than it can be; "" for nothing that the system told of."""
-    if conditions.power_source == "battery":
+    if power_source == "battery":
         return BATTERY
-    if conditions.power_mode == "low":
+    if power_mode == "low":
         return LOW_POWER
-    return HEAT if conditions.thermal in PRESSURES[1:] else ""
+    return HEAT if thermal in PRESSURES[1:] else ""

@@ -175,7 +175,7 @@ def _read(cell: Read) -> Measured:
 
 
 def _matmul(cell: MatMul) -> Measured:
-    """A matrix product by the kernel that a loaded model takes, or with `plain` weights. One column: a rate of bytes."""
+    """A matrix product by the kernel of a loaded model, or with `plain` weights. One column is a rate of bytes."""
     columns, gpu = cell.n_columns or MATMUL_COLUMNS, cell.n_gpu_layers != 0
     shape, packed = (cell.n_rows, cell.n_rows, columns), cell.layout != "plain"
     times, kernel = kernels.matmul_times(cell.dtype, shape, cell.n_threads, gpu, cell.repetitions, packed)
