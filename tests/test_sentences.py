@@ -92,3 +92,5 @@ def test_a_table_shows_the_quotient_of_two_numbers_beside_a_ratio_that_is_far_fr
     shown = table(pd.DataFrame(lines, dtype=object), columns, "A note.", {"ratio": ("a", "b")})
     assert shown.frame["times"].tolist() == ["4.4 [4.1, 5.1] (4.0)", "4.4 [4.1, 5.1]", "4.4 [4.1, 5.1]", "n/a"]
     assert shown.notes == [f"A note. {tables.PAIRED}"]
+    near = table(pd.DataFrame(lines[1:], dtype=object), columns, "A note.", {"ratio": ("a", "b")})
+    assert near.notes == ["A note."]

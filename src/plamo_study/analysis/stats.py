@@ -136,7 +136,8 @@ def selected(estimate: Estimate, among: int) -> Estimate:
         return estimate
     if len(logs) < 2 or not estimate.in_logs:
         return replace(estimate, low=NAN, high=NAN, among=among)
-    low, high = (float(np.exp(bound)) for bound in paired_bounds(logs, family_level(among)))
+    with np.errstate(over="ignore"):  # two blocks bound nothing that many were chosen from
+        low, high = (float(np.exp(bound)) for bound in paired_bounds(logs, family_level(among)))
     return replace(estimate, low=low, high=high, level=CONFIDENCE, among=among)
 
 

@@ -81,11 +81,11 @@ def table(data: pd.DataFrame, columns: Columns, note: str = "", ratios: Ratios |
     """Choose, head and format columns: name -> (heading, format spec or function); `note` stands under the table.
 
     Where all intervals of a column have the same level and it is not 95 %, the heading says it once. `ratios` that are
-    far from the quotient of their two numbers, columns of `data` too, are shown with it.
+    far from the quotient of their two numbers, columns of `data` too, are shown with it, and the note says so once.
     """
     if data.empty:
         return Table(pd.DataFrame({"": [theme.NOTHING]}))
-    shown = {}
+    shown, far = {}, False
     for name, (heading, how) in columns.items():
         level, values = _shared_level(data[name]), list(data[name])
         if level < CONFIDENCE:
@@ -94,8 +94,10 @@ def table(data: pd.DataFrame, columns: Columns, note: str = "", ratios: Ratios |
         shown[heading] = [show(value, how) for value in values]
         if name in (ratios or {}):
             first, second = (data[each] for each in (ratios or {})[name])
+            alone = shown[heading]
             shown[heading] = list(map(partial(with_quotient, how=how), values, map(divided, first, second)))
-    return Table(pd.DataFrame(shown), " ".join(filter(None, (note, PAIRED if ratios else ""))))
+            far |= shown[heading] != alone
+    return Table(pd.DataFrame(shown), " ".join(filter(None, (note, PAIRED if far else ""))))
 
 
 def divided(first: Any, second: Any) -> float:
