@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plamo_study.errors import StudyError
-from plamo_study.studies.scheduling import clock, closed, policies
+from plamo_study.studies.scheduling import analysis, clock, closed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, quantile, serve
 from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, fit
@@ -118,6 +118,15 @@ def test_round_robin_waits_longer_and_as_theory_says():
     assert closed.mmc(1.6, 1.0, 2) < closed.em1(1.6, 1.0, 2) < closed.mm1(0.8, 1.0)
 
 
+def test_waits_are_exponential_where_services_are():
+    found = waited(poisson(0.7), SERVICES["M/M/1"][0].tolist())
+    wait = closed.mm1(0.7, 1.0)
+    for seconds in (0.0, 1.0, 5.0):
+        expected = closed.exponential_wait(np.array([seconds]), wait, 0.7)[0]
+        within = found <= seconds + 1e-9
+        assert abs(within.mean() - expected) < SIGMAS * closed.standard_error(within.astype(float))
+
+
 # ------------------------------------------------------------------ a machine with steps and chunks
 
 
@@ -138,6 +147,29 @@ def traffic(n=400, rate=20.0, seed=5):
     rng = np.random.default_rng(seed)
     arrives = np.cumsum(rng.exponential(1 / rate, n)).tolist()
     return Load(arrives, rng.integers(16, 400, n).tolist(), rng.integers(1, 40, n).tolist())
+
+
+def test_first_tokens_served_one_at_a_time_come_as_theory_says():
+    """Prompts and answers of many lengths at 60 % of the capacity: the mean is exact, the tail an approximation."""
+    model, rule = machine(), "one at a time"
+    load = traffic(8000, 20.0)
+    seconds = [
+        model.seconds(0, 0, prompt, 0) + sum(model.seconds(1, prompt + n, 0, 0) for n in range(output - 1))
+        for prompt, output in zip(load.prompt, load.output, strict=True)
+    ]
+    rate = 0.6 / float(np.mean(seconds))
+    load = replace(load, arrives=[at * 20.0 / rate for at in load.arrives])
+    found = serve(load, policies.named(rule), Simulated(model, noisy=False), 8).ttft
+    said = analysis.theory(load, rate, rule, model, 8)
+    assert abs(found.mean() - said["ttft_mean"]) < SIGMAS * closed.standard_error(found)
+    assert said["ttft_p90"] == pytest.approx(np.quantile(found, 0.9), rel=0.15)
+    assert analysis.theory(load, rate / 0.59, rule, model, 8) == {}, "nothing is steady at the capacity"
+
+
+def test_theory_reads_a_prompt_in_the_policy_s_chunks():
+    model, load = machine(), traffic(400, 1.0)
+    means = [analysis.theory(load, 1.0, rule, model, 8)["ttft_mean"] for rule in ("shared", "chunked 16", "apart 16")]
+    assert means[0] < means[1] == means[2]
 
 
 NAMES = [*policies.PLAIN, *(f"{name} 64" for name in policies.SIZED)]

@@ -1,15 +1,19 @@
-"""Simulated against live: how far off the clock is, by policy and load, and whether it picks what the engine confirms.
+"""Predicted against live: how far off the clock is, by policy and load, and whether it picks what the engine confirms.
 
-Frames in, estimates out. A process is one number. Both sides serve the same requests at the same times.
+Every load is predicted from the others, in three ways (WAYS): by the simulation, by what was measured at the nearest of
+them, and by queueing theory. Each is asked twice: without knowing how fast the machine would be, and told the pace of
+each process (PACED), because a virtual machine has several. Frames in, estimates out. A process is one number. The
+simulation serves the same requests at the same times as the engine.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import brentq
 
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.memo import once_a_frame
@@ -18,19 +22,22 @@ from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.errors import StudyError
 from plamo_study.measure.arrivals import since_first
-from plamo_study.studies.scheduling import clock, observed, policies
+from plamo_study.studies.scheduling import clock, closed, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.fleets_plan import WELL
 from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
-from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT, WITHIN, known_loads
+from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT, WITHIN
 from plamo_study.studies.scheduling.steps import AWAKE_S, StepModel, kind
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in QUANTILES] + ["throughput", "goodput"]
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in ("mean", *QUANTILES)] + ["throughput", "well"]
 LOADED = ["model", "per_second", "rule"]
+WAYS = ("simulation", "nearest load", "theory")
+PACED = {f"{way}, paced": way for way in WAYS}
+PROCESS = ["model", "rule", "per_second", "block"]
+PREDICTED = ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p95", "ttft_p99", "itl_p50", "itl_p90", "itl_p95", "itl_p99")
 SEEDS, ASKED = 5, 4000  # simulations of one load, of which the middle counts: so many, or of so many requests in all
-LIMIT = 0.15  # how far off P99 may be before a policy's simulation is called unusable
-AIMS = ("ttft_p90", "itl_p99")  # what a policy is picked for, the least of each
+LIMIT = 0.15  # how far off a prediction may be before it is called unusable
 MISSING = "plamo-study measure 10-scheduling"
 IDLE = (0.0, 0.005, AWAKE_S, 0.02, 0.08)  # s: classes of idleness, each up to the next
 Seconds = Callable[[int], float]  # by tokens
@@ -39,20 +46,27 @@ Seconds = Callable[[int], float]  # by tokens
 def figures(
     ttft: np.ndarray, tpot: np.ndarray, gaps: tuple[np.ndarray, np.ndarray], rate: tuple[int, float], load: Load
 ) -> dict[str, float]:
-    """METRICS of one load: quantiles (s) of its own requests' first tokens and of its own gaps, each counted for those
-    who waited; tokens a second, and requests a second that were served within what the load says.
+    """METRICS of one load: `waits`; tokens a second; and the share of requests served within what the load says.
 
     `ttft`, `tpot`: seconds to the first token and, in the mean, for each further one, by request; `gaps`: seconds and
     how many waited; `rate`: tokens written, and seconds from the first arrival to the last token.
     """
-    well = in_time(ttft, tpot, load.within)
-    return waits(ttft, gaps) | {"throughput": rate[0] / rate[1], "goodput": float(well.sum()) / rate[1]}
+    well = float(in_time(ttft, tpot, load.within).mean())
+    return waits(ttft, gaps) | {"throughput": rate[0] / rate[1], "well": well}
 
 
 def waits(ttft: np.ndarray, gaps: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-    """QUANTILES (s) of first tokens, by request, and of gaps, each counted for those who waited."""
-    found = {f"ttft_{name}": float(quantile(ttft, np.ones(len(ttft)), q)) for name, q in QUANTILES.items()}
-    return found | {f"itl_{name}": float(quantile(*gaps, q)) for name, q in QUANTILES.items()}
+    """Means and QUANTILES (s) of first tokens, by request, and of gaps, each counted for those who waited.
+
+    A percentile that there are too few for (`stats.NEEDED`) is NaN.
+    """
+    found: dict[str, float] = {}
+    for what, values, weights in (("ttft", ttft, np.ones(len(ttft))), ("itl", *gaps)):
+        many = float(weights.sum())
+        found[f"{what}_mean"] = float(values @ weights / many) if many else stats.NAN
+        for name, q in QUANTILES.items():
+            found[f"{what}_{name}"] = float(quantile(values, weights, q)) if many >= stats.NEEDED[q] else stats.NAN
+    return found
 
 
 def in_time(ttft: np.ndarray, tpot: np.ndarray, within: tuple[float, float]) -> np.ndarray:
@@ -69,7 +83,8 @@ def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, f
 
 @once_a_frame
 def live(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process of traffic: LOADED, `block`, METRICS. Disturbed ones only of a model that has no others."""
+    """A line a process of traffic: LOADED, `block`, METRICS and `busy`, the share of the time that the engine computed
+    (NaN where its calls are not known). Disturbed ones only of a model that has no others."""
     return _taken(_judged(traffic_of(usable(rows))))
 
 
@@ -82,8 +97,9 @@ def _taken(rows: pd.DataFrame) -> pd.DataFrame:
         tpot = np.array([(each[-1] - each[0]) / max(len(each) - 1, 1) for each in came])
         rate = sum(load.output), max(each[-1] for each in came) - load.arrives[0]
         entry = {"model": row.model, "per_second": row.per_second, "rule": row.label, "block": row.block}
+        entry["busy"] = sum(row.samples_ns[0]) / NS / rate[1] if row.label not in (SPLIT, SERVER) else stats.NAN
         entries.append(entry | figures(ttft, tpot, (gaps, np.ones(len(gaps))), rate, load))
-    return pd.DataFrame(entries, columns=[*LOADED, "block", *METRICS])
+    return pd.DataFrame(entries, columns=[*LOADED, "block", "busy", *METRICS])
 
 
 def _judged(used: pd.DataFrame) -> pd.DataFrame:
@@ -106,8 +122,16 @@ def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def typical(rows: pd.DataFrame) -> Load:
-    """The requests that all loads of these rows consist of."""
-    return load_of(next(traffic_of(usable(rows)).itertuples()))
+    """The requests that the loads of these rows consist of, at which policies are compared."""
+    used = traffic_of(usable(rows))
+    return load_of(next(used[used["per_second"].isin(loads(rows))].itertuples()))
+
+
+@once_a_frame
+def loads(rows: pd.DataFrame) -> tuple[float, ...]:
+    """The loads at which several policies were measured, each of which is predicted from the others."""
+    policies_at = traffic_of(usable(rows)).groupby("per_second")["label"].nunique()
+    return tuple(sorted(policies_at[policies_at > 1].index))
 
 
 def load_of(row: Any) -> Load:
@@ -117,20 +141,10 @@ def load_of(row: Any) -> Load:
     return Load(arrives, prompt, output, WITHIN[row.scale])
 
 
-def models(rows: pd.DataFrame, others: Iterable[pd.DataFrame] = (), loads: bool = True) -> dict[str, StepModel]:
-    """A step model for each model that traffic was measured on: of calls measured alone and, with `loads`, of traffic
-    at the known loads. `others`: rows of other studies on the same machine, at the same scale, with all threads."""
-    found = observed.calls(rows)
-    known = known_loads(str(rows["scale"].iloc[0]))
-    own = observed.parts_of(found)
-    if loads:
-        own = pd.concat([own, found[(found["workload"] == "traffic") & found["per_second"].isin(known)]])
-    more = [_same(observed.calls(each), found) for each in others]
-    every = pd.concat([own, *more], ignore_index=True)
-    return {
-        model: observed.fitted(every, model, int(own["n_threads"].max()), rows, _command(rows))
-        for model in sorted(set(own["model"]))
-    }
+def _models(own: pd.DataFrame, rows: pd.DataFrame) -> dict[str, StepModel]:
+    """A step model for each model of these calls."""
+    threads = int(own["n_threads"].max()) if len(own) else 0
+    return {model: observed.fitted(own, model, threads, rows, _command(rows)) for model in sorted(set(own["model"]))}
 
 
 def _same(other: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
@@ -143,15 +157,31 @@ def _command(rows: pd.DataFrame) -> str:
 
 
 @once_a_frame
-def fitted(rows: pd.DataFrame) -> dict[str, StepModel]:
-    """A step model for each model, of its parts and of the known loads."""
-    return models(rows)
+def fitted(rows: pd.DataFrame, without: float = 0.0) -> dict[str, StepModel]:
+    """A step model for each model: of calls measured alone, and of traffic at all `loads` but that one."""
+    found = observed.calls(rows)
+    known = found["per_second"].isin(set(loads(rows)) - {without})
+    own = pd.concat([observed.parts_of(found), found[(found["workload"] == "traffic") & known]])
+    return _models(own, rows[rows["per_second"] != without])
 
 
 @once_a_frame
-def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """`both` of these rows with these models."""
-    return both(rows, fitted(rows))
+def paced(rows: pd.DataFrame, without: float = 0.0) -> tuple[dict[str, StepModel], pd.Series]:
+    """Each process's pace by PROCESS, the seconds of its calls over what `fitted` says of them; and step models of the
+    calls that each was fitted on, divided by the pace of their process."""
+    found, known = observed.calls(rows), fitted(rows, without)
+    found = found[found["n_threads"] == found["n_threads"].max()]
+    said = [
+        _said(known[model], call)
+        for model, call in zip(found["model"], found[observed.COLUMNS[:-1]].to_numpy().tolist(), strict=True)
+    ]
+    found = found.assign(said=said)
+    awake = found[found["said"].notna() & ~(found["idle"] >= AWAKE_S)].groupby(PROCESS)
+    pace = (awake["seconds"].sum() / awake["said"].sum()).rename("pace").sort_index()
+    found = found.join(pace, on=PROCESS)
+    found["seconds"] /= found["pace"].fillna(1.0)
+    own = found["per_second"].isin(set(loads(rows)) - {without}) | (found["workload"] != "traffic")
+    return _models(found[own | (found["rule"] == PARTS)], rows[rows["per_second"] != without]), pace
 
 
 @once_a_frame
@@ -168,8 +198,7 @@ def half(rows: pd.DataFrame) -> dict[str, StepModel]:
 def with_threads(rows: pd.DataFrame, n_threads: int) -> dict[str, StepModel]:
     """A step model for each model of which the parts were measured with so many threads."""
     own = observed.parts_of(observed.calls(rows))
-    own = own[own["n_threads"] == n_threads]
-    return {model: observed.fitted(own, model, n_threads, rows, _command(rows)) for model in sorted(set(own["model"]))}
+    return _models(own[own["n_threads"] == n_threads], rows)
 
 
 def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
@@ -220,10 +249,10 @@ def _said(known: StepModel, call: list[int]) -> float:
         return float("nan")
 
 
-def simulated(load: Load, rule: str, model: StepModel, slots: int, **how: Any) -> dict[str, float]:
-    """METRICS of a load by a policy: the middle of `seeds` simulations."""
-    seen = range(seeds(load))
-    return _middle([of_served(serve(load, policies.named(rule), Simulated(model, n), slots, **how)) for n in seen])
+def simulated(load: Load, rule: str, model: StepModel, slots: int, simulations: int = 0) -> dict[str, float]:
+    """METRICS of a load by a policy: the middle of so many simulations; 0: of `seeds`."""
+    seen = range(simulations or seeds(load))
+    return _middle([of_served(serve(load, policies.named(rule), Simulated(model, n), slots)) for n in seen])
 
 
 def seeds(load: Load) -> int:
@@ -235,31 +264,126 @@ def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.median([run[name] for run in runs])) for name in METRICS}
 
 
-def both(rows: pd.DataFrame, known: dict[str, StepModel]) -> pd.DataFrame:
-    """A line a model, load and policy that was measured: METRICS live (estimates over processes), `NAME_simulated` and
-    `NAME_ratio`, simulated over live; `held_out`: whether the load is one that no model was fitted on.
+@once_a_frame
+def predictions(rows: pd.DataFrame) -> pd.DataFrame:
+    """What each of WAYS and PACED says of a load that it does not know, a line a model, load, policy, METRICS and way.
 
-    Loads that a model cannot be asked about, because it was not measured so far, are in `refused`, with the reason.
+    Theory is not asked about the split engine, which is two servers one behind the other, and nothing is paced whose
+    calls are not known. `asked`: "between" loads that are known, or "beyond" them. `predicted`; `measured`, over
+    processes; `ratio`, the first over the second, None where either is missing. `refused`: why the simulation did not
+    answer.
     """
     entries = []
-    first = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
-    loads = {(row.model, row.per_second, row.label): (load_of(row), int(row.n_seq)) for row in first.itertuples()}
-    fitted_on = known_loads(str(rows["scale"].iloc[0]))
-    halves = half(rows)
-    for key, group in live(rows).groupby(LOADED, sort=True):
-        entry: dict[str, Any] = dict(zip(LOADED, key, strict=True)) | {"held_out": key[1] not in fitted_on}
-        load, slots = loads[key]
-        try:
-            if entry["rule"] == SPLIT:
-                model = entry["model"]
-                found = disaggregated(load, _known(halves, model, rows), slots, shipping(rows, model))
-            else:
-                found = simulated(load, entry["rule"], known[entry["model"]], slots)
-        except StudyError as error:
-            entries.append(entry | {"refused": f"{error.what}: {error.why}"})
-            continue
-        entries.append(entry | _held_against(group, found) | {"refused": ""})
-    return pd.DataFrame(entries, columns=[*LOADED, "held_out", *BOTH, "refused"])
+    used = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
+    first = {(row.model, row.per_second, row.label): row for row in used.itertuples()}
+    taken = live(rows).drop_duplicates([*LOADED, "block"], keep="last").set_index("block")
+    for key, group in taken.groupby(LOADED, sort=True):
+        model, per_second, rule = key
+        others = taken[(taken["model"] == model) & (taken["rule"] == rule)]
+        others = others[others["per_second"].isin(set(loads(rows)) - {per_second})]
+        told = dict(zip(LOADED, key, strict=True)) | {"asked": _asked(per_second, set(others["per_second"]))}
+        found, why = _simulated(rows, first[key])
+        ways = {"simulation": found, "nearest load": nearest(others, per_second)}
+        if rule != SPLIT:
+            ways |= {"theory": _theory(rows, first[key])} | _paced(rows, first[key], others)
+        for (way, said), name in product(ways.items(), METRICS):
+            entry = told | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
+            entries.append(entry | _held_against(said.get(name), group[name]))
+    columns = [*LOADED, "asked", "metric", "way", "refused", "predicted", "measured", "ratio"]
+    return pd.DataFrame(entries, columns=columns)
+
+
+def _asked(per_second: float, known: set[float]) -> str:
+    """Whether a load lies between others that are known, or beyond them."""
+    if not known:
+        return "none known"
+    return "between" if min(known) < per_second < max(known) else "beyond"
+
+
+def _unknown(row: Any, rows: pd.DataFrame) -> float:
+    """The load that nothing may be fitted on when this one is predicted; 0 for one that nothing is fitted on anyway."""
+    return float(row.per_second) if row.per_second in loads(rows) else 0.0
+
+
+def nearest(others: pd.DataFrame, per_second: float) -> dict[str, pd.Series]:
+    """METRICS by block at that one of some loads which is nearest, and its rate; nothing where there is none."""
+    if others.empty:
+        return {}
+    at = min(set(others["per_second"]), key=lambda each: (abs(each - per_second), each))
+    chosen = others[others["per_second"] == at]
+    return {name: chosen[name] for name in ("per_second", *METRICS)}
+
+
+def _simulated(rows: pd.DataFrame, row: Any) -> tuple[dict[str, Any], str]:
+    """What the simulation says of a load without knowing it, or nothing and why."""
+    load, without = load_of(row), _unknown(row, rows)
+    try:
+        if row.label == SPLIT:
+            moves = shipping(rows, row.model, without)
+            return disaggregated(load, _known(half(rows), row.model, rows), int(row.n_seq), moves), ""
+        return simulated(load, row.label, fitted(rows, without)[row.model], int(row.n_seq)), ""
+    except StudyError as error:
+        return {}, f"{error.what}: {error.why}"
+
+
+def _theory(rows: pd.DataFrame, row: Any) -> dict[str, Any]:
+    known = fitted(rows, _unknown(row, rows))[row.model]
+    return theory(load_of(row), row.per_second, row.label, known, int(row.n_seq))
+
+
+def _paced(rows: pd.DataFrame, row: Any, others: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """What each way says of a load that it knows nothing of but the pace of every process, by block."""
+    known, pace = paced(rows, _unknown(row, rows))
+    if (row.model, row.label, row.per_second) not in pace.index.droplevel("block"):
+        return {}
+    own, load, slots = pace.loc[row.model, row.label, row.per_second], load_of(row), int(row.n_seq)
+    many = max(SEEDS, seeds(load) // len(own))
+    models = {block: known[row.model].slower(each) for block, each in own.items()}
+    ways = {
+        "simulation": {block: simulated(load, row.label, each, slots, many) for block, each in models.items()},
+        "theory": {block: theory(load, row.per_second, row.label, each, slots) for block, each in models.items()},
+    }
+    found = {way: {name: pd.DataFrame(said).T.get(name) for name in METRICS} for way, said in ways.items()}
+    near = nearest(others, row.per_second)
+    if near:
+        theirs = pace.loc[row.model, row.label, near["per_second"].iloc[0]]
+        found["nearest load"] = {
+            name: near[name] * own / theirs if name not in ("throughput", "well") else near[name] for name in METRICS
+        }
+    return {f"{way}, paced": said for way, said in found.items()}
+
+
+def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: int) -> dict[str, float]:
+    """`ttft_*` and `well` of a load by Pollaczek and Khinchine: one server that is busy for a request's whole work.
+
+    The work: its prompt in the policy's chunks, and its answer's share of steps, alone where the policy serves one at a
+    time, else of all slots. A first token waits and is read. The mean wait is exact for such a server; percentiles take
+    waits for exponential, but for the requests that find nobody there. Nothing where the load is more than it can take.
+    """
+    size, together = policies.chunk(rule), 1 if rule == "one at a time" else slots
+    reading = np.array([_reading(model, n, size) for n in load.prompt])
+    held = min(int(np.mean(load.prompt) + np.mean(load.output) / 2), model.range.held)
+    step = model.seconds(together, together * held, 0, 0) * float(np.mean(model.factors["step"])) / together
+    work = reading + (np.array(load.output) - 1) * step
+    busy = per_second * float(work.mean())
+    if busy >= 1:
+        return {}
+    wait = closed.mg1(per_second, float(work.mean()), float((work**2).mean()))
+
+    def sooner(seconds: float) -> float:
+        return float(closed.exponential_wait(seconds - reading, wait, busy).mean())
+
+    def until(q: float) -> float:
+        return float(brentq(lambda seconds: sooner(seconds) - q, 0.0, float(reading.max()) + 20 * wait / busy))
+
+    found = {f"ttft_{name}": until(q) for name, q in QUANTILES.items() if len(load) >= stats.NEEDED[q]}
+    return found | {"ttft_mean": wait + float(reading.mean()), "well": sooner(load.within[0])}
+
+
+def _reading(model: StepModel, n: int, size: int) -> float:
+    """Seconds that a prompt of so many tokens takes in chunks of a size, in the mean over calls."""
+    chunks = [(min(size, n - before), before) for before in range(0, n, size)]
+    return sum(model.seconds(0, 0, *chunk) for chunk in chunks) * float(np.mean(model.factors["chunk"]))
 
 
 def _known(halves: dict[str, StepModel], model: str, rows: pd.DataFrame) -> StepModel:
@@ -268,16 +392,16 @@ def _known(halves: dict[str, StepModel], model: str, rows: pd.DataFrame) -> Step
     return halves[model]
 
 
-def shipping(rows: pd.DataFrame, model: str) -> tuple[Seconds, Seconds]:
+def shipping(rows: pd.DataFrame, model: str, without: float = 0.0) -> tuple[Seconds, Seconds]:
     """Seconds of moving a state by its tokens: saved, checked and sent, which keeps the sender; loaded, which keeps the
-    receiver. The medians of the shipments of known loads, between the lengths that were shipped by a straight line,
-    beyond them the nearest.
+    receiver. The medians of the shipments at all loads but that one, between the lengths that were shipped by a
+    straight line, beyond them the nearest.
 
     Raises StudyError where nothing was shipped at those loads.
     """
     used = traffic_of(usable(rows))
     used = used[(used["label"] == SPLIT) & (used["model"] == model)]
-    used = used[used["per_second"].isin(known_loads(str(rows["scale"].iloc[0])))]
+    used = used[used["per_second"] != without]
     told = [
         (each.n_prompt, *took)
         for row in used.itertuples()
@@ -293,102 +417,178 @@ def _between(by_tokens: pd.Series) -> Seconds:
     return lambda tokens: float(np.interp(tokens, by_tokens.index, by_tokens))
 
 
-BOTH = [name + end for name in METRICS for end in ("", "_simulated", "_ratio")]
-
-
-def _held_against(group: pd.DataFrame, found: dict[str, float]) -> dict[str, Any]:
-    """BOTH of the processes of one load."""
-    entry: dict[str, Any] = {}
-    for name in METRICS:
-        taken = group.drop_duplicates("block", keep="last")[name].tolist()
-        entry |= {name: stats.median(taken), f"{name}_simulated": found[name]}
-        known_both = found[name] > 0 and min(taken) > 0  # nobody may have been served well
-        entry[f"{name}_ratio"] = stats.ratio([found[name]] * len(taken), taken) if known_both else None
-    return entry
+def _held_against(said: Any, taken: pd.Series) -> dict[str, Any]:
+    """A prediction, one number or one by block, beside what processes measured, by block."""
+    measured = stats.median(taken.tolist())
+    if said is None:
+        return {"predicted": stats.NAN, "measured": measured, "ratio": None}
+    if not isinstance(said, pd.Series):
+        said = pd.Series(float(said), taken.index)
+    said = said.astype(float)
+    entry: dict[str, Any] = {"predicted": float(said.median()), "measured": measured}
+    both = pd.concat([said, taken], axis=1, join="inner").to_numpy()
+    known = len(both) and (both > 0).all()  # nobody may have been served in time; a percentile may be missing
+    return entry | {"ratio": stats.ratio(both[:, 0].tolist(), both[:, 1].tolist()) if known else None}
 
 
 @once_a_frame
 def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
     """The same requests served by llama-server, and its rule simulated with as many threads: `model`, `per_second`,
-    BOTH, and `http` (s), what a request takes that asks for nothing.
+    METRICS, each with `NAME_WAY`, predicted over measured, for every way, and `http` (s), what a request takes that
+    asks for nothing.
 
     The rule is that of the policy "shared", but for prompts that arrive together: the server reads them in one call.
     """
     used = usable(rows)
     used = used[(used["workload"] == "traffic") & (used["label"] == SERVER) & (used["status"] == "ok")]
-    known = {n: with_threads(rows, int(n)) for n in used["n_threads"].unique()}
+    taken = _taken(used).drop_duplicates([*LOADED, "block"], keep="last").set_index("block")
     entries = []
     for (model, per_second, n_threads), group in used.groupby(["model", "per_second", "n_threads"]):
-        if (fitted_on := known[n_threads].get(str(model))) is None:
+        known = with_threads(rows, int(n_threads)).get(str(model))
+        if known is None:
             continue
-        first = next(group.itertuples())
-        found = simulated(load_of(first), "shared", fitted_on, int(first.n_seq))
+        load, slots = load_of(next(group.itertuples())), int(group["n_seq"].iloc[0])
+        own = taken[taken["model"] == model]
+        ways = {
+            "simulation": simulated(load, "shared", known, slots),
+            "nearest load": nearest(own[own["per_second"] != per_second], float(per_second)),
+            "theory": theory(load, float(per_second), "shared", known, slots),
+        }
         http = stats.median([float(np.median(series["floor"])) for series in group["series"]])
-        entries.append({"model": model, "per_second": per_second, "http": http} | _held_against(_taken(group), found))
-    return pd.DataFrame(entries, columns=["model", "per_second", "http", *BOTH])
-
-
-def residuals(compared: pd.DataFrame) -> pd.DataFrame:
-    """Per policy: how far simulated is from live over all loads, `worst_NAME` of P99 of both and of the throughput, as
-    the ratio furthest from 1, and `verdict`: usable, or unusable where P99 is beyond LIMIT with its whole interval."""
-    entries = []
-    for (model, rule), group in compared[compared["refused"] == ""].groupby(["model", "rule"], sort=True):
-        entry: dict[str, Any] = {"model": model, "rule": rule, "loads": len(group)}
-        for name in ("ttft_p99", "itl_p99", "throughput"):
-            entry[f"worst_{name}"] = max(group[f"{name}_ratio"], key=lambda ratio: abs(np.log(ratio.value)))
-        entry["verdict"] = _verdict([entry["worst_ttft_p99"], entry["worst_itl_p99"]])
+        entry: dict[str, Any] = {"model": model, "per_second": per_second, "http": http}
+        for name, (way, said) in product(METRICS, ways.items()):
+            found = _held_against(said.get(name), own[own["per_second"] == per_second][name])
+            entry |= {name: found["measured"], f"{name}_{way}": found["ratio"]}
         entries.append(entry)
-    names = ["worst_ttft_p99", "worst_itl_p99", "worst_throughput"]
-    return pd.DataFrame(entries, columns=["model", "rule", "loads", *names, "verdict"])
+    names = [name + end for name in METRICS for end in ("", *(f"_{way}" for way in WAYS))]
+    return pd.DataFrame(entries, columns=["model", "per_second", "http", *names])
 
 
-def _verdict(ratios: list[Estimate]) -> str:
-    said = {ratio.within(1 / (1 + LIMIT), 1 + LIMIT) for ratio in ratios}
-    if "does not hold" in said:
-        return "unusable"
-    return "inconclusive" if "inconclusive" in said else "usable"
+def tails(rows: pd.DataFrame) -> dict[str, str]:
+    """The highest percentile of first tokens, and of gaps, that every load has requests enough for."""
+    known = live(rows)[METRICS].notna().all()
+    return {what: next(f"{what}_{q}" for q in reversed(QUANTILES) if known[f"{what}_{q}"]) for what in ("ttft", "itl")}
 
 
-def picks(rows: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
-    """What the simulation would pick at each load, by what it is picked for: `rule`, `best` (of the live engine),
-    `confirmed` (the same, or not shown to be worse), `chance`, the share of the policies of which that is so, and
-    `held_out`."""
+def aims(rows: pd.DataFrame) -> tuple[str, str]:
+    """What a policy is picked for, the least of each: P90 of first tokens where it is known, and the gaps' tail."""
+    known = tails(rows)
+    return min(known["ttft"], "ttft_p90"), known["itl"]
+
+
+def compared(rows: pd.DataFrame) -> pd.DataFrame:
+    """The `predictions` of the loads at which policies are compared, where the simulation answered.
+
+    All ways are judged on the same loads: where it refuses, nobody is judged.
+    """
+    found = predictions(rows)
+    answered = found.groupby(LOADED)["refused"].transform("max") == ""
+    return found[answered & found["per_second"].isin(loads(rows))]
+
+
+def refused(rows: pd.DataFrame) -> list[str]:
+    """Why the simulation did not answer, each reason once."""
+    found = predictions(rows)["refused"]
+    return sorted(set(found[found != ""]))
+
+
+def accuracy(found: pd.DataFrame, by: Sequence[str] = ("metric", "way")) -> pd.DataFrame:
+    """How far off `compared` predictions are: `by`, `asked_of` (how many), `answered`, `within` (LIMIT), `middle` (the
+    median of how far off the answered ones are, a share) and `worst`, the ratio furthest from 1, whose interval knows
+    that it was chosen."""
     entries = []
-    taken = live(rows)
-    for (model, per_second), group in compared[compared["refused"] == ""].groupby(["model", "per_second"]):
-        if len(group) < 2:
+    for key, group in found.groupby(list(by), sort=False):
+        known = [ratio for ratio in group["ratio"] if ratio is not None]
+        off = [abs(np.log(ratio.value)) for ratio in known]
+        entry: dict[str, Any] = dict(zip(by, key, strict=True)) | {"asked_of": len(group), "answered": len(known)}
+        entry["within"] = sum(value <= np.log(1 + LIMIT) for value in off)
+        entry["middle"] = float(np.expm1(np.median(off))) if off else stats.NAN
+        entry["worst"] = stats.selected(known[int(np.argmax(off))], len(known)) if off else None
+        entries.append(entry)
+    return pd.DataFrame(entries, columns=[*by, "asked_of", "answered", "within", "middle", "worst"])
+
+
+def residuals(rows: pd.DataFrame) -> pd.DataFrame:
+    """By policy and way, how far off the tails are over all loads: `accuracy`, and `verdict`: usable, or unusable where
+    the furthest is beyond LIMIT with its whole interval."""
+    found = compared(rows)
+    found = found[found["metric"].isin(tails(rows).values())]
+    found = accuracy(found, ("model", "rule", "metric", "way"))
+    return found.assign(verdict=[_verdict(ratio) for ratio in found["worst"]])
+
+
+def _verdict(ratio: Estimate | None) -> str:
+    if ratio is None:
+        return "no answer"
+    said = {"holds": "usable", "does not hold": "unusable"}
+    return said.get(ratio.within(1 / (1 + LIMIT), 1 + LIMIT), "inconclusive")
+
+
+def picks(rows: pd.DataFrame) -> pd.DataFrame:
+    """What each way would pick at each load, by what it is picked for: `rule`, `best` (of the live engine), `ratio`,
+    live, of the one over the other, `confirmed` (the same, or not shown to be worse), and `chance`, the share of the
+    policies of which that is so. A way that says nothing of a quantity picks nothing."""
+    entries = []
+    taken = live(rows).drop_duplicates([*LOADED, "block"], keep="last").set_index("block")
+    every = compared(rows)
+    for (model, per_second, name), group in every[every["metric"].isin(aims(rows))].groupby(
+        ["model", "per_second", "metric"]
+    ):
+        measured = {rule: estimate.value for rule, estimate in zip(group["rule"], group["measured"], strict=True)}
+        if len(measured) < 2:
             continue
-        for name in AIMS:
-            value = {row["rule"]: row for row in group.to_dict("records")}
-            rule = min(value, key=lambda each: value[each][f"{name}_simulated"])  # called here
-            best = min(value, key=lambda each: value[each][name].value)
-            own = taken[(taken["model"] == model) & (taken["per_second"] == per_second)]
-            by_rule = {
-                each: own[own["rule"] == each].drop_duplicates("block", keep="last").set_index("block")[name]
-                for each in value
-            }
-            ratios = {each: timing.paired_ratio(taken_by, by_rule[best]) for each, taken_by in by_rule.items()}
-            good = {each: each == best or ratio.above(1.0) != "holds" for each, ratio in ratios.items()}
-            entry = {"model": model, "per_second": per_second, "for": name, "rule": rule, "best": best}
+        best = min(measured, key=measured.__getitem__)
+        own = taken[(taken["model"] == model) & (taken["per_second"] == per_second)]
+        by_rule = {rule: own[own["rule"] == rule][name] for rule in measured}
+        ratios = {rule: timing.paired_ratio(took, by_rule[best]) for rule, took in by_rule.items()}
+        good = {rule: rule == best or ratio.above(1.0) != "holds" for rule, ratio in ratios.items()}
+        for way, said in group[group["way"].isin(WAYS)].dropna(subset="predicted").groupby("way", sort=False):
+            rule = str(said.sort_values("predicted", kind="stable")["rule"].iloc[0])
+            entry = {"model": model, "per_second": per_second, "for": name, "way": way, "rule": rule, "best": best}
             entry |= {"ratio": ratios[rule], "confirmed": good[rule], "chance": float(np.mean(list(good.values())))}
-            entries.append(entry | {"held_out": group["held_out"].iloc[0]})
-    names = ["model", "per_second", "for", "rule", "best", "ratio", "confirmed", "chance", "held_out"]
+            entries.append(entry | {"asked": said["asked"].iloc[0]})
+    names = ["model", "per_second", "asked", "for", "way", "rule", "best", "ratio", "confirmed", "chance"]
     return pd.DataFrame(entries, columns=names)
 
 
-def ranked(compared: pd.DataFrame) -> tuple[int, int]:
-    """(pairs of policies that simulation and engine put in the same order by P99 of the gaps, pairs that differ)."""
-    same = every = 0
-    for _, group in compared[compared["refused"] == ""].groupby(["model", "per_second"]):
-        lines = group.to_dict("records")
-        for n, one in enumerate(lines):
-            for two in lines[n + 1 :]:
-                a, b = one["itl_p99"], two["itl_p99"]
+def ranked(rows: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    """By way: (pairs of policies that it and the engine put in the same order by the gaps' tail, pairs that differ)."""
+    found = compared(rows)
+    found = found[(found["metric"] == tails(rows)["itl"]) & found["way"].isin(WAYS)].dropna(subset="predicted")
+    counted = {}
+    for way, said in found.groupby("way", sort=False):
+        same = every = 0
+        for _, group in said.groupby(["model", "per_second"]):
+            for one, two in combinations(group.to_dict("records"), 2):
+                a, b = one["measured"], two["measured"]
                 if a.high < b.low or b.high < a.low:
                     every += 1
-                    simulated_less = one["itl_p99_simulated"] < two["itl_p99_simulated"]
-                    same += simulated_less == (a.value < b.value)
-    return same, every
+                    same += (one["predicted"] < two["predicted"]) == (a.value < b.value)
+        counted[str(way)] = same, every
+    return counted
+
+
+def alone(rows: pd.DataFrame) -> pd.DataFrame:
+    """One machine by itself, at loads that no way knows, a line a process: its `pace`, the share of requests served in
+    time, as `measured`, as each of WAYS says who do not know the pace, and `paced`, as the simulation that does."""
+    entries = []
+    found = predictions(rows)
+    found = found[(found["metric"] == "well") & ~found["per_second"].isin(loads(rows))]
+    taken = live(rows).drop_duplicates(PROCESS, keep="last").set_index(PROCESS)["well"].sort_index()
+    used = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
+    known, pace = paced(rows)
+    for row in used[~used["per_second"].isin(loads(rows))].itertuples():
+        said = found[(found[LOADED] == [row.model, row.per_second, row.label]).all(axis=1)].set_index("way")[
+            "predicted"
+        ]
+        for block, measured in taken.loc[row.model, row.label, row.per_second].items():
+            own = float(pace.loc[row.model, row.label, row.per_second, block])
+            model = known[row.model].slower(own)
+            entry = {"model": row.model, "per_second": row.per_second, "rule": row.label, "block": block, "pace": own}
+            entry |= {"measured": measured, **said[list(WAYS)]}
+            entries.append(entry | {"paced": simulated(load_of(row), row.label, model, int(row.n_seq), SEEDS)["well"]})
+    names = [*LOADED, "block", "pace", "measured", *WAYS, "paced"]
+    return pd.DataFrame(entries, columns=names).sort_values(["model", "rule", "per_second", "pace"])
 
 
 # ------------------------------------------------------------------ what was not measured, simulated

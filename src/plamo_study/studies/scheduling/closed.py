@@ -39,6 +39,15 @@ def em1(arrivals: float, mean: float, phases: int) -> float:
     return float(root * mean / (1 - root))
 
 
+def exponential_wait(seconds: np.ndarray, wait: float, busy: float) -> np.ndarray:
+    """The share of requests that wait at most so long at one server, if those who wait do so exponentially.
+
+    `wait`: in the mean over all; `busy`: the share of the time that the server is, and so of the requests that wait.
+    Exact for exponential service times: 1 - ρ exp(-ρ t / W).
+    """
+    return np.where(seconds < 0, 0.0, 1 - busy * np.exp(-busy * np.maximum(seconds, 0) / wait))
+
+
 def standard_error(values: np.ndarray, batches: int = 50) -> float:
     """Of the mean of values that depend on one another: from the means of stretches (batch means)."""
     means = [part.mean() for part in np.array_split(values, batches)]

@@ -40,19 +40,19 @@ def over_load(data: pd.DataFrame, title: str) -> Chart:
 
 
 def ratios(data: pd.DataFrame, limit: float, title: str) -> Chart:
-    """Simulated over measured, a point a load; the band is what is accepted.
+    """Predicted over measured, a point a load and way; the band is what is accepted.
 
-    `data`: model, rule, what, ratio (estimates), loads ("fitted on" or "held out").
+    `data`: model, rule, what, ratio (estimates), way.
     """
     tidy = spread(data, "ratio")
     how: dict[str, Any] = {
-        "title": "Simulated / measured (log)",
+        "title": "Predicted / measured (log)",
         "scale": alt.Scale(type="log", nice=False, padding=10),
     }
     box = alt.Chart().mark_rect(color="#a6cbe3", opacity=0.5).encode(x=alt.X("mean(from):Q", **how), x2="mean(to):Q")
     x = alt.X("value:Q", **how)
     y = alt.Y("rule:N", title=None, sort=None)
-    colour = alt.Color("loads:N", title=None, scale=alt.Scale(range=CATEGORIES))
+    colour = alt.Color("way:N", title=None, sort=None, scale=alt.Scale(range=CATEGORIES))
     layers = [
         box,
         alt.Chart().mark_rule(color=MUTED, strokeDash=[4, 4]).encode(x=alt.X("mean(even):Q", **how)),
@@ -61,9 +61,12 @@ def ratios(data: pd.DataFrame, limit: float, title: str) -> Chart:
     tidy = tidy.assign(**{"from": 1 / (1 + limit), "to": 1 + limit, "even": 1.0})
     chart = alt.layer(*layers, data=tidy).properties(width=WIDTH, height=150)
     facets = chart.facet(row=alt.Row("model:N", title=None), column=alt.Column("what:N", title=None, sort=None))
-    inside = tidy["value"].between(1 / (1 + limit), 1 + limit)
-    ends = f"{tidy['value'].min():.2f} to {tidy['value'].max():.2f}"
-    said = f"{title}. {inside.sum()} of {len(tidy)} lie within {limit:.0%}, which is the band; all from {ends}."
+    ways = tidy.assign(inside=tidy["value"].between(1 / (1 + limit), 1 + limit)).groupby("way", sort=False)
+    words = "; ".join(
+        f"{way}: {of['inside'].sum()} of {len(of)}, all from {of['value'].min():.2f} to {of['value'].max():.2f}"
+        for way, of in ways
+    )
+    said = f"{title}. Within {limit:.0%}, which is the band: {words}."
     return facets.properties(title=title, description=said)
 
 

@@ -48,11 +48,6 @@ def scheduling(scale: str, gpu: bool = False) -> Plan:
     )  # fmt: skip
 
 
-def known_loads(scale: str) -> tuple[float, ...]:
-    """The loads that a step model may be fitted on; the one between them is held out."""
-    return LOADS[scale][::2]
-
-
 def _of_model(base: Traffic) -> Iterator[Traffic]:
     """Every policy at every load; on small models also the split engine, a server and one machine's capacity."""
     first, small = base.model == MODELS[0], base.scale == "mini"

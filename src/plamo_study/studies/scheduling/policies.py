@@ -21,6 +21,8 @@ class Queue:
     chunk: int = 0  # prompt tokens in the call before
 
 
+WHOLE = 1 << 62
+CUTS = ("chunked", "apart", "decode first")  # the number is a size
 Step = tuple[bool, int]
 Policy = Callable[[Queue], Step]
 
@@ -99,6 +101,12 @@ def named(name: str) -> Policy:
         return SIZED[words](int(number))
     known = ", ".join([*PLAIN, *(f"{sized} N" for sized in SIZED)])
     raise StudyError(f"policy {name!r}", f"unknown; known: {known}", "choose one of them")
+
+
+def chunk(name: str) -> int:
+    """Tokens of a prompt that a policy of this name reads in a call at most; whole prompts where it names no size."""
+    words, _, number = name.rpartition(" ")
+    return int(number) if words in CUTS else WHOLE
 
 
 PLAIN: dict[str, Callable[[], Policy]] = {

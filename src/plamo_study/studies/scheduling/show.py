@@ -1,5 +1,6 @@
 """Notebook 10's sentences and tables: the words around numbers that come from rows, never the other way round."""
 
+from collections.abc import Iterable
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -10,6 +11,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.analysis import stats, timing
+from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
 from plamo_study.measure import recording as recordings
@@ -18,10 +20,10 @@ from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.scheduling import analysis, published, traffic
-from plamo_study.studies.scheduling.analysis import LIMIT, METRICS
-from plamo_study.studies.scheduling.fleets_plan import DAY, DAYS
+from plamo_study.studies.scheduling.analysis import LIMIT, METRICS, PACED
+from plamo_study.studies.scheduling.fleets_plan import CALLS, DAY, DAYS, WELL
 from plamo_study.studies.scheduling.loop import Load
-from plamo_study.studies.scheduling.plan import LOADS, SLOTS, SPLIT, WITHIN, known_loads
+from plamo_study.studies.scheduling.plan import MANY, POLICIES, SLOTS, SPLIT, WITHIN
 
 MS = 1e3
 AGAINST = (  # a policy, what it is held against, and in words
@@ -37,37 +39,80 @@ SHOWN = ("shared", "chunked 64", "decode first 64", "one at a time", SPLIT)  # i
 RULES = ("shared", "chunked 32", "chunked 64", "chunked 128")
 DESIGNS = (*RULES, "decode first 64", "prefill first", "apart 64", "budget 10", "one at a time")
 BUSY = 0.7  # of the capacity, where one load stands for all
-NAMES = {"ttft_p90": "first token, P90", "itl_p99": "gap, P99"}
+WORDS = {"ttft": "first token", "itl": "gap"}
+LONG = {"ttft": "the first token", "itl": "the gap between two tokens"}
+HEADED = {"simulation": "simulation", "nearest load": "nearest load", "theory": "Pollaczek–Khinchine"}
+HEADED |= {paced: f"{HEADED[way]}, pace told" for paced, way in PACED.items()}
 
 
 def finding(recording: Recording) -> Markdown:
-    """What policies do to people, how wrong the simulation is and what it gets right, and the source's table."""
+    """Where a baseline is as good as the simulation, how wrong each is, what policies do, and the source's table."""
     rows = recording.rows
-    lines = [*_policies(rows), *_accuracy(rows), _printed()]
+    lines = [*_accuracy(rows), *_policies(rows), _printed()]
     text = evidence.disturbed(rows) + "\n".join(f"- {line}" for line in lines) + f"\n\n({condition(recording)})"
     return Markdown(text)
 
 
 def _accuracy(rows: pd.DataFrame) -> list[str]:
-    compared = analysis.compared(rows)
-    right = compared[compared["refused"] == ""]
-    held = right[right["held_out"]]
-    judged, which = (held, "on loads it was not fitted on") if len(held) else (right, "on loads it was fitted on too")
-    if judged.empty:
+    found = analysis.compared(rows)
+    if found.empty:
         return ["**The simulation** was asked nothing that it was fitted for."]
-    off = [
-        abs(np.log(row[f"{name}_ratio"].value)) for row in judged.to_dict("records") for name in ("ttft_p99", "itl_p99")
+    judged = found[found["metric"].isin(_judged(rows))]
+    said = [
+        ", ".join(f"{_within(judged[judged['way'] == own])} by {BY[way]}" for own, way in ways.items())
+        for ways in ({way: way for way in analysis.WAYS}, PACED)
     ]
-    within = sum(value <= np.log(1 + LIMIT) for value in off)
-    picks = analysis.picks(rows, judged)
-    same, every = analysis.ranked(judged)
+    picks = {way: group for way, group in analysis.picks(rows).groupby("way")}
+    confirmed = [
+        f"{int(picks[way]['confirmed'].sum())} of {len(picks[way])} by {BY[way]}" for way in BY if way in picks
+    ]
+    lots = picks["simulation"]["chance"].sum() if picks else 0.0
     return [
-        f"**The simulation {which}** is within {LIMIT:.0%} of the engine in {within} of {len(off)} 99th percentiles; "
-        f"off by {np.expm1(np.median(off)):.0%} in the middle and by {np.expm1(max(off)):.0%} at most. It puts {same} "
-        f"of {every} pairs of policies that the engine tells apart in the engine's order, and the engine confirms "
-        f"{int(picks['confirmed'].sum())} of {len(picks)} of its picks, where drawing lots would have "
-        f"{picks['chance'].sum():.1f} confirmed."
+        f"**Where a baseline is as good as the simulation:** {'; '.join(as_good(rows)) or 'nowhere'}.",
+        f"**Each load predicted from the others**, within {LIMIT:.0%} of the engine: {said[0]}.",
+        f"**Told how fast the machine was in each process:** {said[1]}.",
+        f"**The policy picked**, confirmed by the engine: {', '.join(confirmed)}; drawing lots, {lots:.1f}.",
     ]
+
+
+BY = {"simulation": "the simulation", "nearest load": "the nearest load", "theory": "Pollaczek–Khinchine"}
+
+
+def _judged(rows: pd.DataFrame) -> list[str]:
+    """What a sentence counts: a usual percentile of first tokens, and the highest of both."""
+    return list(dict.fromkeys([analysis.aims(rows)[0], *analysis.tails(rows).values()]))
+
+
+def _within(group: pd.DataFrame) -> str:
+    """How many are within LIMIT, of the quantities that a way speaks of at all."""
+    speaks = group.groupby("metric")["ratio"].transform("count") > 0
+    within = [ratio is not None and abs(np.log(ratio.value)) <= np.log(1 + LIMIT) for ratio in group[speaks]["ratio"]]
+    return f"{sum(within)} of {len(within)}"
+
+
+def as_good(rows: pd.DataFrame) -> list[str]:
+    """The quantities, between known loads or beyond them, of which a baseline predicts as many within LIMIT as the
+    simulation, both without the processes' pace or both told it."""
+    found = analysis.accuracy(analysis.compared(rows), ("metric", "asked", "way"))
+    said = []
+    for (metric, asked), group in found[found["metric"].isin(_judged(rows))].groupby(["metric", "asked"], sort=False):
+        within = group.set_index("way")["within"]
+        for ways in (analysis.WAYS, tuple(PACED)):
+            own, *others = [way for way in ways if way in within]
+            best = max(others, key=lambda way: within[way], default=own)
+            if best != own and within[best] >= within[own]:
+                counts = f"{within[best]} against {within[own]}"
+                said.append(f"{_named(metric)}, {WHERE[asked]} ({HEADED[best]}, {counts})")
+    return said
+
+
+WHERE = {"between": "between known loads", "beyond": "beyond known loads", "none known": "with no other load known"}
+
+
+def _named(metric: str) -> str:
+    """A quantity in words: first token, P90."""
+    what, _, q = metric.partition("_")
+    return f"{WORDS[what]}, {q.upper() if q[0] == 'p' else q}" if what in WORDS else metric
 
 
 def _policies(rows: pd.DataFrame) -> list[str]:
@@ -78,13 +123,13 @@ def _policies(rows: pd.DataFrame) -> list[str]:
         if whole.empty or other.empty:
             continue
         said = []
-        for name, what in (("itl_p99", "the gap between two tokens"), ("ttft_p90", "the first token")):
+        for name in reversed(analysis.aims(rows)):
+            what, _, q = name.partition("_")
             one, two = (each.groupby("block")[name].last() for each in (whole, other))
             ratio = timing.paired_ratio(two, one)
             first, second = (stats.median(each.tolist()).scaled(MS) for each in (two, one))
             times, both = sentences.quotient(ratio, first, second, "ms")
-            q = "P99" if name == "itl_p99" else "P90"
-            said.append(f"{what} takes {times} as long {both}, {q}{sentences.unless(ratio)}")
+            said.append(f"{LONG[what]} takes {times} as long {both}, {q.upper()}{sentences.unless(ratio)}")
         lines.append(f"**{escaped(str(model))}, {words}**, {at:g} requests a second: {'; '.join(said)}.")
     return lines
 
@@ -114,35 +159,28 @@ def _printed() -> str:
 
 def over_load(recording: Recording) -> pd.DataFrame:
     """What the first figure draws: model, per_second, rule, what, measured (estimates), simulated."""
-    entries = []
-    for row in _answered(recording).to_dict("records"):
-        for name, words in (("ttft_p90", "first token, P90 (ms)"), ("itl_p99", "gap between tokens, P99 (ms)")):
-            if row["rule"] in SHOWN:
-                entry = {"model": row["model"], "per_second": row["per_second"], "rule": row["rule"], "what": words}
-                entries.append(entry | {"measured": row[name].scaled(MS), "simulated": row[f"{name}_simulated"] * MS})
-    return pd.DataFrame(entries, columns=["model", "per_second", "rule", "what", "measured", "simulated"])
+    found = _of(recording, analysis.aims(recording.rows))
+    found = found[(found["way"] == "simulation") & found["rule"].isin(SHOWN)]
+    return found.assign(
+        what=[f"{_named(name)} (ms)" for name in found["metric"]],
+        measured=[estimate.scaled(MS) for estimate in found["measured"]],
+        simulated=found["predicted"] * MS,
+    )[["model", "per_second", "rule", "what", "measured", "simulated"]]
 
 
 def ratios(recording: Recording) -> pd.DataFrame:
-    """Simulated over measured: model, rule, what, ratio, loads."""
-    entries = []
-    names = {"ttft_p99": "first token, P99", "itl_p99": "gap between tokens, P99", "throughput": "throughput"}
-    for row in _answered(recording).to_dict("records"):
-        for name, words in names.items():
-            entry = {"model": row["model"], "rule": row["rule"], "what": words, "ratio": row[f"{name}_ratio"]}
-            entries.append(entry | {"loads": row["loads"]})
-    return pd.DataFrame(entries, columns=["model", "rule", "what", "ratio", "loads"])
+    """Predicted over measured, the highest percentiles: model, rule, what, ratio, way."""
+    found = _of(recording, analysis.tails(recording.rows).values())
+    found = found[found["ratio"].notna() & found["way"].isin([*analysis.WAYS, *tuple(PACED)[:1]])]
+    return found.assign(what=[_named(name) for name in found["metric"]], way=found["way"].map(HEADED))[
+        ["model", "rule", "what", "ratio", "way"]
+    ]
 
 
-def _answered(recording: Recording) -> pd.DataFrame:
-    """The loads that the simulation was asked about and answered for, and whether it was fitted on them (`loads`)."""
+def _of(recording: Recording, metrics: Iterable[str]) -> pd.DataFrame:
+    """The predictions of some quantities."""
     found = analysis.compared(recording.rows)
-    found = found[found["refused"] == ""]
-    return found.assign(loads=_loads(found))
-
-
-def _loads(found: pd.DataFrame) -> list[str]:
-    return ["held out" if held else "fitted on" for held in found["held_out"]]
+    return found[found["metric"].isin(set(metrics))]
 
 
 def by_chunk(recording: Recording, model: str) -> tuple[pd.DataFrame, dict[str, float]]:
@@ -257,40 +295,124 @@ def elsewhere(recording: Recording) -> Table:
     return table(found, columns)
 
 
-def validation(recording: Recording) -> Table:
-    """Simulated over measured, every quantity of every load and policy."""
-    found = _answered(recording)
-    words = {"ttft": "first token", "itl": "gap"}
-    named = {f"{a}_{q}_ratio": (f"{words[a]}, {q.upper()}", ".2f") for a in words for q in ("p50", "p90", "p99")}
+def loads(recording: Recording) -> Table:
+    """How heavy each load is: as a share of what full slots leave time for, and how long the engine computed."""
+    rows = recording.rows
+    taken, load, pace = analysis.live(rows), analysis.typical(rows), analysis.paced(rows)[1].reset_index()
+    ends = {model: analysis.capacity(load, known, SLOTS) for model, known in analysis.fitted(rows).items()}
+    entries = []
+    for (model, per_second), group in taken.groupby(["model", "per_second"]):
+        entry: dict[str, Any] = {"model": model, "per_second": per_second, "share": per_second / ends[str(model)]}
+        for rule, own in group.groupby("rule"):
+            entry[str(rule)] = stats.median(own["busy"].tolist())
+        own = pace[(pace["model"] == model) & (pace["per_second"] == per_second)]["pace"]
+        entries.append(entry | {"pace": f"{own.min():.2f} to {own.max():.2f}" if len(own) else "n/a"})
+    shown = [rule for rule in POLICIES if rule in set(taken["rule"])]
     columns: Columns = {
-        "model": ("model", ""), "per_second": ("requests/s", "g"), "loads": ("load", ""), "rule": ("policy", ""),
-        **named, "throughput_ratio": ("throughput", ".2f"), "goodput_ratio": ("goodput", ".2f"),
+        "model": ("model", ""), "per_second": ("requests/s", "g"), "share": ("of the capacity", ".0%"),
+        "pace": ("pace of the processes", ""), **{rule: (f"busy, {rule}", ".0%") for rule in shown},
     }  # fmt: skip
-    return table(found, columns)
-
-
-def residuals(recording: Recording) -> Table:
-    """The furthest that each policy's simulation was off, and whether it may be used."""
-    found = analysis.residuals(analysis.compared(recording.rows))
-    columns: Columns = {
-        "model": ("model", ""), "rule": ("policy", ""), "loads": ("loads", ""),
-        "worst_ttft_p99": ("first token, P99, furthest", ".2f"), "worst_itl_p99": ("gap, P99, furthest", ".2f"),
-        "worst_throughput": ("throughput, furthest", ".2f"), "verdict": ("P99", ""),
-    }  # fmt: skip
-    load = analysis.typical(recording.rows)
-    ends = [analysis.capacity(load, known, SLOTS) for known in analysis.fitted(recording.rows).values()]
-    rates = analysis.live(recording.rows)["per_second"]
     note = (
-        f"Simulated / measured. Usable: both P99 within {LIMIT:.0%} with their intervals at the load furthest off. "
-        f"These loads are {rates.min() / max(ends):.0%} to {rates.max() / min(ends):.0%} of what one engine can take."
+        "Capacity: whole prompts and full slots. Pace: seconds of a process's calls over what the fit says of them. "
+        "Busy: the share of the time in which the engine computed, measured. Few slots are full at light loads, so an "
+        "engine is busy for longer than the share says."
+    )
+    return table(pd.DataFrame(entries).reindex(columns=list(columns)), columns, note)
+
+
+def accuracy(recording: Recording) -> Table:
+    """How often each way is within LIMIT, by quantity, over all models, loads and policies; not told the pace, and
+    told."""
+    found = _of(recording, SAID)
+    by = analysis.accuracy(found).set_index(["metric", "way"])
+    entries = []
+    for metric, told in product([name for name in SAID if by.loc[name, "answered"].any()], (False, True)):
+        entry: dict[str, Any] = {"what": _named(metric), "told": "told" if told else "unknown"}
+        for own, way in (PACED if told else {way: way for way in analysis.WAYS}).items():
+            entry[way] = _counted(by.loc[(metric, own)]) if (metric, own) in by.index else None
+        entries.append(entry)
+    columns: Columns = {
+        "what": ("quantity", ""), "told": ("pace", ""), **{way: (HEADED[way], "") for way in analysis.WAYS},
+    }  # fmt: skip
+    note = (
+        f"Within {LIMIT:.0%} of the engine, and the median miss of those that were answered. Pollaczek–Khinchine has "
+        "no answer where a load is more than one server takes, which counts as a miss; nothing to say of gaps; and is "
+        "not asked about two engines."
+    )
+    return table(pd.DataFrame(entries), columns, note)
+
+
+SAID = ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p95", "ttft_p99", "itl_p50", "itl_p95", "itl_p99")
+
+
+def _counted(entry: pd.Series) -> str | None:
+    answered = f"{entry['within']} of {entry['asked_of']} ({entry['middle']:.0%})"
+    return answered if entry["answered"] else None
+
+
+def furthest(recording: Recording) -> Table:
+    """The same of the highest percentiles, between known loads and beyond them, with the one that is furthest off."""
+    found = analysis.accuracy(_of(recording, _judged(recording.rows)), ("metric", "asked", "way"))
+    found = found[found["answered"] > 0].sort_values(["metric", "asked"], kind="stable")
+    found = found.assign(
+        what=[_named(name) for name in found["metric"]],
+        by=found["way"].map(HEADED),
+        counted=[_counted(entry) for _, entry in found.iterrows()],
+    )
+    columns: Columns = {
+        "what": ("quantity", ""), "asked": ("known loads", ""), "by": ("predicted by", ""),
+        "counted": (f"within {LIMIT:.0%} (median miss)", ""), "worst": ("furthest", spread),
+    }  # fmt: skip
+    note = (
+        "Between: a load with a lighter and a heavier one known; beyond: the lightest or the heaviest. Furthest: "
+        "predicted / measured, with an interval that holds for all of them at once, because it was chosen."
     )
     return table(found, columns, note)
 
 
+WIDE = 100.0  # times: an interval beyond says nothing
+
+
+def spread(ratio: Estimate) -> str:
+    """A ratio with its interval, or in words that this is too wide to say anything."""
+    return f"{ratio.value:.2f} [over {WIDE:g} times wide]" if ratio.high > WIDE * ratio.low else f"{ratio:.2f}"
+
+
+def validation(recording: Recording) -> Table:
+    """Predicted over measured, every quantity of every load and policy, by each way."""
+    found = _of(recording, analysis.PREDICTED)
+    keys = ["model", "per_second", "asked", "rule", "way"]
+    wide = found.set_index([*keys, "metric"])["ratio"].unstack("metric").reset_index()
+    shown = [name for name in analysis.PREDICTED if name in wide and wide[name].notna().any()]
+    columns: Columns = {
+        "model": ("model", ""), "per_second": ("requests/s", "g"), "asked": ("known loads", ""), "rule": ("policy", ""),
+        "way": ("predicted by", ""), **{name: (_named(name), spread) for name in shown},
+    }  # fmt: skip
+    return table(wide.where(wide.notna(), None), columns)
+
+
+def residuals(recording: Recording) -> Table:
+    """The furthest that each way was off by policy, and whether it may be used."""
+    found = analysis.residuals(recording.rows)
+    wide = found.set_index(["model", "rule", "metric", "way"])[["worst", "verdict"]].unstack("way")
+    wide.columns = [f"{name}_{way}" for name, way in wide.columns]
+    wide = wide.reset_index()
+    wide["what"] = [_named(name) for name in wide["metric"]]
+    columns: Columns = {
+        "model": ("model", ""), "rule": ("policy", ""), "what": ("quantity", ""),
+        **{f"worst_{way}": (HEADED[way], spread) for way in (*analysis.WAYS, *tuple(PACED)[:1])},
+        "verdict_simulation, paced": ("the simulation, pace told", ""),
+    }  # fmt: skip
+    note = (
+        f"Predicted / measured at the load furthest off. Usable: within {LIMIT:.0%} with its whole interval, which "
+        "knows that the furthest was chosen."
+    )
+    return table(wide, columns, note)
+
+
 def refused(recording: Recording) -> Markdown:
     """What the simulation would not say, and why; and what it was not held against."""
-    found = analysis.compared(recording.rows)
-    said = sorted(set(found[found["refused"] != ""]["refused"])) or ["It refused none of the loads that were measured."]
+    said = analysis.refused(recording.rows) or ["It refused none of the loads that were measured."]
     said += [
         f"{escaped(model)}, {rule} at {per_second:g} requests a second is not judged: other programs disturbed every "
         "process of it."
@@ -320,51 +442,90 @@ def full_size_residuals(recording: Recording) -> Table:
 
 
 def server(recording: Recording) -> Table | Markdown:
-    """The same requests served by llama-server, and its rule simulated."""
+    """The same requests served by llama-server, and its rule predicted."""
     found = analysis.beside_a_server(recording.rows)
     if found.empty:
         how = f"`plamo-study server build`, then `plamo-study measure 10-scheduling --scale {recording.scale}`"
         return Markdown(f"No server was asked here: {how}.")
+    entries = []
+    for row in found.to_dict("records"):
+        for way in analysis.WAYS:
+            entry = {"model": row["model"], "per_second": row["per_second"], "by": HEADED[way], "http": row["http"]}
+            entries.append(entry | {name: row[f"{name}_{way}"] for name in METRICS} | {"first": row["ttft_p50"]})
     columns: Columns = {
-        "model": ("model", ""), "per_second": ("requests/s", "g"),
-        "ttft_p50": ("first token, P50 (ms)", scaled(MS, ".1f")),
-        "ttft_p50_ratio": ("simulated / measured", ".2f"), "ttft_p99_ratio": ("first token, P99", ".2f"),
-        "itl_p50_ratio": ("gap, P50", ".2f"), "itl_p99_ratio": ("gap, P99", ".2f"),
-        "throughput_ratio": ("throughput", ".2f"), "http": ("a request for nothing (ms)", scaled(MS, ".2f")),
+        "model": ("model", ""), "per_second": ("requests/s", "g"), "by": ("predicted by", ""),
+        "first": ("first token, P50 (ms)", scaled(MS, ".1f")), "ttft_p50": ("predicted / measured", ".2f"),
+        "ttft_p99": ("first token, P99", ".2f"), "itl_p50": ("gap, P50", ".2f"), "itl_p99": ("gap, P99", ".2f"),
+        "http": ("a request for nothing (ms)", scaled(MS, ".2f")),
     }  # fmt: skip
-    return table(found, columns)
+    return table(pd.DataFrame(entries), columns)
 
 
 def picks(recording: Recording) -> Table:
-    """What the simulation would pick at each load, and whether the engine confirms it."""
-    found = analysis.picks(recording.rows, analysis.compared(recording.rows))
-    found = found.assign(
-        what=found["for"].map(NAMES),
-        loads=_loads(found),
-        said=["yes" if each else "no" for each in found["confirmed"]],
-    )
+    """What each way would pick at each load, and whether the engine confirms it."""
+    entries = []
+    for _, group in analysis.picks(recording.rows).groupby(["model", "per_second", "for"]):
+        first = group.iloc[0]
+        entry = {"model": first["model"], "per_second": first["per_second"], "what": _named(first["for"])}
+        entry |= {"best": first["best"], "chance": first["chance"]}
+        for way, rule, right in zip(group["way"], group["rule"], group["confirmed"], strict=True):
+            entry[way] = f"{rule}: {'yes' if right else 'no'}"
+        entries.append(entry)
     columns: Columns = {
-        "model": ("model", ""), "per_second": ("requests/s", "g"), "loads": ("load", ""), "what": ("best for", ""),
-        "rule": ("simulation picks", ""), "best": ("engine says", ""), "ratio": ("pick / best, measured", ".2f"),
-        "said": ("confirmed", ""), "chance": ("by lots", ".0%"),
+        "model": ("model", ""), "per_second": ("requests/s", "g"), "what": ("best for", ""),
+        "best": ("engine says", ""), "chance": ("by lots", ".0%"),
+        **{way: (f"{HEADED[way]} picks", "") for way in analysis.WAYS},
     }  # fmt: skip
-    return table(
-        found,
-        columns,
-        "Confirmed: the same policy, or one that the engine does not show to be worse. By lots: of how many policies "
-        "that is so.",
+    found = pd.DataFrame(entries).reindex(columns=list(columns))
+    note = (
+        "Yes: the same policy, or one that the engine does not show to be worse. By lots: of how many policies that is "
+        "so. Theory says nothing of gaps, and nothing of the split engine."
+    )
+    return table(found.where(found.notna(), None), columns, note)
+
+
+def alone(recording: Recording) -> Table:
+    """One machine by itself around the most that it serves in time: the share in time, measured and predicted."""
+    found = analysis.alone(recording.rows)
+    columns: Columns = {
+        "per_second": ("requests/s", "g"), "pace": ("pace", ".2f"), "measured": ("in time, measured", ".1%"),
+        **{way: (HEADED[way], ".1%") for way in analysis.WAYS}, "paced": (HEADED["simulation, paced"], ".1%"),
+    }  # fmt: skip
+    first, gap = WITHIN[recording.scale]
+    note = (
+        f"{', '.join(sorted(set(found['model'])))}, {', '.join(sorted(set(found['rule'])))}; a line a process, "
+        f"{MANY:,} requests each; in time: the first token within {first * MS:g} ms, a further one every {gap * MS:g} "
+        "ms in the mean."
+    )
+    return table(found, columns, f"{note} {_sustained()}")
+
+
+def _sustained() -> str:
+    """What the search for fleets says that one machine alone sustains, by the rows it was simulated by."""
+    found = recordings.read("10-fleet", "recorded", "mini")
+    rows = recordings.read(CALLS, "recorded", "mini")
+    one = analysis.needed(found.rows) if found and rows else pd.DataFrame()
+    one = one[(one["n_machines"] == 1) & (one["pattern"] == "steady")] if len(one) else one
+    if rows is None or one.empty:
+        return ""
+    model, machines = str(one["model"].iloc[0]), one["needed"].iloc[0].value
+    most = analysis.capacity(analysis.typical(rows.rows), analysis.fitted(rows.rows)[model], SLOTS)
+    return (
+        f"The search below says that one machine alone serves {WELL:.0%} in time of up to {most / machines:.0f} "
+        "requests a second of steady traffic."
     )
 
 
 def strategies(recording: Recording) -> Table:
-    """The source's five strategies on this machine, at the lowest load that is not held out: measured or simulated."""
+    """The source's five strategies on this machine, at the middle load: measured or simulated."""
     rows, entries = recording.rows, []
     names = {"shared": "Shared (no chunking)", "chunked 64": "Chunked (64)", "chunked 128": "Chunked (128)",
              SPLIT: "Disaggregated", "decode first 64": "Priority (decode first)",
              "one at a time": "One at a time (not among the source's)"}  # fmt: skip
     taken, known, halves = analysis.live(rows), analysis.fitted(rows), analysis.half(rows)
     load = analysis.typical(recording.rows)
-    at = known_loads(recording.scale)[0]
+    rates = analysis.loads(rows)
+    at = rates[len(rates) // 2]
     for model, group in taken.groupby("model"):
         asked = _at(load, at, recording)
         for rule, name in names.items():
@@ -383,7 +544,7 @@ def strategies(recording: Recording) -> Table:
         "ttft_p50": ("TTFT P50 (ms)", time), "ttft_p99": ("TTFT P99 (ms)", time), "itl_p50": ("ITL P50 (ms)", time),
         "itl_p99": ("ITL P99 (ms)", time), "throughput": ("tokens/s", significant(3)),
     }  # fmt: skip
-    note = f"P99 of the {len(load)} requests of a run, and of their gaps; nothing is claimed about other requests."
+    note = f"Of the {len(load)} requests of a run, and of their gaps."
     return table(pd.DataFrame(entries), columns, note)
 
 
@@ -410,7 +571,7 @@ def objective(recording: Recording, milliseconds: float) -> Table:
     taken, load = analysis.live(rows), analysis.typical(recording.rows)
     for model, known in analysis.fitted(rows).items():
         end = analysis.capacity(load, known, SLOTS)
-        rates = [rate for rate in LOADS[recording.scale] if rate <= end]
+        rates = [rate for rate in analysis.loads(rows) if rate <= end]
         every = analysis.over_loads(load, DESIGNS, known, [SLOTS], rates)
         for rate, group in every.groupby("per_second"):
             keeping = group[group["itl_p99"] <= milliseconds / MS]
@@ -446,8 +607,9 @@ def memory(recording: Recording, model: str) -> Table:
     time = significant(3, MS)
     columns: Columns = {
         "room": ("memory (tokens)", ","), "full": ("when it is full", ""), "preempted": ("put aside", ","),
-        "ttft_p50": ("first token, P50 (ms)", time), "ttft_p99": ("P99 (ms)", time),
-        "itl_p50": ("gap, P50 (ms)", time), "itl_p99": ("P99 (ms)", time), "throughput": ("tokens/s", significant(3)),
+        "ttft_p50": ("first token, P50 (ms)", time), "ttft_p99": ("first token, P99 (ms)", time),
+        "itl_p50": ("gap, P50 (ms)", time), "itl_p99": ("gap, P99 (ms)", time),
+        "throughput": ("tokens/s", significant(3)),
     }  # fmt: skip
     note = f"{escaped(model)}, chunks of 64, {analysis.FINE:,} requests at {rate:g} a second, simulated."
     return table(found, columns, note)
@@ -482,8 +644,9 @@ def own_trace(recording: Recording, path: str, model: str) -> Table | Markdown:
     entries = [{"rule": rule} | analysis.simulated(load, rule, known, SLOTS) for rule in DESIGNS]
     time = significant(3, MS)
     columns: Columns = {
-        "rule": ("policy", ""), "ttft_p50": ("first token, P50 (ms)", time), "ttft_p99": ("P99", time),
-        "itl_p50": ("gap, P50 (ms)", time), "itl_p99": ("P99", time), "throughput": ("tokens/s", significant(3)),
+        "rule": ("policy", ""), "ttft_p50": ("first token, P50 (ms)", time),
+        "ttft_p99": ("first token, P99 (ms)", time), "itl_p50": ("gap, P50 (ms)", time),
+        "itl_p99": ("gap, P99 (ms)", time), "throughput": ("tokens/s", significant(3)),
     }  # fmt: skip
     return table(pd.DataFrame(entries), columns, f"{len(load):,} requests of {path} on {escaped(model)}, simulated.")
 

@@ -109,6 +109,11 @@ class StepModel:
     def _outside(self, what: str, measured: str) -> StudyError:
         return StudyError(f"{self.name}: {what}", f"was not measured; measured were {measured}", self.missing)
 
+    def slower(self, pace: float) -> "StepModel":
+        """The same calls on a machine that takes `pace` times as long for each; what waking takes stays."""
+        scaled = {name: tuple(pace * each for each in getattr(self, name)) for name in ("step", "base", "slope")}
+        return replace(self, per_key=pace * self.per_key, moving=pace * self.moving, **scaled)
+
     @cached_property
     def drawn(self) -> dict[str, list[float]]:
         """Residuals for a simulation, by kind: stretches of calls that followed one another, in an order drawn once."""
