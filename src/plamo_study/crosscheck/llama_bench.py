@@ -17,6 +17,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Cell, Decode, OnModel
 from plamo_study.measure.once import LIMIT_S, measured
 from plamo_study.measure.plan import change
+from plamo_study.measure.server import offload
 
 BATCHES, BATCH_PROMPT, BATCH_STEPS = (1, 4, 16), 32, 12
 
@@ -76,8 +77,9 @@ def _their_seconds(command: list[str]) -> list[float]:
 
 
 def _command(tool: Path, path: Path, cell: OnModel) -> list[str]:
-    settings = {"-m": path, "-t": cell.n_threads, "-b": cell.n_batch, "-ub": cell.n_ubatch, "-ngl": cell.n_gpu_layers}
-    return [str(tool.absolute()), *(str(word) for setting in settings.items() for word in setting)]
+    settings = {"-m": path, "-t": cell.n_threads, "-b": cell.n_batch, "-ub": cell.n_ubatch}
+    words = [str(word) for setting in settings.items() for word in setting]
+    return [str(tool.absolute()), *words, *offload(cell.n_gpu_layers)]
 
 
 def ran(command: list[str]) -> subprocess.CompletedProcess[bytes]:

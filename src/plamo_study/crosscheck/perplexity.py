@@ -23,6 +23,7 @@ from plamo_study.measure.cells import Quality
 from plamo_study.measure.once import measured
 from plamo_study.measure.plan import change
 from plamo_study.measure.rows import Measured
+from plamo_study.measure.server import offload
 from plamo_study.studies.quality import workload as quality
 
 ALIKE = 0.01  # of the tool's figure
@@ -118,8 +119,8 @@ def lines(model: str, compared: Comparison) -> list[tuple[str, str, str, bool]]:
 def run_tool(cell: Quality, path: Path, tool: Path) -> tuple[dict[str, str], float, int]:
     """What the tool prints of each file, the reference first, its seconds, and the bytes of its log-probabilities."""
     settings = {"-c": cell.n_ctx, "-b": cell.n_ctx, "-ub": cell.n_ubatch, "-t": cell.n_threads}
-    settings |= {"-ngl": cell.n_gpu_layers, "--chunks": cell.n_chunks or -1}
-    common = [str(word) for setting in settings.items() for word in setting]
+    settings |= {"--chunks": cell.n_chunks or -1}
+    common = [*(str(word) for setting in settings.items() for word in setting), *offload(cell.n_gpu_layers)]
     with tempfile.TemporaryDirectory() as folder:
         text, logits = Path(folder, "text"), Path(folder, "logits")
         text.write_bytes(texts.read(cell.text) + b"\n")  # the tool drops a text's last line break

@@ -32,6 +32,11 @@ def built(patched: bool = False) -> Path | None:
     return home(patched) / BINARY if note(home(patched)) == tomllib.loads(_note_text(patched)) else None
 
 
+def is_ours(binary: Path) -> bool:
+    """Whether a binary is one that was built here, as released or patched."""
+    return binary.resolve() in {(home(patched) / BINARY).resolve() for patched in (False, True)}
+
+
 def libraries(engine: str = STOCK) -> Path:
     """The folder whose libllama and ggml a server of this engine loads; StudyError for a build that is not here."""
     return builds.installed_libraries() if engine == STOCK else builds.resolve(engine)

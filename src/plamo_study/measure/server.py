@@ -13,13 +13,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from plamo_study import children
-from plamo_study.engine import server_build
+from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
 from plamo_study.measure.process import ASSERT, BUILD_FOLDER
@@ -28,6 +28,7 @@ Kind = Literal["llama-server", "llama_cpp.server"]
 START_S, LOOK_S, END_S = 120.0, 0.05, 10.0  # until it listens; between two looks; until it is killed
 READY = {"llama-server": "/health", "llama_cpp.server": "/v1/models"}  # what answers 200 when it can be asked
 NAMED = "LLAMA_SERVER"  # environment: the llama-server to use
+NO_GPUS = {"GGML_METAL_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}  # where no -dev is
 TAIL = 4000  # characters of the log that are looked at
 PYTHON_NEEDS = ("fastapi", "uvicorn", "pydantic_settings", "sse_starlette", "starlette_context")
 
@@ -82,7 +83,7 @@ def how_ended(code: int) -> str:
 
 
 def find() -> Path | None:
-    """The llama-server that LLAMA_SERVER names, else the one built here, else the one on the path.
+    """The llama-server that LLAMA_SERVER names, else the one built here; one that merely is on the path is not ours.
 
     Raises StudyError where LLAMA_SERVER names no program.
     """
@@ -90,10 +91,24 @@ def find() -> Path | None:
         if not (program := shutil.which(named)):
             raise StudyError(f"{NAMED}={named}", "is no program", "name the llama-server binary, or unset it")
         return Path(program)
-    if built := server_build.built():
-        return built
-    found = shutil.which("llama-server")
-    return Path(found) if found else None
+    return server_build.built()
+
+
+def _settled(setup: Setup) -> Setup:
+    """The same with its binary. One that was not built here is of a release that only it knows: its libraries stay.
+
+    Raises StudyError where there is none, or one that was not built here is to run on a build of ours.
+    """
+    if setup.binary or setup.kind != "llama-server":
+        return setup
+    if not (binary := find()):
+        raise StudyError("llama-server", "not found", f"plamo-study server build, or set {NAMED} to one")
+    if server_build.is_ours(binary):
+        return replace(setup, binary=binary)
+    if setup.libraries not in (None, builds.installed_libraries()):
+        why = f"was not built here, so it cannot run on the engine in {setup.libraries}"
+        raise StudyError(str(binary), why, f"plamo-study server build, and unset {NAMED}")
+    return replace(setup, binary=binary, libraries=None)
 
 
 def threads() -> int:
@@ -112,9 +127,9 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
 
     Raises StudyError where it cannot be started, ends before it listens, or does not listen in time.
     """
-    port = free_port()
+    port, setup = free_port(), _settled(setup)
     with tempfile.TemporaryFile() as log, children.guard() as guarded:
-        process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries), log)
+        process = _spawn(_command(setup, port), environment(setup.kind, setup.libraries, setup.n_gpu_layers), log)
         guarded(process.pid)
         server = Server(f"http://127.0.0.1:{port}", process, log)
         try:
@@ -124,9 +139,11 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
             _end(process)
 
 
-def environment(kind: Kind, libraries: Path | None) -> dict[str, str]:
+def environment(kind: Kind, libraries: Path | None, n_gpu_layers: int = -1) -> dict[str, str]:
     """The environment in which a server loads the libraries of a folder, by default its own."""
     found = os.environ | {"GGML_NO_BACKTRACE": "1"}
+    if kind == "llama_cpp.server" and n_gpu_layers == 0:
+        found |= NO_GPUS
     if libraries and kind == "llama-server":
         found |= dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), str(libraries.absolute()))
     elif libraries:
@@ -154,12 +171,18 @@ def _command(setup: Setup, port: int) -> list[str]:
         # Answers are asked for whole: by default a request that arrives cuts off the one that is being answered.
         command += ["--interrupt_requests", "False", "--logits_all", "False", "--verbose", "False"]
         return [*command, "--flash_attn", str(setup.flash_attn == "on"), *setup.options]
-    binary = setup.binary or find()
-    if not binary:
-        raise StudyError("llama-server", "not found", f"plamo-study server build, or set {NAMED} to one")
-    command = [str(binary.absolute()), "-m", model, *at, "-np", str(setup.n_slots), "-t", threads, "-tb", threads]
+    assert setup.binary
+    command = [str(setup.binary.absolute()), "-m", model, *at, "-np", str(setup.n_slots), "-t", threads, "-tb", threads]
     command += ["-c", str(setup.n_ctx * setup.n_slots), "-b", size[0], "-ub", size[1], "-fa", setup.flash_attn]
-    return [*command, "-ngl", str(setup.n_gpu_layers), "--metrics", "--cache-ram", "0", *setup.options]
+    return [*command, *offload(setup.n_gpu_layers), "--metrics", "--cache-ram", "0", *setup.options]
+
+
+def offload(n_gpu_layers: int) -> list[str]:
+    """Options of llama.cpp's tools for so many layers on a GPU. For none, they have to be told to leave it alone.
+
+    Else a build with one computes calls of 32 tokens or more there, weights copied each time.
+    """
+    return ["-ngl", str(n_gpu_layers), *(["-dev", "none"] if n_gpu_layers == 0 else [])]
 
 
 def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
