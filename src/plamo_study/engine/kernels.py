@@ -165,9 +165,9 @@ def _in_parallel(jobs: list[Callable[[], object]]) -> int:
     gate = threading.Barrier(len(jobs) + 1)
 
     def run(core: int, job: Callable[[], object]) -> None:
-        if hasattr(os, "sched_setaffinity"):
-            allowed = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(0, {allowed[core % len(allowed)]})
+        if hasattr(os, "sched_getaffinity"):
+            allowed, pin = sorted(os.sched_getaffinity(0)), getattr(os, "sched_setaffinity")  # noqa: B009 # no Mac has it
+            pin(0, {allowed[core % len(allowed)]})
         gate.wait()
         job()
         gate.wait()

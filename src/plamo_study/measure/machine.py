@@ -29,10 +29,10 @@ PROC, SYS = Path("/proc"), Path("/sys")  # Linux: what the kernel tells; macOS h
 
 def performance_cores() -> int:
     """Cores to run one thread each on: the performance cores of Apple silicon, the physical cores elsewhere."""
-    if MACOS:
-        return int(_output("sysctl", "-n", "hw.perflevel0.physicalcpu") or 0) or (os.cpu_count() or 1)
-    allowed = len(os.sched_getaffinity(0))
-    return min(psutil.cpu_count(logical=False) or allowed, allowed)
+    if hasattr(os, "sched_getaffinity"):
+        allowed = len(os.sched_getaffinity(0))
+        return min(psutil.cpu_count(logical=False) or allowed, allowed)
+    return int(_output("sysctl", "-n", "hw.perflevel0.physicalcpu") or 0) or (os.cpu_count() or 1)
 
 
 def at_once(n_threads: int, n_bytes: int) -> int:
@@ -268,10 +268,11 @@ def drops_pages() -> bool:
 
 def drop_pages(path: Path) -> None:
     """Have the system forget a file's cached pages: they come anew, elsewhere. StudyError where it cannot be asked."""
-    if not drops_pages():
+    forget, unneeded = getattr(os, "posix_fadvise", None), getattr(os, "POSIX_FADV_DONTNEED", 0)
+    if forget is None:
         raise StudyError(str(path), "this system forgets no pages: a cold load would be warm", "measure on Linux")
     with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget(file.fileno(), 0, 0, unneeded)
 
 
 def report_no_abort() -> None:
