@@ -111,8 +111,8 @@ class StepModel:
 
     def slower(self, pace: float) -> "StepModel":
         """The same calls on a machine that takes `pace` times as long for each; what waking takes stays."""
-        scaled = {name: tuple(pace * each for each in getattr(self, name)) for name in ("step", "base", "slope")}
-        return replace(self, per_key=pace * self.per_key, moving=pace * self.moving, **scaled)
+        step, base, slope = (tuple(pace * each for each in of) for of in (self.step, self.base, self.slope))
+        return replace(self, step=step, base=base, slope=slope, per_key=pace * self.per_key, moving=pace * self.moving)
 
     @cached_property
     def drawn(self) -> dict[str, list[float]]:
