@@ -316,6 +316,12 @@ def gains(known: Recordings) -> list[Gain]:
     ]
 
 
+def drafted(known: Recordings) -> tuple[str, Recording] | None:
+    """The study, and its rows, that hold drafts beside one answer and beside several: every short length, or the one
+    length that notebook 08 measured so."""
+    return next(((study, known[study]) for study in (SEVERAL, DRAFTS) if study in known), None)
+
+
 def lacking(known: Recordings) -> dict[str, tuple[str, ...]]:
     """The levers of which nothing is measured, with the studies that they wait for."""
     said = {gain.lever for gain in gains(known)}

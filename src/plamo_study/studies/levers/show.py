@@ -24,7 +24,7 @@ SHARING = ("chunked", "split", "replicas")
 VERDICTS = {"holds": "gains", "does not hold": "loses", "inconclusive": "not decided"}
 AIMS = {gains.TOKENS: "For tokens a second", gains.WAITS: "For the longest wait"}
 STARS = (
-    "A star means full size with random weights, whose speed is that of released ones. No star means a small trained "
+    "A star means full size with random weights; notebook 05 tells what other values in them change. No star means a small trained "
     "model that fits into the processor's own fast memory: its gains show that a lever works, not how much it gives on "
     "a large one. plamo-3-matched is PLaMo 3 made as large as PLaMo 2."
 )

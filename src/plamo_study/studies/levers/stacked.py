@@ -64,15 +64,17 @@ def _types(known: Recordings) -> Iterator[dict[str, Any]]:
 
 def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
     """Drafts of a length that cost nothing for one answer, and the same for several at once."""
-    if (recording := known.get(gains.SEVERAL)) is None:
+    if (found := gains.drafted(known)) is None:
         return
+    study, recording = found
     every = drafts.curves(recording.rows, (gains.ACCEPTED,))
+    every = every[(every["how"] != drafts.WORDS["full"]) & (every["n_prompt"] == every["n_prompt"].min())]
     for lever, build in gains.BUILDS.items():
         for (model, k), group in every[every["build"] == build].groupby(["model", "n_draft"]):
             by_n = group.set_index("n_seq")["speed"]
             for n in sorted(set(by_n.index) - {1}) if 1 in by_n.index else ():
                 kind = f"{k} drafted, {gains.ACCEPTED:.0%} right"
-                yield _line(lever, kind, str(model), f"{n} answers", (by_n[1], by_n[n]), gains.SEVERAL)
+                yield _line(lever, kind, str(model), f"{n} answers", (by_n[1], by_n[n]), study)
 
 
 def _chunks(known: Recordings) -> Iterator[dict[str, Any]]:

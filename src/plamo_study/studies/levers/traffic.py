@@ -247,19 +247,18 @@ def _types(known: Recordings, own: dict[str, str], model: str, traffic: Traffic)
 
 
 def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
-    """The best length of drafts of an acceptance that is told, as released and on the build that takes tokens back.
-
-    Of lengths that were measured beside one answer and beside several alike.
-    """
-    if not own.get(gains.SEVERAL):
+    """The best of the lengths measured beside so many answers, of an acceptance that is told, on both builds."""
+    found = gains.drafted(known)
+    if found is None or not own.get(found[0]):
         return
+    study, recording = found
     for lever, build in gains.BUILDS.items():
-        found = drafts.free(known[gains.SEVERAL].rows, build, traffic.accepts)
-        by_n = found[found["model"] == own[gains.SEVERAL]].set_index("n_seq")
+        free = drafts.free(recording.rows, build, traffic.accepts)
+        by_n = free[free["model"] == own[study]].set_index("n_seq")
         if len(by_n):
             best = by_n.loc[_nearest(by_n.index, traffic.n_users)]
             where = f"{best.name} answers, {best['n_draft']} drafted, {traffic.accepts:.0%} right"
-            yield Effect(lever, "no drafts", where, gains.SEVERAL, writing=best["speed"])
+            yield Effect(lever, "no drafts", where, study, writing=best["speed"])
 
 
 def _window(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
