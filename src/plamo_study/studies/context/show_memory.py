@@ -161,8 +161,10 @@ def of_values(recording: Recording) -> Table:
         "kind": ("weights", ""),
         "phase": ("phase", ""),
         "depth": ("at depth", ",d"),
+        "where": ("weights in", ""),
         "usual": ("usual weights (ms per token)", significant(3, 1e3)),
         "ratio": ("time, times usual", ".3f"),
         "same": (f"within {values.WITHIN[1] - 1:.0%}", ""),
     }
-    return table(found.assign(kind=found["values"].map(values.KINDS)), columns)
+    where = found["mapped"].map({False: "memory of the process", True: "pages of the file"})
+    return table(found.assign(kind=found["values"].map(values.KINDS), where=where), columns)
