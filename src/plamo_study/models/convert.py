@@ -17,7 +17,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, of_memory
 from plamo_study.models import gguf_file, hf, hf_config, hf_names, numbers, registry, tensors, vocabulary
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.hf import Stored
@@ -101,7 +101,7 @@ def _items(step: Step) -> Iterator[NDArray[Any]]:
                     raise _not_finite(what, step.tensor.dtype, bool(np.isfinite(values).all()))
                 yield items
     except (OSError, EOFError) as error:
-        raise hf.damaged(what, f"cannot be read ({error})") from error
+        raise of_memory(error, what) or hf.damaged(what, f"cannot be read ({error})") from error
 
 
 def _not_finite(what: str, dtype: str, source_is: bool) -> StudyError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, of_memory
 from plamo_study.models.numbers import STORED
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -46,7 +46,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     try:
         return _object(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, f"is no JSON object ({error})") from error
+        raise of_memory(error, str(path)) or damaged(path, f"is no JSON object ({error})") from error
 
 
 def size_of(path: Path) -> int:
@@ -113,7 +113,7 @@ def header(path: Path) -> dict[str, Stored]:
         with safe_open(path, framework="numpy"):
             pass
     except (OSError, ValueError, RecursionError, struct.error, SafetensorError) as error:
-        raise damaged(path, f"is no whole safetensors file ({error})") from error
+        raise of_memory(error, str(path)) or damaged(path, f"is no whole safetensors file ({error})") from error
     return found
 
 

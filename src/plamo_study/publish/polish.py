@@ -1,16 +1,18 @@
 """Makes the HTML of a page self-contained, accessible and readable, or says why it cannot be.
 
 Markdown and notebook outputs may hold any HTML. Here nothing passes that would ask a host for something, run a script
-or show a picture without words; tables get header scopes, numbers flushed right and a box of their own to scroll in.
+or show a picture without words; a style would be every page's and is left out; tables get header scopes, numbers flushed right and a box of their own to scroll in.
 """
 
 import re
 from itertools import zip_longest
+from urllib.parse import urlsplit
 
 from bs4 import BeautifulSoup, Tag
 
 from plamo_study.errors import StudyError
 
+LEADS = ("", "http", "https", "mailto")  # schemes of a link
 FORBIDDEN = ["script", "iframe", "object", "embed", "link", "meta", "base", "form", "video", "audio"]
 WIDE_TABLE = 64
 """A table whose columns' longest texts have more characters than this together gets the wide part of the page."""
@@ -29,7 +31,7 @@ def polish(html: str, name: str, published: set[str]) -> BeautifulSoup:
             raise StudyError(
                 name, "a picture has no alt text", "write ![what it shows](...) or <img alt='what it shows'>"
             )
-    for style in tree.select("style[scoped]"):
+    for style in tree.find_all("style"):
         style.decompose()
     for table in tree.find_all("table"):
         _polish_table(tree, table)
@@ -48,6 +50,16 @@ def _check_offline(tree: BeautifulSoup, name: str) -> None:
                 raise StudyError(name, f"holds a script in {attribute}=", mend)
             if attribute in ("src", "srcset", "poster", "background") and not str(value).startswith("data:"):
                 raise StudyError(name, f"needs {value}, but a page must be complete in itself", "attach the picture")
+            if attribute.endswith("href") and _scheme(str(value)) not in LEADS:
+                raise StudyError(name, f"holds a link to {value}", "link to a page")
+
+
+def _scheme(link: str) -> str:
+    """As a browser reads it, which takes no notice of blanks and control characters."""
+    try:
+        return urlsplit("".join(letter for letter in link if letter.isprintable() and letter != " ")).scheme
+    except ValueError:  # as in http://[
+        return "unknown"
 
 
 def _polish_table(tree: BeautifulSoup, table: Tag) -> None:
