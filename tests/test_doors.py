@@ -189,6 +189,7 @@ def test_a_fault_of_this_program_is_not_taken_for_a_refusal():
 
 LONG = "x" * 300
 DEEP = "[" * 100_000
+NEW = ("--type", "Q8_0", "--out", "new.gguf")
 BAD_INPUT = {
     "hosts nested": (("run", "01", "--hosts", "hosts.toml"), "no list of hosts"),
     "hosts without end": (("run", "01", "--hosts", "/dev/zero"), "no regular file"),
@@ -203,9 +204,10 @@ BAD_INPUT = {
     "long name of hosts": (("run", "01", "--hosts", LONG), "File name too long"),
     "pack in a pipe": (("rows", "add", "fifo"), "no regular file"),
     "pack without end": (("rows", "add", "/dev/zero"), "no regular file"),
-    "matrix in a pipe": (("models", "quantize", MODEL, "--type", "Q8_0", "--imatrix", "fifo"), "no such file"),
+    "matrix in a pipe": (("models", "quantize", MODEL, *NEW, "--imatrix", "fifo"), "no such file"),
     "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no such file"),
-    "text of a matrix": (("models", "quantize", MODEL, "--type", "Q8_0", "--imatrix-text", "fifo"), "no regular file"),
+    "text of a matrix": (("models", "quantize", MODEL, *NEW, "--imatrix-text", "fifo"), "no regular file"),
+    "chunk without a second half": (("models", "scan", MODEL, MODEL, "--text", "short.txt", "--chunk", "1"), "--chunk"),
     "text to look at": (("models", "ranges", MODEL, "--text", "fifo"), "no regular file"),
     "prompt of less than a token": (("models", "ranges", MODEL, "--text", "short.txt", "--n-prompt", "-1"), "tokens"),
     "prompt beyond the context": (("trace", MODEL, "--prompt", "100000000000"), "do not fit"),
@@ -235,9 +237,10 @@ def test_what_cannot_be_taken_in_is_one_message(bad_input, name):
     assert "Traceback" not in said
 
 
-def test_a_text_is_looked_at_as_far_as_it_goes(tmp_path):
-    (tmp_path / "short.txt").write_text("A short text.\n")
-    asked = ("models", "ranges", MODEL, "--text", str(tmp_path / "short.txt"), "--n-prompt", "100000000000", "--json")
+@pytest.mark.parametrize("lines", [1, 100], ids=["short", "several micro-batches"])
+def test_a_text_is_looked_at_as_far_as_it_goes(tmp_path, lines):
+    (tmp_path / "text.txt").write_text("A short text, and more of it.\n" * lines)
+    asked = ("models", "ranges", MODEL, "--text", str(tmp_path / "text.txt"), "--n-prompt", "100000000000", "--json")
     ((code, said),) = in_one_process(paths.ROOT, asked, limit=LIMIT)
     assert code == 0, said
     assert json.loads(said)["checks"]["same_logits"]

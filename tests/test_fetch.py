@@ -428,7 +428,7 @@ def test_a_hub_that_drips_is_left(project, hub, monkeypatch, where):
     monkeypatch.setattr(transfer, "LEAST_S", 0.1)
     hub.drip = where
     hub.publish({name: body * 20 for name, body in SMALL.items()})
-    with pytest.raises(StudyError, match="bytes in .* s, less than"):
+    with pytest.raises(StudyError, match=r"bytes in .* s, less than"):
         fetch(MODEL)
 
 

@@ -89,9 +89,7 @@ def study(
     use_engine(engine)
     usual = minutes is None and scale == "mini"
     minutes, at_most = (MINUTES, AT_MOST) if usual else (minutes or 0, 0.0)
-    with alone(paths.REPORTS / LOCK):
-        code = _run_all([], scale, "live", {}, minutes, force, published=True, at_most=at_most)
-    raise typer.Exit(code)
+    raise typer.Exit(_run_all([], scale, "live", {}, minutes, force, published=True, at_most=at_most))
 
 
 @app.command()
@@ -136,9 +134,7 @@ def run(
     source = _one_of("source", source, values) or "live"
     scale = _one_of("scale", scale, values) or ("mini" if source == "live" else "shape")
     asked = _one_of("minutes", None if minutes is None else f"{minutes:g}", values) or "0"
-    with alone(paths.REPORTS / LOCK):
-        code = _run_all(notebooks or [], scale, source, values, _minutes(asked), force, json)
-    raise typer.Exit(code)
+    raise typer.Exit(_run_all(notebooks or [], scale, source, values, _minutes(asked), force, json))
 
 
 def _one_of(name: str, option: str | None, values: dict[str, str]) -> str | None:
@@ -191,7 +187,7 @@ def measure(
 @app.command()
 def publish() -> None:
     """One offline HTML page per executed notebook in reports/, and an index."""
-    with alone(paths.REPORTS / LOCK):
+    with alone(paths.REPORTS / LOCK) if paths.REPORTS.is_dir() else nullcontext():
         _publish()
 
 
@@ -220,9 +216,11 @@ def selfcheck(
         bool, typer.Option(help="only hold the watch against busy processes planted beside 40 short sweeps")
     ] = False,
     reference: Annotated[bool, typer.Option(help="keep that comparison as the reference machine's")] = False,
-    rounds: Annotated[int, typer.Option(min=2, help="interleaved rounds of that comparison")] = 20,
+    rounds: Annotated[int, typer.Option(min=2, max=10_000, help="interleaved rounds of that comparison")] = 20,
     coverage: Annotated[bool, typer.Option(help="only simulate how often every interval holds the truth")] = False,
-    studies: Annotated[int, typer.Option(min=100, help="simulated studies per estimator, noise and size")] = 4000,
+    studies: Annotated[
+        int, typer.Option(min=100, max=1_000_000, help="simulated studies per estimator, noise and size")
+    ] = 4000,
     engine: Engine = None,
     json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
@@ -251,9 +249,12 @@ def law(
     seed: Annotated[
         list[int] | None, typer.Option(help="of a grid, repeatable; any other number is a fresh grid")
     ] = None,
-    n: Annotated[int, typer.Option(min=1, help="configurations of each grid")] = batching_law_plan.LAW_CELLS,
+    n: Annotated[
+        int, typer.Option(min=1, max=100_000, help="configurations of each grid")
+    ] = batching_law_plan.LAW_CELLS,
     n_batch: Annotated[
-        list[int] | None, typer.Option(min=1, help="batch size to look for the smallest abort at, repeatable")
+        list[int] | None,
+        typer.Option(min=1, max=1 << 20, help="batch size to look for the smallest abort at, repeatable"),
     ] = None,
     minutes: Minutes = 0,
     engine: Engine = None,
@@ -323,10 +324,11 @@ def _run_all(
 ) -> int:
     """Measure every notebook's studies, then execute the notebooks side by side; returns the exit code.
 
+    Raises StudyError, before anything is measured, for what cannot be asked for and where another run is at work.
     `at_most`: more minutes than `minutes`, for what findings need alone. What nothing changed for is neither measured
     nor executed again. The first is executed at once: it can be read while the rest is measured.
     """
-    from plamo_study.publish import inputs, parameters, runs
+    from plamo_study.publish import parameters, runs
     from plamo_study.studies import allowed
 
     allowed.check(source=source, scale=scale)
@@ -335,6 +337,23 @@ def _run_all(
     for path, assigned in parameters.assign(found, values).items():
         if path.stem in studies.NOTEBOOKS:
             allowed.check(**assigned)
+    with alone(paths.REPORTS / LOCK):
+        return _run_alone(found, scale, source, values, minutes, force, json, published, at_most)
+
+
+def _run_alone(
+    found: list[Path],
+    scale: str,
+    source: str,
+    values: dict[str, str],
+    minutes: float,
+    force: bool,
+    json: bool,
+    published: bool,
+    at_most: float,
+) -> int:
+    from plamo_study.publish import inputs, parameters, runs
+
     shares = budget.of_notebooks([path.stem for path in found], scale, minutes)
     measured = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) for path in found}
     steps = report.Steps(

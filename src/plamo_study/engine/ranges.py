@@ -37,6 +37,8 @@ class Range:
     def take_in(self, values: np.ndarray) -> None:
         """Widen by an array of inputs, rows along its last axis."""
         rows = values.reshape(-1, values.shape[-1])
+        if not rows.size:  # of a micro-batch that nobody wants logits of
+            return
         self.largest = max(self.largest, _largest(rows))
         self.not_finite += int(rows.size - np.isfinite(rows).sum())
         for n in BLOCKS:

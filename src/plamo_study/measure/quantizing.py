@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from plamo_study import children
+from plamo_study import children, foreign
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 from plamo_study.measure import machine
@@ -81,9 +81,9 @@ def compute_imatrix(
 ) -> Path:
     """Write the importance matrix of `source` over a UTF-8 text, `chunk` tokens at a time, and return its path.
 
-    Each chunk is evaluated alone, from an empty state; what is left over at the end of the text is not. Progress
-    counts bytes of text. Raises StudyError for a text that cannot be read, is not UTF-8 or too short, and when the
-    engine refuses the model, aborts, meets values that are not finite, or says nothing for `silence_s` seconds.
+    Each chunk is evaluated alone, from an empty state, on the CPU; what is left over at the end of the text is not.
+    Progress counts bytes of text. Raises StudyError for a text that cannot be read, is not UTF-8 or too short, and when
+    the engine refuses the model, aborts, meets values that are not finite, or says nothing for `silence_s` seconds.
     """
     n_bytes = sum(4 * tensor.shape[-1] for tensor in tensors.tensor_table(source))
     size = _text_size(text)
@@ -192,9 +192,4 @@ def _check_target(source: Path, out: Path, n_bytes: int) -> None:
 
 def _text_size(path: Path) -> int:
     """Size in bytes of a UTF-8 text."""
-    try:
-        return len(path.read_text(encoding="utf-8").encode())
-    except OSError as error:
-        raise StudyError(str(path), f"cannot be read ({error.strerror})", "name a text file") from error
-    except UnicodeDecodeError as error:
-        raise StudyError(str(path), f"is not UTF-8 ({error})", "convert it to UTF-8, e.g. with iconv") from error
+    return len(foreign.text(path).encode())

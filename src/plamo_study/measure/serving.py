@@ -17,6 +17,7 @@ import msgspec
 
 from plamo_study import children, paths
 from plamo_study.errors import StudyError
+from plamo_study.growing import growing
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
 
@@ -101,7 +102,8 @@ def record(runs: Sequence[Served]) -> None:
     """Keep runs as the reference machine's, in place of those of the same build, model, slots and number at once."""
     key = lambda run: (run.build, run.model, run.slots, run.at_once)  # noqa: E731 # said once, used twice
     kept = {key(run): run for run in [*recorded(), *runs]}
-    RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(list(kept.values())), indent=1) + b"\n")
+    with growing(RECORD) as partial:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(list(kept.values())), indent=1) + b"\n")
 
 
 def _prompts() -> list[str]:
