@@ -6,16 +6,19 @@ import gzip
 import json
 import random
 import re
+import shutil
 import socket
+import tracemalloc
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from plamo_study import paths
+from plamo_study.cli import rows as commands
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
-from plamo_study.measure.rows import Failure, Row
+from plamo_study.measure.rows import Fact, Failure, Row, content_id, row_key
 from plamo_study.studies.registry import STUDIES
 
 REFERENCE = paths.MEASURED / "reference"
@@ -31,7 +34,7 @@ def machine() -> str:
 
 @pytest.fixture(scope="module")
 def text(machine) -> bytes:
-    return gzip.decompress(packing.pack("reference", machine)[1])
+    return gzip.decompress(packing.pack("reference", STUDIES, machine).data)
 
 
 @pytest.fixture
@@ -58,11 +61,12 @@ def test_every_recorded_machine_s_rows_come_out_as_they_went_in(tmp_path, monkey
     assert len(machines) > 1
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     for machine in machines:
-        packed = packing.packed(machine, recorded)
+        made = packing.packed(machine, recorded, STUDIES)
+        assert not made.left_out
         before = {row.key: packing._nameless(row) for row in rows if row.machine == machine}
-        assert packing.add(packed, STUDIES)[1] == len(before)
+        assert packing.add(made.data, STUDIES)[1] == len(before)
         assert rows_of(machine, tmp_path / machine) == before
-    assert packing.add(packed, STUDIES)[1] == 0, "what is here already"
+    assert packing.add(made.data, STUDIES)[1] == 0, "what is here already"
     assert {machine for _, machine, _, _ in packing.machines()} == machines
 
 
@@ -82,8 +86,8 @@ def test_a_pack_names_no_host_no_user_and_no_folder(machine, measured):
         for record in records:
             if not isinstance(record, Row):
                 here.append(record)
-        here.append(msgspec.structs.replace(row, status="error", valid=None, failure=failure))
-    packed = gzip.decompress(packing.pack("local")[1]).decode()
+        here.append(msgspec.structs.replace(row, status="error", valid=None, failure=failure, samples_ns=[]))
+    packed = gzip.decompress(packing.pack("local", STUDIES).data).decode()
     kept = json.loads(packed.splitlines()[-1].split(" ", 1)[1])["failure"]
     assert "a.gguf" in kept["message"]
     assert (kept["log_tail"][0], kept["log_tail"][2]) == ("x.cpp:3: failed", "'m.gguf'")
@@ -157,7 +161,7 @@ ROW = [
     put(samples_ns="fast"), put(samples_ns=[[1]], n_bytes=10**15), put(samples_ns=[[1]], n_flops=10**15),
     put(checks={"error": "none"}), put(kind="fact"), put(kind="pack"), put(kind=None), put(cell={"workload": "mine"}),
     put(valid=True, checks={"second_path": False}), put(model=""), put(engine=""), put(block=10**30), put(schema=0),
-    put(pid=-1), put(order=-1), put(series={"pss": ["a"]}), put(requests=[{"id": "0", "n_prompt": 1, "arrived_ns": -1}])
+    put(pid=-1), put(order=-2), put(series={"pss": ["a"]}), put(requests=[{"id": "0", "n_prompt": 1, "arrived_ns": -1}])
 ]  # fmt: skip
 FACT = [
     put(id="0" * 16), put(data={}), put(data={"chip": "M9", "cores": 2, "memory_bytes": 2**34}), put(what="secret"),
@@ -202,15 +206,187 @@ def test_a_forged_record_is_refused_with_its_line(text, measured, tmp_path):
     assert not measured.exists()
 
 
-def test_a_fact_or_a_cell_that_names_a_folder_is_not_packed(machine, measured):
+def test_rows_that_name_a_folder_or_that_no_door_takes_are_left_out_and_all_others_packed(machine, measured):
     path = next(path for path in sorted(REFERENCE.glob("*.jsonl")) if rows_in(path, machine))
-    row = rows_in(path, machine)[0]
-    named = msgspec.structs.replace(row, conditions=msgspec.structs.replace(row.conditions, thermal="/home/ada/hot"))
+    first, second, third = rows_in(path, machine)[:3]
+    named = msgspec.structs.replace(
+        first, conditions=msgspec.structs.replace(first.conditions, thermal="/home/ada/hot")
+    )
+    wrong = msgspec.structs.replace(second, elapsed_ns=0)
+    facts = [record for record in journal.read(path) if not isinstance(record, Row)]
     with journal.Journal(measured / "local" / path.name) as here:
-        for record in (*(each for each in journal.read(path) if not isinstance(each, Row)), named):
-            here.append(record)
+        here.append(*facts, named)
     with pytest.raises(StudyError, match="names a folder"):
-        packing.pack("local")
+        packing.pack("local", STUDIES)
+    with journal.Journal(measured / "local" / path.name) as here:
+        here.append(wrong, third)
+    with journal.Journal(measured / "local" / "notes.jsonl") as here:
+        here.append(*facts, third)
+    made = packing.pack("local", STUDIES)
+    assert (made.rows, sum(made.left_out.values()), len(made.left_out)) == (1, 3, 3)
+    assert packing.unpack(made.data, STUDIES).rows == 1
+
+
+def test_a_row_whose_facts_name_a_folder_is_left_out(machine, measured):
+    path = next(path for path in sorted(REFERENCE.glob("*.jsonl")) if rows_in(path, machine))
+    rows = [row for row in rows_in(path, machine) if row.model]
+    facts = {record.id: record for record in journal.read(path) if isinstance(record, Fact)}
+    data = facts[rows[0].model].data | {"assumptions": ["accepted: see /home/ada/notes"]}
+    fact = Fact(id=content_id(data), what="model", data=data)
+    with journal.Journal(measured / "local" / path.name) as here:
+        here.append(*facts.values(), fact, rekeyed(rows[0], {rows[0].model: fact.id}), rows[1])
+    made = packing.pack("local", STUDIES)
+    assert (made.rows, list(made.left_out.values())) == (1, [1])
+
+
+def test_a_pack_that_is_refused_is_not_written(measured, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = sorted(REFERENCE.glob("*.jsonl"))[0]
+    records = journal.read(path)
+    row = next(record for record in records if isinstance(record, Row))
+    with journal.Journal(measured / "local" / path.name) as here:
+        here.append(*(record for record in records if isinstance(record, Fact)), row)
+    monkeypatch.setattr(packing, "MOST_VALUES", 1)
+    with pytest.raises(StudyError):
+        commands.pack()
+    assert not list(tmp_path.glob("*.gz*"))
+
+
+NAMES = {  # of every fact, those that a page shows
+    "machine": [("chip",), ("os",), ("compiler",), ("gpus", 0, "chip"), ("gpus", 0, "name"), ("new",)],
+    "engine": [("binding",), ("commit",), ("corrects", 0), ("llama",), ("new",)],
+    "model": [("name",), ("dtype",), ("shape", "arch"), ("findings", 0), ("tensors", "<b>")],
+}
+MARKUP = ["<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "`x`", "a|b", "$x$", "a\nb", "\u202ex", "x" * 999]
+
+
+@pytest.mark.parametrize(("what", "where"), [(what, where) for what in NAMES for where in NAMES[what]])
+def test_a_name_that_is_no_plain_text_does_not_come_in(text, measured, what, where):
+    for name in MARKUP:
+        data = forged_fact(text, what, lambda fact, name=name: placed(fact, where, name))
+        with pytest.raises(StudyError):
+            packing.add(data, STUDIES)
+    assert not measured.exists()
+
+
+WRONG = [None, -1, 2**62, 1.5, 1e308, "", "x", [], [1], ["x"], {}, {"a": 1}, True]
+FIELDS = {
+    "machine": ["chip", "cores", "performance_cores", "memory_bytes", "last_level_cache_bytes", "os"],
+    "engine": ["binding", "commit", "gpu_offload", "sha256", "corrects", "window"],
+    "model": ["name", "dtype", "synthetic", "sha256", "file_bytes", "n_params", "assumptions", "shape", "tensors"],
+}
+FINE = {  # of these, what a fact may hold
+    "chip": ["x"], "os": ["x"], "binding": ["x"], "commit": ["x"], "name": ["x"], "dtype": ["x"], "cores": [None],
+    "gpu_offload": [True], "synthetic": [True], "corrects": [[], ["x"]], "assumptions": [[], ["x"]],
+    "last_level_cache_bytes": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "name"), [(what, name) for what in FIELDS for name in FIELDS[what]])
+def test_a_fact_of_another_type_or_beyond_any_machine_does_not_come_in(text, measured, what, name):
+    for value in [value for value in WRONG if value not in FINE.get(name, [])]:
+        with pytest.raises(StudyError):
+            packing.add(forged_fact(text, what, lambda fact, value=value: fact | {name: value}), STUDIES)
+    lacking = forged_fact(text, what, lambda fact: {key: value for key, value in fact.items() if key != name})
+    if name not in ("corrects", "window"):
+        with pytest.raises(StudyError):
+            packing.add(lacking, STUDIES)
+    assert not measured.exists()
+
+
+def placed(fact: dict, where: tuple, value: str) -> dict:
+    """A fact with a name somewhere in it; for the last key, which is none yet, as its name too."""
+    made = copy.deepcopy(fact)
+    made.setdefault("gpus", [{"name": "CUDA0", "chip": "Board", "memory_bytes": 1}])
+    made |= {"corrects": ["D2"], "findings": ["x"]}
+    at = made
+    for key in where[:-1]:
+        at = at[key]
+    at[where[-1]] = value
+    if where[-1] == "new":
+        made = made | {value: 1}
+    return made
+
+
+def rekeyed(row: Row, ids: dict[str, str]) -> Row:
+    new = {name: ids.get(getattr(row, name), getattr(row, name)) for name in ("machine", "model", "engine")}
+    row = msgspec.structs.replace(row, **new, others=[ids.get(other, other) for other in row.others])
+    study = f"{row.study}/anchor" if row.anchor else row.study
+    key = row_key(study, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others)
+    return msgspec.structs.replace(row, key=key)
+
+
+def forged_fact(text: bytes, what: str, change) -> bytes:
+    """The pack with every fact of a kind changed, and all names that are made of its content right."""
+    records = [packing._decoded(line + b"\n") for line in text.splitlines()]
+    ids = {}
+    for number, record in enumerate(records):
+        if isinstance(record, Fact) and record.what == what:
+            data = change(record.data)
+            records[number] = Fact(id=content_id(data), what=what, data=data)
+            ids[record.id] = records[number].id
+        elif isinstance(record, Row):
+            records[number] = rekeyed(record, ids)
+    records[0] = msgspec.structs.replace(records[0], machine=ids.get(records[0].machine, records[0].machine))
+    return gzip.compress(b"".join(map(packing._line, records)), 1)
+
+
+def test_a_machine_s_rows_are_removed_and_nobody_else_s(text, machine, measured):
+    reference = measured / "reference"
+    reference.mkdir(parents=True)
+    for path in sorted(REFERENCE.glob("*.mini.jsonl"))[:3]:
+        shutil.copy(path, reference)
+    other = forged_fact(text, "machine", lambda fact: fact | {"chip": "another"})
+    there = packing.add(other, STUDIES, "others")[0].machine
+    packing.add(text_packed := gzip.compress(text), STUDIES, "others")
+    before = {path: path.read_bytes() for path in reference.iterdir()}
+    kept = rows_of(there, measured / "others")
+    packing.add(text_packed, STUDIES)
+    removed = packing.remove(machine)
+    assert sum(removed.values()) == 2 * packing.unpack(text_packed, STUDIES).rows
+    assert not (measured / machine).exists()
+    assert (rows_of(there, measured / "others"), rows_of(machine, measured / "others")) == (kept, {})
+    assert {path: path.read_bytes() for path in reference.iterdir()} == before
+    packing.remove(there)
+    assert not list((measured / "others").iterdir())
+
+
+@pytest.mark.parametrize("machine", ["reference", "local", "others", "../reference", "", "0" * 16, "*"])
+def test_what_is_no_machine_from_elsewhere_is_not_removed(measured, machine):
+    for place in ("reference", "local", "others"):
+        (measured / place).mkdir(parents=True)
+        shutil.copy(REFERENCE / "00-gates.mini.jsonl", measured / place)
+    (measured / ("0" * 16)).symlink_to("reference")
+    with pytest.raises(StudyError):
+        packing.remove(machine)
+    assert len(list(measured.glob("*/*.jsonl"))) == 4
+
+
+def bombs(text: bytes, size: int) -> dict[str, bytes]:
+    """Small packs whose lines become very many objects, in a row whose checksum is right."""
+    line = next(line for line in text.splitlines() if b'"kind":"row"' in line and b'"samples_ns"' in line)
+    encoded = line.split(b" ", 1)[1]
+    at = encoded.index(b'"samples_ns":') + len(b'"samples_ns":')
+    packs = {}
+    for name, piece in {"empty lists": b"[],", "numbers": b"[999],", "one list": b""}.items():
+        many = b"[" + (piece * (size // len(piece)))[:-1] + b"]" if piece else b"[[" + b"9," * (size // 2) + b"9]]"
+        made = encoded[:at] + many + b"," + encoded[at:].split(b"]],", 1)[1]
+        bomb = packing._checksum(made) + b" " + made + b"\n"
+        head = text[: text.index(line)]
+        packs[name] = gzip.compress(head + bomb * ((45 << 20) // size))
+    return packs
+
+
+@pytest.mark.parametrize("size", [1 << 18, 3 << 20], ids=["many rows", "large rows"])
+def test_a_small_pack_cannot_take_much_memory(text, measured, size):
+    for name, packed in bombs(text, size).items():
+        assert len(packed) < 1 << 20
+        tracemalloc.start()
+        with pytest.raises(StudyError):
+            packing.add(packed, STUDIES)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 50 << 20, name
 
 
 def test_a_row_that_went_well_replaces_the_one_that_did_not(text, machine, measured, tmp_path):
@@ -252,4 +428,4 @@ def test_what_is_no_pack_is_refused(text, measured, tmp_path, made, why):
 
 def test_a_folder_without_rows_packs_nothing(measured):
     with pytest.raises(StudyError, match="no rows to pack"):
-        packing.pack("local")
+        packing.pack("local", STUDIES)

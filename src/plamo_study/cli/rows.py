@@ -15,7 +15,9 @@ from plamo_study.growing import check_out, growing
 from plamo_study.measure import packing, recording
 from plamo_study.studies import registry
 
-app = typer.Typer(no_args_is_help=True, help="Rows of machines: pack yours into one file, add somebody else's.")
+app = typer.Typer(
+    no_args_is_help=True, help="Rows of machines: pack yours into one file, add somebody else's, remove them again."
+)
 
 
 @app.command()
@@ -25,13 +27,20 @@ def pack(
     place: Annotated[str, typer.Option(help="local: measured here; reference: the tracked rows")] = recording.LOCAL,
     force: Replace = False,
 ) -> None:
-    """Write one file of a machine's rows and their facts. No host, user or folder is in it."""
-    machine, packed = packing.pack(place, machine)
-    out = out or Path(f"{machine}{packing.SUFFIX}")
+    """Write one file of a machine's rows and their facts. No host, user or folder is in it.
+
+    Rows that name a folder, such as those of `plamo-study quality` on a file of yours, are left out and counted.
+    """
+    if out:
+        check_out(out, force)
+    made = packing.pack(place, registry.STUDIES, machine)
+    out = out or Path(f"{made.machine}{packing.SUFFIX}")
     check_out(out, force)
+    found = packing.unpack(made.data, registry.STUDIES)
     with growing(out) as partial:
-        partial.write_bytes(packed)
-    found = packing.unpack(out, registry.STUDIES)
+        partial.write_bytes(made.data)
+    for why, rows in made.left_out.items():
+        report.console.print(f"left out: {rows} rows of {why}", style="yellow")
     said = f"{found.rows} rows of {len(found.journals)} journals, {found.facts['chip']}"
     report.console.print(f"{report.short(out)}: {said}; add it elsewhere with `plamo-study rows add {out.name}`")
 
@@ -47,6 +56,13 @@ def add(
     found, new = packing.add(file, registry.STUDIES, place)
     said = f"{new} of {found.rows} rows are new, {found.facts['chip']}"
     report.console.print(f"{said}: {report.short(paths.MEASURED / (place or found.machine))}")
+
+
+@app.command()
+def remove(machine: Annotated[str, typer.Argument(help="as `rows list` names it")]) -> None:
+    """Take out a machine's rows that were added. What was measured here and what is the reference's stays."""
+    for path, rows in packing.remove(machine).items():
+        report.console.print(f"{report.short(path)}: {rows} rows removed")
 
 
 @app.command("list")

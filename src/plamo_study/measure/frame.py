@@ -12,6 +12,7 @@ import msgspec
 
 from plamo_study.measure import defects, watch
 from plamo_study.measure.cells import ORDER, Cell, Replay, columns
+from plamo_study.measure.facts import plainly
 from plamo_study.measure.rows import Conditions, Fact, Record, Row
 
 if TYPE_CHECKING:  # measuring does without frames, and starts sooner
@@ -32,18 +33,20 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     `joules`: by energy meter, counted in `timed_s` seconds around the timed parts; {} and NaN where nobody counted.
     `limits_w`: watts that each meter's part was held under.
 
-    `disturbed`: whether something else computed beside the row; `others`: the share of the machine's CPUs it took, and
+    `disturbed`: whether something disturbed the row, and `disturbed_by` what, as `watch.causes` names it, "" for
+    nothing; `others`: the share of the machine's CPUs it took, and
     `waited`: the CPUs' worth of time that the worker waited for one, both NaN for rows without evidence. `mhz`: the
     clock of the slowest CPU at the end, NaN where the system tells none.
 
     `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star, and one
-    that a build gives a window with that.
+    that a build gives a window with that. Names are plain, as `facts.plain` makes them.
     """
     import pandas as pd
 
     rows = in_one_go(rows)
-    gates, drift, disturbed = _gates(rows), drift_by_block(rows), watch.disturbed(rows)
-    cells = [columns(row.cell) for row in rows]
+    gates, drift, causes = _gates(rows), drift_by_block(rows), watch.causes(rows)
+    told = {cell: plainly(columns(cell)) for cell in dict.fromkeys(row.cell for row in rows)}
+    cells = [told[row.cell] for row in rows]
     table: dict[str, Any] = {name: [cell[name] for cell in cells] for name in ORDER}
     table |= {name: [getattr(row, name) for row in rows] for name in ROW_FIELDS}
     table["model"] = [
@@ -55,13 +58,14 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
     for name in CONDITIONS:
-        table[name] = [getattr(row.conditions, name) for row in rows]
-    table["disturbed"] = [row.key in disturbed for row in rows]
+        table[name] = [plainly(getattr(row.conditions, name)) for row in rows]
+    table["disturbed"] = [row.key in causes for row in rows]
+    table["disturbed_by"] = [causes.get(row.key, "") for row in rows]
     table["others"] = pd.Series([watch.others(row.conditions) for row in rows], dtype=float)
     table["waited"] = pd.Series([watch.waited(row.conditions) for row in rows], dtype=float)
     timed = [row.conditions.timed for row in rows]
-    table["joules"] = [each.joules if each else {} for each in timed]
-    table["limits_w"] = [each.limits_w if each else {} for each in timed]
+    table["joules"] = [plainly(each.joules) if each else {} for each in timed]
+    table["limits_w"] = [plainly(each.limits_w) if each else {} for each in timed]
     table["timed_s"] = pd.Series([each.wall_ns / 1e9 if each else None for each in timed], dtype=float)
     table["mhz"] = pd.Series([row.conditions.whole and row.conditions.whole.mhz for row in rows], dtype=float)
     return pd.DataFrame(table)
@@ -109,12 +113,12 @@ def requests(rows: Iterable[Row]) -> "pd.DataFrame":
 
 
 def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
-    """Facts by id, and models also by the name frames give them (the last one of each name)."""
+    """Facts by id, with plain names, and models also by the name frames give them (the last one of each name)."""
     records = list(records)
-    found = {record.id: record.data for record in records if isinstance(record, Fact)}
+    found = {record.id: plainly(record.data) for record in records if isinstance(record, Fact)}
     pairs = dict.fromkeys((row.model, row.engine) for row in records if isinstance(row, Row) and row.model)
     models = [computed(found[model], found[engine]) for model, engine in pairs]
-    models += [record.data for record in records if isinstance(record, Fact) and record.what == "model"]
+    models += [found[record.id] for record in records if isinstance(record, Fact) and record.what == "model"]
     return found | {starred(model): model for model in models}
 
 

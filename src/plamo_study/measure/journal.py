@@ -8,7 +8,7 @@ import fcntl
 import gc
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -16,6 +16,8 @@ from typing import Self
 import msgspec
 
 from plamo_study.errors import StudyError
+from plamo_study.foreign import content
+from plamo_study.growing import growing
 from plamo_study.measure.rows import SCHEMA, Fact, Record, Row
 
 _decoder = msgspec.json.Decoder(Record)
@@ -32,7 +34,7 @@ def read(path: Path) -> list[Record]:
         A complete line does not decode, or was written by a newer schema.
 
     """
-    return _decoded(path, path.read_bytes() if path.exists() else b"")
+    return _decoded(path, content(path) if path.exists() else b"")
 
 
 def _decoded(path: Path, data: bytes) -> list[Record]:
@@ -65,6 +67,26 @@ def _no_garbage_collection() -> Iterator[None]:
 def latest_rows(records: list[Record]) -> list[Row]:
     """Rows, one per key: a retried failure replaces the row it retries."""
     return list({record.key: record for record in records if isinstance(record, Row)}.values())
+
+
+def drop(path: Path, unwanted: Callable[[Record], bool]) -> list[Record]:
+    """Take records out of a journal; the file is whole at any moment, and gone where nothing is left. What was dropped.
+
+    Facts that no row is left of go too. StudyError as for reading and writing.
+    """
+    with Journal(path) as journal:
+        dropped = [record for record in journal.records if unwanted(record)]
+        kept = [record for record in journal.records if not unwanted(record)]
+        named = {fact for record in kept if isinstance(record, Row) for fact in record.facts}
+        kept = [record for record in kept if isinstance(record, Row) or record.id in named]
+        if dropped and not kept:
+            path.unlink()
+        elif dropped:
+            with growing(path) as partial, partial.open("wb") as file:
+                file.writelines(_encoder.encode(record) + b"\n" for record in kept)
+                file.flush()
+                os.fsync(file.fileno())
+    return dropped
 
 
 class Journal:

@@ -12,10 +12,12 @@ import math
 import re
 import socket
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,21 @@ import msgspec
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import journal
-from plamo_study.measure.cells import OnModel
+from plamo_study.measure import facts, journal
+from plamo_study.measure.cells import AnyCell, Arrival, Decode, Depth, MatMul, Naive, OnModel, Prefill, Read, columns
 from plamo_study.measure.plan import TIME_LIMIT_S
+from plamo_study.measure.recording import OTHERS
 from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, passed, row_key
 
 SUFFIX = ".rows.gz"
+ID = "[0-9a-f]{16}"  # of a machine
 CHECKSUM = 16  # hex digits
-MOST_BYTES, MOST_OF_A_LINE, MOST_TEXT = 64 << 20, 8 << 20, 4000  # unpacked; characters of one string
+MOST_BYTES, MOST_OF_A_LINE, MOST_TEXT = 64 << 20, 2 << 20, 4000  # unpacked; characters of a sentence
+MOST_NAME, MOST_TOKENS = 200, 1 << 20
+TOKENS = ("n_prompt", "n_gen", "n_seq", "n_arriving", "n_chunk", "n_draft", "n_processes")  # of a cell
+SENTENCES = ("failure", "log", *facts.SENTENCES)
+MOST_TIMES = 40  # as large as it is packed: rows come to 3 to 8 times
+MOST_VALUES, MOST_OF_A_ROW = 4_000_000, 250_000  # numbers, lists and objects, some 60 bytes each: ours have a fifth
 TOLD = ("degenerate_loop",)  # checks that tell and do not judge
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # no row is older
 LONGEST_NS = 10**15  # of a row: twelve days
@@ -79,13 +88,23 @@ class Pack:
         return sum(isinstance(record, Row) for records in self.journals.values() for record in records)
 
 
-def pack(place: str, machine: str = "") -> tuple[str, bytes]:
-    """The journals of a machine, by default of the one measured last, as the bytes of a pack; and the machine's id.
+@dataclass(frozen=True)
+class Packed:
+    """The bytes of a pack, whose rows they are and how many, and how many were left out, by study and why."""
+
+    machine: str
+    data: bytes
+    rows: int
+    left_out: Mapping[str, int]
+
+
+def pack(place: str, studies: Collection[str], machine: str = "") -> Packed:
+    """The journals of a machine, by default of the one measured last; `studies`: those there are.
 
     Raises
     ------
     StudyError
-        There are no such rows, or a fact of theirs names a folder.
+        There are no such rows, or none that a pack may hold.
 
     """
     found = {path.stem: journal.read(path) for path in sorted((paths.MEASURED / place).glob("*.jsonl"))}
@@ -96,27 +115,51 @@ def pack(place: str, machine: str = "") -> tuple[str, bytes]:
     machine = machine or newest.machine
     if not any(row.machine == machine for row in rows):
         raise StudyError(f"machine {machine!r}", f"has no rows in {place}", "plamo-study rows list")
-    return machine, packed(machine, found)
+    made = packed(machine, found, studies)
+    if not made.rows:
+        why = next(iter(made.left_out))
+        raise StudyError(f"machine {machine!r}", f"has no rows that may be packed ({why})", "measure again")
+    return made
 
 
-def packed(machine: str, journals: Mapping[str, list[Record]]) -> bytes:
-    """A machine's rows out of journals by their names, `study.scale`, as the bytes of a pack.
+def packed(machine: str, journals: Mapping[str, list[Record]], studies: Collection[str]) -> Packed:
+    """A machine's rows out of journals by their names, `study.scale`.
 
-    Raises
-    ------
-    StudyError
-        A fact of theirs names a folder.
-
+    A row that names a folder of this machine, or that `unpack` would refuse, is left out with its reason.
     """
     lines: list[msgspec.Struct] = [Header(schema=SCHEMA, machine=machine)]
+    packed, left_out = set[str](), Counter[str]()
     for name, records in journals.items():
-        own = [row for row in journal.latest_rows(records) if row.machine == machine]
-        named = {fact for row in own for fact in _facts_of(row)}
-        facts = {record.id: record for record in records if isinstance(record, Fact) and record.id in named}
+        known = {record.id: record for record in records if isinstance(record, Fact)}
+        unfit = {
+            fact.id: why for fact in known.values() if (why := _why_not(fact, partial(_check_fact, fact, machine)))
+        }
+        study, _, scale = name.rpartition(".")
+        own: list[Row] = []
+        for row in (_nameless(row) for row in journal.latest_rows(records) if row.machine == machine):
+            check = partial(_check_to_pack, row, study, scale, known, packed, studies)
+            if why := next((unfit[fact] for fact in row.facts if fact in unfit), "") or _why_not(row, check):
+                left_out[f"{name}: {why}"] += 1
+            else:
+                own.append(row)
+                packed.add(row.key)
         if own:
-            study, _, scale = name.rpartition(".")
-            lines += [Name(study=study, scale=scale), *facts.values(), *map(_nameless, own)]
-    return gzip.compress(b"".join(_line(_checked(record)) for record in lines), mtime=0)
+            used = {fact for row in own for fact in row.facts}
+            lines += [Name(study=study, scale=scale), *(fact for fact in known.values() if fact.id in used), *own]
+    return Packed(machine, gzip.compress(b"".join(map(_line, lines)), mtime=0), len(packed), left_out)
+
+
+def _why_not(record: Record, check: Callable[[], None]) -> str:
+    """Why a record may not be packed: it names a folder, which cannot be taken out of what gives a fact or a cell its
+    name, or a check of it fails. Nothing where it may."""
+    text = msgspec.json.encode(record).decode()
+    if found := ABSOLUTE.search(text) or HOME.search(text):
+        return f"names a folder: {found.group(0)[:100]}"
+    try:
+        check()
+    except (ValueError, OverflowError) as error:
+        return str(error)
+    return ""
 
 
 def _line(record: msgspec.Struct) -> bytes:
@@ -126,10 +169,6 @@ def _line(record: msgspec.Struct) -> bytes:
 
 def _checksum(encoded: bytes) -> bytes:
     return hashlib.sha256(encoded).hexdigest()[:CHECKSUM].encode()
-
-
-def _facts_of(row: Row) -> list[str]:
-    return [fact for fact in (row.machine, row.model, *row.others, row.engine) if fact]
 
 
 def _nameless(row: Row) -> Row:
@@ -160,18 +199,6 @@ def _names() -> list[re.Pattern[str]]:
     return [re.compile(rf"(?i)(?<![^\W_]){re.escape(name)}(?![^\W_])") for name in sorted(found, reverse=True) if name]
 
 
-def _checked(record: msgspec.Struct) -> msgspec.Struct:
-    """The record itself; StudyError where a text of it still names a folder of this machine.
-
-    What gives a fact or a cell its name cannot be taken out of it.
-    """
-    text = msgspec.json.encode(record).decode()
-    if found := ABSOLUTE.search(text) or HOME.search(text):
-        what = record.what if isinstance(record, Fact) else f"a row of {getattr(record, 'study', '')}"
-        raise StudyError(what, f"names a folder: {found.group(0)[:100]}", "give files by their name, measure again")
-    return record
-
-
 def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
     """A pack whose every line was checked, a file or its bytes; `studies`: those there are.
 
@@ -190,12 +217,11 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
             if number == 1:
                 _check(isinstance(record, Header), "a pack begins with its header")
                 _check(record.schema <= SCHEMA, f"schema {record.schema} is newer than this program's {SCHEMA}")
-                _check(re.fullmatch("[0-9a-f]{16}", record.machine), "the machine's id is no id")
+                _check(re.fullmatch(ID, record.machine), "the machine's id is no id")
                 found.machine = record.machine
             elif isinstance(record, Name):
                 name = f"{record.study}.{record.scale}"
-                _check(re.fullmatch("[0-9a-z-]{1,60}", record.study), f"a journal called {record.study[:40]!r}")
-                _check(record.scale in TIME_LIMIT_S, f"scale {record.scale[:40]!r} is unknown")
+                _check_name(record.study, record.scale)
                 _check(name not in found.journals, f"journal {name} comes twice")
                 found.journals[name], known = [], {}
             else:
@@ -205,9 +231,8 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
                     _check(record.id not in known, "the fact comes twice")
                     known[record.id] = record
                 else:
-                    _check(record.study in studies, f"study {record.study[:40]!r} is unknown")
-                    _check_row(record, name.rpartition(".")[2], found.machine, known)
-                    _check(record.key not in keys, "the row comes twice")
+                    _check(record.machine == found.machine, "a row of another machine")
+                    _check_row(record, name.rpartition(".")[2], known, keys, studies)
                     keys.add(record.key)
                 found.journals[name].append(record)
         number += 1
@@ -219,12 +244,19 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
 
 
 def _lines(source: Path | bytes) -> Iterator[bytes]:
-    """The lines of a pack, no more of them in memory than one, and none longer than MOST_OF_A_LINE."""
-    total = 0
+    """The lines of a pack, no more of them in memory than one, and none longer than MOST_OF_A_LINE.
+
+    A few bytes can become very many, and these become objects of many more: both end here, before anything is decoded.
+    """
+    total = values = 0
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    most = min(MOST_BYTES, max(MOST_TIMES * size, 1 << 20))
     with gzip.open(io.BytesIO(source) if isinstance(source, bytes) else source) as text:
-        while line := text.readline(MOST_OF_A_LINE + 1):
+        while line := text.readline(min(MOST_OF_A_LINE, most - total) + 1):
             total += len(line)
-            _check(len(line) <= MOST_OF_A_LINE and total <= MOST_BYTES, "larger than any pack of rows")
+            values += (own := sum(map(line.count, (b",", b"[", b"{"))))
+            _check(len(line) <= MOST_OF_A_LINE and total <= most, "larger than any pack of rows")
+            _check(own <= MOST_OF_A_ROW and values <= MOST_VALUES, "more numbers than any pack of rows has")
             _check(line.endswith(b"\n"), "the line is cut off")
             yield line
 
@@ -245,18 +277,32 @@ def _check(holds: object, why: str) -> None:
 
 def _check_fact(fact: Fact, machine: str) -> None:
     _check(fact.id == content_id(fact.data), f"{fact.what} {fact.id[:16]!r} is not named by its content")
+    _check(fact.what != "machine" or fact.id == machine, "facts of another machine")
+    try:
+        msgspec.convert(fact.data, facts.KINDS[fact.what])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{fact.what} {fact.id[:16]!r}: {error}") from error
     _check_texts(fact.data)
-    if fact.what == "machine":
-        _check(fact.id == machine, "facts of another machine")
-        cores, memory = fact.data.get("cores"), fact.data.get("memory_bytes")
-        _check(isinstance(fact.data.get("chip"), str), "the machine's chip has no name")
-        _check(type(cores) is int and 0 < cores < 10_000, f"a machine of {cores!r:.40} cores")
-        _check(type(memory) is int and 2**28 < memory < 2**50, f"a machine of {memory!r:.40} bytes")
 
 
-def _check_row(row: Row, scale: str, machine: str, known: dict[str, Fact]) -> None:
+def _check_name(study: str, scale: str) -> None:
+    _check(re.fullmatch("[0-9a-z-]{1,60}", study), f"a journal called {study[:40]!r}")
+    _check(scale in TIME_LIMIT_S, f"scale {scale[:40]!r} is unknown")
+
+
+def _check_to_pack(
+    row: Row, study: str, scale: str, known: Mapping[str, Fact], keys: Collection[str], studies: Collection[str]
+) -> None:
+    _check_name(study, scale)
+    _check_row(row, scale, known, keys, studies)
+
+
+def _check_row(
+    row: Row, scale: str, known: Mapping[str, Fact], keys: Collection[str], studies: Collection[str]
+) -> None:
     _check(0 < row.schema <= SCHEMA, f"schema {row.schema} is not one of this program's {SCHEMA}")
-    _check(row.machine == machine, "a row of another machine")
+    _check(row.study in studies, f"study {row.study[:40]!r} is unknown")
+    _check(row.key not in keys, "the row comes twice")
     kinds = {"machine": [row.machine], "model": [row.model, *row.others], "engine": [row.engine]}
     for what, names in kinds.items():
         for fact in filter(None, names):
@@ -270,14 +316,40 @@ def _check_row(row: Row, scale: str, machine: str, known: dict[str, Fact]) -> No
     _check(row.status == "ok" or not row.valid, "did not end well, and valid")
     _check(row.status == "ok" or not row.samples_ns, "did not end well, and has times")
     _check(0 < row.elapsed_ns < LONGEST_NS, "a row that took no time, or months")
-    counts = (row.pid, row.replicate, row.order, row.block + 1)
+    counts = (row.pid, row.replicate, row.order + 1, row.block + 1)
     _check(0 <= min(counts) <= max(counts) < 2**32, "a number below nothing, or beyond any count")
     _check(not row.cell.files or (row.model and row.engine), "a model that ran on nothing")
+    ran = [
+        tuple(known[fact].data[name] for name in ("name", "scale", "dtype"))
+        for fact in (row.model, *row.others)
+        if fact
+    ]
+    _check(ran == list(row.cell.files), "a cell of other models than its facts'")
     _check(not isinstance(row.cell, OnModel) or row.cell.scale == scale, f"a cell of another scale than {scale}")
     judged = {name: value for name, value in row.checks.items() if name not in TOLD}
     _check(not row.valid or passed(judged), "valid, and a check of it does not hold")
+    _check_cell(row.cell)
     _check_results(row)
-    _check_texts(msgspec.to_builtins(row))
+    if row.status == "ok":
+        _check_samples(row)
+    _check_texts(_without_numbers(row))
+
+
+def _without_numbers(row: Row) -> dict[str, Any]:
+    """The texts of a row: what is nearly all of it is left out."""
+    requests = [msgspec.structs.replace(each, token_ns=[]) for each in row.requests]
+    less = {"samples_ns": [], "warmup_ns": [], "prefill_ns": [], "series": dict.fromkeys(row.series, [])}
+    return dict(msgspec.to_builtins(msgspec.structs.replace(row, requests=requests, **less)))
+
+
+def _check_cell(cell: AnyCell) -> None:
+    told = columns(cell)
+    numbers = {name: value for name, value in told.items() if type(value) in (int, float)}
+    _check(all(-1 <= number < 2**50 for number in numbers.values()), "a cell with a number beyond any")
+    least = [told[name] for name in ("n_threads", "n_batch", "n_ubatch", "repetitions")]
+    least += [told["n_seq"]] if not isinstance(cell, Arrival) else []  # a prompt may come where nobody decodes
+    _check(min(least) >= 1, "a cell of nothing")
+    _check(max(told[name] for name in TOKENS) <= MOST_TOKENS, "a cell of more than any engine takes")
 
 
 def _check_results(row: Row) -> None:
@@ -293,15 +365,35 @@ def _check_results(row: Row) -> None:
     _check(all(math.isfinite(number) for number in numbers), "a number that is not finite")
 
 
-def _check_texts(value: str | dict[str, Any] | list[Any]) -> None:
-    """No text is endless or hides control characters."""
+def _check_samples(row: Row) -> None:
+    """What every machine times is as its workload measures it."""
+    cell, samples = row.cell, row.samples_ns
+    _check(all(time > 0 for time in chain(*samples)), "a pass that took no time")
+    if isinstance(cell, Read | MatMul | Prefill | Decode | Naive | Depth):
+        _check(samples and all(samples), "a pass that was not timed")
+    if isinstance(cell, Read | MatMul):
+        _check(columns(cell)["size"] > 0 and row.n_bytes + row.n_flops > 0, "a ceiling of nothing")
+    if isinstance(cell, Naive):
+        _check(len(samples) == 2, "not two ways to generate")
+    if isinstance(cell, Depth) and not cell.text:
+        depths = [row.series.get(name, []) for name in ("part_depth", "step_depth")]
+        _check(list(map(len, depths)) == list(map(len, samples)), "times without their depths")
+
+
+def _check_texts(value: Any, name: bool = True) -> None:
+    """Names are plain; what is said in sentences neither is endless nor hides control characters."""
     if isinstance(value, str):
-        _check(len(value) <= MOST_TEXT, "a text without end")
+        _check(len(value) <= (MOST_NAME if name else MOST_TEXT), "a text without end")
         _check(value.replace("\n", " ").replace("\t", " ").isprintable(), "a text with control characters")
-    else:
-        for each in chain(value, value.values()) if isinstance(value, dict) else value:
+        _check(not name or facts.plain(value) == value, f"a name that is no plain text: {value[:40]!r}")
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            _check_texts(key)
+            _check_texts(each, name and key not in SENTENCES)
+    elif isinstance(value, list):
+        for each in value:
             if isinstance(each, (str, dict, list)):
-                _check_texts(each)
+                _check_texts(each, name)
 
 
 def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tuple[Pack, int]:
@@ -319,6 +411,25 @@ def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tupl
             here.append(*missing)
             new += sum(isinstance(record, Row) for record in missing)
     return found, new
+
+
+def remove(machine: str) -> dict[Path, int]:
+    """Take out the rows of a machine that `add` filed, below `others` or in its own folder; how many of each journal.
+
+    Raises StudyError where there are none. What was measured here and what is tracked as the reference is never touched.
+    """
+    if not re.fullmatch(ID, machine):
+        raise StudyError(f"machine {machine!r}", "is no machine's id", "plamo-study rows list")
+    folders = [folder for folder in (paths.MEASURED / OTHERS, paths.MEASURED / machine) if not folder.is_symlink()]
+    found: dict[Path, int] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
+        dropped = journal.drop(path, lambda record: isinstance(record, Row) and record.machine == machine)
+        found |= {path: len(journal.latest_rows(dropped))} if dropped else {}
+    if not found:
+        raise StudyError(f"machine {machine!r}", "has no rows that came from elsewhere", "plamo-study rows list")
+    with suppress(OSError):  # something else lies in it
+        (paths.MEASURED / machine).rmdir()
+    return found
 
 
 def _is_missing(record: Record, rows: Mapping[str, Row], facts: Collection[str]) -> bool:

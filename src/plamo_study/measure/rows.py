@@ -128,6 +128,11 @@ class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
     conditions: Conditions
     failure: Failure | None = None
 
+    @property
+    def facts(self) -> list[str]:
+        """The facts it names."""
+        return [fact for fact in (self.machine, self.model, *self.others, self.engine) if fact]
+
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, tag="fact", tag_field="kind"):
     """Something many rows share: a model, an engine or a machine. `id` is the hash of its content."""

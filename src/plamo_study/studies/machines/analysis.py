@@ -89,8 +89,8 @@ def _apart(found: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFram
 
 
 def _gpu(machine: dict[str, Any]) -> str:
-    """A GPU by its chip, told from the processor where both are one chip."""
-    chip = str(machine["gpus"][0]["chip"])
+    """A GPU by its chip, told from the processor where both are one chip or the engine named none."""
+    chip = next((str(gpu["chip"]) for gpu in machine.get("gpus", ())), machine["chip"])
     return f"{chip}, GPU" if chip == machine["chip"] else chip
 
 

@@ -1,0 +1,143 @@
+"""What machines, engines and models say of themselves: plain names, and what a fact from elsewhere has to hold.
+
+A name is shown in Markdown, HTML, charts and terminals, by hundreds of lines that need not know where it came from. So
+it holds nothing that one of these obeys: it is written down like this, refused from elsewhere unless it is, and made so
+again where rows become frames.
+"""
+
+import re
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™']|:(?=//)|(?<![^\W_])_|_(?![^\W_])")
+SENTENCES = ("assumptions", "build", "description")  # of a fact: tables show them, and escape what they show
+
+
+def plain(name: str) -> str:
+    """A name without what Markdown, HTML, TeX, a link or a terminal is made of: a question mark stands for it."""
+    return UNPLAIN.sub("?", name)
+
+
+def plainly(value: Any) -> Any:
+    """A fact, or a part of one, with all its names plain, keys too; its sentences as they are."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(plainly, value))
+    if isinstance(value, dict):
+        return {plain(key): each if key in SENTENCES else plainly(each) for key, each in value.items()}
+    return value
+
+
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Said = Annotated[str, Meta(max_length=2000)]
+Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, Meta(ge=1, le=2**40)]
+Amount = Annotated[int, Meta(ge=0, le=2**60)]
+Size = Annotated[int, Meta(ge=0, le=2**24)]  # of a model's shape
+Layers = Annotated[int, Meta(ge=1, le=2**12)]
+Real = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class Gpu(Struct, kw_only=True):
+    """A board that the engine found."""
+
+    name: Name
+    chip: Name
+    memory_bytes: Amount
+
+
+class Machine(Struct, kw_only=True):
+    """`machine.facts`, and what the engine found there."""
+
+    chip: Name
+    cores: Annotated[int, Meta(ge=1, le=9999)] | None  # None: the system does not say
+    performance_cores: Annotated[int, Meta(ge=1, le=9999)]
+    memory_bytes: Annotated[int, Meta(gt=2**28, lt=2**50)]
+    last_level_cache_bytes: Amount
+    os: Name
+    architecture: Said
+    compiler: Said
+    python: Said
+    wired_limit_mb: Said
+    gpus: Annotated[list[Gpu], Meta(min_length=1, max_length=64)] | None = None
+
+
+class Engine(Struct, kw_only=True):
+    """`library.describe`."""
+
+    binding: Name
+    llama: Name
+    ggml: Name
+    commit: Name
+    build: Said
+    gpu_offload: bool
+    sha256: Hash
+    description: Said = ""
+    corrects: Annotated[list[Name], Meta(max_length=64)] = []
+    window: Size = 0
+
+
+class Sums(Struct, kw_only=True):
+    """Over some tensors."""
+
+    count: Count
+    n_elements: Count
+    n_bytes: Count
+
+
+class Tensors(Sums, kw_only=True):
+    """Those of one kind; where they are of several types, by type too."""
+
+    type: Name
+    by_type: Annotated[dict[Name, Sums], Meta(min_length=1, max_length=64)] = {}
+
+
+class Shape(Struct, kw_only=True):
+    """Hyper-parameters."""
+
+    arch: Name
+    hidden: Annotated[int, Meta(ge=1, le=2**24)]
+    layers: Layers
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    ffn: Size
+    vocab: Annotated[int, Meta(ge=1, le=2**24)]
+    context_length: Count
+    rms_eps: Real
+    rope_theta: Real
+    tied: bool
+    rope_theta_swa: Real
+    window: Size
+    window_pattern: Size
+    mamba_heads: Size
+    mamba_head_dim: Size
+    d_state: Size
+    d_conv: Size
+
+    def __post_init__(self) -> None:
+        """A ValueError where a window has no pattern to stand in."""
+        if self.window and not self.window_pattern:
+            raise ValueError("a window without a pattern of layers")
+
+
+class Model(Struct, kw_only=True):
+    """`files.model_fact`."""
+
+    name: Name
+    scale: Name
+    dtype: Name
+    synthetic: bool
+    sha256: Hash
+    file_bytes: Count
+    n_params: Count
+    assumptions: Annotated[list[Said], Meta(max_length=64)]
+    shape: Shape
+    tensors: Annotated[dict[Name, Tensors], Meta(min_length=1, max_length=1000)]
+    findings: Annotated[list[Name], Meta(max_length=1000)] = []
+    trained: bool = False
+
+
+KINDS: dict[str, Any] = {"machine": Machine, "engine": Engine, "model": Model}
