@@ -3,6 +3,7 @@
 import errno
 import os
 
+MORE_MEMORY = "close other programs or raise the limit with `ulimit`, then give the same command"
 MENDS = {  # of what a system refuses, by its number; everything else that it may say is a fault of this program
     errno.ENOENT: "look whether the path is right",
     errno.EACCES: "make it yours with chmod, or work on a copy of the folder that you may write to",
@@ -17,6 +18,7 @@ MENDS = {  # of what a system refuses, by its number; everything else that it ma
     errno.ENOSPC: "free space there with `df -h`, then give the same command",
     errno.EDQUOT: "free space there with `quota`, then give the same command",
     errno.EFBIG: "raise the limit on files with `ulimit -f`, then give the same command",
+    errno.ENOMEM: MORE_MEMORY,
     errno.EIO: "look at the disk with `dmesg`",
     errno.EMFILE: "raise the limit on open files with `ulimit -n`",
     errno.ENFILE: "close other programs",
@@ -44,3 +46,11 @@ def of_system(error: OSError) -> StudyError | None:
         return None
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     return StudyError(" to ".join(dict.fromkeys(names)) or "the system", os.strerror(error.errno), MENDS[error.errno])
+
+
+def of_memory(error: BaseException, what: str = "") -> StudyError | None:
+    """A want of memory as a message, whoever tells it; None for any other error: what it met may well be sound."""
+    told = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
+    if told or f"os error {errno.ENOMEM}" in str(error):  # as libraries in Rust say it
+        return StudyError(what or "memory", f"there is not enough memory ({error})", MORE_MEMORY)
+    return None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, of_memory
 from plamo_study.measure.worker import end_with_parent
 from plamo_study.models import imatrix as matrices
 
@@ -45,11 +45,9 @@ def main() -> None:
     threading.Thread(target=end_with_parent, args=(0,), daemon=True).start()
     try:
         _quantize(job) if isinstance(job, Quantizing) else _evaluate(job)
-    except StudyError as error:
-        _say(f"@study {json.dumps([error.what, error.why, error.mend])}")
-        os._exit(1)
     except Exception as error:
-        _say(f"@error {error}")
+        told = error if isinstance(error, StudyError) else of_memory(error, job.source)
+        _say(f"@study {json.dumps([told.what, told.why, told.mend])}" if told else f"@error {error}")
         os._exit(1)
     os._exit(0)  # interpreter teardown would only cost time
 
