@@ -1,7 +1,7 @@
 """How other processes are started, so that they take no code from the folder somebody stands in, and end with this one.
 
-Python looks for modules in the current directory first, and llama.cpp's tools load every `libggml-*.so` that lies there.
-Whoever measures a downloaded file in the folder it came in would run what came with it.
+Python looks for modules in the current directory first, and llama.cpp's tools load every `libggml-*.so` that lies
+there. Whoever measures a downloaded file in the folder it came in would run what came with it.
 """
 
 import os

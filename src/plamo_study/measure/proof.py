@@ -119,7 +119,8 @@ def replay(cell: Replay, session: Session, draws: list[Prompts], path: Path) -> 
     """Any calls, in order: the error of every sequence's logits after each call against the same sequence alone.
 
     Checks are named "call/sequence", beside them "rounding". No verdict: what is wrong is said of all rows together.
-    Sequences are run alone first and every error is told as it is found, so that a run that aborts is judged up to there.
+    Sequences are run alone first and every error is told as it is found, so that a run that aborts is judged as far as
+    it came.
     """
     rounding = _rounding(session)
     expected: dict[tuple[int, int], np.ndarray] = {}

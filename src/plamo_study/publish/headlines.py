@@ -46,11 +46,11 @@ def corruption() -> str:
     _while(quiet["differ"] > quiet["answers"] / 2 and not quiet["died"] and not patched["differ"].sum(), "corruption")
     return (
         f"**One user's request changes another's answer, and nothing says so.** llama.cpp mixes up PLaMo 2's sequences "
-        f"when their prompts share a call. Of {released['answers'].sum()} answers that a `llama-server` as released gave "
-        f"to 2 to 16 users at once, {released['differ'].sum()} were not those that each user gets alone, and "
+        f"when their prompts share a call. Of {released['answers'].sum()} answers that a `llama-server` as released "
+        f"gave to 2 to 16 users at once, {released['differ'].sum()} were not those that each user gets alone, and "
         f"{released['died'].sum()} of {released['runs'].sum()} servers died. It need not die to be wrong: with {SLOTS} "
-        f"slots and {USERS} users {quiet['differ']} of {quiet['answers']} answers changed. With the patch of our report "
-        f"it is {patched['differ'].sum()} of {patched['answers'].sum()}, and no server died ({chips(loads)}; a small "
+        f"slots and {USERS} users {quiet['differ']} of {quiet['answers']} answers changed. With the patch of our "
+        f"report it is {patched['differ'].sum()} of {patched['answers'].sum()}, and no server died ({chips(loads)}; a small "
         f"trained model). A law says beforehand which sequences of a batch go wrong: it was right about every "
         f"sequence, up to the call that aborts, in {stock['exact'].sum()} of {len(stock)} batches."
     )
@@ -72,8 +72,8 @@ def cliff() -> str:
         f"**A fifth sequence makes every step half again as long.** A decode step of 5 sequences takes "
         f"{of_steps[0].value:.2f} times as long as one of 4 on {hybrid} and {of_steps[1].value:.2f} times on "
         f"{attention} ({chips(steps)}). A call that checks 5 tokens of one sequence takes {of_calls[0].value:.2f} and "
-        f"{of_calls[1].value:.2f} times as long as one that checks 4 ({chips(drafts)}). The kernels take {TILE} columns "
-        f"together, so draft {TILE - 1} tokens, not {TILE}."
+        f"{of_calls[1].value:.2f} times as long as one that checks 4 ({chips(drafts)}). The kernels take {TILE} "
+        f"columns together, so draft {TILE - 1} tokens, not {TILE}."
     )
 
 
@@ -112,7 +112,8 @@ def window() -> str:
     _claim([last["ratio"].below(1.0)], "window")
     first = next(row["depth"] for row in reading.to_dict("records") if row["ratio"].below(1.0) == "holds")
     return (
-        "**llama.cpp leaves out PLaMo 2's attention window, which makes it slow at length.** We built the window in and checked it: "
+        "**llama.cpp leaves out PLaMo 2's attention window, which makes it slow at length.** We built the window in and "
+        "checked it: "
         f"at {last['depth']:,} tokens, reading one more takes {last['windowed'].value * 1e3:.1f} ms instead of "
         f"{last['plain'].value * 1e3:.1f} ({chips(recording)}). It helps from {first:,} tokens on."
     )

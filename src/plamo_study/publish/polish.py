@@ -1,7 +1,8 @@
 """Makes the HTML of a page self-contained, accessible and readable, or says why it cannot be.
 
 Markdown and notebook outputs may hold any HTML. Here nothing passes that would ask a host for something, run a script
-or show a picture without words; a style would be every page's and is left out; tables get header scopes, numbers flushed right and a box of their own to scroll in.
+or show a picture without words; a style would be every page's and is left out; tables get header scopes, numbers
+flushed right and a box of their own to scroll in.
 """
 
 import re

@@ -21,12 +21,14 @@ def finding(recording: Recording) -> Markdown:
         for build, group in data[data["build"] != "stock"].groupby("build")
     ]
     judged = stock["exact"] & stock["judged"]
+    told = int(hybrid["judged"].sum())
     exact, control = judged[hybrid.index].sum(), judged.drop(hybrid.index).sum()
     return Markdown(
         f"**Of {len(hybrid)} batches of PLaMo 2 the engine as released computed {wrong} silently wrong and aborted in "
-        f"{aborted}.** The batching law says beforehand which sequences come out wrong, and in which call a batch aborts. It was "
-        f"right about every sequence, up to that call, in {exact} of these {len(hybrid)} batches, and in {control} of {len(stock) - len(hybrid)} of PLaMo "
-        f"3, which does not have the defects. {' '.join(builds)}"
+        f"{aborted}.** The batching law says beforehand which sequences come out wrong, and in which call a batch "
+        f"aborts. It was right about every sequence, up to that call, in {exact} of the {told} of these batches whose "
+        f"rows say so much, and in {control} of {len(stock) - len(hybrid)} of PLaMo 3, which does not have the defects. "
+        f"{' '.join(builds)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Does speed depend on what the weights are? The same tensors with other values in them (models/values.py), side by side.
+"""Does speed depend on what the weights are? The same tensors with other values in them (models/values.py).
 
 Frames in, estimates out. A process is one number; comparisons are paired by block.
 """

@@ -167,7 +167,10 @@ def duplicates(recording: Recording) -> Said | None:
 
 
 def by_construction(recording: Recording) -> Said | None:
-    """Whether one process for all beats as many processes as cores; as many as answers wait for cores and say nothing."""
+    """Whether one process for all beats as many processes as there are cores.
+
+    As many as there are answers wait for cores, whatever they share, and say nothing of it.
+    """
     found = processes.table(recording.rows)
     found = found[found["use_mmap"] & (found["dtype"] == found["dtype"].iloc[0])].dropna(subset=["against_one"])
     each, between = found[(found["n_seq"] == 1) & (found["total"] == gains.TOGETHER)], gains.replicas(recording)

@@ -24,8 +24,8 @@ SHARING = ("chunked", "split", "replicas")
 VERDICTS = {"holds": "gains", "does not hold": "loses", "inconclusive": "not decided"}
 AIMS = {gains.TOKENS: "For tokens a second", gains.WAITS: "For the longest wait"}
 STARS = (
-    "A star means full size with random weights; notebook 05 tells what other values in them change. No star means a small trained "
-    "model that fits into the processor's own fast memory: its gains show that a lever works, not how much it gives on "
+    "A star means full size with random weights; notebook 05 tells what other values in them change. No star means a "
+    "small trained model that fits into the processor's own fast memory: its gains show that a lever works, not how much it gives on "
     "a large one. plamo-3-matched is PLaMo 3 made as large as PLaMo 2."
 )
 WRONG = (
@@ -104,8 +104,8 @@ def _best(known: Recordings, found: pd.DataFrame, aim: str, words: str) -> str:
     return (
         f"- **{words}: {best['name']}.** On {escaped(best['model'])} {times(best['gain'])} times as good: "
         f"{best['what']}. The interval is widened to hold for all {len(group)} gains at full size that this one was "
-        f"chosen from ({_where(known[best['study']])}). Others were measured on other days, some on other machines. Its "
-        f"price: {best['price']}."
+        f"chosen from ({_where(known[best['study']])}). Others were measured on other days, some on other machines. "
+        f"Its price: {best['price']}."
     )
 
 
@@ -278,7 +278,7 @@ def scored(known: Recordings) -> Table:
         "ratio": ("beside it / alone", ".2f"),
         "turned": ("changes sides", lambda turned: "yes" if turned else ""),
     }
-    return table(found, columns, f"{_by_pair(found).capitalize()} Types all divide by the same rows of {gains.BITS}.")
+    return table(found, columns, f"By pair of levers: {_by_pair(found)} Types all divide by the same rows of {gains.BITS}.")
 
 
 def order(known: Recordings) -> Markdown:

@@ -29,8 +29,8 @@ CHUNKS, REPLICAS = "chunks beside more or fewer answers", "two processes beside 
 def stacked(known: Recordings) -> pd.DataFrame:
     """A line a lever that was measured alone and beside another: COLUMNS.
 
-    `pair`: which two levers meet. `alone` and `measured`: its gain in both; `ratio`: measured over alone; `close`: within 1.5 times; `turned`: shown
-    to be a gain in one and a loss in the other.
+    `pair`: which two levers meet. `alone` and `measured`: its gain in both; `ratio`: measured over alone; `close`:
+    within 1.5 times; `turned`: shown to be a gain in one and a loss in the other.
     """
     entries: list[dict[str, Any]] = []
     for pair, parts in ((TYPES, _types), (DRAFTS, _drafts), (CHUNKS, _chunks), (REPLICAS, _replicas)):

@@ -136,9 +136,10 @@ def deaths(requests: Sequence[Request]) -> tuple[str, str] | None:
 def predicted(rows: pd.DataFrame) -> pd.DataFrame:
     """Each server's first token and further tokens beside what the engine alone takes after a prompt of that length.
 
-    `what`: "first token" or "each further token"; `engine`, `measured` and `added` seconds (estimates): `measured` of all
-    servers, `added` and `ratio` (of measured over engine) of the blocks that timed the engine too. Of the difference `inside` (what llama-server takes by its own count beyond
-    the engine: sampling, scheduling, detokenizing) and `outside` (the rest: HTTP, the queue and the client), medians.
+    `what`: "first token" or "each further token"; `engine`, `measured` and `added` seconds (estimates): `measured` of
+    all servers, `added` and `ratio` (of measured over engine) of the blocks that timed the engine too. Of the
+    difference `inside` (what llama-server takes by its own count beyond the engine: sampling, scheduling,
+    detokenizing) and `outside` (the rest: HTTP, the queue and the client), medians.
     """
     used = usable(rows)
     parts = used[used["n_threads"].isin(used.loc[used["workload"] == "serving", "n_threads"])]

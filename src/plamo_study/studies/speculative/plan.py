@@ -49,7 +49,7 @@ def speculative(scale: str, gpu: bool = False) -> Plan:
 
 
 def several(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 12: every short draft beside one answer and beside several, so that levers are compared like for like."""
+    """Notebook 12: every short draft beside one answer and beside several: levers are compared like for like."""
     check_scale(scale)
     models = [_base(scale, gpu, model) for model in MODELS]
     short = [change(base, n_gen=base.n_gen // 2) for base in models]

@@ -18,8 +18,8 @@ def mystery(phases: Recording) -> Markdown:
         f"**{escaped(known.model)} reads {known.read.value:.0f} tokens a second. It writes {known.write.value:.1f}.** "
         f"The same model, the same two cores, and nearly the same multiplications for every token. Yet reading is "
         f"{known.ratio:.1f} times as fast{sentences.beside(known.ratio, known.read, known.write, '.1f')}.\n\n"
-        f"(The star: the file has the size of the released model and random weights; notebook 05 tells what other values "
-        f"change. Measured on {chips(phases)}, in several processes: medians, with 95 % intervals in brackets.)"
+        f"(The star: the file has the size of the released model and random weights; notebook 05 tells what other "
+        f"values change. Measured on {chips(phases)}, in several processes: medians, with 95 % intervals in brackets.)"
     )
 
 
