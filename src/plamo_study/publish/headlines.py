@@ -50,8 +50,8 @@ def corruption() -> str:
         f"gave to 2 to 16 users at once, {released['differ'].sum()} were not those that each user gets alone, and "
         f"{released['died'].sum()} of {released['runs'].sum()} servers died. It need not die to be wrong: with {SLOTS} "
         f"slots and {USERS} users {quiet['differ']} of {quiet['answers']} answers changed. With the patch of our "
-        f"report it is {patched['differ'].sum()} of {patched['answers'].sum()}, and no server died ({chips(loads)}; a small "
-        f"trained model). A law says beforehand which sequences of a batch go wrong: it was right about every "
+        f"report it is {patched['differ'].sum()} of {patched['answers'].sum()}, and no server died ({chips(loads)}; a "
+        f"small trained model). A law says beforehand which sequences of a batch go wrong: it was right about every "
         f"sequence, up to the call that aborts, in {stock['exact'].sum()} of {len(stock)} batches."
     )
 
@@ -112,8 +112,8 @@ def window() -> str:
     _claim([last["ratio"].below(1.0)], "window")
     first = next(row["depth"] for row in reading.to_dict("records") if row["ratio"].below(1.0) == "holds")
     return (
-        "**llama.cpp leaves out PLaMo 2's attention window, which makes it slow at length.** We built the window in and "
-        "checked it: "
+        "**llama.cpp leaves out PLaMo 2's attention window, which makes it slow at length.** We built the window in "
+        "and checked it: "
         f"at {last['depth']:,} tokens, reading one more takes {last['windowed'].value * 1e3:.1f} ms instead of "
         f"{last['plain'].value * 1e3:.1f} ({chips(recording)}). It helps from {first:,} tokens on."
     )

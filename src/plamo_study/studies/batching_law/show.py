@@ -27,7 +27,7 @@ def finding(recording: Recording) -> Markdown:
         f"**Of {len(hybrid)} batches of PLaMo 2 the engine as released computed {wrong} silently wrong and aborted in "
         f"{aborted}.** The batching law says beforehand which sequences come out wrong, and in which call a batch "
         f"aborts. It was right about every sequence, up to that call, in {exact} of the {told} of these batches whose "
-        f"rows say so much, and in {control} of {len(stock) - len(hybrid)} of PLaMo 3, which does not have the defects. "
+        f"rows say so much, and in {control} of {len(stock) - len(hybrid)} of PLaMo 3, which has no such defects. "
         f"{' '.join(builds)}"
     )
 

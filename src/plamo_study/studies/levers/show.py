@@ -25,8 +25,8 @@ VERDICTS = {"holds": "gains", "does not hold": "loses", "inconclusive": "not dec
 AIMS = {gains.TOKENS: "For tokens a second", gains.WAITS: "For the longest wait"}
 STARS = (
     "A star means full size with random weights; notebook 05 tells what other values in them change. No star means a "
-    "small trained model that fits into the processor's own fast memory: its gains show that a lever works, not how much it gives on "
-    "a large one. plamo-3-matched is PLaMo 3 made as large as PLaMo 2."
+    "small trained model that fits into the processor's own fast memory: its gains show that a lever works, not how "
+    "much it gives on a large one. plamo-3-matched is PLaMo 3 made as large as PLaMo 2."
 )
 WRONG = (
     "**Right first.** PLaMo 2 answers wrongly when the prompts of two users share a call, and the engine as released "
@@ -278,7 +278,8 @@ def scored(known: Recordings) -> Table:
         "ratio": ("beside it / alone", ".2f"),
         "turned": ("changes sides", lambda turned: "yes" if turned else ""),
     }
-    return table(found, columns, f"By pair of levers: {_by_pair(found)} Types all divide by the same rows of {gains.BITS}.")
+    note = f"By pair of levers: {_by_pair(found)} Types all divide by the same rows of {gains.BITS}."
+    return table(found, columns, note)
 
 
 def order(known: Recordings) -> Markdown:
