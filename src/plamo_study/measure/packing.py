@@ -338,7 +338,7 @@ def _check_row(
 def _without_numbers(row: Row) -> dict[str, Any]:
     """The texts of a row: what is nearly all of it is left out."""
     requests = [msgspec.structs.replace(each, token_ns=[]) for each in row.requests]
-    less = {"samples_ns": [], "warmup_ns": [], "prefill_ns": [], "series": dict.fromkeys(row.series, [])}
+    less = {"samples_ns": [], "warmup_ns": [], "prefill_ns": [], "series": {name: [] for name in row.series}}
     return dict(msgspec.to_builtins(msgspec.structs.replace(row, requests=requests, **less)))
 
 
@@ -416,7 +416,7 @@ def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tupl
 def remove(machine: str) -> dict[Path, int]:
     """Take out the rows of a machine that `add` filed, below `others` or in its own folder; how many of each journal.
 
-    Raises StudyError where there are none. What was measured here and what is tracked as the reference is never touched.
+    Raises StudyError where there are none. What was measured here and what is the reference's is never touched.
     """
     if not re.fullmatch(ID, machine):
         raise StudyError(f"machine {machine!r}", "is no machine's id", "plamo-study rows list")

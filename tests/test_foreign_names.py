@@ -1,0 +1,167 @@
+"""Names that come in with rows: whatever they hold, pages and notebooks show them and obey none of it."""
+
+import ast
+import json
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import nbformat
+import pandas as pd
+import pytest
+from bs4 import BeautifulSoup
+from IPython.core.formatters import DisplayFormatter
+from nbconvert import HTMLExporter
+
+from plamo_study import paths
+from plamo_study.measure import journal
+from plamo_study.measure.facts import plain, plainly
+from plamo_study.measure.rows import Fact, Row, content_id, row_key
+from plamo_study.present.tables import Table, escaped
+from plamo_study.publish import cells, pages
+
+REFERENCE = paths.MEASURED / "reference"
+STUDY = "05-context.shape"  # one machine's, with its ceilings
+JS = "javascript:alert(1)"
+HOSTILE = [
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)", "<svg onload=alert(1)>",
+    "<style>*{display:none}</style>", "<style>", "<!-- ", "<!--spec 0-->", "<plaintext>", "<textarea>", "<title>", "<xmp>",
+    "<iframe srcdoc='<script>alert(1)</script>'>", "<details open ontoggle=alert(1)>", "<a href=" + JS + ">x</a>",
+    "<math><mtext></table><img onerror=alert(1) src>", "</td></tr></table><script>alert(1)</script>", "</p><h1>x</h1>",
+    "<base href=//evil.example>", "<meta http-equiv=refresh content=0>", "<link rel=stylesheet href=//evil.example>",
+    "<form action=//evil.example><input autofocus onfocus=alert(1)>", "<object data=x>", "<embed src=x>", "<video src=x>",
+    "\" onmouseover=\"alert(1)", "' onmouseover='alert(1)", "&lt;script&gt;alert(1)&lt;/script&gt;", "&#60;b&#62;",
+    f"[x]({JS})", f"![x]({JS})", "![x](http://evil.example/x.png)", f"[x]: {JS}", f"<{JS}>", "<http://evil.example>",
+    "https://evil.example/x", "`", "```", "``<b>``", "*", "**Disturbed: all of it is wrong**", "__all of it is wrong__",
+    "~~gone~~", "a | b | c", "|---|", "a\n\n# A title\n\n", "a\n\n<script>alert(1)</script>\n\n", "\r\n- a\r\n- b", "    code",
+    "$x^2$", "$$\\int$$", "\\(x\\)", "\\[x\\]", "\\begin{x}", "$\\href{" + JS + "}{x}$", "{{ 7 * 7 }}", "{% raw %}", "{0}",
+    "\x1b]0;owned\x07", "\x00", "\x08" * 9, "\u202egnp.exe", "\u2066x\u2069", "\u200b", "\ufeff", "a\u2028b", "x" * 5000,
+    "\U000e0041", "%s%n", "=cmd|'/C calc'!A0", "-", "#", "# x", "> x", "1. x", "<" * 999,
+]  # fmt: skip
+UNWRITABLE = ["\ud800", "a\udfff"]  # JSON has no such text
+FREE = "plamo-2-1b* (of AMD EPYC, 2 x 3.1 GHz): 98 % [97, 99] ~ a_b"
+
+
+def tags(html: str) -> Counter:
+    """What a browser would do something for: elements, their attributes, and where links lead, pages apart."""
+    found = [tag for tag in BeautifulSoup(html, "html.parser").find_all(True) if not leads_to_a_page(tag)]
+    names = Counter(tag.name for tag in found)
+    names.update(f"{tag.name} {name}" for tag in found for name in tag.attrs if name != "id")
+    names.update(
+        f"{tag.name} {name}={tag[name][:11]}" for tag in found for name in ("href", "src") if name in tag.attrs
+    )
+    return names
+
+
+def leads_to_a_page(tag) -> bool:
+    """A link that only a click follows, to an address that stands there, or to a heading."""
+    return tag.name == "a" and str(tag.get("href", "")).startswith(("http://", "https://", "#"))
+
+
+def markdown(text: str) -> str:
+    return cells.markdown(nbformat.v4.new_markdown_cell(text), "here")
+
+
+@pytest.mark.parametrize("shown", [plain, escaped], ids=["a name", "a sentence of anybody's"])
+def test_no_hostile_text_does_anything_in_a_sentence(shown):
+    def page(text: str) -> str:
+        return f"# On {text}.\n\nOn {text} **it, {text}, is** as fast as {text}.\n\n- Of {text}: {text}\n"
+
+    quiet = tags(markdown(page("a name")))
+    for text in HOSTILE + UNWRITABLE:
+        found = tags(markdown(page(shown(text))))
+        assert found == quiet, text
+
+
+def test_no_hostile_text_does_anything_in_a_table():
+    def both(text: str) -> list[Counter]:
+        made = Table(pd.DataFrame({"chip": [text, "x"], text: ["y", text]}), note=f"A note on {text}.")
+        return [tags(made._repr_html_()), tags(markdown(made._repr_markdown_()))]
+
+    quiet = both("a name")
+    for text in HOSTILE + UNWRITABLE:
+        found = both(text)
+        del found[1]["code"]  # which a table may hold
+        for page, harmless in zip(found, quiet, strict=True):
+            assert set(page - harmless) <= {"p"}, text  # what stands under a table with a star
+
+
+def test_what_names_are_made_of_stays_as_it_is():
+    assert escaped(FREE) == FREE.replace("*", r"\*")
+    for path in REFERENCE.glob("*.jsonl"):
+        for record in journal.read(path):
+            if isinstance(record, Fact):
+                assert plainly(record.data) == record.data
+
+
+def rekeyed(row: Row, machine: str) -> Row:
+    key = row_key(row.study, row.cell, row.model, row.engine, machine, row.replicate, *row.others)
+    return msgspec.structs.replace(row, machine=machine, key=f"{key}{row.anchor}")
+
+
+def machine_of(names: list[str], records: list) -> list:
+    """The rows once more, of a machine that calls itself and its parts like this."""
+    chip, system, board, meter = (names * 4)[:4]
+    first = next(record for record in records if isinstance(record, Fact) and record.what == "machine")
+    gpu = {"name": "CUDA0", "chip": board, "memory_bytes": 1}
+    said = first.data | {
+        "chip": chip,
+        "os": system,
+        "compiler": board,
+        "gpus": [gpu],
+        meter[:50]: {meter[:50]: [meter]},
+    }
+    fact = Fact(id=content_id(said), what="machine", data=said)
+    rows = [rekeyed(record, fact.id) for record in records if isinstance(record, Row)]
+    energy = [msgspec.structs.replace(row, conditions=with_meter(row.conditions, meter)) for row in rows]
+    return [fact, *energy]
+
+
+def with_meter(conditions, meter):
+    timed = conditions.timed and msgspec.structs.replace(conditions.timed, joules={meter: 5.0}, limits_w={meter: 9.0})
+    return msgspec.structs.replace(conditions, timed=timed, power_source=meter, thermal=meter)
+
+
+def executed(folder: Path) -> nbformat.NotebookNode:
+    """Notebook 13 with the outputs that its cells have on what lies in `folder`."""
+    notebook = nbformat.read(paths.NOTEBOOKS / "13-machines.ipynb", as_version=4)
+    shown, known = DisplayFormatter(), {}
+    for number, cell in enumerate(cell for cell in notebook.cells if cell.cell_type == "code"):
+        parsed = ast.parse(cell.source)
+        last = parsed.body.pop() if isinstance(parsed.body[-1], ast.Expr) else None
+        exec(compile(parsed, "cell", "exec"), known)
+        known["source"] = "live"
+        cell.outputs, cell.execution_count = [], number + 1
+        if last:
+            data, metadata = shown.format(eval(compile(ast.Expression(last.value), "cell", "eval"), known))
+            data = json.loads(json.dumps(data))
+            cell.outputs = [nbformat.v4.new_output("display_data", data, metadata=metadata)]
+    return notebook
+
+
+@pytest.fixture
+def page_of(tmp_path, monkeypatch):
+    """Notebook 13 about machines that call themselves and their parts by these names: as nbconvert and we show it."""
+    records = journal.read(REFERENCE / f"{STUDY}.jsonl")
+    kept = [record for record in records if isinstance(record, Fact) and record.what != "machine"]
+
+    def page(names: list[str]) -> tuple[Counter, Counter]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        monkeypatch.setattr(paths, "MEASURED", folder)
+        with journal.Journal(folder / "others" / f"{STUDY}.jsonl") as here:
+            here.append(*kept)
+            for first in range(0, len(names), 4):
+                here.append(*machine_of(names[first : first + 4], records))
+        notebook = executed(folder)
+        theirs, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook)
+        path = folder / "13-machines.ipynb"
+        nbformat.write(notebook, path)
+        index, ours, _ = pages.publish([path], folder / "pages")
+        return tags(theirs), tags(index.read_text()) + tags(ours.read_text())
+
+    return page
+
+
+def test_notebook_13_shows_hostile_machines_and_has_the_tags_of_harmless_ones(page_of):
+    names = [*HOSTILE[:6], *HOSTILE[25:45:2], *HOSTILE[49:57:2]]
+    assert page_of(names) == page_of([f"harmless {number}" for number in range(len(names))])
