@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,12 @@ from plamo_study import paths
 from plamo_study.measure import plan
 from plamo_study.models import registry, released
 
-SHORT = ("--minutes", "0.01")  # no cell but those the page needs
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
+FEW = """
+from plamo_study.measure import runner
+runner.MOST_BLOCKS, runner._Sweep._repeats = 2, lambda sweep: []
+"""  # few blocks, each once, however much time there is and whatever else computes
+TIME = ("--minutes", "9")  # more than they take
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +33,21 @@ def root(tmp_path_factory):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(paths.ROOT / name)
     return folder
+
+
+def few(root):
+    """The environment of kernels that measure few blocks."""
+    startup = root / "ipython/profile_default/startup"
+    startup.mkdir(parents=True, exist_ok=True)
+    (startup / "few.py").write_text(FEW)
+    return {"IPYTHONDIR": str(root / "ipython")}
+
+
+def run_few(root, *arguments):
+    """A command that measures few blocks, and so do the notebooks it executes."""
+    command = [sys.executable, "-c", f"{FEW}\nfrom plamo_study.cli import main\nmain.main()", *arguments]
+    everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | few(root)
+    return subprocess.run(command, capture_output=True, text=True, env=everything, check=False, timeout=580)
 
 
 def run(root, *arguments, **environment):
@@ -43,6 +63,18 @@ WRONG = (
     (("run", "01", "--source", "elsewhere"), "source 'elsewhere'"),
     (("run", "01", "--source", "recorded", "-p", "colour", "blue"), "colour"),
     (("run", "01", "--source", "recorded", "-p", "guess", "many"), "guess"),
+    (("run", "01", "--source", "recorded", "-p", "guess", "0"), "guess 0.0"),
+    (("run", "06", "-p", "n_chunk", "-1"), "n_chunk -1"),
+    (("run", "08", "-p", "acceptance", "5"), "acceptance 5.0"),
+    (("run", "01", "--source", "recorded", "-p", "source", "live"), "-p source live"),
+    (("run", "01", "--scale", "mini", "-p", "scale", "shape"), "-p scale shape"),
+    (("run", "01", "-p", "source", "elsewhere"), "source 'elsewhere'"),
+    (("run", "01", "-p", "minutes", "nan"), "minutes nan"),
+    (("run", "01", "--minutes", "inf"), "inf"),
+    (("run", "01", "--minutes", "nan"), "--minutes"),
+    (("study", "--minutes", "nan"), "--minutes"),
+    (("measure", "01-phase-asymmetry", "--minutes", "inf"), "inf"),
+    (("measure", "01-phase-asymmetry", "--minutes", "0.001"), "01-phase-asymmetry in 0.001 minutes"),
     (("run", "01", "--engine", "/nowhere"), "libllama"),
     (("measure", "99-nothing"), "study '99-nothing'"),
     (("measure", "01-phase-asymmetry", "--scale", "huge"), "scale 'huge'"),
@@ -79,11 +111,22 @@ json.dump(said, sys.stdout)
 """
 
 
-def in_one_process(root, *asked, **environment):
-    """Exit code and what was said of several commands, one after the other: loading the command line takes a second."""
+def in_one_process(root, *asked, limit=None, file_limit=None, prefix=(), **environment):
+    """Exit code and what was said of several commands, one after the other: loading the command line takes a second.
+
+    `limit`: bytes that the process may take, `file_limit`: that a file may have; `prefix` begins the command.
+    """
     everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | environment
-    command = [sys.executable, "-c", EACH]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, env=everything, text=True, check=False)
+    command = [*prefix, sys.executable, "-c", EACH]
+    limits = {resource.RLIMIT_DATA: limit, resource.RLIMIT_FSIZE: file_limit}
+
+    def hold():
+        for what, most in limits.items():
+            if most:
+                resource.setrlimit(what, (most, most))
+
+    pipes = {"input": json.dumps(asked), "capture_output": True, "text": True}
+    done = subprocess.run(command, **pipes, env=everything, check=False, preexec_fn=hold)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -155,7 +198,7 @@ def test_a_truncated_model_file_is_named_with_what_mends_it(root, tmp_path):
 
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
-    done = run(root, "law", "--seed", "3", "--n", "1", "--n-batch", "512", *SHORT)
+    done = run(root, "law", "--seed", "3", "--n", "1", "--n-batch", "512")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predicted" in done.stdout
 
@@ -188,7 +231,7 @@ def test_a_released_repository_becomes_a_file_and_a_smaller_one(prepared):
 @pytest.fixture(scope="module")
 def measured(root, prepared):
     """The rows of a live run on released weights."""
-    first = run(root, "run", "01", "--scale", "weights", *SHORT, "--json", "-p", "guess", "4")
+    first = run_few(root, "run", "01", "--scale", "weights", *TIME, "--json", "-p", "guess", "4")
     assert first.returncode == 0, first.stderr
     return [json.loads(line) for line in first.stdout.splitlines()]
 
@@ -197,7 +240,7 @@ def measured(root, prepared):
 def test_released_weights_are_measured_once_and_become_a_page(root, measured):
     assert {row["status"] for row in measured} == {"ok"}
     assert all(row.get("valid", True) for row in measured)
-    second = run(root, "run", "01", "--scale", "weights", *SHORT, "--json", "-p", "guess", "4")
+    second = run_few(root, "run", "01", "--scale", "weights", *TIME, "--json", "-p", "guess", "4")
     assert second.returncode == 0, second.stderr
     assert "0 cells measured" in second.stderr
     assert "unchanged 01-phase-asymmetry.ipynb" in second.stderr
@@ -218,9 +261,26 @@ def test_released_weights_are_measured_once_and_become_a_page(root, measured):
 def test_papermill_alone_runs_the_notebook_live(root):
     out = root / "by-papermill.ipynb"
     command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
-    asked = ("-p", "source", "live", "-p", "scale", "mini", "-p", "minutes", "0.01")
-    environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
+    asked = ("-p", "source", "live", "-p", "scale", "mini", "-p", "minutes", "9")
+    environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)} | few(root)
     done = subprocess.run([*command, *asked], capture_output=True, env=environment, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "scale mini" in out.read_text()
     assert (root / "data/measured/local/01-phase-asymmetry.mini.jsonl").is_file()
+
+
+def test_a_study_that_there_is_no_time_for_is_said_on_its_page_and_shown_as_recorded(root, tmp_path):
+    place = tmp_path / "data/measured"
+    place.mkdir(parents=True)
+    (place / "reference").symlink_to(paths.MEASURED / "reference")
+    for name in ("data/models", "data/models.toml", "data/published", "notebooks"):
+        (tmp_path / name).symlink_to(root / name)
+    done = run(tmp_path, "run", "06", "--minutes", "0.001")
+    assert done.returncode == 1, done.stderr
+    assert "--minutes" in done.stderr
+    notebook = nbformat.read(tmp_path / "reports/06-chunked-prefill.ipynb", as_version=4)
+    said = [str(cell.get("outputs", "")) for cell in notebook.cells]
+    assert any("06-chunked was not measured here" in each for each in said)
+    assert not list(place.glob("local/*.jsonl")) or '"kind":"row"' not in "".join(
+        path.read_text() for path in place.glob("local/*.jsonl")
+    )

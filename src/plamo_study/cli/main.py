@@ -116,7 +116,8 @@ def run(
     force: Force = False,
     json: Json = False,
     hosts: Annotated[
-        Path | None, typer.Option(help="measure on the hosts of this file instead, and file the rows that come home")
+        Path | None,
+        typer.Option(help="measure over SSH on the hosts of this file instead; they can send rows and nothing else"),
     ] = None,
     divide: Annotated[bool, typer.Option(help="each study on one of the hosts, whichever is free")] = False,
 ) -> None:
@@ -169,7 +170,10 @@ def measure(
     accept: Accept = None,
     json: Json = False,
     scheduler: Annotated[
-        str | None, typer.Option(help="address of a Dask scheduler whose workers simulate, for a study that only does")
+        str | None,
+        typer.Option(
+            help="address of a Dask scheduler whose workers, all trusted, simulate, for a study that only does"
+        ),
     ] = None,
 ) -> None:
     """Measure a study without its notebook; finished cells are not measured again."""
@@ -361,6 +365,7 @@ def _run_alone(
     )
     failed, results, left = False, [], []
     for notebook in found:
+        wrong = False
         limited = source == "live" and "minutes" in parameters.declared(notebook)
         own = values | ({"minutes": repr(shares[notebook.stem])} if limited else {})
         digest = inputs.digest(notebook.stem)
@@ -376,13 +381,14 @@ def _run_alone(
                     )
                 except runner.NoTimeError as error:
                     report.no_time(error, budget.enough(minutes, share, error.needed_s))
-                    failed = True
+                    wrong = True
                     continue
-                failed |= bool(summary.unexpected or summary.lacking)
+                wrong |= bool(summary.unexpected or summary.lacking)
                 if json:
                     _print_rows(summary)
             digest = inputs.digest(notebook.stem)
-        one = (str(notebook), own, "" if force else digest)
+        failed |= wrong
+        one = (str(notebook), own, "" if force or wrong else digest)  # what went wrong is said by the next call too
         if notebook is found[0]:
             steps.begin(f"notebook {notebook.stem}")
             results += runs.run_notebooks([one[0]], own, paths.REPORTS, report.notebook_event, one[2])

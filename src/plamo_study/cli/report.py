@@ -73,6 +73,7 @@ def sweep(
 ) -> runner.Summary:
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
+    runner.check_time(planned, max(minutes, at_most))
     with bytes_progress() as progress:
         files.make_models(planned, lambda file, done, total: progress(file)(done, total))
     columns = (
@@ -98,6 +99,9 @@ def sweep(
         f"{len(summary.failed)} failed or wrong ({short(path)})"
         + (f"; no time for {len(summary.left_out)} of {len(planned.cells)} cells" if summary.left_out else "")
     )
+    if summary.unexpected:
+        how = f"plamo-study measure {study} --scale {scale} --retry-failed"
+        console.print(f"{study}: rows that failed stay, and fail this call again; `{how}` measures them anew")
     if summary.lacking:
         console.print(f"{study}: {collect.lacking(summary)}; {collect.MORE}", style="red", soft_wrap=True)
     return summary

@@ -161,6 +161,30 @@ def sweep(
         return Summary(rows, run.measured, left_out, len(run.lacking()) if minutes else 0)
 
 
+def check_time(plan: Plan, minutes: float) -> None:
+    """Ask before model files are written whether a plan of which no row can be here has time enough; 0: no limit.
+
+    Raises
+    ------
+    NoTimeError
+        It is expected not to have.
+
+    """
+    if minutes and not all(registry.model_path(*file).exists() for gate in needed_gates(plan) for file in gate.files):
+        _check_time(plan.study, 60 * minutes, 0.0, *Expected(plan, {}).least())
+
+
+def _check_time(study: str, limit_s: float, spent: float, gates: float, others: float) -> None:
+    if (needed := spent + gates + others) > limit_s:
+        raise NoTimeError(
+            f"{study} in {limit_s / 60:.3g} minutes",
+            f"the gates of its files take about {gates:.0f} s, and what its finding needs {others:.0f} s more: nothing "
+            "could be said",
+            f"give it {math.ceil(needed / 60)} minutes or more; 0: as many as it takes",
+            needed,
+        )
+
+
 class _Sweep:
     def __init__(
         self,
@@ -274,25 +298,14 @@ class _Sweep:
         return gates + [Task(cell, number, number, 0) for number in range(self._least) for cell in cells]
 
     def _check_time(self) -> None:
-        """Raise NoTimeError where what is needed and not there is expected to take longer than the time that is set."""
+        """NoTimeError where what is needed and not there is expected to take longer than the time that is set."""
         for task in self._needed():
             if isinstance(task.cell, Gate) and self._key(task) not in self.done:
                 self._take_over(task)
-        if not (lacking := self.lacking()):
-            return
-        gates = sum(self._takes(task) for task in lacking if isinstance(task.cell, Gate))
-        others = sum(self._takes(task) for task in lacking if not isinstance(task.cell, Gate))
-        spent = self._spent(self._needed())
-        if spent + gates + others <= self.limit_s:
-            return
-        n_gates, n_cells = (sum(isinstance(task.cell, Gate) is gate for task in lacking) for gate in (True, False))
-        raise NoTimeError(
-            f"{self.plan.study} in {self.limit_s / 60:.3g} minutes",
-            f"{n_gates} gates of its files take about {gates:.0f} s, and {n_cells} processes that its finding needs "
-            f"{others:.0f} s more: nothing could be said",
-            f"give it {math.ceil((spent + gates + others) / 60)} minutes or more; 0: as many as it takes",
-            spent + gates + others,
-        )
+        if lacking := self.lacking():
+            gates = sum(self._takes(task) for task in lacking if isinstance(task.cell, Gate))
+            others = sum(self._takes(task) for task in lacking if not isinstance(task.cell, Gate))
+            _check_time(self.plan.study, self.limit_s, self._spent(self._needed()), gates, others)
 
     def _takes(self, task: Task) -> float:
         """Seconds that a cell is expected to take of the time that is set."""

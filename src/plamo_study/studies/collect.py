@@ -95,5 +95,6 @@ def measure(
 
     `minutes`: for measuring; that models are written is not counted.
     """
+    runner.check_time(planned, minutes)
     files.make_models(planned)
     return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)
