@@ -1,0 +1,36 @@
+"""The same call twice gives the same answer, also where a row failed."""
+
+import msgspec
+import nbformat
+
+from plamo_study import paths
+from plamo_study.cli import main, report
+from plamo_study.crosscheck.selfcheck import example_row
+from plamo_study.measure.rows import Failure
+from plamo_study.measure.runner import Summary
+
+NAME = "01-phase-asymmetry"
+PARAMETERS = 'source: str = "recorded"  # where from\nscale: str = "shape"  # how large'
+
+
+def test_a_killed_row_fails_every_call_until_it_is_measured_again(tmp_path, monkeypatch):
+    cell = nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    notebook.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}
+    path = tmp_path / "notebooks" / f"{NAME}.ipynb"
+    path.parent.mkdir()
+    nbformat.write(notebook, path)
+    monkeypatch.setattr(paths, "NOTEBOOKS", path.parent)
+    monkeypatch.setattr(paths, "REPORTS", tmp_path / "reports")
+    failure = Failure(stage="run", signal="SIGKILL")
+    killed = msgspec.structs.replace(example_row(), status="killed", valid=None, failure=failure, samples_ns=[])
+    rows = [killed]
+    monkeypatch.setattr(report, "measure", lambda *_, **__: Summary(list(rows), 0))
+
+    def call() -> int:
+        return main._run_all([str(path)], "mini", "live", {}, 0, False)
+
+    assert not killed.cell.asks_whether
+    assert (call(), call()) == (1, 1)
+    rows[:] = [example_row()]
+    assert (call(), call()) == (0, 0)
