@@ -28,10 +28,28 @@ from plamo_study.studies.roofline import side_by_side
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"
-INSTALLED = (
-    "dask distributed fastapi gguf ipykernel ipykernel_launcher llama_cpp msgspec nbformat numpy papermill pip "
-    "plamo_study psutil pydantic_settings scipy sitecustomize traitlets uvicorn zmq"
-).split()
+INSTALLED = [
+    "dask",
+    "distributed",
+    "fastapi",
+    "gguf",
+    "ipykernel",
+    "ipykernel_launcher",
+    "llama_cpp",
+    "msgspec",
+    "nbformat",
+    "numpy",
+    "papermill",
+    "pip",
+    "plamo_study",
+    "psutil",
+    "pydantic_settings",
+    "scipy",
+    "sitecustomize",
+    "traitlets",
+    "uvicorn",
+    "zmq",
+]
 
 # ------------------------------------------------------------------ code from the current directory
 
@@ -83,7 +101,9 @@ def downloaded(folder):
 def notebooks(folder):
     """Two of this folder: one by the command's own process, one by another, each with a kernel."""
     for name in ("98-one.ipynb", "99-two.ipynb"):
-        cells = [nbformat.v4.new_code_cell(source) for source in ('scale = "mini"\nsource = "recorded"', "import numpy")]
+        cells = [
+            nbformat.v4.new_code_cell(source) for source in ('scale = "mini"\nsource = "recorded"', "import numpy")
+        ]
         cells[0].metadata.tags = ["parameters"]
         nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=KERNEL), name)
     asked = [PLAMO_STUDY, "run", "98-one.ipynb", "99-two.ipynb", "--source", "recorded", "--scale", "mini"]

@@ -1,12 +1,14 @@
 """Several machines at once: hosts behind a real SSH server on this machine, each with a tree of its own."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +18,7 @@ import pytest
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
+from plamo_study.foreign import plain
 from plamo_study.measure import journal
 from plamo_study.studies import fleet
 
@@ -24,7 +27,7 @@ asyncssh = pytest.importorskip("asyncssh")
 pytest.importorskip("distributed")
 fleet.LOOK_S = 0.2
 T = TypeVar("T")
-GATES, TRACE = fleet.Asked("00-gates", "mini", 0), fleet.Asked("02-trace", "mini", 0.02)
+GATES, TRACE = fleet.Asked("00-gates", "mini", 0), fleet.Asked("02-trace", "mini", 0.2)
 
 
 class Served:
@@ -46,7 +49,7 @@ class Served:
     async def _listen(self) -> None:
         server = await asyncssh.listen(
             "127.0.0.1", 0, server_host_keys=[self.own], process_factory=self._work,
-            authorized_client_keys=str(self.folder / "authorized"),
+            authorized_client_keys=str(self.folder / "authorized"), encoding=None,
         )  # fmt: skip
         self.port = server.get_port()
         self.began.set()
@@ -57,7 +60,7 @@ class Served:
         await process.redirect(stdin=child.stdin, stdout=child.stdout, stderr=child.stderr)
         code = await self.loop.run_in_executor(None, child.wait)
         await process.stdout.drain()
-        process.exit(code)
+        process.exit(code) if code >= 0 else process.exit_with_signal(signal.Signals(-code).name[3:])
 
     def __enter__(self) -> "Served":
         self.thread.start()
@@ -65,7 +68,7 @@ class Served:
         public = self.own.export_public_key().decode().strip()
         (self.folder / "known").write_text(f"[127.0.0.1]:{self.port} {public}\n")
         (self.folder / "config").write_text(
-            f"Host one two\n  HostName 127.0.0.1\n  Port {self.port}\n  IdentityFile {self.folder}/key\n"
+            f"Host one two evil* endless\n  HostName 127.0.0.1\n  Port {self.port}\n  IdentityFile {self.folder}/key\n"
             f"  UserKnownHostsFile {self.folder}/known\n"
         )
         return self
@@ -88,7 +91,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fleet.Hos
     monkeypatch.setattr(paths, "MEASURED", tmp_path / "home")
     with Served(tmp_path) as served:
         found = [fleet.Host(name, f"env PLAMO_STUDY_ROOT={_tree(tmp_path / name)} {sys.executable}") for name in NAMES]
-        yield fleet.Hosts(tuple(found), "127.0.0.1", str(served.folder / "config"))
+        yield fleet.Hosts(tuple(found), str(served.folder / "config"))
     assert not _left(_workers), "no worker is left"
 
 
@@ -112,9 +115,10 @@ def _tree(folder: Path) -> Path:
     return folder
 
 
-def _workers() -> list[psutil.Process]:
-    """The workers that hosts run: processes of this machine here."""
-    return [each for each in psutil.Process().children(recursive=True) if "distributed.cli.dask_spec" in _line(each)]
+def _workers(host: str = "") -> list[psutil.Process]:
+    """What measures on the hosts, or on one: processes of this machine here."""
+    every = [each for each in psutil.Process().children(recursive=True) if "studies.fleet_host" in _line(each)]
+    return [each for each in every if each.environ()["PLAMO_STUDY_ROOT"].endswith(f"/{host}") or not host]
 
 
 def _line(process: psutil.Process) -> str:
@@ -151,14 +155,14 @@ def test_what_a_killed_host_was_measuring_is_measured_by_another(hosts: fleet.Ho
     def kill(host: str, new: int) -> None:
         """When the first row came home: the worker that sent it, as a host whose power fails."""
         if not killed:
-            worker = next(each for each in _workers() if f'"{host}"' in _line(each))
+            (worker,) = _workers(host)
             killed.append(worker.pid)
             worker.send_signal(signal.SIGKILL)
 
     outcomes = list(fleet.measure(hosts, [TRACE, GATES], True, kill))
     assert killed
     assert len(outcomes) == 2
-    assert not [outcome.wrong for outcome in outcomes if outcome.wrong]
+    assert not [outcome.wrong for outcome in outcomes if "lost" in outcome.wrong], "disturbed it may be, beside others"
     assert len({outcome.host for outcome in outcomes}) == 1, "the one that is left"
     keys = _raw_keys(tmp_path / "home")
     assert len(keys) == len(set(keys))
@@ -173,7 +177,7 @@ def test_a_host_that_is_lost_or_was_never_there_is_named_and_the_others_measure(
 
     def kill(host: str, new: int) -> None:
         if host == "two" and not killed:
-            killed.extend(worker.pid for worker in _workers() if '"two"' in _line(worker))
+            killed.extend(worker.pid for worker in _workers("two"))
             psutil.Process(killed[0]).kill()
             gone.append(not _left(lambda: _measuring(tmp_path / "two")))
 
@@ -195,6 +199,100 @@ def _measuring(folder: Path) -> list[str]:
         except psutil.Error:
             continue
     return found
+
+
+INTRUDER = """
+import os, sys
+from distributed import Client
+with Client(f"tcp://127.0.0.1:{sys.argv[1]}", timeout=2) as client:
+    print(client.run_on_scheduler(lambda: os.getpid()), flush=True)
+"""
+
+
+def _intruded(ports: list[int]) -> list[str]:
+    """What a Dask client runs in whoever listens at these ports: the number of that process, where it can."""
+    command = [sys.executable, "-c", INTRUDER]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    running = [subprocess.Popen([*command, f"{port}"], **quiet, text=True) for port in ports]  # type: ignore[call-overload]
+    until, said = time.monotonic() + 4, []
+    for each in running:
+        with suppress(subprocess.TimeoutExpired):
+            said.append(each.communicate(timeout=max(until - time.monotonic(), 0.1))[0].strip())
+        each.kill()
+        each.wait()
+    return [words for words in said if words]
+
+
+def test_no_host_can_call_the_scheduler_or_finds_anything_to_call_it_with(
+    hosts: fleet.Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is sent it runs, in this process, which may hold the user's tokens."""
+    monkeypatch.setenv("HF_TOKEN", "a secret of home")
+    (tmp_path / "temporary").mkdir()
+    python = f"env TMPDIR={tmp_path / 'temporary'} {hosts.host[0].python}"
+    one = msgspec.structs.replace(hosts, host=(msgspec.structs.replace(hosts.host[0], python=python),))
+    heard: list[list[str]] = []
+
+    def intrude(host: str, new: int) -> None:
+        if not heard:
+            own = psutil.Process().net_connections("tcp4")
+            heard.append(_intruded([each.laddr.port for each in own if each.status == psutil.CONN_LISTEN]))
+            assert not list((tmp_path / "temporary").glob("*.json")), "no settings and no keys lie there"
+
+    assert [outcome.wrong for outcome in fleet.measure(one, [GATES], False, intrude)] == [""]
+    assert heard == [[]]
+
+
+def test_a_scheduler_that_can_be_called_is_called_by_the_intruder_of_these_tests() -> None:
+    from distributed import LocalCluster
+
+    quiet = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0", "processes": False, "n_workers": 0}
+    with LocalCluster(protocol="tcp://", **quiet) as cluster:
+        assert _intruded([cluster.scheduler.port]) == [str(os.getpid())]
+
+
+EVIL = """
+import os, pickle, struct, sys
+from plamo_study.studies import fleet_host
+class Run:
+    def __reduce__(self): return os.system, ("touch {ran}",)
+out = sys.stdout.buffer
+if "-c" in sys.argv:
+    {greets}
+    sys.exit()
+pack = pickle.dumps(Run())
+{does}
+out.flush()
+"""
+GREETS = "print(fleet_host.READY)"
+DOES = {  # what a host does that was asked to measure; what becomes of it
+    "sends a pickle": ("out.write(struct.pack('>I', len(pack)) + pack)", "cannot be filed"),
+    "announces gigabytes": ("out.write(b'\\xff' * 4)\nout.flush()\nsys.stdin.read()", "lost"),
+    "sends packs for ever": ("while True: out.write(struct.pack('>I', 1 << 25) + bytes(1 << 25))", "lost"),
+    "hangs up in the middle": ("out.write(struct.pack('>I', 1000) + b'short')", "lost"),
+    "complains for ever": ("for _ in range(999): sys.stderr.write('no \\x1b[31m' * 9999)\nsys.exit(1)", r"no \x1b[31m"),
+}
+
+
+def test_what_a_host_sends_is_never_run_and_never_without_end(hosts: fleet.Hosts, tmp_path: Path) -> None:
+    evil = []
+    for number, (does, _) in enumerate(DOES.values()):
+        path = tmp_path / f"evil{number}.py"
+        path.write_text(EVIL.format(ran=tmp_path / "ran", greets=GREETS, does=does))
+        evil.append(fleet.Host(f"evil{number}", f"{sys.executable} {path}"))
+    path = tmp_path / "endless.py"
+    path.write_text(EVIL.format(ran=tmp_path / "ran", does="", greets="while True: print('x' * 9999)"))
+    every = msgspec.structs.replace(hosts, host=(*evil, fleet.Host("endless", f"{sys.executable} {path}")))
+    before = psutil.Process().memory_info().rss
+    found: dict[str, str] = {}
+    for outcome in fleet.measure(every, [GATES], False, lambda *_: None):
+        found[outcome.host] = found.get(outcome.host, "") + outcome.wrong
+    assert psutil.Process().memory_info().rss < before + (1 << 29)
+    assert not (tmp_path / "ran").exists()
+    for number, (_, why) in enumerate(DOES.values()):
+        assert why in found[f"evil{number}"], found
+    assert "speaks" in found["endless"]
+    assert all(wrong == plain(wrong) for wrong in found.values()), "no terminal obeys it"
 
 
 def test_another_version_on_a_host_is_refused(hosts: fleet.Hosts) -> None:
@@ -222,5 +320,5 @@ def test_a_file_that_is_no_list_of_hosts_is_refused(tmp_path: Path, text: str, w
 
 
 def test_a_file_of_hosts_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="is no list of hosts"):
+    with pytest.raises(StudyError, match=r"none\.toml"):
         fleet.read(tmp_path / "none.toml")

@@ -117,7 +117,7 @@ def run(
     json: Json = False,
     hosts: Annotated[
         Path | None,
-        typer.Option(help="measure over SSH on the hosts of this file instead; they can send rows and nothing else"),
+        typer.Option(help="measure over SSH on the hosts of this file instead, which can but send rows"),
     ] = None,
     divide: Annotated[bool, typer.Option(help="each study on one of the hosts, whichever is free")] = False,
 ) -> None:
@@ -172,7 +172,7 @@ def measure(
     scheduler: Annotated[
         str | None,
         typer.Option(
-            help="address of a Dask scheduler whose workers, all trusted, simulate, for a study that only does"
+            help="address of a Dask scheduler; its workers simulate, and you trust them"
         ),
     ] = None,
 ) -> None:

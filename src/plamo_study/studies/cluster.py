@@ -1,7 +1,8 @@
 """Simulations on the workers of a Dask cluster that somebody started: `plamo-study measure STUDY --scheduler ADDRESS`.
 
 Every worker needs this project, at this version, and the rows that are simulated by. Whoever reaches a Dask scheduler
-can run code on its workers, so it belongs into a network that one trusts, or behind TLS (Dask's own settings).
+can run code on it and on its workers, and these can run code here, since their answers are unpickled. So it belongs
+into a network that one trusts, or behind TLS (Dask's own settings), and its workers to oneself.
 """
 
 from collections.abc import Iterator

@@ -3,49 +3,51 @@
 Every host has a clone of this repository with its environment. It makes its own models and keeps its own journals; what
 comes home is checked line by line and filed under the machine's id, as `plamo-study rows add` does it.
 
-Dask deals the tasks. Its scheduler runs here and its workers are started over SSH, as those of its `SSHCluster` are.
-They speak TLS with keys that are made for this one call and lie in a file that only the host's own user may read.
+What a host may do: send rows. They can be untrue, as anybody's. It runs nothing here and learns nothing of this
+machine: calls go from here to there, by SSH alone, and what is sent back is bytes, which are read within limits. No key
+lies on a host, and the user's SSH agent is not forwarded. What this machine may do on a host is what its user may do
+there.
+
+Dask deals the tasks, all of it in this process: a worker for each host waits for what the host sends, and is closed
+when the host is lost. They talk in memory: Dask runs whatever it is sent, so there is no address to send it to.
 """
 
 import asyncio
-import json
-import sys
+import math
 import tomllib
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import journal, packing, recording, runner
-from plamo_study.measure.rows import SCHEMA, Fact, Record
-from plamo_study.studies import collect, registry
+from plamo_study.foreign import plain, text
+from plamo_study.measure import packing
+from plamo_study.studies import fleet_host, registry
 from plamo_study.studies.cluster import INSTALL
+from plamo_study.studies.fleet_host import SIZE, Asked
 
+MOST = 1 << 20  # bytes of a file of hosts
+MOST_SAID = 2000  # bytes of a host's words that are kept, the last ones
 ROWS = "rows"  # what they come home under
 ONE = "measuring"  # of which every host has one: two tasks at once would time each other
 PATIENCE_S = 60.0  # for a host to answer, and to load Python
+SIGN_OF_LIFE_S = 15.0  # a connection that answers nothing for three times as long is lost
 LOOK_S = 1.0  # between looks at who is still there
-EXAMPLE = '[[host]]\\naddress = "mac.local"\\npython = "plamo-study/.venv/bin/python"'
-SPEAKS = (
-    "import sys, distributed, plamo_study.studies.fleet as fleet;"
-    "print('plamo-study', sys.version_info[:2], distributed.__version__, fleet.SCHEMA)"
-)
+EXAMPLE = '[[host]]\naddress = "mac.local"\npython = "plamo-study/.venv/bin/python"'
+SPEAKS = f"import {fleet_host.__name__} as host; print(host.READY)"
 SETTINGS = {  # of Dask: nothing is served by HTTP, and nothing but measuring takes the cores
     "scheduler": {"http": {"routes": []}},
     "worker": {"http": {"routes": []}, "profile": {"enabled": False}},
     "admin": {"tick": {"interval": "1s"}},
 }
-KEEP = 'umask 077; file=$(mktemp -t plamo-study.XXXXXX); cat > "$file"; mv "$file" "$file.json"; echo "$file.json"'
-NOT_HOME = "does not find the way here: set `home` in the file of hosts, and let this machine be reached"
+HERE = {"protocol": "inproc://", "dashboard_address": "127.0.0.1:0"}
 LOUD = 50  # of Dask's log: the worst only
-T = TypeVar("T")
 Tell = Callable[[str, int], None]  # a host, and how many rows of it are new here
 Came = tuple[str, str, bytes]  # a host, what it measures, and rows of it as a pack
 
@@ -58,25 +60,14 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of hosts. `home`: where they reach this machine, by default found out; `ssh_config`: instead of the
-    user's own, which says ports, users, keys and gateways."""
+    """A file of hosts. `ssh_config`: instead of the user's own, which says ports, users, keys and gateways."""
 
     host: tuple[Host, ...]
-    home: str = ""
     ssh_config: str = ""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A study to measure at a scale within some minutes (0: what its plan takes), on one host or (\"\") on any."""
-
-    study: str
-    scale: str
-    minutes: float
-    host: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.study} at {self.scale}" + (f" on {self.host}" if self.host else "")
+class LostError(Exception):
+    """A host of which nothing more is to be expected."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +83,8 @@ class Outcome:
 def read(path: Path) -> Hosts:
     """The hosts of a TOML file; StudyError for what is none."""
     try:
-        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Hosts)
-    except (OSError, ValueError) as error:  # a TOMLDecodeError and a ValidationError are ValueErrors
+        found = msgspec.convert(tomllib.loads(text(path, MOST)), Hosts)
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError and a ValidationError are ValueErrors
         raise StudyError(str(path), f"is no list of hosts ({error})", f"printf '{EXAMPLE}' > {path}") from error
     names = [host.address for host in found.host]
     if not names or len(set(names)) < len(names):
@@ -110,26 +101,20 @@ def measure(hosts: Hosts, studies: Sequence[Asked], divided: bool, tell: Tell) -
     Raises
     ------
     StudyError
-        Dask is not installed here, no host can be used, or their workers do not start.
+        Dask or asyncssh is not installed here, or no host can be used.
 
     """
     _import()
-    from distributed.security import Security
-
-    keys = Security.temporary()
-    prepared = asyncio.run(_each(_prepared(host, hosts, keys) for host in hosts.host))
-    tried = dict(zip(hosts.host, prepared, strict=True))
-    good = {host: found.file for host, found in tried.items() if not found.why}
-    bad = [Outcome("every study", host.address, found.why) for host, found in tried.items() if found.why]
+    why = dict(zip(hosts.host, asyncio.run(_each(hosts)), strict=True))
+    good = [host for host in hosts.host if not why[host]]
+    bad = [Outcome("every study", host.address, wrong) for host, wrong in why.items() if wrong]
     if not good:
         said = "; ".join(f"{each.host}: {each.wrong}" for each in bad)
         raise StudyError("no host", f"can be used ({said})", "ssh HOST true, and the same version there as here")
     yield from bad
-    with _cluster(hosts, good, keys) as client:
-        there = _alive(client)
-        yield from (Outcome("every study", host.address, NOT_HOME) for host in good if host.address not in there)
-        everywhere = [replace(each, host=name) for name in sorted(there) for each in studies]
-        yield from _dealt(client, list(studies) if divided else everywhere, tell)
+    asked = list(studies) if divided else [msgspec.structs.replace(s, host=h.address) for h in good for s in studies]
+    with _cluster(good) as client:
+        yield from _dealt(client, hosts, asked, tell)
 
 
 def _import() -> None:
@@ -140,97 +125,75 @@ def _import() -> None:
         raise StudyError("--hosts", f"needs Dask and asyncssh ({error})", INSTALL) from error
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """Why a host cannot be used; else the file there that holds Dask's settings."""
-
-    why: str = ""
-    file: str = ""
+async def _each(hosts: Hosts) -> list[str]:
+    return list(await asyncio.gather(*(_unfit(host, hosts) for host in hosts.host)))
 
 
-async def _each(tasks: Iterator[Coroutine[Any, Any, T]]) -> list[T]:
-    return list(await asyncio.gather(*tasks))
-
-
-async def _prepared(host: Host, hosts: Hosts, keys: Any) -> _Tried:
-    """Ask a host what it is, and hand it the settings of its worker: by a file, since a command is seen by all."""
-    import asyncssh
-    import distributed
-
-    due = f"plamo-study {sys.version_info[:2]} {distributed.__version__} {SCHEMA}"
-    tls = {"ca-file": keys.tls_ca_file, "worker": {"cert": keys.tls_worker_cert, "key": keys.tls_worker_key}}
-    settings = {"distributed": SETTINGS | {"comm": {"require-encryption": True, "tls": tls}}}
+async def _unfit(host: Host, hosts: Hosts) -> str:
+    """Why a host cannot be used; empty where it can."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            async with asyncssh.connect(host.address, **_options(hosts)) as connection:
-                found = await connection.run(f'{host.python} -c "{SPEAKS}"')
-                kept = await connection.run(KEEP, input=json.dumps(settings))
-    except (OSError, ValueError, asyncssh.Error) as error:  # a TimeoutError is an OSError
-        return _Tried(f"not reached ({str(error) or type(error).__name__})")
-    if kept.exit_status:
-        return _Tried(f"keeps no file of its user's own ({str(kept.stderr).strip()})")
-    if found.exit_status:
-        said = "".join(str(found.stderr).strip().splitlines()[-1:])
-        return _Tried(f"{host.python} does not know this project ({said}); there: {INSTALL}")
-    if (said := str(found.stdout).strip()) != due:
-        return _Tried(f"speaks {said!r} and this machine {due!r}: install the same lock file")
-    return _Tried(file=str(kept.stdout).strip())
+        async with asyncio.timeout(PATIENCE_S), _called(host, hosts, f'-c "{SPEAKS}"') as process:
+            heard = asyncio.create_task(_last_words(process.stderr))
+            said = await _last_words(process.stdout, MOST_SAID)
+            why = "" if said else await heard
+    except LostError as error:
+        return f"not reached ({error})"
+    except TimeoutError:
+        return f"not reached (no answer in {PATIENCE_S:g} s)"
+    if not said:
+        return f"{host.python} does not know this project ({why}); there: {INSTALL}"
+    if said != fleet_host.READY:
+        return f"speaks {said!r} and this machine {fleet_host.READY!r}: install the same lock file"
+    return ""
 
 
-async def _removed(host: Host, hosts: Hosts, file: str) -> None:
+@asynccontextmanager
+async def _called(host: Host, hosts: Hosts, arguments: str) -> AsyncIterator[Any]:
+    """A Python of a host, over SSH. LostError where it cannot be reached, or the connection breaks."""
     import asyncssh
 
-    with suppress(OSError, ValueError, asyncssh.Error):
-        async with asyncio.timeout(PATIENCE_S), asyncssh.connect(host.address, **_options(hosts)) as connection:
-            await connection.run(f"rm -f '{file}'")
+    options: dict[str, Any] = {"agent_forwarding": False, "keepalive_interval": SIGN_OF_LIFE_S}
+    if hosts.ssh_config:
+        options["config"] = [str(Path(hosts.ssh_config).expanduser())]
+    try:
+        async with (
+            asyncssh.connect(host.address, **options) as connection,
+            connection.create_process(f"{host.python} -P {arguments}", encoding=None) as process,
+        ):
+            yield process
+    except (OSError, ValueError, asyncssh.Error, EOFError) as error:  # an IncompleteReadError is an EOFError
+        raise LostError(str(error) or type(error).__name__) from error
 
 
-def _options(hosts: Hosts) -> dict[str, Any]:
-    return {"config": [str(Path(hosts.ssh_config).expanduser())]} if hosts.ssh_config else {}
+async def _last_words(stream: Any, most: float = math.inf) -> str:
+    """The end of what a host says, fit to be printed. It is heard out, or until it said more than `most` bytes."""
+    said, n = b"", 0
+    while n <= most and (piece := await stream.read(MOST_SAID)):
+        said, n = (said + piece)[-MOST_SAID:], n + len(piece)
+    return plain(" ".join(said.decode(errors="replace").split()))
 
 
 @contextmanager
-def _cluster(hosts: Hosts, good: Mapping[Host, str], keys: Any) -> Iterator[Any]:
-    """A client of a scheduler in this process, with a worker on every host that finds the way home."""
+def _cluster(hosts: Collection[Host]) -> Iterator[Any]:
+    """A client of a scheduler in this process, with a worker for every host."""
     import dask
-    from distributed import Client, Scheduler, SpecCluster
-    from distributed.deploy.ssh import Worker
-    from distributed.utils import get_ip
+    from distributed import Client, Scheduler, SpecCluster, Worker
 
-    scheduler = {
-        "host": f"tls://{hosts.home or get_ip()}",
-        "port": 0,
-        "security": keys,
-        "dashboard_address": "127.0.0.1:0",
-    }
     workers = {
         host.address: {
             "cls": Worker,
-            "options": {
-                "address": host.address, "connect_options": _options(hosts),
-                "remote_python": f"env -u DASK_INTERNAL_INHERIT_CONFIG DASK_CONFIG='{file}' {host.python}",
-                "worker_class": "distributed.Worker",  # one that dies is not started again: another host goes on
-                "kwargs": {"name": host.address, "nthreads": 1, "resources": {ONE: 1, host.address: 1},
-                           "memory_limit": 0, "dashboard": False, "death_timeout": PATIENCE_S},
-            },
+            "options": {"name": host.address, "nthreads": 1, "resources": {ONE: 1, host.address: 1}, "memory_limit": 0,
+                        **HERE},
         }
-        for host, file in good.items()
+        for host in hosts
     }  # fmt: skip
+    patient = {"scheduler": {"allowed-failures": len(workers)}}
+    ours = dask.config.merge(dask.config.get("distributed"), SETTINGS, patient)
     with ExitStack() as stack:
-        patient = {"scheduler": {"allowed-failures": len(workers)}}
-        ours = dask.config.merge(dask.config.get("distributed"), SETTINGS, patient)
         stack.enter_context(dask.config.set({"distributed": ours}))
-        try:
-            spec = {"cls": Scheduler, "options": scheduler}
-            cluster = stack.enter_context(SpecCluster(workers, spec, security=keys, silence_logs=LOUD))
-            client = stack.enter_context(Client(cluster, security=keys))
-        except (RuntimeError, OSError) as error:  # a worker that ends at once, an address that is not this machine's
-            how = "name this machine's address as `home` in the file of hosts"
-            raise StudyError("the hosts' workers", f"do not start ({error})", how) from error
-        with suppress(TimeoutError):  # who is not there is named
-            client.wait_for_workers(len(workers), timeout=PATIENCE_S)
-        asyncio.run(_each(_removed(host, hosts, file) for host, file in good.items()))
-        yield client
+        spec = {"cls": Scheduler, "options": HERE}
+        cluster = stack.enter_context(SpecCluster(workers, spec, silence_logs=LOUD))
+        yield stack.enter_context(Client(cluster))
 
 
 def _alive(client: Any) -> set[str]:
@@ -238,7 +201,7 @@ def _alive(client: Any) -> set[str]:
     return {str(worker["name"]) for worker in workers}
 
 
-def _dealt(client: Any, tasks: Sequence[Asked], tell: Tell) -> Iterator[Outcome]:
+def _dealt(client: Any, hosts: Hosts, tasks: Sequence[Asked], tell: Tell) -> Iterator[Outcome]:
     """Give every host one study at a time. What is measured comes as events, in order; results carry nothing."""
     came: SimpleQueue[Came] = SimpleQueue()
     client.subscribe_topic(ROWS, lambda event: came.put(event[1]))
@@ -248,7 +211,7 @@ def _dealt(client: Any, tasks: Sequence[Asked], tell: Tell) -> Iterator[Outcome]
         while waiting and (waiting[0].host or len(left) < max(len(alive), 1)):
             asked = waiting.popleft()
             wanted = {ONE: 1} | ({asked.host: 1} if asked.host else {})
-            left[client.submit(_measured, asked, key=f"{asked}", resources=wanted)] = asked
+            left[client.submit(_measured, hosts, asked, key=f"{asked}", resources=wanted)] = asked
         yield from _filed(came, by, tell)
         for future, asked in list(left.items()):
             lost = asked.host not in alive if asked.host else not alive
@@ -281,24 +244,28 @@ def _filed(came: "SimpleQueue[Came]", by: dict[str, str], tell: Tell) -> Iterato
                 yield Outcome(what, host, f"sent what cannot be filed: {error}")
 
 
-def _measured(asked: Asked) -> None:
-    """On a host: measure, and send every row home; at the end all of the journal, for what earlier calls measured."""
+async def _measured(hosts: Hosts, asked: Asked) -> None:
+    """In a host's worker here: have the host measure, and hand on what it sends. A worker whose host is lost closes."""
     from distributed import get_worker
 
     worker = get_worker()
-    path = recording.journal_path(asked.study, asked.scale, recording.LOCAL)
-
-    def send(machine: str, records: list[Record]) -> None:
-        worker.log_event(ROWS, (worker.name, f"{asked}", packing.packed(machine, {path.stem: records})))
-
-    @cache  # all are written before the first row
-    def facts() -> list[Record]:
-        return [record for record in journal.read(path) if isinstance(record, Fact)]
-
-    def told(progress: runner.Progress) -> None:
-        if row := progress.row:
-            send(row.machine, [*facts(), row])
-
-    planned = collect.build(asked.study, asked.scale)
-    summary = collect.measure(planned, path, told, minutes=asked.minutes)
-    send(summary.rows[-1].machine, journal.read(path))
+    host = next(host for host in hosts.host if host.address == worker.name)
+    try:
+        async with _called(host, hosts, f"-m {fleet_host.__name__}") as process:
+            process.stdin.write(msgspec.json.encode(asked) + b"\n")
+            heard, room = asyncio.create_task(_last_words(process.stderr)), packing.MOST_BYTES
+            while head := await process.stdout.read(1):
+                (size,) = SIZE.unpack(head + await process.stdout.readexactly(SIZE.size - 1))
+                room -= size
+                if room < 0:  # no study's rows are as many
+                    raise LostError
+                worker.log_event(ROWS, (worker.name, f"{asked}", await process.stdout.readexactly(size)))
+            why = await heard
+            await process.wait_closed()
+        if process.exit_status == 1:
+            raise RuntimeError(why)
+        if process.exit_status != 0:
+            raise LostError
+    except LostError:
+        worker.loop.add_callback(worker.close, executor_wait=False)
+        await asyncio.Event().wait()  # until this ends with the worker; Dask gives the study to another

@@ -1,0 +1,78 @@
+"""On a host of a fleet: measure the study that stdin names, and send its rows home on stdout, pack by pack.
+
+It ends when stdin closes, as it does when the connection to home is lost.
+"""
+
+import os
+import struct
+import sys
+import threading
+from functools import cache
+from typing import BinaryIO
+
+import msgspec
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import journal, packing, recording, runner
+from plamo_study.measure.rows import SCHEMA, Fact, Record
+from plamo_study.measure.worker import end_with_parent
+from plamo_study.studies import collect, registry
+
+SIZE = struct.Struct(">I")  # before a pack: its bytes
+READY = f"plamo-study {SCHEMA}"  # what a host says that has this project
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A study to measure at a scale within some minutes (0: what its plan takes), on one host or ("") on any."""
+
+    study: str
+    scale: str
+    minutes: float
+    host: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.study} at {self.scale}" + (f" on {self.host}" if self.host else "")
+
+
+def main() -> None:
+    """Do what stdin asks for; exit code 1 for what a user can mend, which stands on stderr."""
+    home = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever the engine prints is none of the rows
+    asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=Asked)
+    threading.Thread(target=end_with_parent, args=(0,), daemon=True).start()
+    try:
+        measure(asked, home)
+    except StudyError as error:
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
+    os._exit(0)  # nothing waits for a thread that still reads
+
+
+def measure(asked: Asked, home: BinaryIO) -> None:
+    """Measure, and send every row home; at the end all of the journal, for what earlier calls measured."""
+    path = recording.journal_path(asked.study, asked.scale, recording.LOCAL)
+
+    def send(machine: str, records: list[Record]) -> None:
+        made = packing.packed(machine, {path.stem: records}, registry.STUDIES)
+        if made.rows:
+            home.write(SIZE.pack(len(made.data)) + made.data)
+            home.flush()
+
+    @cache  # all are written before the first row
+    def facts() -> list[Record]:
+        return [record for record in journal.read(path) if isinstance(record, Fact)]
+
+    def told(progress: runner.Progress) -> None:
+        if row := progress.row:
+            send(row.machine, [*facts(), row])
+
+    planned = collect.build(asked.study, asked.scale)
+    summary = collect.measure(planned, path, told, minutes=asked.minutes)
+    if summary.rows:
+        send(summary.rows[-1].machine, journal.read(path))
+    if summary.lacking:
+        raise StudyError(asked.study, collect.lacking(summary), collect.MORE)
+
+
+if __name__ == "__main__":
+    main()
