@@ -445,4 +445,5 @@ def machines() -> Iterator[tuple[str, str, dict[str, Any], list[Row]]]:
         rows = journal.latest_rows(records)
         facts = {record.id: record.data for record in records if isinstance(record, Fact)}
         for machine in dict.fromkeys(row.machine for row in rows):
-            yield folder.name, machine, facts[machine], [row for row in rows if row.machine == machine]
+            known = {"chip": "unknown", "cores": None} | facts.get(machine, {})
+            yield folder.name, machine, known, [row for row in rows if row.machine == machine]

@@ -21,6 +21,7 @@ from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import Cell, File, Gate, OnEngine
 from plamo_study.measure.expected import LEAST_BLOCKS, Expected, at_once, needed_gates
+from plamo_study.measure.facts import plainly
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows, read
@@ -525,6 +526,7 @@ class _Sweep:
         return [self.models[file] for file in task.cell.files] or [""]
 
     def _add_fact(self, what: Literal["model", "engine", "machine"], data: dict) -> str:
+        data = plainly(data)
         fact = Fact(id=content_id(data), what=what, data=data)
         self.journal.append_fact(fact)
         return fact.id

@@ -86,7 +86,7 @@ def _tokens(found: soak.Soak) -> list[str]:
 
 
 def _failures(found: soak.Soak) -> list[str]:
-    said = [f"Failed: {why}, {n:,} times." for why, n in found.failures.items()]
+    said = [f"Failed: {escaped(why)}, {n:,} times." for why, n in found.failures.items()]
     return [*said, found.ended] if found.ended else said
 
 
