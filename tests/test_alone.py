@@ -49,7 +49,9 @@ def at_work(running, lock):
     assert running.poll() is None
 
 
-@pytest.mark.parametrize("second", [("study", "--minutes", "0.01"), ("run", "plain", "--source", "recorded"), ("publish",)])
+@pytest.mark.parametrize(
+    "second", [("study", "--minutes", "0.01"), ("run", "plain", "--source", "recorded"), ("publish",)]
+)
 def test_of_two_runs_one_wins_and_the_other_says_who_is_at_work(root, second):
     lock = root / "reports" / main.LOCK
     first = start(root, "run", "plain", "--source", "recorded")
