@@ -45,7 +45,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
         raise StudyError(str(path), f"has {size:,} bytes, more than {limit:,}", f"name another folder, or {FETCH}")
     try:
         return _object(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise of_memory(error, str(path)) or damaged(path, f"is no JSON object ({error})") from error
 
 
@@ -112,7 +112,7 @@ def header(path: Path) -> dict[str, Stored]:
         _check_gaps(found, 8 + length, size)
         with safe_open(path, framework="numpy"):
             pass
-    except (OSError, ValueError, RecursionError, struct.error, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError, struct.error, SafetensorError) as error:
         raise of_memory(error, str(path)) or damaged(path, f"is no whole safetensors file ({error})") from error
     return found
 
