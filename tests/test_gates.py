@@ -130,7 +130,8 @@ def test_the_gate_crosses_micro_batches_and_says_what_it_allows(model, dtype, tm
 @pytest.mark.parametrize("scale", ["mini", "shape", "weights"])
 def test_every_gate_sees_64_tokens_in_three_micro_batches(scale):
     planned = [study.plan(scale) for name, study in studies.STUDIES.items() if name[:2] in ("00", "01", "03", "05")
-               if scale == "mini" or name not in ("03-batching-law", "05-drift", "05-window")]  # fmt: skip
+               if (scale == "mini" or name not in ("03-batching-law", "05-drift", "05-window"))
+               and (scale == "shape" or name != "05-values")]  # fmt: skip
     gates = [gate for each in planned for gate in each.gates]
     assert gates
     assert all(gate.n_prompt >= 64 and gate.n_prompt > 2 * gate.n_ubatch for gate in gates)
