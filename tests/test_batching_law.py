@@ -91,4 +91,6 @@ def test_a_batch_that_aborts_is_judged_by_sequence_up_to_the_call_that_aborts(tm
     assert any(any(calls) for calls in table["foretold"])
     row = next(row for row in rows if "4/1" in row.checks)
     worse = frame.frame([msgspec.structs.replace(row, checks=row.checks | {"4/1": 0.9})], known)
-    assert not law_check.checked(worse, known)["exact"].any(), "a sequence wrong before the abort counts against the law"
+    assert not law_check.checked(worse, known)["exact"].any(), (
+        "a sequence wrong before the abort counts against the law"
+    )

@@ -35,7 +35,6 @@ from plamo_study.studies.disaggregation import (
     peers,
     plan,
     requests,
-    sender,
     shipment,
     show,
     sizes,
