@@ -624,7 +624,8 @@ def test_a_model_that_is_slower_with_other_values_is_said_to_be():
             parts = [int(1e9 * factor * noise)] * 2
             yield {"model": model, "label": "few", "flash_attn": "on", "type_k": "f16", "type_v": "f16", "block": block,
                    "workload": "depth", "text": "", "n_ubatch": 512, "use_mmap": False, "n_gen": 1,
-                   "samples_ns": [parts, parts], "series": {"part_depth": [0, 2048], "step_depth": [1, 2049]}}  # fmt: skip
+                   "samples_ns": [parts, parts],
+                   "series": {"part_depth": [0, 2048], "step_depth": [1, 2049]}}  # fmt: skip
 
     data = pd.DataFrame([*rows("m*", 1.0), *rows("m-lifelike*", 1.0), *rows("m-denormal*", 1.3)])
     data = data.assign(verdict="valid", anchor=False, drift=0.0, disturbed=False)

@@ -171,9 +171,7 @@ def measure(
     json: Json = False,
     scheduler: Annotated[
         str | None,
-        typer.Option(
-            help="address of a Dask scheduler; its workers simulate, and you trust them"
-        ),
+        typer.Option(help="address of a Dask scheduler; its workers simulate, and you trust them"),
     ] = None,
 ) -> None:
     """Measure a study without its notebook; finished cells are not measured again."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-STRING, ARRAY, UINT32, INT32, FLOAT32 = 8, 9, 4, 5, 6  # gguf.h, enum gguf_type
+BOOL, STRING, ARRAY, UINT32, INT32, FLOAT32 = 7, 8, 9, 4, 5, 6  # gguf.h, enum gguf_type
 NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "u1", 10: "<u8", 11: "<i8", 12: "<f8"}
 TYPE_NAMES = dict(
     enumerate(("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64"))

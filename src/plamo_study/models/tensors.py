@@ -13,7 +13,7 @@ from plamo_study.errors import StudyError
 from plamo_study.models import header as headers
 from plamo_study.models.finding import printable
 from plamo_study.models.header import HeaderError
-from plamo_study.models.header_parts import Header
+from plamo_study.models.header_parts import BOOL, Header
 from plamo_study.models.registry import ARCHS, ModelSpec
 
 MAKE = "plamo-study models make"
@@ -73,11 +73,14 @@ def tensor_table(path: Path) -> list[TensorInfo]:
 def metadata(path: Path) -> dict[str, Any]:
     """Scalars and short arrays of a PLaMo GGUF by key; the vocabulary is left out. StudyError as `tensor_table`."""
     header = _open(path)
-    return {key: _told(header.value(key)) for key, record in header.records.items() if record.count <= LONGEST}
+    short = {key: record for key, record in header.records.items() if record.count <= LONGEST}
+    return {key: _told(header.value(key), record.kind) for key, record in short.items()}
 
 
-def _told(value: Any) -> Any:
-    """A value with arrays as lists and texts as texts."""
+def _told(value: Any, kind: int) -> Any:
+    """A value with arrays as lists, texts as texts and truths as such."""
+    if kind == BOOL:
+        return bool(value)
     if isinstance(value, list):
         return [text.decode(errors="replace") for text in value]
     return value.tolist() if isinstance(value, np.ndarray) else value

@@ -577,7 +577,7 @@ def alone(rows: pd.DataFrame) -> pd.DataFrame:
     taken = live(rows).drop_duplicates(PROCESS, keep="last").set_index(PROCESS)["well"].sort_index()
     used = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
     known, pace = paced(rows)
-    for row in used[~used["per_second"].isin(loads(rows))].itertuples():
+    for row in used[~used["per_second"].isin(loads(rows)) & (used["label"] != SPLIT)].itertuples():
         said = found[(found[LOADED] == [row.model, row.per_second, row.label]).all(axis=1)].set_index("way")[
             "predicted"
         ]

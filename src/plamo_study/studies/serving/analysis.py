@@ -248,8 +248,9 @@ def knee_of(rows: pd.DataFrame) -> pd.DataFrame:
             for number, row in enumerate(group.itertuples())
             for rate, share in zip(row.series["rates"], row.series["met"], strict=True)
         ]
+        rates, shares, servers = zip(*tried, strict=True)
         n = int(group["n_requests"].iloc[0])
-        found = threshold(*map(list, zip(*tried, strict=True)), knee.ENOUGH, n)
+        found = threshold(rates, shares, servers, knee.ENOUGH, n)
         seeds = [seed for series in group["series"] for seed in series.get("seed", [])]
         if len(set(seeds)) < len(group):
             found = replace(found, low=math.nan, high=math.nan)
