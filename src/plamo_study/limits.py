@@ -2,6 +2,7 @@
 
 FIRST_TOKEN = 5  # of a vocabulary: ids below are special tokens
 DRIFT_LIMIT = 0.10  # a block further than this from the others is measured again, and used only where none are steadier
+LEAST_BLOCKS = 2  # undisturbed, without which nothing is said of a cell
 ROUNDINGS = 3  # a replayed sequence is wrong beyond so many times the largest rounding error of its recording
 DRAWS = 8  # of each control of a scan: chunk k belongs to draw k mod DRAWS
 # What marks a row: limits between what 48 processes at shape met on two cores, engine threads spinning on both. Alone

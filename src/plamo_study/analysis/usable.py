@@ -6,9 +6,8 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis.memo import once_a_frame
-from plamo_study.limits import DRIFT_LIMIT
+from plamo_study.limits import DRIFT_LIMIT, LEAST_BLOCKS
 
-LEAST_BLOCKS = 2
 CELL = ["machine", "build", "engine", "model", "scale", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy",
         "n_threads", "use_mmap", "cold", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers",
         "label", "size", "repetitions", "n_arriving", "n_chunk", "way", "kv_unified",

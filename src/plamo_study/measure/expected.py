@@ -13,13 +13,13 @@ import msgspec
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
+from plamo_study.limits import LEAST_BLOCKS
 from plamo_study.measure import journal, machine
 from plamo_study.measure.cells import Cell, File, Gate, OnModel, Read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.rows import Row
 from plamo_study.models import registry
 
-LEAST_BLOCKS = 2  # without which nothing is said of a cell
 USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of a cell of which nothing is known
 USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
 WORKER_BYTES = 1 << 28  # of a process without its model

@@ -20,7 +20,7 @@ from plamo_study.errors import StudyError
 from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import Cell, File, Gate, OnEngine
-from plamo_study.measure.expected import LEAST_BLOCKS, Expected, at_once, needed_gates
+from plamo_study.measure.expected import Expected, at_once, least_blocks, needed_gates
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
@@ -290,7 +290,7 @@ class _Sweep:
     @property
     def _least(self) -> int:
         """Blocks without which nothing is said of a cell."""
-        return min(self.plan.blocks, LEAST_BLOCKS)
+        return least_blocks(self.plan)[0]
 
     def _needed(self) -> list[Task]:
         """What the finding needs: gates, and the least blocks of the needed cells."""

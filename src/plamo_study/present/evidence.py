@@ -12,8 +12,9 @@ from IPython.display import Markdown
 from plamo_study.analysis import coverage, own_ceilings, usable
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
-from plamo_study.analysis.usable import LEAST_BLOCKS, disturbed_cells, drifted, marked_by, model_names
+from plamo_study.analysis.usable import disturbed_cells, drifted, marked_by, model_names
 from plamo_study.errors import StudyError
+from plamo_study.limits import LEAST_BLOCKS
 from plamo_study.measure import disturbances, frame, journal, kept
 from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name

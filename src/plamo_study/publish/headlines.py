@@ -17,6 +17,7 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present import figures, theme
 from plamo_study.present.evidence import chips, escaped
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, show as show_batches
+from plamo_study.studies.batch_scaling.claims import CORRECT
 from plamo_study.studies.batching_law import analysis as batching_law
 from plamo_study.studies.collect import collect
 from plamo_study.studies.context import analysis as context
@@ -36,18 +37,19 @@ def corruption() -> str:
     """What concurrent requests do to a server as released, and whether the law of it holds."""
     law = recorded("03-batching-law", "mini")
     checked = batching_law.of_hybrid(batching_law.checked(law.rows, law.facts), law.facts)
-    stock = checked[(checked["build"] == "stock") & checked["judged"]]
+    stock = checked[(checked["build"] == batch_scaling.STOCK) & checked["judged"]]
     loads = recorded("11-serving", "mini")
     found = serving.answers(loads.rows)
     found = found[found["model"].str.startswith(MODELS[0]) & (found["server"] == "llama-server")]
     found = found[found["n_clients"] > 1]
-    released, patched = (found[found["build"] == build] for build in ("stock", "corrected"))
+    released, patched = (found[found["build"] == build] for build in (batch_scaling.STOCK, CORRECT))
     quiet = released[(released["n_clients"] == USERS) & (released["n_seq"] == SLOTS)].iloc[0]
     _while(quiet["differ"] > quiet["answers"] / 2 and not quiet["died"] and not patched["differ"].sum(), "corruption")
     return (
         f"**One user's request changes another's answer, and nothing says so.** llama.cpp mixes up PLaMo 2's sequences "
         f"when their prompts share a call. Of {released['answers'].sum()} answers that a `llama-server` as released "
-        f"gave to 2 to 16 users at once, {released['differ'].sum()} were not those that each user gets alone, and "
+        f"gave to {released['n_clients'].min()} to {released['n_clients'].max()} users at once, "
+        f"{released['differ'].sum()} were not those that each user gets alone, and "
         f"{released['died'].sum()} of {released['runs'].sum()} servers died. It need not die to be wrong: with {SLOTS} "
         f"slots and {USERS} users {quiet['differ']} of {quiet['answers']} answers changed. With the patch of our "
         f"report it is {patched['differ'].sum()} of {patched['answers'].sum()}, and no server died ({chips(loads)}; a "
@@ -96,9 +98,9 @@ def asymmetry() -> str:
     return (
         f"**Reading is {first.ratio.value:.1f} times as fast as writing in {used}, and the type decides how many.** "
         f"{escaped(first.model)} reads {first.read.value:.0f} tokens a second and writes {first.write.value:.1f} "
-        f"({chips(recording)}). With prompts of 128 tokens the ratio runs from {least['ratio'].value:.1f} "
-        f"({least['dtype']}) to {most['ratio'].value:.1f} ({most['dtype']}; {chips(types)}). A prompt reaches "
-        f"{prompt.value:.0%} of what the {used} kernel can do; that kernel does "
+        f"({chips(recording)}). With prompts of {least['n_prompt']} tokens the ratio runs from "
+        f"{least['ratio'].value:.1f} ({least['dtype']}) to {most['ratio'].value:.1f} ({most['dtype']}; {chips(types)}). "
+        f"A prompt reaches {prompt.value:.0%} of what the {used} kernel can do; that kernel does "
         f"{own / max(rate.best for rate in kernels.values()):.0%} of what the fastest one does here."
     )
 

@@ -3,7 +3,7 @@
 Frames in, estimates out. A process is one number; comparisons are paired by block.
 """
 
-from itertools import product
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -24,29 +24,20 @@ def by_values(rows: pd.DataFrame) -> pd.DataFrame:
     it lies within `WITHIN`.
     """
     entries: list[dict[str, Any]] = []
-    for mapped, (phase, found) in product((False, True), _curves(rows)):
-        known = found[mapped]
-        for model, kind in ((m, k) for m in known for k in KINDS if f"{m}-{k}" in known):
-            usual, other = known[model], known[f"{model}-{kind}"]
-            for depth in usual.index.intersection(other.index):
-                ratio = timing.paired_ratio(other.loc[depth].dropna(), usual.loc[depth].dropna())
-                entry = {"model": f"{model}*", "values": kind, "phase": phase, "depth": int(depth), "mapped": mapped}
-                entry |= {"usual": stats.median(usual.loc[depth].dropna().tolist()), "ratio": ratio}
-                entries.append(entry | {"same": ratio.within(*WITHIN)})
+    for mapped in (False, True):
+        own = rows[rows["use_mmap"] == mapped]
+        for phase in analysis.PHASES:
+            known = {model.rstrip("*"): times for model, times in analysis.curves(own, phase, FEW).items()}
+            for model, kind in ((m, k) for m in known for k in KINDS if f"{m}-{k}" in known):
+                cell = {"model": f"{model}*", "values": kind, "phase": phase, "mapped": mapped}
+                entries += [cell | line for line in _by_depth(known[model], known[f"{model}-{kind}"])]
     columns = ["model", "values", "phase", "depth", "mapped", "usual", "ratio", "same"]
     return pd.DataFrame(entries, columns=columns)
 
 
-def _curves(rows: pd.DataFrame) -> list[tuple[str, dict[bool, dict[str, pd.DataFrame]]]]:
-    """Seconds a token by phase, place of the weights and model."""
-    places = {mapped: rows[rows["use_mmap"] == mapped] for mapped in (False, True)}
-    return [
-        (
-            phase,
-            {
-                mapped: {model.rstrip("*"): times for model, times in analysis.curves(own, phase, FEW).items()}
-                for mapped, own in places.items()
-            },
-        )
-        for phase in analysis.PHASES
-    ]
+def _by_depth(usual: pd.DataFrame, other: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """The two beside one another at every depth that both have."""
+    for depth in usual.index.intersection(other.index):
+        ratio = timing.paired_ratio(other.loc[depth], usual.loc[depth])
+        middle = stats.median(usual.loc[depth].dropna().tolist())
+        yield {"depth": int(depth), "usual": middle, "ratio": ratio, "same": ratio.within(*WITHIN)}

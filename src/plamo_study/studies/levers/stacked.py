@@ -67,10 +67,9 @@ def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
     if (found := gains.drafted(known)) is None:
         return
     study, recording = found
-    every = drafts.curves(recording.rows, (gains.ACCEPTED,))
-    every = every[(every["how"] != drafts.WORDS["full"]) & (every["n_prompt"] == every["n_prompt"].min())]
     for lever, build in gains.BUILDS.items():
-        for (model, k), group in every[every["build"] == build].groupby(["model", "n_draft"]):
+        every = drafts.free_by_length(recording.rows, build, gains.ACCEPTED)
+        for (model, k), group in every.groupby(["model", "n_draft"]):
             by_n = group.set_index("n_seq")["speed"]
             for n in sorted(set(by_n.index) - {1}) if 1 in by_n.index else ():
                 kind = f"{k} drafted, {gains.ACCEPTED:.0%} right"

@@ -74,7 +74,7 @@ def ratio(rows: pd.DataFrame, phase: str, model: str, dtype: str, over: str) -> 
 
 
 def asymmetry(rows: pd.DataFrame, model: str) -> pd.DataFrame:
-    """How many times as fast a model reads its prompt as it writes, by `dtype`, the least first: `ratio`.
+    """How many times as fast a model reads a prompt of `n_prompt` as it writes, by `dtype`, the least first: `ratio`.
 
     Of a token of the prompt and a step of one answer, paired by block.
     """
@@ -82,7 +82,7 @@ def asymmetry(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     for phase, name, dtype in known:
         if (phase, name) == ("decode", model) and ("prefill", model, dtype) in known:
             ratio = paired_ratio(known[phase, model, dtype], known["prefill", model, dtype] / n_prompt)
-            entries.append({"dtype": dtype, "ratio": ratio})
+            entries.append({"dtype": dtype, "n_prompt": n_prompt, "ratio": ratio})
     return pd.DataFrame(entries).sort_values("ratio", key=lambda found: found.map(lambda each: each.value))
 
 

@@ -126,12 +126,16 @@ def _at(accepts: float) -> int:
     return int(np.abs(RATES - accepts).argmin())
 
 
-def free(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
-    """Of `curves` the drafts that cost nothing on one build, of the shortest prompts and the length that is fastest,
-    its `speed` selected among all lengths; not where all is put back."""
+def free_by_length(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
+    """Of `curves` the drafts that cost nothing on one build, of the shortest prompts; not where all is put back."""
     found = curves(rows, (accepts,))
     found = found[(found["build"] == build) & (found["how"] != WORDS["full"])]
-    found = found[found["n_prompt"] == found["n_prompt"].min()]
+    return found[found["n_prompt"] == found["n_prompt"].min()]
+
+
+def free(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
+    """Of `free_by_length` the length that is fastest, its `speed` selected among all lengths."""
+    found = free_by_length(rows, build, accepts).copy()
     lengths = found.groupby(["model", "n_seq"])["n_draft"].transform("size")
     found["speed"] = [stats.selected(speed, n) for speed, n in zip(found["speed"], lengths, strict=True)]
     fastest = found["speed"].map(lambda speed: -speed.value).sort_values().index
