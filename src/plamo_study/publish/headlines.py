@@ -98,9 +98,10 @@ def asymmetry() -> str:
     return (
         f"**Reading is {first.ratio.value:.1f} times as fast as writing in {used}, and the type decides how many.** "
         f"{escaped(first.model)} reads {first.read.value:.0f} tokens a second and writes {first.write.value:.1f} "
-        f"({chips(recording)}). With prompts of {least['n_prompt']} tokens the ratio runs from "
-        f"{least['ratio'].value:.1f} ({least['dtype']}) to {most['ratio'].value:.1f} ({most['dtype']}; {chips(types)}). "
-        f"A prompt reaches {prompt.value:.0%} of what the {used} kernel can do; that kernel does "
+        f"({chips(recording)}). With prompts of {least['n_prompt']} tokens the ratio runs "
+        f"from {least['ratio'].value:.1f} ({least['dtype']}) to {most['ratio'].value:.1f} ({most['dtype']}; "
+        f"{chips(types)}). A prompt reaches "
+        f"{prompt.value:.0%} of what the {used} kernel can do; that kernel does "
         f"{own / max(rate.best for rate in kernels.values()):.0%} of what the fastest one does here."
     )
 
