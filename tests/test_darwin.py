@@ -64,7 +64,7 @@ def test_heat_is_told_by_the_pressure_the_governor_acts_on(mac):
 
 
 def test_nothing_is_calm_on_a_mac_that_is_hot(mac, monkeypatch):
-    monkeypatch.setattr(watch, "OTHERS_LIMIT", 1.0)  # whatever else runs here
+    monkeypatch.setattr(watch, "OTHERS_LIMIT", 2.0)  # whatever else runs here: ticks of 10 ms may count more than all
     assert watch.calm()
     mac.say(f"notifyutil -g {machine.PRESSURE_LEVEL}", f"{machine.PRESSURE_LEVEL} 1")
     assert not watch.calm()
