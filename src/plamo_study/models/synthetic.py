@@ -89,6 +89,7 @@ def write(
 
 
 def _values(spec: ModelSpec, tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
+    seed += spec.values == values.AGAIN
     if tensors.stays_f32(tensor.name):
         yield values.small(spec.values, tensor, _small(tensor, seed), seed)
     elif spec.values == values.LIFELIKE:

@@ -4,7 +4,8 @@
 scales of their own, and one input in 64 weighs four times as much (outlier features: Dettmers et al. 2022,
 "LLM.int8()"). Norms differ from entry to entry by a tenth. `denormal`: numbers below 1.2e-38, which some processors
 compute slowly, where a model can get them. The Mamba states hold nothing else, every fourth input of the projections
-is one, and attention is so sharp that most softmax weights underflow.
+is one, and attention is so sharp that most softmax weights underflow. `again`: the usual values drawn anew, a control:
+what differs between these two files is no matter of what their weights are like.
 
 It does not train: what a model says with such weights means as little as with the usual ones.
 """
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from plamo_study.models import numbers
 from plamo_study.models.tensors import TensorInfo
 
-LIFELIKE, DENORMAL = "lifelike", "denormal"
+LIFELIKE, DENORMAL, AGAIN = "lifelike", "denormal", "again"
 TAIL = 5  # degrees of freedom of Student's t
 ROW_SPREAD = 0.4  # of the logarithm of a row's scale
 OUTLIER_EVERY, OUTLIER = 64, 4.0  # inputs, and how many times as heavy one of them is

@@ -77,6 +77,7 @@ STUDIES = {
     "05-drift": Study(context.drift, at_mini=True, whole=True),
     "05-window": Study(context.window, at_mini=True, aside=True, whole=True),
     "05-values": Study(context.values, aside=True),
+    "05-copies": Study(context.copies, aside=True),
     "06-chunked": Study(chunked.chunked, weight=3),
     "06-tiles": Study(chunked.tiles, aside=True),
     "07-replicas": Study(replicas.replicas, weight=3),
@@ -87,6 +88,7 @@ STUDIES = {
     "10-scheduling": Study(scheduling.scheduling, weight=3),
     "10-fleet": Study(fleets_plan.fleet, aside=True),
     "11-serving": Study(serving.serving, weight=3),
+    "11-knees": Study(serving.knees, aside=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"

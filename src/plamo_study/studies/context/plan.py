@@ -23,6 +23,8 @@ PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the eng
 COMPARED = {"mini": 2048, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
 VALUES, VALUES_DEPTH = ("-lifelike", "-denormal"), 2048  # ends of the names of models with other values
 VALUES_BLOCKS = 3
+AGAIN = "-again"  # the same for the control: the usual values drawn anew
+COPIES_BLOCKS = 12
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
 BLOCKS = {"mini": 3, "shape": 5, "weights": 5}  # processes behind a number
@@ -118,6 +120,19 @@ def values(scale: str, gpu: bool = False) -> Plan:
     names = [f"{model}{kind}" for kind in ("", *VALUES) for model in MODELS]
     cells = [plan.change(base, model=name, use_mmap=mapped) for mapped in (True, False) for name in names]
     return replace(_planned("05-values", scale, tuple(cells)), blocks=VALUES_BLOCKS)
+
+
+def copies(scale: str, gpu: bool = False) -> Plan:
+    """Decode steps of the hybrid with each kind of values, and of a control with the usual ones drawn anew.
+
+    Every process reads its weights into memory of its own, so no file has a place that it keeps.
+    """
+    if scale != "shape":
+        raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
+    base, _ = _base(scale, gpu)
+    step = plan.change(base, workload="decode", depth=16, n_gen=32, repetitions=1, flash_attn="auto", use_mmap=False)
+    cells = [plan.change(step, model=f"{MODELS[0]}{kind}") for kind in ("", AGAIN, *VALUES)]
+    return replace(_planned("05-copies", scale, tuple(cells)), blocks=COPIES_BLOCKS)
 
 
 def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:

@@ -24,6 +24,7 @@ FEWEST = 8  # of one that looks at times: and at least two for each that asks
 SOUGHT = {"mini": 16, "shape": 8, "weights": 8}  # of each rate that is tried for the knee
 STEPS = 16  # decode steps timed by themselves
 BLOCKS = {"mini": 2, "shape": 3, "weights": 3}
+SEARCHES = 8  # servers on which a knee is sought by itself, each asked by arrivals of its own
 PATIENCE = 2  # times the usual limit
 LLAMA, PYTHON = "llama-server", "llama_cpp.server"
 
@@ -61,6 +62,15 @@ def serving(scale: str, gpu: bool = False) -> Plan:
     planned = replace(planned, cells=cells, compared=tuple(compared), needed=n, extra_blocks=0)
     limit = PATIENCE * planned.time_limit_s
     return replace(planned, blocks=BLOCKS[scale], time_limit_s=limit, worker=f"{__package__}.worker")
+
+
+def knees(scale: str, gpu: bool = False) -> Plan:
+    """The knee alone, on so many servers of each model that its interval means something."""
+    whole = serving(scale, gpu)
+    cells = tuple(cell for cell in whole.cells if isinstance(cell, Serving) and cell.pattern == "knee")
+    compared = tuple(cell for cell in cells if cell in whole.compared)
+    planned = replace(whole, study="11-knees", cells=cells, compared=compared, needed=0)
+    return replace(planned, blocks=SEARCHES)
 
 
 def _closed(base: Serving, n_slots: int, n_clients: int, n_requests: int) -> Serving:

@@ -13,7 +13,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import of_cell, usable
 from plamo_study.measure.defects import build_name
 from plamo_study.measure.plan import DTYPE
-from plamo_study.measure.recording import Recording
+from plamo_study.measure.recording import Recording, read
 from plamo_study.present import evidence, sentences
 from plamo_study.present.evidence import condition, escaped
 from plamo_study.present.tables import NOT_AVAILABLE, Columns, Table, scaled, significant, table
@@ -130,8 +130,15 @@ def _loaded(rows: pd.DataFrame) -> list[str]:
     return ["**What load buys**, tokens a second: " + "; ".join(lines) + "."] if lines else []
 
 
+def _searches(recording: Recording) -> Recording:
+    """Where knees were sought: by themselves, where such rows are recorded, else among the page's own cells."""
+    apart = read("11-knees", recording.source, recording.scale) if recording.source == "recorded" else None
+    return apart or recording
+
+
 def _knees(recording: Recording) -> list[str]:
-    found = analysis.knee_of(recording.rows)
+    searches = _searches(recording)
+    found = analysis.knee_of(searches.rows)
     if found.empty:
         return []
     said = [
@@ -140,6 +147,8 @@ def _knees(recording: Recording) -> list[str]:
     ]
     if any(math.isnan(row.knee.low) for row in found.itertuples()):
         said[-1] += ". Every server was asked by the same arrivals, so no interval holds"
+    if set(searches.rows["machine"]) != set(recording.rows["machine"]):
+        said[-1] += f" ({evidence.chips(searches)}, another machine than the rest of the page)"
     wanted = knee.OBJECTIVES[recording.scale]
     how = f"{knee.ENOUGH:.0%} of requests get their first token within {wanted.ttft_s * MS:.0f} ms and, "
     how += f"in the mean, a further one every {wanted.tpot_s * MS:.0f} ms"
@@ -298,7 +307,7 @@ def knees(recording: Recording) -> Table:
         "n": ("requests of each rate", ""),
     }
     note = "A line a server. Rates are those asked for; so few requests came up to a quarter off."
-    return table(analysis.knees(recording.rows), columns, note)
+    return table(analysis.knees(_searches(recording).rows), columns, note)
 
 
 def tools(recording: Recording) -> Table:
