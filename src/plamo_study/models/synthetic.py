@@ -95,7 +95,7 @@ def _values(spec: ModelSpec, tensor: TensorInfo, seed: int) -> Iterator[NDArray[
     elif spec.values == values.LIFELIKE:
         yield from values.lifelike(tensor, spread(tensor), seed)
     else:
-        yield from _chunks(tensor, seed)
+        yield from _chunks(tensor, seed, own_scales=spec.values == values.SCALES)
 
 
 def spread(tensor: TensorInfo) -> float:
@@ -103,7 +103,7 @@ def spread(tensor: TensorInfo) -> float:
     return GAINS.get(tensor.kind, 1.0) / math.sqrt(tensor.shape[-1])
 
 
-def _chunks(tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
+def _chunks(tensor: TensorInfo, seed: int, own_scales: bool = False) -> Iterator[NDArray[Any]]:
     plus, minus, step = (_bits(seed, tensor.name, part) for part in ("plus", "minus", "step"))
     unit, k0 = _step(spread(tensor))
     n_blocks = tensor.n_elements // BLOCK
@@ -111,6 +111,9 @@ def _chunks(tensor: TensorInfo, seed: int) -> Iterator[NDArray[Any]]:
         n = min(CHUNK, n_blocks - start)
         q = _quants(plus, minus, n * BLOCK).reshape(n, BLOCK)
         steps = (k0 - (_bytes(step, n) & 3)).astype(np.float32) * np.float32(unit)
+        if own_scales:
+            bell = _bytes(step, 8 * n).view("<u2").reshape(n, 4).sum(axis=1, dtype=np.float64) / 65536 - 2  # σ² = 1/3
+            steps *= np.exp(values.BLOCK_SPREAD * (3**0.5 * bell - values.BLOCK_SPREAD)).astype(np.float32)
         yield _encode(tensor.dtype, q, steps)
 
 

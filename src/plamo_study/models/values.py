@@ -5,7 +5,8 @@ scales of their own, and one input in 64 weighs four times as much (outlier feat
 "LLM.int8()"). Norms differ from entry to entry by a tenth. `denormal`: numbers below 1.2e-38, which some processors
 compute slowly, where a model can get them. The Mamba states hold nothing else, every fourth input of the projections
 is one, and attention is so sharp that most softmax weights underflow. `again`: the usual values drawn anew, a control:
-what differs between these two files is no matter of what their weights are like.
+what differs between these two files is no matter of what their weights are like. `scales`: the usual values, but the
+scale of every block is its own, as in trained files, where a usual tensor has four scales in all.
 
 It does not train: what a model says with such weights means as little as with the usual ones.
 """
@@ -20,9 +21,10 @@ from numpy.typing import NDArray
 from plamo_study.models import numbers
 from plamo_study.models.tensors import TensorInfo
 
-LIFELIKE, DENORMAL, AGAIN = "lifelike", "denormal", "again"
+LIFELIKE, DENORMAL, AGAIN, SCALES = "lifelike", "denormal", "again", "scales"
 TAIL = 5  # degrees of freedom of Student's t
 ROW_SPREAD = 0.4  # of the logarithm of a row's scale
+BLOCK_SPREAD = 0.4  # of the logarithm of a block's scale
 OUTLIER_EVERY, OUTLIER = 64, 4.0  # inputs, and how many times as heavy one of them is
 NORM_SPREAD = 0.1
 TINY = 1e-39  # below the least normal float32

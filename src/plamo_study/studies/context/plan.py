@@ -23,7 +23,8 @@ PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the eng
 COMPARED = {"mini": 2048, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
 VALUES, VALUES_DEPTH = ("-lifelike", "-denormal"), 2048  # ends of the names of models with other values
 VALUES_BLOCKS = 3
-AGAIN = "-again"  # the same for the control: the usual values drawn anew
+COPIES = ("", "-again", "-scales", *VALUES)  # the usual values, a control, and one thing changed at a time
+OTHER_BUILD = ("", "-scales", "-lifelike")  # which the build that looks no scale up in a table measures too
 COPIES_BLOCKS = 12
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
@@ -123,7 +124,7 @@ def values(scale: str, gpu: bool = False) -> Plan:
 
 
 def copies(scale: str, gpu: bool = False) -> Plan:
-    """Decode steps of the hybrid with each kind of values, and of a control with the usual ones drawn anew.
+    """Decode steps of the hybrid with each kind of values, one control with the usual ones drawn anew among them.
 
     Every process reads its weights into memory of its own, so no file has a place that it keeps.
     """
@@ -131,8 +132,9 @@ def copies(scale: str, gpu: bool = False) -> Plan:
         raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
     base, _ = _base(scale, gpu)
     step = plan.change(base, workload="decode", depth=16, n_gen=32, repetitions=1, flash_attn="auto", use_mmap=False)
-    cells = [plan.change(step, model=f"{MODELS[0]}{kind}") for kind in ("", AGAIN, *VALUES)]
-    return replace(_planned("05-copies", scale, tuple(cells)), blocks=COPIES_BLOCKS)
+    cells = {kind: plan.change(step, model=f"{MODELS[0]}{kind}") for kind in COPIES}
+    compared = tuple(cells[kind] for kind in OTHER_BUILD)
+    return replace(_planned("05-copies", scale, tuple(cells.values())), blocks=COPIES_BLOCKS, compared=compared)
 
 
 def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:
