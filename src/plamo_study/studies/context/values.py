@@ -11,7 +11,7 @@ import pandas as pd
 from plamo_study.analysis import stats, timing
 from plamo_study.models.values import DENORMAL, LIFELIKE
 from plamo_study.studies.context import analysis
-from plamo_study.studies.context.workload import FEW
+from plamo_study.studies.context.ways import FEW
 
 WITHIN = (0.95, 1.05)  # times the usual time: a difference beyond it would move what this study prints
 KINDS = {LIFELIKE: "heavy tails and outliers", DENORMAL: "states and inputs below 1e-38, sharp attention"}
