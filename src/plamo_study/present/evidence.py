@@ -272,6 +272,15 @@ def condition(recording: Recording) -> str:
     )
 
 
+def verified(recording: Recording) -> Markdown:
+    """One line under a page's finding: how many rows were right, and of which machine and files they are."""
+    rows, kinds = recording.rows, [weights_of(recording.facts[name]) for name in model_names(recording.rows)]
+    threads = rows["n_threads"].max()
+    weights = f"{' and '.join(dict.fromkeys(kinds))} weights, {_types(rows[rows['model'] != ''])}"
+    place = f"{chips(recording)}, {threads} thread{'s' if threads > 1 else ''}; scale {recording.scale} ({weights})"
+    return Markdown(f"{disturbed(rows)}*{computed(rows)} {place}.*")
+
+
 def elsewhere(recording: Recording, other: Recording) -> str:
     """The condition of other rows than a page's, and whether they are of another machine."""
     same = set(other.rows["machine"]) & set(recording.rows["machine"])

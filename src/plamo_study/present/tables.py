@@ -33,11 +33,14 @@ Ratios = Mapping[str, tuple[str, str]]  # name of a column of paired ratios -> t
 
 
 class Table:
-    """A table that shows the same in JupyterLab, on GitHub, in a terminal and in a diff."""
+    """A table that shows the same in JupyterLab, on GitHub, in a terminal and in a diff.
+
+    `frame` is what it shows; `numbers` what stands behind that, unrounded, where somebody said.
+    """
 
     def __init__(self, frame: pd.DataFrame, note: str = ""):
         starred = frame.astype(str).apply(lambda column: column.str.contains(r"\w\*")).any(axis=None)
-        self.frame = frame
+        self.frame, self.numbers = frame, frame
         self.notes = [text for text in (note, ASSUMED if starred else "") if text]
 
     def _repr_html_(self) -> str:

@@ -1,0 +1,123 @@
+"""Frames in, frames out: the estimate of each group of processes, and comparisons paired by block.
+
+A frame is what `measurements` returns, or any part of it: one process and metric a line, with `value`, `block`,
+`machine` and the fields of its cell. What comes out has one line a group, numbers that stay numbers.
+
+    steps = m.query("metric == 'step' and usable and build == 'stock'")
+    estimate(steps, by="model n_seq")                                  # seconds a step
+    estimate(steps, by="model n_seq", work="n_seq")                    # tokens per second, all sequences together
+    compare(steps, of="n_seq == 9", to="n_seq == 8", by="model")       # how many times as long, paired by block
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from plamo_study.analysis import stats
+from plamo_study.analysis.stats import Estimate
+from plamo_study.errors import StudyError
+
+NUMBERS = ["value", "low", "high", "n"]  # of an estimate, as columns that pandas and altair compute with
+OWN = {"key", "value", "samples", "order", "replicate", "verdict", "disturbed", "usable", "drift", "failure"}
+
+
+def estimate(
+    frame: pd.DataFrame, by: str | Sequence[str] = (), work: str | float | None = None, times: float = 1.0
+) -> pd.DataFrame:
+    """The median over processes of each group, with its interval.
+
+    Parameters
+    ----------
+    frame
+        One line a process; lines whose `value` is missing are left out.
+    by
+        Columns that name a group: a list, or one string with blanks between them.
+    work
+        What one value did, a number or a column: the estimate is then `work` over the median, such as tokens per
+        second from seconds. `value` may be anything a cell computed: `frame.assign(value=frame.value / frame.n_seq)`.
+    times
+        A factor for another unit, such as 1e3 for milliseconds.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `by`; `value`, `low`, `high`, `n` (processes); and `estimate`, which `claim` and `table` take.
+
+    Raises
+    ------
+    StudyError
+        A group holds two different cells, which no median should mix; the error names the columns that differ.
+
+    """
+    names, entries = _names(by), []
+    for key, group in _groups(frame[frame["value"].notna()], names):
+        _refuse_mixed(group, "estimate")
+        found = stats.median(group["value"].tolist())
+        if work is not None:
+            found = found.per(float(group[work].iloc[0]) if isinstance(work, str) else work)
+        entries.append(dict(zip(names, key, strict=True)) | as_columns(found.scaled(times)))
+    return pd.DataFrame(entries, columns=[*names, *NUMBERS, "estimate"])
+
+
+def compare(frame: pd.DataFrame, of: str, to: str, by: str | Sequence[str] = ()) -> pd.DataFrame:
+    """How many times as large `of` is as `to`: the median of the ratios of pairs, each pair of one block.
+
+    `of` and `to` choose lines, in the words of `DataFrame.query`. Blocks that lack one of the two are left out.
+
+    Returns
+    -------
+    DataFrame
+        The columns of `by`; the ratio as `value`, `low`, `high`, `n` (pairs) and `estimate`; and the medians of both
+        sides as estimates, `first` and `second`. They need not divide to the ratio, which is that of pairs.
+
+    Raises
+    ------
+    StudyError
+        A group holds two different cells on one of the sides.
+
+    """
+    names, entries = _names(by), []
+    frame = frame[frame["value"].notna()]
+    first, second = dict(_groups(frame.query(of), names)), dict(_groups(frame.query(to), names))
+    for key in first:
+        if key in second:
+            one, other = _by_block(first[key], of), _by_block(second[key], to)
+            both = pd.concat([one, other], axis=1, keys=["of", "to"]).dropna()
+            sides = {"first": stats.median(one.tolist()), "second": stats.median(other.tolist())}
+            ratio = stats.ratio(both["of"].tolist(), both["to"].tolist())
+            entries.append(dict(zip(names, key, strict=True)) | as_columns(ratio) | sides)
+    return pd.DataFrame(entries, columns=[*names, *NUMBERS, "estimate", "first", "second"])
+
+
+def as_columns(found: Estimate) -> dict[str, Any]:
+    """An estimate and its numbers, as a line of a frame holds them."""
+    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "estimate": found}
+
+
+def _names(by: str | Sequence[str]) -> list[str]:
+    return by.split() if isinstance(by, str) else list(by)
+
+
+def _groups(frame: pd.DataFrame, names: list[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+    if not names:
+        return [((), frame)] if len(frame) else []
+    return [(key, group) for key, group in frame.groupby(names, dropna=False)]
+
+
+def _by_block(group: pd.DataFrame, what: str) -> pd.Series:
+    _refuse_mixed(group, what)
+    return group.set_index(["machine", "block"])["value"]
+
+
+def _refuse_mixed(group: pd.DataFrame, what: str) -> None:
+    """StudyError where two lines of a group are of one block: then they are of two cells."""
+    twice = group[group.duplicated(["machine", "block"], keep=False)]
+    if twice.empty:
+        return
+    varying = [name for name in group if name not in OWN | {"block"} and group[name].astype(str).nunique() > 1]
+    raise StudyError(
+        what,
+        f"a group mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}",
+        "choose one of each with .query(...), or name the columns in by=",
+    )

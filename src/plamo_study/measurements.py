@@ -1,0 +1,120 @@
+"""What a notebook begins with: the measurements of a study as one tidy frame."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from plamo_study.analysis.usable import usable
+from plamo_study.measure.recording import Recording
+from plamo_study.present.evidence import chip
+from plamo_study.studies.collect import collect
+
+NS = 1e9
+FIRST = ["metric", "value", "unit", "model", "build", "dtype"]
+LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "samples", "key"]
+ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "n_threads", "n_gpu_layers"]
+CELL = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch", "type_k", "type_v",
+        "flash_attn", "n_gpu_layers", "use_mmap", "cold", "label", "size", "repetitions", "n_arriving", "n_chunk",
+        "way", "kv_unified", "n_processes", "n_draft", "accepts", "n_requests", "per_second", "n_clients"]  # fmt: skip
+
+
+def measurements(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> pd.DataFrame:
+    """The measurements of a study, one line a process and metric.
+
+    Parameters
+    ----------
+    study
+        Its name, such as "01-phase-asymmetry"; `plamo-study rows` lists them.
+    source
+        "recorded": rows of the reference machine, at once. "live": what is missing is measured here first.
+    scale
+        "mini": the embedded models; "shape": files of full size with random weights; "weights": released ones.
+    minutes
+        Live: measure no longer than this; 0 for as long as the plan takes.
+
+    Returns
+    -------
+    DataFrame
+        metric
+            What was measured: "prefill" (a prompt's call), "step" (a decode step), "prompt" (the prefill before decode
+            steps), "read" and "matmul" (the machine's ceilings), "memory" (peak resident size). A process that
+            crashed or hung has one line with the metric "none".
+        value, unit
+            The median over the process's samples, in s, B/s, FLOP/s or B.
+        samples
+            All samples of the process, a numpy array in the same unit: `m.samples.map(lambda s: s[:16].sum())` is the
+            time of the first sixteen steps.
+        model, build, dtype
+            A star marks a model whose shape rests on assumptions; "stock" is the engine as released.
+        workload, n_prompt, n_gen, n_seq, n_threads, ...
+            The cell: tokens of the prompt (of a decode: the depth it starts at), tokens generated, sequences evaluated
+            together. Fields that say nothing anywhere in the study are left out.
+        verdict
+            "valid"; "invalid": computed, but wrong; "ungated": no oracle saw the file; "failed"; "starved"; "n/a".
+        disturbed, drift
+            Whether something else used the machine, and how far the machine's speed in this block was off.
+        usable
+            Valid and undisturbed: a speed may be taken from it. Where fewer than two blocks of a cell are undisturbed,
+            all of its blocks are usable, and the page says so.
+        block, machine, key
+            The randomised block, in which numbers are compared; the processor; the row in the journal.
+
+    Raises
+    ------
+    StudyError
+        Unknown study, source or scale, nothing recorded at this scale, or no time to measure and nothing recorded.
+
+    """
+    rows, facts = (found := recording(study, source, scale, minutes)).rows, found.facts
+    good = set(usable(rows)["key"])
+    kept = rows[~rows["anchor"] & (rows["workload"] != "gate")]
+    lines = [line for row in kept.to_dict("records") for line in _lines(row)]
+    frame = pd.DataFrame(lines)
+    frame["usable"] = frame["key"].isin(good)
+    frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
+    named = [name for name in CELL if frame[name].astype(str).nunique() > 1 or name in ALWAYS]
+    return frame[[*FIRST, *named, *LAST]]
+
+
+@cache
+def recording(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> Recording:
+    """The rows of a study and the facts they refer to, read once a notebook: what laws of the package are given."""
+    return collect(study, source, scale, minutes)
+
+
+def models(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> dict[str, dict[str, Any]]:
+    """The models of a study by name, each with its `shape`, `tensors` and `file_bytes`: what a roofline takes."""
+    found = recording(study, source, scale, minutes)
+    names = sorted(name for name in found.rows["model"].unique() if name)
+    return {name: found.facts[name] for name in names}
+
+
+def _lines(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines of a row: its cell's fields with each metric that it measured."""
+    common = {name: row[name] for name in (*FIRST[3:], *CELL, *LAST) if name in row}
+    found = list(_measured(row)) if row["status"] == "ok" else []
+    for metric, unit, value, samples in found or [("none", "", float("nan"), np.empty(0))]:
+        yield common | {"metric": metric, "unit": unit, "value": value, "samples": samples}
+
+
+def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
+    """(metric, unit, median, samples) of what a row timed."""
+    times = np.array(list(chain(*row["samples_ns"])), float) / NS
+    if len(times):
+        middle, what = float(np.median(times)), row["workload"]
+        if what == "read":
+            yield "read", "B/s", row["n_bytes"] / middle, row["n_bytes"] / times
+        elif what == "matmul":
+            yield "matmul", "FLOP/s", row["n_flops"] / middle, row["n_flops"] / times
+        else:
+            yield ("step" if what == "decode" else what), "s", middle, times
+    if row["prefill_ns"]:
+        prompts = np.array(row["prefill_ns"], float) / NS
+        yield "prompt", "s", float(np.median(prompts)), prompts
+    if row["model"] and row["peak_rss_bytes"]:
+        peak = float(row["peak_rss_bytes"])
+        yield "memory", "B", peak, np.array([peak])

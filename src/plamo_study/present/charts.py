@@ -1,0 +1,249 @@
+"""Eight kinds of chart, for every page: tidy frames in, altair charts out, which a cell may change or layer further.
+
+    lines(rate, x="n_seq", color="model", title="Eight users: 56 tokens/s. Nine: 46.", y_title="tokens per second")
+
+A frame has `value`, and `low` and `high` where an interval is to be drawn, as `estimate` and `compare` return it. One
+colour belongs to one model on the whole site. Every chart reads itself aloud in its description, which is the alt text.
+"""
+
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from plamo_study.present.labels import label
+from plamo_study.present.theme import CATEGORIES, INK, MUTED, SHAPES
+
+Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
+BLUE, VERMILION, GREEN, PINK, OCHRE, SKY, GREY = CATEGORIES
+COLORS = {  # of models and of what is drawn on several pages, by name without star
+    "plamo-2-1b": BLUE,
+    "plamo-3-nict-2b": VERMILION,
+    "plamo-3-matched": GREY,
+    "prefill": OCHRE,
+    "decode": GREEN,
+}
+MANY = 9  # points from which their description names the ends only
+
+
+def lines(
+    data: pd.DataFrame, x: str, title: str, y: str = "value", color: str = "model", x_title: str = "",
+    y_title: str = "", log: str = "", values: list[float] | None = None, subtitle: str = "", zero: bool = True,
+) -> alt.LayerChart:  # fmt: skip
+    """A line through points with whiskers for each `color`; `log`: "x", "y" or "xy"; `values`: ticks of x."""
+    data = _whole(data, y)
+    ticks = values or sorted(set(data[x]))
+    shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=False), axis=_axis(ticks))
+    shown_y = alt.Y(f"{y}:Q", title=y_title or label(y), scale=_scale("y" in log, zero=zero))
+    base = alt.Chart(data).encode(x=shown_x, color=_color(data, color))
+    layers = [
+        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=y_title or label(y)), y2="high:Q"),
+        base.mark_line().encode(y=shown_y),
+        base.mark_point().encode(y=shown_y, shape=_shape(data, color), tooltip=_tips(data, x, y, color)),
+    ]
+    return _titled(alt.layer(*layers), title, subtitle, _read(data, x, y, color))
+
+
+def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -> alt.Chart:
+    """Bare points, to lay under a chart with `over`."""
+    base = alt.Chart(_whole(data, y)).mark_point(opacity=0.6, size=40)
+    return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(str(data[color].iloc[0])) or GREY))
+
+
+def over(*below: Any) -> alt.LayerChart:
+    """Charts on top of one another; title and words are those of the last."""
+    last = below[-1]
+    layers = [chart.copy() for chart in below]
+    for chart in layers:
+        chart.title, chart.description = alt.Undefined, alt.Undefined
+    return alt.layer(*layers).properties(title=last.title, description=last.description)
+
+
+def dots(
+    data: pd.DataFrame, y: str, title: str, x: str = "value", color: str = "model", x_title: str = "", log: str = "",
+    subtitle: str = "", zero: bool = False, at: float | None = None,
+) -> alt.LayerChart:  # fmt: skip
+    """A point with its whisker for each category of `y`; `at`: a dashed line, such as 1 for "no difference"."""
+    data = _whole(data, x)
+    shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=zero))
+    base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None), color=_color(data, color))
+    layers = [
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=x_title or label(x)), x2="high:Q"),
+        base.mark_point().encode(x=shown_x, shape=_shape(data, color), tooltip=_tips(data, y, x, color)),
+    ]
+    rule = alt.Chart(pd.DataFrame({"at": [at]})).mark_rule(strokeDash=[4, 4], color=MUTED).encode(x="at:Q")
+    return _titled(alt.layer(*([rule] if at is not None else []), *layers), title, subtitle, _read(data, y, x, color))
+
+
+def bars(
+    data: pd.DataFrame, y: str, title: str, x: str = "value", color: str = "model", x_title: str = "",
+    subtitle: str = "", labels: str = ".3~g", row: str = "",
+) -> Chart:  # fmt: skip
+    """Horizontal bars with their number at the end, whiskers where there are any; `row`: one panel for each value."""
+    data = _whole(data, x)
+    shown_x = alt.X(f"{x}:Q", title=x_title or label(x))
+    shown_y = alt.Y(f"{y}:N", title=None, sort=None)
+    base = alt.Chart(data)
+    number = base.mark_text(align="left", dx=6).encode(x=alt.X("high:Q", title=x_title or label(x)), y=shown_y)
+    layers = [
+        base.mark_bar(opacity=0.85).encode(x=shown_x, y=shown_y, color=_color(data, color)),
+        base.mark_rule(strokeWidth=1.5, color=INK).encode(
+            x=alt.X("low:Q", title=x_title or label(x)), x2="high:Q", y=shown_y
+        ),
+        number.encode(text=alt.Text(f"{x}:Q", format=labels)),
+    ]
+    chart: Chart = alt.layer(*layers)
+    if row:
+        chart = alt.layer(*layers, data=data).facet(row=alt.Row(f"{row}:N", title=None, sort=None))
+    return _titled(chart, title, subtitle, _read(data, y, x, color))
+
+
+def stacked(
+    data: pd.DataFrame, y: str, title: str, colors: dict[str, str], x: str = "value", color: str = "what",
+    x_title: str = "", y_title: str = "", row: str = "", subtitle: str = "",
+) -> Chart:  # fmt: skip
+    """Shares of a whole, one bar for each `y`, in the order of `colors`; `row`: one panel for each value."""
+    data = data.assign(place=data[color].map(list(colors).index))
+    chart: Chart = alt.Chart(data).mark_bar().encode(
+        x=alt.X(f"{x}:Q", title=x_title or label(x), stack="normalize"),
+        y=alt.Y(f"{y}:O", title=y_title or label(y)),
+        color=alt.Color(f"{color}:N", title=None, scale=alt.Scale(domain=list(colors), range=list(colors.values()))),
+        order="place:Q",
+        tooltip=[f"{y}:O", f"{color}:N", f"{x}:Q"],
+    )  # fmt: skip
+    if row:
+        chart = chart.properties(height=90).facet(row=alt.Row(f"{row}:N", title=None, sort=None))
+    of = [row, color] if row else [color]
+    said = "; ".join(f"{' '.join(map(str, key))}: {group[x].sum():.3g}" for key, group in data.groupby(of, sort=False))
+    return _titled(chart, title, subtitle, said)
+
+
+def bands(
+    data: pd.DataFrame, y: str, title: str, low: str = "least", high: str = "most", x: str = "value",
+    color: str = "model", x_title: str = "", log: str = "x", subtitle: str = "",
+) -> alt.LayerChart:  # fmt: skip
+    """What was predicted, a bar from `low` to `high`, and what was measured, a point with its whisker."""
+    base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None))
+    scale = _scale("x" in log, zero=False)
+    bar = base.mark_bar(color="#c9ced6", height=14).encode(
+        x=alt.X(f"{low}:Q", title=x_title or label(x), scale=scale), x2=high
+    )
+    data = _whole(data, x)
+    points = dots(data, y, title, x=x, color=color, x_title=x_title, log=log)
+    return _titled(bar + points, title, subtitle, _read(data, y, x, color))
+
+
+def against(
+    data: pd.DataFrame, x: str, y: str, title: str, color: str = "model", x_title: str = "", y_title: str = "",
+    subtitle: str = "",
+) -> alt.LayerChart:  # fmt: skip
+    """Points around the line on which `x` and `y` are equal, both in factors."""
+    ends = [float(data[[x, y]].min().min()), float(data[[x, y]].max().max())]
+    line = alt.Chart(pd.DataFrame({x: ends, y: ends})).mark_line(strokeDash=[4, 4], color=MUTED)
+    shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale(True, zero=False))
+    shown_y = alt.Y(f"{y}:Q", title=y_title or label(y), scale=_scale(True, zero=False))
+    points = (
+        alt.Chart(data)
+        .mark_point()
+        .encode(
+            x=shown_x, y=shown_y, color=_color(data, color), shape=_shape(data, color), tooltip=_tips(data, x, y, color)
+        )
+    )
+    return _titled(line.encode(x=shown_x, y=shown_y) + points, title, subtitle, _read(data, x, y, color))
+
+
+def heat(
+    data: pd.DataFrame, x: str, y: str, title: str, color: str = "value", x_title: str = "", y_title: str = "",
+    subtitle: str = "", colors: dict[str, str] | None = None,
+) -> alt.Chart:  # fmt: skip
+    """A field for each pair of `x` and `y`, filled by `color`: a number, or one of the `colors` given by name."""
+    kind = "N" if colors else "Q"
+    scale = alt.Scale(domain=list(colors), range=list(colors.values())) if colors else alt.Undefined
+    chart = alt.Chart(data).mark_rect(stroke="white").encode(
+        x=alt.X(f"{x}:O", title=x_title or label(x)),
+        y=alt.Y(f"{y}:O", title=y_title or label(y)),
+        color=alt.Color(f"{color}:{kind}", title=None if colors else label(color), scale=scale),
+        tooltip=[f"{x}:O", f"{y}:O", f"{color}:{kind}"],
+    )  # fmt: skip
+    counted = data[color].value_counts() if colors else None
+    said = ", ".join(f"{n} {name}" for name, n in counted.items()) if colors else f"{len(data)} fields"
+    return _titled(chart, title, subtitle, said)
+
+
+def spans(
+    data: pd.DataFrame, y: str, title: str, begin: str = "begin", end: str = "end", color: str = "what",
+    x_title: str = "", subtitle: str = "",
+) -> alt.Chart:  # fmt: skip
+    """A timeline: bars from `begin` to `end` on the line of `y`."""
+    chart = alt.Chart(data).mark_bar().encode(
+        x=alt.X(f"{begin}:Q", title=x_title or label(begin)), x2=end, y=alt.Y(f"{y}:N", title=None, sort=None),
+        color=_color(data, color), tooltip=[f"{y}:N", f"{color}:N", f"{begin}:Q", f"{end}:Q"],
+    )  # fmt: skip
+    return _titled(chart, title, subtitle, f"{len(data)} spans on {data[y].nunique()} lines")
+
+
+def curves(
+    data: pd.DataFrame, x: str, y: str, title: str, color: str = "model", x_title: str = "", y_title: str = "",
+    log: str = "", dash: bool = True,
+) -> alt.Chart:  # fmt: skip
+    """Lines without points, such as a law's or a limit's, to lay under measured points with `+`."""
+    line = alt.Chart(data).mark_line(strokeDash=[5, 4] if dash else [1, 0], strokeWidth=1.5, opacity=0.8)
+    chart = line.encode(
+        x=alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=False)),
+        y=alt.Y(f"{y}:Q", title=y_title or label(y), scale=_scale("y" in log, zero=False)),
+        color=_color(data, color),
+    )
+    return _titled(chart, title, "", _read(data, x, y, color))
+
+
+def _whole(data: pd.DataFrame, value: str) -> pd.DataFrame:
+    """What can be drawn: plain columns, and the value itself for bounds where there is no interval."""
+    plain = data[[name for name in data if not data[name].map(lambda each: hasattr(each, "units")).any()]].copy()
+    for bound in ("low", "high"):
+        plain[bound] = plain[bound].fillna(plain[value]) if bound in plain else plain[value]
+    return plain
+
+
+def _color(data: pd.DataFrame, name: str) -> alt.Color:
+    names = list(dict.fromkeys(data[name].astype(str)))
+    rest = iter([each for each in CATEGORIES if each not in {_known(n) for n in names}])
+    return alt.Color(
+        f"{name}:N", title=None, scale=alt.Scale(domain=names, range=[_known(n) or next(rest) for n in names])
+    )
+
+
+def _shape(data: pd.DataFrame, name: str) -> alt.Shape:
+    names = list(dict.fromkeys(data[name].astype(str)))
+    return alt.Shape(f"{name}:N", title=None, scale=alt.Scale(domain=names, range=SHAPES[: len(names)]))
+
+
+def _known(name: str) -> str:
+    return COLORS.get(name.rstrip("*"), "")
+
+
+def _scale(log: bool, zero: bool) -> alt.Scale:
+    return alt.Scale(type="log", nice=False, padding=12) if log else alt.Scale(zero=zero, nice=zero)
+
+
+def _axis(ticks: list[Any]) -> alt.Axis:
+    return alt.Axis(values=ticks) if len(ticks) <= 20 else alt.Axis()  # more would run into one another
+
+
+def _tips(data: pd.DataFrame, x: str, y: str, color: str) -> list[Any]:
+    numbers = [alt.Tooltip(f"{name}:Q", format=".3~g") for name in (y, "low", "high") if name in data]
+    return [f"{color}:N", *([x] if x in data and x != y else []), *numbers]
+
+
+def _titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
+    text: Any = {"text": title, "subtitle": subtitle} if subtitle else title
+    return chart.properties(title=text, description=f"{title} {said}.")
+
+
+def _read(data: pd.DataFrame, x: str, y: str, color: str) -> str:
+    """The points in words: all where they are few, else both ends of each series."""
+    said = []
+    for name, group in data.groupby(color, sort=False):
+        few = group if len(group) <= MANY else group.iloc[[0, -1]]
+        points = ", ".join(f"{value:.3g} at {at}" for at, value in zip(few[x], few[y], strict=True))
+        said.append(f"{name}: {points}")
+    return "; ".join(said)

@@ -1,0 +1,67 @@
+"""One dictionary of headings and formats for every table and chart, and the table that is made from it.
+
+table(estimate(steps, by="model n_seq", work="n_seq"), "model n_seq estimate", estimate="tokens/s")
+"""
+
+import pandas as pd
+
+from plamo_study.present.tables import Format, Table, noise, show, significant
+from plamo_study.present.theme import NOTHING
+
+LABELS: dict[str, tuple[str, Format]] = {  # column -> heading, format
+    "model": ("model", ""),
+    "build": ("build", ""),
+    "dtype": ("type", ""),
+    "phase": ("phase", ""),
+    "metric": ("metric", ""),
+    "what": ("what", ""),
+    "unit": ("unit", ""),
+    "n_prompt": ("prompt tokens", ",d"),
+    "n_gen": ("tokens generated", ",d"),
+    "n_out": ("output tokens", ",d"),
+    "n_seq": ("sequences", "d"),
+    "n_threads": ("threads", "d"),
+    "policy": ("policy", ""),
+    "n": ("processes", "d"),
+    "value": ("value", significant(3)),
+    "low": ("from", significant(3)),
+    "high": ("to", significant(3)),
+    "estimate": ("measured", significant(3)),
+    "first": ("first", significant(3)),
+    "second": ("second", significant(3)),
+    "share": ("share", ".0%"),
+    "miss": ("times off", ".2f"),
+    "noise": ("variation", noise),
+    "verdict": ("verdict", ""),
+}
+
+
+def label(name: str) -> str:
+    """The heading of a column, its own name where nobody gave it one."""
+    return LABELS[name][0] if name in LABELS else name.replace("_", " ")
+
+
+def table(found: pd.DataFrame, columns: str = "", note: str = "", **headings: str) -> Table:
+    """A table of some columns, headed and formatted by LABELS; `headings` rename columns of this one table.
+
+    `numbers` of the result is the frame behind it, unrounded.
+    """
+    names = columns.split() if columns else [name for name in found if name not in ("value", "low", "high")]
+    if found.empty:
+        return Table(pd.DataFrame({"": [note or NOTHING]}))
+    shown = {}
+    for name in names:
+        heading, how = LABELS.get(name, (label(name), _format(found[name])))
+        shown[headings.get(name, heading)] = [show(value, how) for value in found[name]]
+    made = Table(pd.DataFrame(shown), note)
+    made.numbers = found[names]
+    return made
+
+
+def _format(column: pd.Series) -> Format:
+    """For a column without a label: three digits of a float, everything else as it is."""
+    return significant(3) if pd.api.types.is_float_dtype(column) or column.map(_is_estimate).all() else ""
+
+
+def _is_estimate(value: object) -> bool:
+    return hasattr(value, "low")

@@ -1,0 +1,142 @@
+"""The claims of a page: a sentence written by hand, the estimate it rests on, and what that has to be.
+
+    claim = Claims("01-phase-asymmetry", source)
+    claim("reading is at least four times as fast as writing", ratio, above=4)
+    claim.table()
+
+On recorded rows a test requires every claim to hold, so prose cannot rot. On a reader's own rows the table sets the
+reference machine's figure beside this machine's. All claims of a page are one family: a verdict other than
+"inconclusive" takes an interval on one side of the threshold and a p-value that survives the correction for all.
+"""
+
+from typing import Any
+
+import nbformat
+import pandas as pd
+
+from plamo_study import paths
+from plamo_study.analysis import claims
+from plamo_study.analysis.estimates import NUMBERS
+from plamo_study.analysis.stats import Estimate
+from plamo_study.errors import StudyError
+from plamo_study.present.tables import Table, significant
+
+METADATA = "plamo_study_claims"  # of an output: where tests and documents find a page's claims
+MARKS = {"holds": "✓", "does not hold": "✗", "inconclusive": "?"}
+Line = dict[str, Any]
+
+
+class Claims:
+    """What a page states, in the order in which it states it."""
+
+    def __init__(self, notebook: str, source: str):
+        self.notebook, self.source = notebook, source
+        self._stated: dict[str, list[Line]] = {}  # by sentence: a cell run again states nothing twice
+
+    def __call__(
+        self,
+        sentence: str,
+        found: pd.DataFrame | bool,
+        above: float | None = None,
+        below: float | None = None,
+        between: tuple[float, float] | None = None,
+    ) -> "Verdicts":
+        """State a sentence of every line of `found`, as `estimate` and `compare` return it, or of a plain fact.
+
+        Raises StudyError unless there is exactly one threshold (none for a plain fact).
+        """
+        asked = [each for each in (above, below, between) if each is not None]
+        if isinstance(found, bool):
+            lines = [{"claim": sentence, "model": "", "estimate": None, "wanted": "", "p": None}]
+            lines[0]["verdict"] = "holds" if found else "does not hold"
+        elif len(asked) != 1:
+            why = f"has {len(asked)} thresholds"
+            raise StudyError(f"claim {sentence!r}", why, "give one of above=, below= and between=")
+        elif found.empty:  # as in a live run whose time was up: nothing is claimed, and the table says so
+            lines = [{"claim": sentence, "model": "", "estimate": None, "wanted": "not measured", "p": None}]
+            lines[0]["verdict"] = "inconclusive"
+        else:
+            lines = [self._line(sentence, row, above, below, between) for row in found.to_dict("records")]
+        self._stated[sentence] = lines
+        return Verdicts(lines)
+
+    def _line(
+        self, sentence: str, row: Line, above: float | None, below: float | None, between: tuple[float, float] | None
+    ) -> Line:
+        other = {"estimate", "first", "second", *NUMBERS}
+        of = ", ".join(str(value) for name, value in row.items() if name not in other)
+        if above is not None:
+            return claims.above(sentence, of, row["estimate"], above)
+        if below is not None:
+            return claims.below(sentence, of, row["estimate"], below)
+        return claims.within(sentence, of, row["estimate"], *(between or (0, 0)))
+
+    def checked(self) -> list[Line]:
+        """Every line that was stated, its p-value and verdict corrected for all of the page."""
+        lines = [line for stated in self._stated.values() for line in stated]
+        tested = iter(claims.family([line for line in lines if line["p"] is not None]).to_dict("records"))
+        return [line if line["p"] is None else next(tested) for line in lines]
+
+    def table(self) -> "Checked":
+        """All claims with their verdicts; of a reader's own rows beside the reference machine's figures."""
+        return Checked(self.checked(), _reference(self.notebook) if self.source == "live" else None)
+
+
+class Verdicts:
+    """What a claim came to, shown under the sentence it belongs to."""
+
+    def __init__(self, lines: list[Line]):
+        self.lines = lines
+
+    def _repr_markdown_(self) -> str:
+        return "  \n".join(map(_said, self.lines))
+
+    def __repr__(self) -> str:
+        return "\n".join(map(_said, self.lines))
+
+
+class Checked(Table):
+    """The table of a page's claims. Its output carries them as data, for tests and documents."""
+
+    def __init__(self, lines: list[Line], reference: dict[tuple[str, str], str] | None):
+        self.lines = lines
+        shown = [{"claim": line["claim"], "of": line["model"]} for line in lines]
+        for entry, line in zip(shown, lines, strict=True):
+            if reference is not None:
+                entry["reference machine"] = reference.get((line["claim"], line["model"]), "")
+            entry["measured" if reference is None else "on this machine"] = _figure(line)
+            entry |= {"needed": line["wanted"], "verdict": line["verdict"]}
+        note = f"{len(lines)} claims, one family: p-values after Benjamini and Hochberg's correction, at 5 %."
+        super().__init__(pd.DataFrame(shown), note)
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        data = {"text/html": self._repr_html_(), "text/markdown": self._repr_markdown_(), "text/plain": repr(self)}
+        return data, {METADATA: [_plain(line) for line in self.lines]}
+
+
+def stated(notebook: nbformat.NotebookNode) -> list[Line]:
+    """The claims in the outputs of an executed notebook: `claim`, `of`, `figure`, `needed` and `verdict` of each."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [line for output in outputs for line in output.get("metadata", {}).get(METADATA, [])]
+
+
+def _reference(notebook: str) -> dict[tuple[str, str], str]:
+    """The figures of the reference machine, as the committed notebook has them."""
+    path = paths.NOTEBOOKS / f"{notebook}.ipynb"
+    return {(line["claim"], line["of"]): line["figure"] for line in stated(nbformat.read(path, as_version=4))}
+
+
+def _plain(line: Line) -> Line:
+    own = {"claim": line["claim"], "of": line["model"], "figure": _figure(line), "needed": line["wanted"]}
+    return own | {"verdict": line["verdict"]}
+
+
+def _figure(line: Line) -> str:
+    found: Estimate | None = line["estimate"]
+    return "" if found is None else significant(3)(found)
+
+
+def _said(line: Line) -> str:
+    of = f"{line['model']}: " if line["model"] else ""
+    figure = f" ({of}{_figure(line)}, needed {line['wanted']})" if line["estimate"] else ""
+    return f"{MARKS[line['verdict']]} {line['claim']}{figure}"
