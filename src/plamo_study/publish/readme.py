@@ -36,11 +36,11 @@ from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
-BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS = (
+BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
     f"data/upstream/{name}.md"
     for name in (
         "plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback",
-        "server-wakeups",
+        "server-wakeups", "x86-half-conversion",
     )
 )  # fmt: skip
 
@@ -163,6 +163,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "speed": _shown(speculative.beside, lambda: recorded("08-speculative")),
         "memory": lambda: upstream.kept_states(speculation.HYBRID, (4, 8)),
     },
+    HALVES: {"speed": lambda: upstream.scales()._repr_markdown_()},
     WAKEUPS: {
         "crowds": _shown(endurance.crowds, lambda: recorded("11-serving", "mini")),
         "held": _shown(endurance.side_by_side, lambda: recorded("11-serving", "mini")),

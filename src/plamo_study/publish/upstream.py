@@ -1,11 +1,16 @@
 """What the upstream reports in data/upstream say in figures, each written from recorded rows or a recorded run."""
 
+from typing import Any
+
 import pandas as pd
 
 from plamo_study.analysis import kernel_paths, timing
+from plamo_study.analysis.estimates import compare, estimate
 from plamo_study.measure import planned
+from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
+from plamo_study.measurements import measurements
 from plamo_study.present.tables import Columns, Table, scaled, table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, claims as batch_claims
 from plamo_study.studies.batching_law import analysis as law_check, show as batching_law
@@ -170,6 +175,32 @@ def kept_states(model: str, drafts: tuple[int, ...]) -> str:
     one = 4 * layers * inner * (shape["d_state"] + shape["d_conv"] - 1) / 2**20
     said = ", ".join(f"{one * (k + 1):.1f} MiB with `n_rs_seq` = {k}" for k in drafts)
     return f"A sequence of {model} keeps {one:.1f} MiB of recurrent state; {said}. Nothing else grows."
+
+
+def scales() -> Table:
+    """Steps by kind of values, scales looked up in the table and converted, and the ratio of the two builds."""
+    steps = measurements("05-copies").query("metric == 'step' and usable")
+    took = estimate(steps, by="build model", times=1e3).set_index(["build", "model"]).estimate
+    usual, entries = f"{MODELS[0]}*", []
+    for name in steps.model.unique():
+        entry: dict[str, Any] = {
+            "model": name,
+            "up": took["stock", name],
+            "converted": took.get(("half-conversion", name)),
+        }
+        found = compare(
+            steps, of=f"model == '{name}' and build == 'stock'", to=f"model == '{usual}' and build == 'stock'"
+        )
+        own = compare(steps[steps.model == name], of="build == 'half-conversion'", to="build == 'stock'").estimate
+        entries.append(entry | {"longer": found.estimate[0], "ratio": own[0] if len(own) else None})
+    columns: Columns = {
+        "model": ("file", ""),
+        "up": ("step, looked up (ms)", ".1f"),
+        "longer": ("times that of the usual file", ".2f"),
+        "converted": ("step, converted (ms)", ".1f"),
+        "ratio": ("converted over looked up", ".2f"),
+    }
+    return table(pd.DataFrame(entries), columns)
 
 
 def machine(recording: Recording) -> str:

@@ -24,7 +24,8 @@ FEWEST = 8  # of one that looks at times: and at least two for each that asks
 SOUGHT = {"mini": 16, "shape": 8, "weights": 8}  # of each rate that is tried for the knee
 STEPS = 16  # decode steps timed by themselves
 BLOCKS = {"mini": 2, "shape": 3, "weights": 3}
-SEARCHES = 8  # servers on which a knee is sought by itself, each asked by arrivals of its own
+SEARCHES = 7  # servers on which a knee is sought by itself, each asked by arrivals of its own
+SUSTAINED = 96  # requests of each rate there: sixteen that come within a tenth of a second are a burst and no rate
 PATIENCE = 2  # times the usual limit
 LLAMA, PYTHON = "llama-server", "llama_cpp.server"
 
@@ -67,8 +68,9 @@ def serving(scale: str, gpu: bool = False) -> Plan:
 def knees(scale: str, gpu: bool = False) -> Plan:
     """The knee alone, on so many servers of each model that its interval means something."""
     whole = serving(scale, gpu)
-    cells = tuple(cell for cell in whole.cells if isinstance(cell, Serving) and cell.pattern == "knee")
-    compared = tuple(cell for cell in cells if cell in whole.compared)
+    sought = [cell for cell in whole.cells if isinstance(cell, Serving) and cell.pattern == "knee"]
+    cells = tuple(change(cell, n_requests=SUSTAINED) for cell in sought)
+    compared = tuple(change(cell, n_requests=SUSTAINED) for cell in sought if cell in whole.compared)
     planned = replace(whole, study="11-knees", cells=cells, compared=compared, needed=0)
     return replace(planned, blocks=SEARCHES)
 
