@@ -306,7 +306,7 @@ def knees(recording: Recording) -> Table:
         "goodput": ("goodput where it was met", ".3g"),
         "n": ("requests of each rate", ""),
     }
-    note = "A line a server. Rates are those asked for; so few requests came up to a quarter off."
+    note = "A line a server. Rates are those asked for; what came may be some per cent off."
     return table(analysis.knees(_searches(recording).rows), columns, note)
 
 
