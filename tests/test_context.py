@@ -34,6 +34,7 @@ from plamo_study.studies.context import (
     show,
     show_memory as memory,
     values as context_values,
+    ways,
     workload as depth,
 )
 
@@ -167,16 +168,16 @@ def test_drift_is_for_the_trained_embedded_models():
 def small(tmp_path_factory):
     """All kinds of cells on the embedded models in two blocks, as a recording."""
     base = mini("depth", **LADDER)
-    few = plan.change(base, model=ATTENTION, way=depth.FEW)
+    few = plan.change(base, model=ATTENTION, way=ways.FEW)
     text = plan_context.drift("mini").cells[0]
     read, matmul = plan.both_ceilings("mini")
     cells = (
         base,
         plan.change(base, model=ATTENTION),
-        plan.change(base, way=depth.WALK, n_ctx=4 * PART),
+        plan.change(base, way=ways.WALK, n_ctx=4 * PART),
         few,
         plan.change(few, flash_attn="off"),
-        plan.change(few, flash_attn="off", way=depth.WHOLE_WINDOW),
+        plan.change(few, flash_attn="off", way=ways.WHOLE_WINDOW),
         plan.change(base, workload="naive", n_prompt=16, n_gen=8),
         plan.change(text, n_threads=1, n_ctx=128, n_chunks=2, caches=("on/q8_0/q8_0", "on/q4_0/q4_0")),
         plan.change(read, n_bytes=1 << 20),
@@ -212,7 +213,7 @@ def test_every_depth_of_every_process_is_timed_and_counted(small):
     ladder = found[(found["label"] == "") & (found["model"] == HYBRID)]
     assert sorted(set(ladder["depth"])) == [0, 64, 128, 256, 512]
     assert len(ladder) == 2 * 2 * 5
-    walked = found[found["label"] == depth.WALK]
+    walked = found[found["label"] == ways.WALK]
     assert sorted(set(walked[walked["phase"] == "prefill"]["depth"])) == [0, 64, 128, 192]
     assert set(walked[walked["phase"] == "decode"]["depth"]) == {256}
     rows = small.rows[(small.rows["workload"] == "depth") & (small.rows["label"] == "") & (small.rows["text"] == "")]
@@ -220,10 +221,10 @@ def test_every_depth_of_every_process_is_timed_and_counted(small):
 
 
 def test_a_window_that_keeps_everything_reserves_more(small):
-    table = context_memory.kinds(part_of(small, depth.FEW, depth.WHOLE_WINDOW).rows)
+    table = context_memory.kinds(part_of(small, ways.FEW, ways.WHOLE_WINDOW).rows)
     plain = table[table["kind"] == "off/f16/f16"].set_index("whole")
     assert plain.loc[True, "kv"] > plain.loc[False, "kv"]
-    assert (context_memory.window(part_of(small, depth.FEW, depth.WHOLE_WINDOW).rows)["kv"] > 1).all()
+    assert (context_memory.window(part_of(small, ways.FEW, ways.WHOLE_WINDOW).rows)["kv"] > 1).all()
 
 
 def test_fewer_bits_in_the_cache_drift_further(small):
@@ -238,17 +239,17 @@ def test_the_loop_without_a_cache_evaluates_what_arithmetic_says(small):
 
 
 def test_the_curves_of_another_machine_foretell_no_loop(small):
-    depths = part_of(small, depth.LADDER)
+    depths = part_of(small, ways.LADDER)
     assert len(context_memory.loop_prediction(small.rows, depths.rows, 16, 8))
     elsewhere = replace(depths, rows=depths.rows.assign(machine="another"))
     assert context_memory.loop_prediction(small.rows, elsewhere.rows, 16, 8).empty
     assert "another machine" in memory.source_loop(small, elsewhere).data
-    claims = context_claims.of_caches(part_of(small, depth.FEW).rows, small.rows, small.rows, elsewhere.rows)
+    claims = context_claims.of_caches(part_of(small, ways.FEW).rows, small.rows, small.rows, elsewhere.rows)
     assert not claims["claim"].str.contains("without a cache takes").any()
 
 
 def test_every_table_and_figure_comes_from_rows(small):
-    depths, kinds = part_of(small, depth.LADDER, depth.WALK), part_of(small, depth.FEW, depth.WHOLE_WINDOW)
+    depths, kinds = part_of(small, ways.LADDER, ways.WALK), part_of(small, ways.FEW, ways.WHOLE_WINDOW)
     tables = [show.rates, show.prediction, show.meeting_points, show.filling, show.laws, show.takeover, show.compared,
               show.against_prediction, show.checked_claims, show.doubling, show.beginnings, memory.paged]  # fmt: skip
     assert all(len(table(depths).frame) for table in tables)
@@ -529,7 +530,7 @@ def test_the_short_decode_cell_is_the_first_of_notebook_03():
 
 def test_another_build_measures_what_the_stock_engine_measures_too():
     planned = plan_context.context("shape")
-    assert {cell.way for cell in planned.compared} == {depth.LADDER, depth.WALK}
+    assert {cell.way for cell in planned.compared} == {ways.LADDER, ways.WALK}
     assert set(planned.compared) <= set(planned.cells)
 
 

@@ -121,7 +121,7 @@ def test_minis_have_the_pinned_hash(minis: dict[tuple[str, str], Path], name: st
     assert tensors.sha256(minis[name, dtype]) == RANDOM[name, dtype]
 
 
-@pytest.mark.parametrize("kind", [values.LIFELIKE, values.DENORMAL])
+@pytest.mark.parametrize("kind", [values.LIFELIKE, values.DENORMAL, values.AGAIN, values.SCALES])
 @pytest.mark.parametrize("name", MINIS)
 def test_other_values_lie_in_the_same_tensors(minis: dict[tuple[str, str], Path], tmp_path: Path, name: str, kind: str):
     spec = replace(registry.spec(name, "mini"), values=kind)
@@ -134,6 +134,18 @@ def test_other_values_lie_in_the_same_tensors(minis: dict[tuple[str, str], Path]
     tiny = {key for key, data in read.items() if ((data != 0) & (np.abs(data) < np.finfo(np.float32).tiny)).any()}
     assert bool(tiny) == (kind == values.DENORMAL)
     assert all(np.isfinite(data).all() for data in read.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "few"), [("", True), (values.AGAIN, True), (values.SCALES, False), (values.LIFELIKE, False)]
+)
+def test_only_some_values_have_a_scale_for_every_block(tmp_path: Path, kind: str, few: bool):
+    spec = replace(registry.spec("plamo-2-1b", "mini"), values=kind)
+    path = synthetic.write(spec, "Q8_0", tmp_path / "file.gguf")
+    matrix = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.ffn_down.weight")
+    scales = np.unique(matrix.data.reshape(-1, 34)[:, :2].copy().view("<f2"))
+    assert (len(scales) <= 4) == few
+    assert few or len(scales) > 100
 
 
 @pytest.mark.parametrize("model", ["plamo-2-1b", "plamo-3-nict-2b"])

@@ -56,7 +56,8 @@ def over(*below: Any) -> alt.LayerChart:
     layers = [chart.copy() for chart in below]
     for chart in layers:
         chart.title, chart.description = alt.Undefined, alt.Undefined
-    return alt.layer(*layers).properties(title=last.title, description=last.description)
+    whole: Any = alt.layer(*layers).properties(title=last.title, description=last.description)
+    return whole
 
 
 def dots(
@@ -103,6 +104,7 @@ def stacked(
     x_title: str = "", y_title: str = "", row: str = "", subtitle: str = "",
 ) -> Chart:  # fmt: skip
     """Shares of a whole, one bar for each `y`, in the order of `colors`; `row`: one panel for each value."""
+    data = _plain(data)
     data = data.assign(place=data[color].map(list(colors).index))
     chart: Chart = alt.Chart(data).mark_bar().encode(
         x=alt.X(f"{x}:Q", title=x_title or label(x), stack="normalize"),
@@ -123,6 +125,7 @@ def bands(
     color: str = "model", x_title: str = "", log: str = "x", subtitle: str = "",
 ) -> alt.LayerChart:  # fmt: skip
     """What was predicted, a bar from `low` to `high`, and what was measured, a point with its whisker."""
+    data = _plain(data)
     base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None))
     scale = _scale("x" in log, zero=False)
     bar = base.mark_bar(color="#c9ced6", height=14).encode(
@@ -138,6 +141,7 @@ def against(
     subtitle: str = "",
 ) -> alt.LayerChart:  # fmt: skip
     """Points around the line on which `x` and `y` are equal, both in factors."""
+    data = _plain(data)
     ends = [float(data[[x, y]].min().min()), float(data[[x, y]].max().max())]
     line = alt.Chart(pd.DataFrame({x: ends, y: ends})).mark_line(strokeDash=[4, 4], color=MUTED)
     shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale(True, zero=False))
@@ -157,6 +161,7 @@ def heat(
     subtitle: str = "", colors: dict[str, str] | None = None,
 ) -> alt.Chart:  # fmt: skip
     """A field for each pair of `x` and `y`, filled by `color`: a number, or one of the `colors` given by name."""
+    data = _plain(data)
     kind = "N" if colors else "Q"
     scale = alt.Scale(domain=list(colors), range=list(colors.values())) if colors else alt.Undefined
     chart = alt.Chart(data).mark_rect(stroke="white").encode(
@@ -165,8 +170,8 @@ def heat(
         color=alt.Color(f"{color}:{kind}", title=None if colors else label(color), scale=scale),
         tooltip=[f"{x}:O", f"{y}:O", f"{color}:{kind}"],
     )  # fmt: skip
-    counted = data[color].value_counts() if colors else None
-    said = ", ".join(f"{n} {name}" for name, n in counted.items()) if colors else f"{len(data)} fields"
+    counted = [f"{n} {name}" for name, n in data[color].value_counts().items()]
+    said = ", ".join(counted) if colors else f"{len(data)} fields"
     return _titled(chart, title, subtitle, said)
 
 
@@ -175,6 +180,7 @@ def spans(
     x_title: str = "", subtitle: str = "",
 ) -> alt.Chart:  # fmt: skip
     """A timeline: bars from `begin` to `end` on the line of `y`."""
+    data = _plain(data)
     chart = alt.Chart(data).mark_bar().encode(
         x=alt.X(f"{begin}:Q", title=x_title or label(begin)), x2=end, y=alt.Y(f"{y}:N", title=None, sort=None),
         color=_color(data, color), tooltip=[f"{y}:N", f"{color}:N", f"{begin}:Q", f"{end}:Q"],
@@ -187,6 +193,7 @@ def curves(
     log: str = "", dash: bool = True,
 ) -> alt.Chart:  # fmt: skip
     """Lines without points, such as a law's or a limit's, to lay under measured points with `+`."""
+    data = _plain(data)
     line = alt.Chart(data).mark_line(strokeDash=[5, 4] if dash else [1, 0], strokeWidth=1.5, opacity=0.8)
     chart = line.encode(
         x=alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=False)),
@@ -196,9 +203,14 @@ def curves(
     return _titled(chart, title, "", _read(data, x, y, color))
 
 
+def _plain(data: pd.DataFrame) -> pd.DataFrame:
+    """Columns of numbers and words: an estimate's object is no JSON."""
+    return data[[name for name in data if not data[name].map(lambda each: hasattr(each, "units")).any()]].copy()
+
+
 def _whole(data: pd.DataFrame, value: str) -> pd.DataFrame:
     """What can be drawn: plain columns, and the value itself for bounds where there is no interval."""
-    plain = data[[name for name in data if not data[name].map(lambda each: hasattr(each, "units")).any()]].copy()
+    plain = _plain(data)
     for bound in ("low", "high"):
         plain[bound] = plain[bound].fillna(plain[value]) if bound in plain else plain[value]
     return plain

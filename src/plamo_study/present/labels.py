@@ -3,6 +3,8 @@
 table(estimate(steps, by="model n_seq", work="n_seq"), "model n_seq estimate", estimate="tokens/s")
 """
 
+from collections.abc import Sequence
+
 import pandas as pd
 
 from plamo_study.present.tables import Format, Table, noise, show, significant
@@ -41,12 +43,13 @@ def label(name: str) -> str:
     return LABELS[name][0] if name in LABELS else name.replace("_", " ")
 
 
-def table(found: pd.DataFrame, columns: str = "", note: str = "", **headings: str) -> Table:
-    """A table of some columns, headed and formatted by LABELS; `headings` rename columns of this one table.
+def table(found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = "", **headings: str) -> Table:
+    """A table of some columns, headed and formatted by LABELS: a list of names, or one string with blanks between them.
 
+    `headings` rename columns of this one table.
     `numbers` of the result is the frame behind it, unrounded.
     """
-    names = columns.split() if columns else [name for name in found if name not in ("value", "low", "high")]
+    names = _names(columns) or [name for name in found if name not in ("value", "low", "high")]
     if found.empty:
         return Table(pd.DataFrame({"": [note or NOTHING]}))
     shown = {}
@@ -56,6 +59,10 @@ def table(found: pd.DataFrame, columns: str = "", note: str = "", **headings: st
     made = Table(pd.DataFrame(shown), note)
     made.numbers = found[names]
     return made
+
+
+def _names(columns: str | Sequence[str]) -> list[str]:
+    return columns.split() if isinstance(columns, str) else list(columns)
 
 
 def _format(column: pd.Series) -> Format:

@@ -71,7 +71,7 @@ def knees(scale: str, gpu: bool = False) -> Plan:
     sought = [cell for cell in whole.cells if isinstance(cell, Serving) and cell.pattern == "knee"]
     cells = tuple(change(cell, n_requests=SUSTAINED) for cell in sought)
     compared = tuple(change(cell, n_requests=SUSTAINED) for cell in sought if cell in whole.compared)
-    planned = replace(whole, study="11-knees", cells=cells, compared=compared, needed=0)
+    planned = replace(whole, study="11-knees", cells=cells, compared=compared, needed=max(len(cells), 1))
     return replace(planned, blocks=SEARCHES)
 
 
