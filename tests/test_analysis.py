@@ -10,7 +10,7 @@ from plamo_study.analysis import claims, clustered, coverage, memo, roofline, st
 from plamo_study.analysis.coverage import by_size
 from plamo_study.analysis.stats import Estimate
 from plamo_study.models import registry, tensors
-from plamo_study.studies.phase_asymmetry import analysis as study, claims as phase_claims
+from plamo_study.studies.phase_asymmetry import analysis as study
 
 NAN = float("nan")
 
@@ -293,26 +293,6 @@ def made_up(prefill_s=0.5, step_s=0.01, blocks=5):
     return pd.DataFrame(entries)
 
 
-def test_rates_ratio_and_crossover_come_out_as_put_in():
-    rows = made_up()
-    fast = study.prefill(rows).set_index("n_prompt")
-    assert fast.loc[512, "rate"].value == pytest.approx(512 / 0.51, rel=1e-6)
-    slow = study.decode(rows).set_index("generated")
-    assert slow.loc[64, "rate"].value == pytest.approx(1 / 0.0102, rel=1e-3)
-    assert slow.loc[64, "itl_p95"] > 0
-    assert np.isnan(study.decode(made_up(blocks=3), (16, 512)).set_index("generated").loc[16, "itl_p95"])
-    assert study.asymmetry(rows)["ratio"].iloc[0].value == pytest.approx(0.01 / (0.5 / 512))
-    assert study.crossover(rows).set_index("n_prompt").loc[512, "tokens"].value == pytest.approx(50)
-
-
-def test_the_map_is_half_and_half_on_the_crossover():
-    fields = study.request_map(made_up(), n=40)
-    middle = fields[(fields["share"] - 0.5).abs() < 0.02]
-    ratio = np.sqrt(middle["n_in"] * middle["n_in_next"]) / np.sqrt(middle["n_out"] * middle["n_out_next"])
-    assert ratio.to_numpy() == pytest.approx(512 / 50, rel=0.12)
-    assert fields["share"].between(0, 1).all()
-
-
 def test_the_gpu_is_set_against_the_cpu_where_there_is_one():
     rows = made_up()
     assert study.offload(rows).empty
@@ -321,30 +301,6 @@ def test_the_gpu_is_set_against_the_cpu_where_there_is_one():
     both = pd.concat([rows, faster.assign(samples_ns=quick, n_gpu_layers=-1)], ignore_index=True)
     gains = study.offload(both[(both["n_gpu_layers"] == 0) & (both["n_gen"] != 512) | (both["n_gpu_layers"] != 0)])
     assert [gain.value for gain in gains["gain"]] == pytest.approx([4.0, 4.0])
-    assert study.prefill(both)["rate"].iloc[1].value == pytest.approx(4 * study.prefill(rows)["rate"].iloc[1].value)
-
-
-def test_the_thread_experiment_tells_compute_from_memory():
-    gains = study.threads_experiment(made_up()).set_index("what")["gain"]
-    assert (gains["prefill"].value, gains["matmul"].value) == pytest.approx((2.0, 2.0))
-    assert (gains["decode"].value, gains["read"].value) == pytest.approx((1.0, 1.0))
-
-
-def test_claims_hold_on_rows_where_they_are_true_and_fail_where_they_are_not():
-    models = {"plamo-2-1b": fact("plamo-2-1b")}
-    true = phase_claims.claims(made_up(), models).set_index("claim")["verdict"]
-    assert true["twice the threads speed prefill more than decode"] == "holds"
-    assert true["the M4 Pro's factor of 19 is found here"] == "does not hold"
-    allowed = "prefill over decode is what the two ceilings allow"
-    assert true[allowed] == "does not hold", "thirteen times what the matrix ceiling lets through"
-    near = phase_claims.claims(made_up(prefill_s=5.7, step_s=0.016), models).set_index("claim")["verdict"]
-    assert near[allowed] == "holds"
-
-
-def test_invalid_rows_never_reach_a_number():
-    rows = made_up()
-    lucky = rows.assign(samples_ns=[[[1]]] * len(rows), verdict="invalid")
-    assert study.prefill(pd.concat([rows, lucky], ignore_index=True)).equals(study.prefill(rows))
 
 
 def test_drifted_blocks_are_left_out_while_two_others_remain():

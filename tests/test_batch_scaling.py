@@ -7,13 +7,10 @@ from darwin import ENGINE as APPLE
 from test_analysis import fact
 
 from plamo_study.analysis import kernels
-from plamo_study.measure.recording import Recording
-from plamo_study.present import sentences
 from plamo_study.studies.batch_scaling import (
     analysis as study,
-    claims as batch_claims,
+    builds,
     prediction as batch_prediction,
-    show,
 )
 from plamo_study.studies.batching_law import analysis as law_check
 
@@ -108,7 +105,7 @@ def test_passes_over_the_weights_are_found_again_where_a_line_fails():
     assert abs(fit["worst"]) < 0.05
 
 
-def test_every_sentence_takes_the_fit_that_misses_least():
+def test_the_fit_that_misses_least_is_chosen():
     passes = made_up(lambda n: kernels.weight_passes(n, 4) * 0.08 + 0.01 * n)
     straight = made_up(lambda n: 0.03 + 0.01 * n, LARGE)
     rows = pd.concat([passes, straight], ignore_index=True)
@@ -189,50 +186,11 @@ def all_builds(noise=0.01, changes=None, **more):
     return pd.concat(parts, ignore_index=True)
 
 
-def test_builds_are_compared_by_their_step_times_and_not_by_factors_over_a_first_point():
-    rows = all_builds(noise=0)
-    before = study.compared(rows, batch_claims.pairs(rows))
-    one = (rows["n_seq"] == 1) & (rows["build"] == "corrected-projections")
-    slowed = rows.assign(
-        samples_ns=rows["samples_ns"].where(~one, rows["samples_ns"].map(lambda s: [[5 * t for t in s[0]]]))
-    )
-    after = study.compared(slowed, batch_claims.pairs(rows))
-    table = after.set_index(["what", "n_seq"])
-    what = batch_claims.corrected(batch_claims.PROJECTIONS)
-    assert table.loc[(what, 16), "ratio"].value == pytest.approx(0.35 / 0.232)
-    assert table.loc[(what, 16), "first"].value == pytest.approx(16 / 0.232 / 1.1, rel=1e-3)
-    assert table.loc[(what, 16), "won"] == 5
-    assert after[after["n_seq"] > 1].equals(before[before["n_seq"] > 1]), "a noisy first point moves nothing else"
-
-
-def test_what_a_correction_is_worth_has_its_sign_at_every_number_of_sequences():
-    rows = all_builds(blocks=6)
-    verdicts = batch_claims.claims(rows).set_index("claim")["verdict"]
-    name = batch_claims.corrected(batch_claims.PROJECTIONS)
-    assert [verdicts[f"{name}: {n} sequences run faster than without"] for n in (1, 2, 16)] == [
-        "does not hold",
-        "holds",
-        "holds",
-    ]
-    others = batch_claims.corrected(batch_claims.OTHERS)
-    assert {verdicts[f"{others}: {n} sequences run as fast as without"] for n in SEQUENCES} == {"holds"}
-
-
-def test_chance_alone_is_no_sign_once_the_family_is_corrected():
-    same = {("corrected-projections", HYBRID): STEPS["corrected", HYBRID]}
-    name, found = batch_claims.corrected(batch_claims.PROJECTIONS), []
-    for noise in (0.03, 0.07):
-        table = batch_claims.claims(all_builds(noise=noise, changes=same, blocks=6))
-        found += table[table["claim"].str.startswith(name)]["verdict"].tolist()
-    assert len(found) == 2 * len(SEQUENCES)
-    assert set(found) == {"inconclusive"}
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_the_decomposition_multiplies_to_the_whole_in_every_block(noise):
     rows = all_builds(noise=noise)
-    table = study.decomposed(rows, batch_claims.chain(rows))
-    parts = [batch_claims.SIZE, batch_claims.ARCHITECTURE, batch_claims.PROJECTIONS, batch_claims.OTHERS]
+    table = study.decomposed(rows, builds.chain(rows))
+    parts = [builds.SIZE, builds.ARCHITECTURE, builds.PROJECTIONS, builds.OTHERS]
     assert list(table["n_seq"]) == list(SEQUENCES)
     for row in table.to_dict("records"):
         assert np.sum([row[part].units for part in parts], axis=0) == pytest.approx(row["whole"].units)
@@ -240,68 +198,18 @@ def test_the_decomposition_multiplies_to_the_whole_in_every_block(noise):
     if not noise:
         assert table["product"].tolist() == pytest.approx([whole.value for whole in table["whole"]])
         at_16 = table.set_index("n_seq").loc[16]
-        assert at_16[batch_claims.SIZE].value == pytest.approx(0.38 / 0.19)
-        assert at_16[batch_claims.ARCHITECTURE].value == pytest.approx(0.19 / 0.232)
-        assert at_16[batch_claims.PROJECTIONS].value == pytest.approx(0.232 / 0.35)
+        assert at_16[builds.SIZE].value == pytest.approx(0.38 / 0.19)
+        assert at_16[builds.ARCHITECTURE].value == pytest.approx(0.19 / 0.232)
+        assert at_16[builds.PROJECTIONS].value == pytest.approx(0.232 / 0.35)
 
 
 def test_a_lost_row_leaves_the_decomposition_whole():
     rows = all_builds(noise=0.05)
     lost = rows[~((rows["build"] == "corrected") & (rows["n_seq"] == 8) & (rows["block"] == 2))]
-    row = study.decomposed(lost, batch_claims.chain(rows)).set_index("n_seq").loc[8]
-    parts = [batch_claims.SIZE, batch_claims.ARCHITECTURE, batch_claims.PROJECTIONS, batch_claims.OTHERS]
+    row = study.decomposed(lost, builds.chain(rows)).set_index("n_seq").loc[8]
+    parts = [builds.SIZE, builds.ARCHITECTURE, builds.PROJECTIONS, builds.OTHERS]
     assert row["whole"].n == 4
     assert np.sum([row[part].units for part in parts], axis=0) == pytest.approx(row["whole"].units)
-
-
-def test_what_was_not_measured_is_not_compared():
-    rows = made_up(lambda n: 0.03 + 0.01 * n)
-    assert study.compared(rows, batch_claims.pairs(rows)).empty
-    assert study.decomposed(rows, batch_claims.chain(rows)).empty
-    assert set(batch_claims.claims(rows)["claim"]) == {batch_claims.TWO}
-
-
-def test_claims_about_a_batch_can_fail():
-    slow, quick = made_up(lambda n: 0.03 * n**1.3), made_up(lambda n: 0.03 + 0.001 * n)
-    assert batch_claims.second_sequence(slow)["verdict"].tolist() == ["holds"]
-    assert batch_claims.second_sequence(quick)["verdict"].tolist() == ["does not hold"]
-    said = {HYBRID: {2: 2 * 0.031 / 0.032}}
-    published = [batch_claims.claims(rows, said).set_index("claim")["verdict"].iloc[1] for rows in (slow, quick)]
-    assert published == ["does not hold", "holds"]
-
-
-# ---------------------------------------------------------------- sentences
-
-
-def recording(rows):
-    facts = {name: fact(name) for name in (HYBRID, LARGE)} | {MATCHED: fact(LARGE) | {"name": MATCHED}}
-    rows = rows.assign(machine="machine")
-    return Recording(rows, facts | {"stock": AVX512, "machine": {"chip": "a chip"}}, "03", "shape", "recorded")
-
-
-def test_the_finding_says_which_way_a_second_sequence_goes():
-    slower = all_builds(changes={("stock", HYBRID): lambda n: 0.03 * n**1.3}, blocks=6)
-    text = show.finding(recording(slower)).data
-    fewer, more = text.index("Two sequences write fewer"), text.index("Two sequences write more")
-    assert fewer < text.index(f"on {HYBRID}") < more < text.index(f"on {MATCHED}")
-    assert "Part of the hybrid's lag is the engine's" in text
-    assert len(list(sentences.quotients(text))) == 8
-    assert sentences.contradictions(text) == []
-
-
-def test_no_engine_is_blamed_where_its_correction_changes_nothing():
-    same = {("corrected-projections", HYBRID): STEPS["corrected", HYBRID]}
-    text = show.finding(recording(all_builds(changes=same, noise=0.03, blocks=6))).data
-    assert "is the engine's" not in text
-    assert "The hybrid beside attention" in text
-
-
-def test_a_guess_is_scored_against_the_measured_factor():
-    text = show.guess(recording(made_up(lambda n: 0.03 + 0.01 * n, noise=0)), 7.0).data
-    measured = 16 * 0.04 / 0.19
-    assert "**7** times" in text
-    assert f"**{measured:.2f}" in text
-    assert f"off by a factor of {7 / measured:.1f}" in text
 
 
 def test_a_sequence_s_memory_names_its_context_and_what_it_is():

@@ -25,7 +25,7 @@ from plamo_study.oracle.forward import Oracle
 from plamo_study.oracle.judge import judge
 from plamo_study.present import evidence
 from plamo_study.studies import collect, registry as studies
-from plamo_study.studies.batching_law import analysis as law_check, grid, plan as batching_law_plan, show as law
+from plamo_study.studies.batching_law import analysis as law_check, grid, plan as batching_law_plan
 from plamo_study.studies.batching_law.law import replay
 from plamo_study.studies.context import ways, workload as depth
 
@@ -247,10 +247,9 @@ def test_counts_are_printed_by_seed_and_right_and_wrong_by_what_the_law_says():
     sizes = {f"{at}/{seq}": 0.3 if seq in foretold[at] else 2e-4 for at, call in enumerate(calls) for seq, _ in call}
     wrong["checks"] = sizes | {"rounding": 6e-4}
     rows = pd.DataFrame([replayed(1e-4), replayed(9.0, seed=1), wrong])
-    recording = Recording(rows, FACTS, "03-batching-law", "mini", "recorded")
-    table = law.by_seed(recording).frame
-    assert table["seed"].tolist() == ["0", "2"]
-    assert table["predicted on every sequence"].tolist() == ["1", "1"]
+    table = law_check.by_seed(law_check.checked(rows, FACTS))
+    assert table["grid"].tolist() == [0, 2]
+    assert table["exact"].tolist() == [1, 1]
     apart = law_check.separation(law_check.checked(rows, FACTS)).set_index("model")
     assert apart.loc[HYBRID, "smallest_wrong"] == 0.3
     assert apart.loc[HYBRID, "largest_right"] == 2e-4

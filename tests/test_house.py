@@ -19,7 +19,7 @@ FLOORS = (  # the lowest first
 )  # fmt: skip
 SYSTEM = "measure.machine"  # what differs between Linux and macOS, the C library too
 REGISTRY = ("registry", "collect", "recorded")  # of the studies: these know them all
-GUIDES = ("start_here", "levers", "machines")  # they tell what the studies found, and measure nothing
+GUIDES = ("levers", "machines")  # they tell what the studies found, and measure nothing
 NAMED = {  # a study that needs another one
     ("context", "quality"): "drift is the quality of one cache held against another's",
     ("fragility", "quality"): "a tensor is fragile in the quality of the text it leaves",

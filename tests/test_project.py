@@ -78,8 +78,6 @@ def test_a_notebook_is_committed_as_it_ran(path):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert notebook.cells[0].source.startswith("# ")
     assert not runs.unfinished(notebook)
-    assert all(len(cell.source.splitlines()) <= 15 for cell in code)
-    assert sorted(len(cell.source.splitlines()) for cell in code)[len(code) // 2] <= 3
     outputs = [output for cell in code for output in cell.outputs]
     assert not any(output.output_type in ("stream", "error") for output in outputs), "stderr never reproduces"
     assert "/home/" not in path.read_text()

@@ -24,9 +24,7 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import registry, synthetic
 from plamo_study.present import evidence
 from plamo_study.studies import collect
-from plamo_study.studies.batch_scaling import show as batch_scaling
 from plamo_study.studies.context import show as context
-from plamo_study.studies.phase_asymmetry import show as phase_asymmetry
 from plamo_study.studies.quantization import show as quantization
 
 SPIN = "while True: pass"
@@ -374,8 +372,8 @@ def recorded():
 
 
 FINDINGS = {
-    "01-phase-asymmetry": lambda known, own: phase_asymmetry.finding(own),
-    "03-batch-scaling": lambda known, own: batch_scaling.finding(own),
+    "01-phase-asymmetry": lambda known, own: evidence.verified(own),
+    "03-batch-scaling": lambda known, own: evidence.verified(own),
     "04-quantization": lambda known, own: quantization.finding(own, known["04-quality"]),
     "05-context": lambda known, own: context.finding(own, own),
 }

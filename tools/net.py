@@ -126,6 +126,8 @@ def compare(path: Path, scale: str, full: bool) -> int:
 def held(entry: dict[str, Any], now: list[dict[str, Any]]) -> bool:
     """Whether a number is among the new ones, in any power of ten or as a share of hundred, with its interval."""
     want = [value for value in entry["value"] if isinstance(value, float) and math.isfinite(value)]
+    if not want:  # it has no value
+        return True
     for other in now:
         for factor in (1, 1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9, 100, 0.01):
             if other["value"] and math.isclose(other["value"][0], want[0] * factor, rel_tol=CLOSE):

@@ -42,7 +42,8 @@ def estimate(
     Returns
     -------
     DataFrame
-        The columns of `by`; `value`, `low`, `high`, `n` (processes); and `estimate`, which `claim` and `table` take.
+        The columns of `by`; `value`, `low`, `high`, `n` (processes); `noise`, their standard deviation over their mean;
+        and `estimate`, which `claim` and `table` take.
 
     Raises
     ------
@@ -56,8 +57,9 @@ def estimate(
         found = stats.median(group["value"].tolist())
         if work is not None:
             found = found.per(float(group[work].iloc[0]) if isinstance(work, str) else work)
-        entries.append(dict(zip(names, key, strict=True)) | as_columns(found.scaled(times)))
-    return pd.DataFrame(entries, columns=[*names, *NUMBERS, "estimate"])
+        noise = stats.variation(group["value"].tolist())
+        entries.append(dict(zip(names, key, strict=True)) | as_columns(found.scaled(times)) | {"noise": noise})
+    return pd.DataFrame(entries, columns=[*names, *NUMBERS, "noise", "estimate"])
 
 
 def compare(frame: pd.DataFrame, of: str, to: str, by: str | Sequence[str] = ()) -> pd.DataFrame:

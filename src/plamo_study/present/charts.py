@@ -22,6 +22,8 @@ COLORS = {  # of models and of what is drawn on several pages, by name without s
     "plamo-3-matched": GREY,
     "prefill": OCHRE,
     "decode": GREEN,
+    "fetching the weights once": SKY,
+    "multiplying": PINK,
 }
 MANY = 9  # points from which their description names the ends only
 
@@ -56,8 +58,8 @@ def over(*below: Any) -> alt.LayerChart:
     layers = [chart.copy() for chart in below]
     for chart in layers:
         chart.title, chart.description = alt.Undefined, alt.Undefined
-    whole: Any = alt.layer(*layers).properties(title=last.title, description=last.description)
-    return whole
+    whole: Any = alt.layer(*layers).resolve_scale(color="independent")
+    return whole.properties(title=last.title, description=last.description)
 
 
 def dots(

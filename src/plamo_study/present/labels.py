@@ -34,6 +34,11 @@ LABELS: dict[str, tuple[str, Format]] = {  # column -> heading, format
     "share": ("share", ".0%"),
     "miss": ("times off", ".2f"),
     "noise": ("variation", noise),
+    "error": ("largest relative error", ".1e"),
+    "limit": ("limit", ".1e"),
+    "rounding": ("rounding, at most", ".1e"),
+    "largest_right": ("largest error", ".1e"),
+    "smallest_wrong": ("smallest error", ".1e"),
     "verdict": ("verdict", ""),
 }
 
@@ -49,7 +54,7 @@ def table(found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = ""
     `headings` rename columns of this one table.
     `numbers` of the result is the frame behind it, unrounded.
     """
-    names = _names(columns) or [name for name in found if name not in ("value", "low", "high")]
+    names = _names(columns) or [name for name in found if name not in ("value", "low", "high", "noise")]
     if found.empty:
         return Table(pd.DataFrame({"": [note or NOTHING]}))
     shown = {}

@@ -63,7 +63,7 @@ class Claims:
     def _line(
         self, sentence: str, row: Line, above: float | None, below: float | None, between: tuple[float, float] | None
     ) -> Line:
-        other = {"estimate", "first", "second", *NUMBERS}
+        other = {"estimate", "first", "second", "noise", *NUMBERS}
         of = ", ".join(str(value) for name, value in row.items() if name not in other)
         if above is not None:
             return claims.above(sentence, of, row["estimate"], above)

@@ -9,23 +9,23 @@ from functools import cache
 
 import pandas as pd
 
-from plamo_study.analysis import ceilings, timing
+from plamo_study.analysis import ceilings, roofline, timing
+from plamo_study.analysis.estimates import compare, estimate
 from plamo_study.analysis.stats import Claim, Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
-from plamo_study.present import figures, theme
+from plamo_study.measurements import measurements
+from plamo_study.present import charts, theme
 from plamo_study.present.evidence import chips, escaped
-from plamo_study.studies.batch_scaling import analysis as batch_scaling, show as show_batches
-from plamo_study.studies.batch_scaling.claims import CORRECT
+from plamo_study.studies.batch_scaling import analysis as batch_scaling
+from plamo_study.studies.batch_scaling.builds import CORRECT
 from plamo_study.studies.batching_law import analysis as batching_law
 from plamo_study.studies.collect import collect
 from plamo_study.studies.context import analysis as context
-from plamo_study.studies.phase_asymmetry import prediction
 from plamo_study.studies.quantization import analysis as quantization, show as quantization_show
 from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculative
-from plamo_study.studies.start_here import analysis as start_here
 
 USERS, SLOTS = 2, 16  # of the server that was asked longest without dying
 TILE = 4  # columns that the matrix kernels take together
@@ -87,22 +87,32 @@ def _over(curve: pd.DataFrame, n_seq: int) -> Estimate:
 def asymmetry() -> str:
     """How much faster the first model reads than it writes, by type, and what of the machine a prompt reaches."""
     recording, types = recorded("01-phase-asymmetry"), recorded("04-quantization")
-    first = start_here.mystery(recording)
-    reached = prediction.against_prediction(recording.rows, recording.facts).set_index(["model", "what"])["of_usual"]
-    prompt = reached[first.model, "prefill 512"]
-    by_type = quantization.asymmetry(types.rows, first.model)
+    model, n = f"{MODELS[0]}*", 512
+    m = measurements("01-phase-asymmetry")
+    own = m[m.usable & (m.n_threads == m.n_threads.max())]
+    kernel, prompts = own[own.metric == "matmul"], own.query(f"model == '{model}' and n_prompt == {n}")
+    steps = own.query(f"model == '{model}' and metric == 'step' and n_gen == {n}")
+    reading = prompts[prompts.metric == "prefill"]
+    both = pd.concat([reading.assign(what="read", value=reading.value / n),
+                      steps.assign(what="write", value=steps.samples.map(lambda each: each.mean()))])  # fmt: skip
+    rate = estimate(both, by="what", work=1).set_index("what").value
+    ratio = compare(both, of="what == 'write'", to="what == 'read'").value[0]
+    flops = roofline.prefill_flops(recording.facts[model], n)
+    beside = pd.concat([kernel.assign(what="allowed", value=flops / kernel.value), reading.assign(what="took")])
+    reached = compare(beside, of="what == 'allowed'", to="what == 'took'").value[0]
+    by_type = quantization.asymmetry(types.rows, model)
     least, most = by_type.iloc[0], by_type.iloc[-1]
-    used = next(iter(recording.rows[recording.rows["model"] == first.model]["dtype"]))
+    used = str(reading.dtype.iloc[0])
     kernels = ceilings.every_kernel([ceilings.measured([types.rows])], ceilings.main_place(types.rows))
-    own = max(rate.best for kernel, rate in kernels.items() if kernel.dtype == used)
+    fastest = max(known.best for known in kernels.values())
+    share = max(known.best for kind, known in kernels.items() if kind.dtype == used) / fastest
     return (
-        f"**Reading is {first.ratio.value:.1f} times as fast as writing in {used}, and the type decides how many.** "
-        f"{escaped(first.model)} reads {first.read.value:.0f} tokens a second and writes {first.write.value:.1f} "
+        f"**Reading is {ratio:.1f} times as fast as writing in {used}, and the type decides how many.** "
+        f"{escaped(model)} reads {rate['read']:.0f} tokens a second and writes {rate['write']:.1f} "
         f"({chips(recording)}). With prompts of {least['n_prompt']} tokens the ratio runs "
         f"from {least['ratio'].value:.1f} ({least['dtype']}) to {most['ratio'].value:.1f} ({most['dtype']}; "
-        f"{chips(types)}). A prompt reaches "
-        f"{prompt.value:.0%} of what the {used} kernel can do; that kernel does "
-        f"{own / max(rate.best for rate in kernels.values()):.0%} of what the fastest one does here."
+        f"{chips(types)}). A prompt reaches {reached:.0%} of what the {used} kernel can do; that kernel does "
+        f"{share:.0%} of what the fastest one does here."
     )
 
 
@@ -158,10 +168,14 @@ def all_of_them() -> str:
 
 
 def picture() -> bytes:
-    """PNG: what a batch writes per second, by number of sequences and model."""
+    """PNG: what a batch writes per second at every number of sequences, both real models."""
     theme.enable()
-    stock = show_batches.stock(batch_scaling.scaling(recorded("03-batch-scaling").rows))
-    chart = figures.curves(stock, "rate", "model", "Tokens per second, all sequences", "Decode rate of a batch")
+    m = measurements("03-batch-scaling")
+    steps = m[m.usable & m.metric.eq("step") & m.policy.eq("shared") & m.build.eq(batch_scaling.STOCK)]
+    rate = estimate(steps[~steps.model.str.contains("matched")], by="model n_seq", work="n_seq")
+    title, y_title = "Eight users: 56 tokens a second. Nine: 46.", "tokens per second, all sequences"
+    ticks: list[float] = [1, 4, 5, 8, 9, 12, 13, 16, 24, 32]
+    chart = charts.lines(rate, "n_seq", title, x_title="sequences in a step", y_title=y_title, values=ticks)
     return base64.b64decode(theme.mimebundle(chart.to_dict())[0]["image/png"])
 
 

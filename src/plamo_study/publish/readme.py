@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import nbformat
 from IPython.display import Markdown
 
 from plamo_study import paths
@@ -9,12 +10,12 @@ from plamo_study.growing import growing
 from plamo_study.measure import serving
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
+from plamo_study.present.evidence import escaped
+from plamo_study.present.page_claims import stated
 from plamo_study.present.tables import Table
 from plamo_study.publish import headlines, upstream
 from plamo_study.publish.headlines import recorded
 from plamo_study.studies import registry
-from plamo_study.studies.batch_scaling import show as batch_scaling
-from plamo_study.studies.batching_law import show as batching_law
 from plamo_study.studies.chunked import show as chunked
 from plamo_study.studies.context import show as context
 from plamo_study.studies.disaggregation import show as disaggregation
@@ -22,7 +23,6 @@ from plamo_study.studies.fragility import show as fragility
 from plamo_study.studies.levers import gains, show as levers
 from plamo_study.studies.machines import analysis as several, show as machines
 from plamo_study.studies.numeric_range import show as numeric_range
-from plamo_study.studies.phase_asymmetry import show as phase_asymmetry
 from plamo_study.studies.quality import show as quality
 from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
@@ -31,7 +31,6 @@ from plamo_study.studies.roofline import show as roofline
 from plamo_study.studies.scheduling import show as scheduling
 from plamo_study.studies.serving import endurance, show as served
 from plamo_study.studies.speculative import plan as speculation, show as speculative
-from plamo_study.studies.start_here import show as start_here
 from plamo_study.studies.timeline import show as operators
 
 README, FINDINGS = "README.md", "FINDINGS.md"
@@ -47,14 +46,11 @@ BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
 
 def findings() -> str:
     """Each notebook's finding in a paragraph, and the tables behind it."""
-    asymmetry, scaling, batches = recorded("01-phase-asymmetry"), recorded("03-batch-scaling"), _law()
-    tables = [show(asymmetry) for show in (phase_asymmetry.prefill, phase_asymmetry.decode, phase_asymmetry.crossover)]
-    said = [str(text.data) for text in (batching_law.finding(batches), batch_scaling.finding(scaling))]
     parts = [
-        [str(start_here.mystery(asymmetry).data)],
-        [str(phase_asymmetry.finding(asymmetry).data), *(table._repr_markdown_() for table in tables)],
+        _opened("00-start-here"),
+        _opened("01-phase-asymmetry"),
         _roofline(),
-        [*said, batch_scaling.summary(scaling)._repr_markdown_()],
+        _opened("03-batch-scaling"),
         _quantization(),
         [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
         [str(chunked.finding(recorded("06-chunked", scale)).data) for scale in ("shape", "mini")],
@@ -65,12 +61,20 @@ def findings() -> str:
         _served(),
         _levers(),
         _machines(),
+        [nbformat.read(paths.NOTEBOOKS / "14-methods.ipynb", as_version=4).cells[1].source],
     ]
     headed = [
         [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)
     ]
     rest = evidence.processes(every_study("", "recorded", "shape"))
     return "\n\n".join([text for part in headed for text in part] + ["### Processes", rest])
+
+
+def _opened(name: str) -> list[str]:
+    """What an opened notebook begins with, and its claims with the numbers they rest on, as it is committed."""
+    notebook = nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    lines = [f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} |" for line in stated(notebook)]
+    return [notebook.cells[1].source, "\n".join(["| claim | of | measured |", "|---|---|---|", *lines])]
 
 
 def notebooks() -> str:

@@ -12,19 +12,19 @@ from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
 from plamo_study.measurements import measurements
 from plamo_study.present.tables import Columns, Table, scaled, table
-from plamo_study.studies.batch_scaling import analysis as batch_scaling, claims as batch_claims
-from plamo_study.studies.batching_law import analysis as law_check, show as batching_law
+from plamo_study.studies.batch_scaling import analysis as batch_scaling, builds
+from plamo_study.studies.batching_law import analysis as law_check
 from plamo_study.studies.batching_law.grid import TESTS
 from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculation
 
-BUILDS = {"stock": "as released", batch_claims.CORRECT: "corrected"}
+BUILDS = {"stock": "as released", builds.CORRECT: "corrected"}
 COLUMNS = {0: "512 columns (a prompt)", 1: "1 column (a decode step)"}
 
 
 def three_tests(recording: Recording) -> Table:
     """Largest relative error of the logits asked about: PLaMo 2 before and after, PLaMo 3 as control."""
-    data = batching_law.tests(recording)
+    data = law_check.three_tests(recording.rows)
     data = data[data["build"].isin(BUILDS)]
     data["who"] = [f"{model}, {BUILDS[build]}" for model, build in zip(data["model"], data["build"], strict=True)]
     shown = data.pivot_table(index="test", columns="who", values="error", aggfunc="max").reindex(list(TESTS))
@@ -53,7 +53,7 @@ def first_aborts(recording: Recording) -> str:
     data = law_check.first_aborts(law_check.checked(recording.rows, recording.facts))
     stock = data[data["build"] == "stock"].set_index("n_batch")["observed"]
     found = [f"{n:.0f} prompts at `n_batch` {size}" for size, n in stock.items() if n == n and n is not None]
-    later = data[data["build"] == batch_claims.CORRECT]["observed"].notna().sum()
+    later = data[data["build"] == builds.CORRECT]["observed"].notna().sum()
     return (
         f"Prompts of 128 tokens in one call, `n_seq_max` being their number: the first abort comes with "
         f"{', '.join(found)}. The corrected build aborts at {later or 'none'} of these sizes."
@@ -106,8 +106,8 @@ def under_load(recording: Recording) -> str:
 def projections(recording: Recording) -> Table:
     """Step time with split projections over step time without, paired by block; above 1: the correction pays."""
     curves = batch_scaling.curves(recording.rows)
-    hybrid = next(model for _, model in curves if model.startswith(batch_claims.HYBRID))
-    before, after = curves[batch_claims.CORRECT, hybrid], curves[batch_claims.FLAT, hybrid]
+    hybrid = next(model for _, model in curves if model.startswith(builds.HYBRID))
+    before, after = curves[builds.CORRECT, hybrid], curves[builds.FLAT, hybrid]
     entries = []
     for n in before.index.intersection(after.index):
         both = pd.concat([before.loc[n], after.loc[n]], axis=1, keys=["split", "one"]).dropna()
@@ -179,7 +179,8 @@ def kept_states(model: str, drafts: tuple[int, ...]) -> str:
 
 def scales() -> Table:
     """Steps by kind of values, scales looked up in the table and converted, and the ratio of the two builds."""
-    steps = measurements("05-copies").query("metric == 'step' and usable")
+    known = measurements("05-copies").query("usable")
+    steps, prompts = known[known.metric == "step"], known[known.metric == "prompt"]
     took = estimate(steps, by="build model", times=1e3).set_index(["build", "model"]).estimate
     usual, entries = f"{MODELS[0]}*", []
     for name in steps.model.unique():
@@ -192,13 +193,16 @@ def scales() -> Table:
             steps, of=f"model == '{name}' and build == 'stock'", to=f"model == '{usual}' and build == 'stock'"
         )
         own = compare(steps[steps.model == name], of="build == 'half-conversion'", to="build == 'stock'").estimate
-        entries.append(entry | {"longer": found.estimate[0], "ratio": own[0] if len(own) else None})
+        read = compare(prompts[prompts.model == name], of="build == 'half-conversion'", to="build == 'stock'").estimate
+        entry |= {"longer": found.estimate[0], "ratio": own[0] if len(own) else None}
+        entries.append(entry | {"prompt": read[0] if len(read) else None})
     columns: Columns = {
         "model": ("file", ""),
         "up": ("step, looked up (ms)", ".1f"),
         "longer": ("times that of the usual file", ".2f"),
         "converted": ("step, converted (ms)", ".1f"),
         "ratio": ("converted over looked up", ".2f"),
+        "prompt": ("the same of a prompt of 16", ".2f"),
     }
     return table(pd.DataFrame(entries), columns)
 

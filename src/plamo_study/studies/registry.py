@@ -55,6 +55,7 @@ NOTEBOOKS = {
     "11-serving": "a real server under load: is it right, and which phase binds",
     "12-levers": "what to do next, by lever and by traffic",
     "13-machines": "what one machine's rows say about another",
+    "14-methods": "how a number gets onto a page: processes, gates, watch, intervals",
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),

@@ -206,24 +206,6 @@ def jumps(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
-def compared(rows: pd.DataFrame, pairs: dict[str, tuple[Curve, Curve]]) -> pd.DataFrame:
-    """How many times as fast one curve is as another, at every n_seq both have: raw step times, paired by block.
-
-    `pairs`: name -> the two curves. Columns what, n_seq, `ratio` (second's step time over the first's), `first` and
-    `second` (tokens per second of all sequences), and `won`: in how many of the blocks the first was the faster one.
-    """
-    known, entries = curves(rows), []
-    for what, (first, second) in pairs.items():
-        if first not in known or second not in known:
-            continue
-        for n_seq in sorted(set(known[first].index) & set(known[second].index)):
-            one, other = known[first].loc[n_seq], known[second].loc[n_seq]
-            entry = {"what": what, "n_seq": int(n_seq), "ratio": paired_ratio(other, one)}
-            entry |= {"first": stats.rate(n_seq, one.dropna()), "second": stats.rate(n_seq, other.dropna())}
-            entries.append(entry | {"won": int((other / one > 1).sum())})
-    return pd.DataFrame(entries, columns=["what", "n_seq", "ratio", "first", "second", "won"])
-
-
 def decomposed(rows: pd.DataFrame, chain: dict[str, Curve]) -> pd.DataFrame:
     """The way from one curve to another in factors that multiply, at every n_seq that all of them have.
 

@@ -18,7 +18,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import Recording, check_source, read
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
-from plamo_study.studies.batch_scaling.claims import CORRECT, FLAT, HYBRID
+from plamo_study.studies.batch_scaling.builds import CORRECT, FLAT, HYBRID
 from plamo_study.studies.chunked import analysis as chunked_prefill
 from plamo_study.studies.chunked.plan import DECODING, PROMPT, USUAL_CHUNK
 from plamo_study.studies.context import analysis as context, memory

@@ -15,7 +15,7 @@ from plamo_study.present import evidence, theme
 from plamo_study.present.evidence import escaped
 from plamo_study.present.sentences import CLOSE
 from plamo_study.present.tables import Columns, Table, table
-from plamo_study.studies.batch_scaling.claims import HYBRID
+from plamo_study.studies.batch_scaling.builds import HYBRID
 from plamo_study.studies.levers import claims, gains, stacked, traffic as traffics
 from plamo_study.studies.levers.gains import Recordings
 from plamo_study.studies.levers.traffic import Traffic

@@ -21,7 +21,7 @@ from plamo_study.errors import StudyError
 from plamo_study.foreign import text
 from plamo_study.measure.recording import Recording
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
-from plamo_study.studies.batch_scaling.claims import CORRECT, FLAT
+from plamo_study.studies.batch_scaling.builds import CORRECT, FLAT
 from plamo_study.studies.context import analysis as context
 from plamo_study.studies.disaggregation import analysis as moving
 from plamo_study.studies.levers import gains

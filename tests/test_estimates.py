@@ -1,0 +1,233 @@
+"""The small grammar of notebooks: estimates of groups, comparisons paired by block, claims, tables."""
+
+import math
+import subprocess
+import sys
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+
+from plamo_study import paths
+from plamo_study.analysis import stats
+from plamo_study.analysis.estimates import compare, estimate
+from plamo_study.errors import StudyError
+from plamo_study.measurements import measurements, recording
+from plamo_study.present import charts, page_claims, theme
+from plamo_study.present.labels import table
+from plamo_study.present.page_claims import Claims
+
+
+@pytest.fixture
+def steps():
+    """Six blocks of steps of 1 and 2 sequences of two models: two sequences take 1.5 times as long."""
+    noise = np.random.default_rng(1).normal(1, 0.01, 24)
+    lines = [
+        {"machine": "here", "block": block, "model": model, "n_seq": n, "n_threads": 2, "value": seconds}
+        for block in range(6)
+        for model, base in (("a", 0.01), ("b", 0.02))
+        for n, seconds in ((1, base), (2, 1.5 * base))
+    ]
+    return pd.DataFrame(lines).assign(value=lambda d: d.value * noise)
+
+
+# ---------------------------------------------------------------- estimates and comparisons
+
+
+def test_an_estimate_is_the_median_over_processes_with_its_interval(steps):
+    found = estimate(steps, by="model n_seq").set_index(["model", "n_seq"])
+    own = steps[(steps.model == "a") & (steps.n_seq == 1)].value
+    assert found.loc[("a", 1), "value"] == own.median()
+    assert found.loc[("a", 1), "low"] <= own.median() <= found.loc[("a", 1), "high"]
+    assert found.loc[("a", 1), "n"] == 6
+    assert found.loc[("a", 1), "estimate"] == stats.median(own.tolist())
+
+
+def test_a_rate_is_work_over_the_median_time(steps):
+    times, rates = estimate(steps, by="model n_seq", times=1e3), estimate(steps, by="model n_seq", work="n_seq")
+    assert np.allclose(rates.value, 1e3 * rates.n_seq / times.value)
+    assert np.allclose(rates.low, 1e3 * rates.n_seq / times.high)
+
+
+def test_a_missing_value_is_left_out_and_a_group_of_none_has_no_line(steps):
+    steps.loc[steps.model == "a", "value"] = math.nan
+    assert set(estimate(steps, by="model n_seq").model) == {"b"}
+
+
+def test_two_different_cells_are_never_mixed_and_the_error_names_what_differs(steps):
+    with pytest.raises(StudyError, match="n_seq"):
+        estimate(steps, by="model")
+    with pytest.raises(StudyError, match="n_seq"):
+        compare(steps, of="n_seq > 0", to="n_seq == 1", by="model")
+
+
+def test_a_comparison_is_the_median_of_pairs_of_one_block(steps):
+    found = compare(steps, of="n_seq == 2", to="n_seq == 1", by="model")
+    wide = steps[steps.model == "a"].pivot(index="block", columns="n_seq", values="value")
+    assert np.isclose(found.value[0], (wide[2] / wide[1]).median(), rtol=1e-3)
+    assert found.estimate[0] == stats.ratio(wide[2].tolist(), wide[1].tolist())
+    assert 1.4 < found.low[0] < found.high[0] < 1.6
+
+
+def test_a_block_that_lacks_one_side_is_left_out_of_the_pairs_and_not_of_the_medians(steps):
+    few = steps[~((steps.block == 0) & (steps.n_seq == 1))]
+    found = compare(few, of="n_seq == 2", to="n_seq == 1", by="model")
+    assert list(found.n) == [5, 5]
+    assert [side.n for side in found["first"]] == [6, 6]
+
+
+def test_what_was_not_measured_is_an_empty_frame_with_the_same_columns(steps):
+    assert list(compare(steps, of="n_seq == 9", to="n_seq == 1", by="model")) == list(
+        compare(steps, of="n_seq == 2", to="n_seq == 1", by="model")
+    )
+
+
+# ---------------------------------------------------------------- claims
+
+
+@pytest.fixture
+def ratio(steps):
+    return compare(steps, of="n_seq == 2", to="n_seq == 1", by="model")
+
+
+def test_a_claim_holds_only_beyond_its_threshold(ratio):
+    claim = Claims("01-phase-asymmetry", "recorded")
+    claim("takes longer", ratio, above=1.2)
+    claim("takes twice as long", ratio, above=2)
+    claim("is about half more", ratio, between=(1.4, 1.6))
+    assert [line["verdict"] for line in claim.checked()] == ["holds"] * 2 + ["does not hold"] * 2 + ["holds"] * 2
+
+
+def test_one_claim_of_many_needs_more_than_its_own_p_value():
+    """Six blocks that lean to one side: alone it is a finding, as the best of forty it is none."""
+    one, other = (stats.ratio(each, [1.0] * 6) for each in (
+        [1.02, 1.1, 1.01, 1.12, 1.03, 1.09], [0.9, 1.1, 0.95, 1.06, 1.02, 0.98]))  # fmt: skip
+    lean = pd.DataFrame({"model": ["a"], "estimate": [one]})
+    null = pd.DataFrame({"model": [f"m{k}" for k in range(39)], "estimate": [other] * 39})
+    alone, crowd = Claims("", "recorded"), Claims("", "recorded")
+    alone("leans", lean, above=1)
+    crowd("leans", lean, above=1)
+    crowd("is null", null, above=1)
+    assert [line["verdict"] for line in alone.checked()] == ["holds"]
+    assert crowd.checked()[0]["verdict"] == "inconclusive"
+
+
+def test_a_cell_run_again_states_its_claim_once(ratio):
+    claim = Claims("", "recorded")
+    for _ in range(3):
+        claim("takes longer", ratio, above=1.2)
+    assert len(claim.checked()) == len(ratio)
+
+
+def test_a_plain_fact_is_a_claim_without_a_threshold():
+    claim = Claims("", "recorded")
+    claim("nothing changed", True)
+    claim("something did", False)
+    assert [line["verdict"] for line in claim.checked()] == ["holds", "does not hold"]
+
+
+def test_what_was_not_measured_is_claimed_by_nobody(ratio):
+    claim = Claims("", "live")
+    claim("takes longer", ratio.head(0), above=1.2)
+    assert [line["verdict"] for line in claim.checked()] == ["inconclusive"]
+
+
+def test_a_claim_takes_exactly_one_threshold(ratio):
+    claim = Claims("", "recorded")
+    with pytest.raises(StudyError, match="2 thresholds"):
+        claim("both", ratio, above=1, below=2)
+    with pytest.raises(StudyError, match="0 thresholds"):
+        claim("none", ratio)
+
+
+def test_a_reader_s_own_rows_stand_beside_the_reference_machine(ratio):
+    path = next(path for path in sorted(paths.NOTEBOOKS.glob("*.ipynb")) if page_claims.stated(nbformat.read(path, 4)))
+    known = page_claims.stated(nbformat.read(path, 4))[0]
+    claim = Claims(path.stem, "live")
+    claim(known["claim"], ratio.assign(model=known["of"]).head(1), above=1.2)
+    shown = claim.table().frame
+    assert shown["reference machine"].tolist() == [known["figure"]]
+    assert shown["on this machine"].str.startswith("1.5").all()
+
+
+@pytest.mark.parametrize("path", sorted(paths.NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_every_claim_of_a_committed_page_holds(path):
+    assert [line for line in page_claims.stated(nbformat.read(path, 4)) if line["verdict"] != "holds"] == []
+
+
+# ---------------------------------------------------------------- tables and charts
+
+
+def test_a_table_keeps_its_numbers_behind_the_rounded_ones(steps):
+    made = table(estimate(steps, by="model n_seq", work="n_seq"), "model n_seq estimate", estimate="tokens/s")
+    assert list(made.frame) == ["model", "sequences", "tokens/s"]
+    assert made.numbers.estimate.map(lambda each: each.value).between(90, 140).sum() >= 1
+
+
+def test_a_chart_says_its_numbers_and_draws_every_interval(steps):
+    theme.enable()
+    chart = charts.lines(estimate(steps, by="model n_seq"), "n_seq", "Two take longer")
+    spec = chart.to_dict()
+    assert spec["description"].startswith("Two take longer a: 0.0")
+    drawn = next(iter(spec["datasets"].values()))
+    assert all(line["low"] <= line["value"] <= line["high"] for line in drawn)
+
+
+def test_a_model_has_one_colour_on_every_chart(steps):
+    theme.enable()
+    frame = estimate(steps, by="model n_seq").replace({"model": {"a": "plamo-2-1b*", "b": "plamo-3-nict-2b*"}})
+    for frame_ in (frame, frame.iloc[::-1]):
+        scale = charts.lines(frame_, "n_seq", "t").to_dict()["layer"][1]["encoding"]["color"]["scale"]
+        assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
+            "plamo-2-1b*": charts.BLUE, "plamo-3-nict-2b*": charts.VERMILION}  # fmt: skip
+
+
+# ---------------------------------------------------------------- measurements
+
+
+def test_measurements_are_the_rows_one_process_and_metric_a_line():
+    m, rows = measurements("01-phase-asymmetry"), recording("01-phase-asymmetry").rows
+    own = rows[~rows.anchor & (rows.workload != "gate")]
+    assert set(m.key) == set(own.key)
+    assert not m.duplicated(["key", "metric"]).any()
+    timed = m[m.metric.isin(["prefill", "step"])]
+    assert np.allclose(timed.value, timed.samples.map(np.median))
+    assert set(m.unit) == {"s", "B/s", "FLOP/s", "B"}
+
+
+def test_every_column_of_measurements_is_told_in_its_help():
+    told = measurements.__doc__
+    for name in (
+        "metric", "value", "unit", "samples", "model", "build", "dtype", "workload", "n_prompt", "n_gen", "n_seq",
+        "n_threads", "verdict", "usable", "disturbed", "drift", "block", "machine", "key",
+    ):  # fmt: skip
+        assert name in told
+
+
+def test_what_crashed_keeps_a_line_and_has_no_number():
+    m = measurements("03-source-table")
+    failed = m[m.verdict == "failed"]
+    assert len(failed)
+    assert failed.value.isna().all()
+    assert not failed.usable.any()
+
+
+OPENED = ("00-start-here", "01-phase-asymmetry", "03-batch-scaling")
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_an_opened_notebook_on_recorded_rows_loads_no_engine(name):
+    code = f"""
+import nbformat, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell()
+for cell in nbformat.read({str(paths.NOTEBOOKS / name)!r} + ".ipynb", 4).cells:
+    if cell.cell_type == "code":
+        shell.run_cell(cell.source).raise_error()
+loaded = [each for each in sys.modules if each.split(".")[0] == "llama_cpp" or each == "plamo_study.engine.bindings"]
+print(loaded, file=sys.stderr)
+sys.exit(bool(loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
