@@ -9,7 +9,7 @@ import nbformat
 import pytest
 import vl_convert
 
-from plamo_study import paths
+from plamo_study import measurements, paths
 from plamo_study.measure import recording
 from plamo_study.measure.cells import Read
 from plamo_study.present import theme
@@ -42,6 +42,14 @@ def shortened(rows, records, study, source, scale):
     return whole(rows, records, study, source, scale)
 
 
+@pytest.fixture(autouse=True)
+def fresh():
+    """A notebook reads a recording once: what another test shortened is not kept for the next one."""
+    measurements.recording.cache_clear()
+    yield
+    measurements.recording.cache_clear()
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_a_notebook_is_written_from_the_cells_it_needs(notebook, monkeypatch):
     for module in (recording, collect):
@@ -57,7 +65,9 @@ def test_a_notebook_is_written_from_the_cells_it_needs(notebook, monkeypatch):
 
 def shown(source, name, room):
     """Run a cell as Jupyter does: what its last expression gives is drawn or written."""
-    *before, last = ast.parse(source).body
+    if not (body := ast.parse(source).body):
+        return
+    *before, last = body
     if not isinstance(last, ast.Expr):
         before, last = [*before, last], None
     exec(compile(ast.Module(before, []), name, "exec"), room)

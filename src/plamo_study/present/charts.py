@@ -25,6 +25,7 @@ COLORS = {  # of models and of what is drawn on several pages, by name without s
     "fetching the weights once": SKY,
     "multiplying": PINK,
 }
+LONG_NAME = 24  # characters
 MANY = 9  # points from which their description names the ends only
 
 
@@ -58,18 +59,22 @@ def over(*below: Any) -> alt.LayerChart:
     layers = [chart.copy() for chart in below]
     for chart in layers:
         chart.title, chart.description = alt.Undefined, alt.Undefined
-    whole: Any = alt.layer(*layers).resolve_scale(color="independent")
+    whole: Any = alt.layer(*layers).resolve_scale(color="independent", shape="independent")
     return whole.properties(title=last.title, description=last.description)
 
 
 def dots(
     data: pd.DataFrame, y: str, title: str, x: str = "value", color: str = "model", x_title: str = "", log: str = "",
-    subtitle: str = "", zero: bool = False, at: float | None = None,
+    subtitle: str = "", zero: bool = False, at: float | None = None, apart: bool = False,
 ) -> alt.LayerChart:  # fmt: skip
-    """A point with its whisker for each category of `y`; `at`: a dashed line, such as 1 for "no difference"."""
+    """A point with its whisker for each category of `y`; `at`: a dashed line, such as 1 for "no difference".
+
+    `apart`: where a category has a point of every `color`, they stand one below the other.
+    """
     data = _whole(data, x)
     shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=zero))
     base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None), color=_color(data, color))
+    base = base.encode(yOffset=f"{color}:N") if apart else base
     layers = [
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=x_title or label(x)), x2="high:Q"),
         base.mark_point().encode(x=shown_x, shape=_shape(data, color), tooltip=_tips(data, y, x, color)),
@@ -220,15 +225,22 @@ def _whole(data: pd.DataFrame, value: str) -> pd.DataFrame:
 
 def _color(data: pd.DataFrame, name: str) -> alt.Color:
     names = list(dict.fromkeys(data[name].astype(str)))
-    rest = iter([each for each in CATEGORIES if each not in {_known(n) for n in names}])
-    return alt.Color(
-        f"{name}:N", title=None, scale=alt.Scale(domain=names, range=[_known(n) or next(rest) for n in names])
-    )
+    known = {_known(each) for each in names}
+    rest = iter([each for each in CATEGORIES if each not in known])
+    scale = alt.Scale(domain=names, range=[_known(each) or next(rest) for each in names])
+    return alt.Color(f"{name}:N", title=None, scale=scale, legend=_legend(names))
 
 
 def _shape(data: pd.DataFrame, name: str) -> alt.Shape:
     names = list(dict.fromkeys(data[name].astype(str)))
-    return alt.Shape(f"{name}:N", title=None, scale=alt.Scale(domain=names, range=SHAPES[: len(names)]))
+    scale = alt.Scale(domain=names, range=SHAPES[: len(names)])
+    return alt.Shape(f"{name}:N", title=None, scale=scale, legend=_legend(names))
+
+
+def _legend(names: list[str]) -> alt.Legend:
+    """Long names stand one below the other; their picture would be twice as wide as it is drawn."""
+    long = max(map(len, names), default=0) > LONG_NAME
+    return alt.Legend(columns=1, labelLimit=500) if long else alt.Legend(columns=0)
 
 
 def _known(name: str) -> str:
