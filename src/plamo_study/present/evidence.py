@@ -42,6 +42,10 @@ DISTURBED_BY = {  # by what marks rows: `watch.causes`, or their block's drift
     "GPU": "other programs used the GPU",
     "drift": "the machine changed its speed by up to {:.0%}",
 }
+HERE = (
+    "**Measured here.** Sentences and titles of this page speak of the reference machine and its full-size files. Pictures "
+    "and tables show what was measured here, and the claims at the end set both side by side.\n\n"
+)
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
 READ_KERNELS = {"CPU": "dot product of an array with itself", "GPU": "llama.cpp's matrix-vector product"}
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
@@ -278,7 +282,8 @@ def verified(recording: Recording) -> Markdown:
     threads = rows["n_threads"].max()
     weights = f"{' and '.join(dict.fromkeys(kinds))} weights, {_types(rows[rows['model'] != ''])}"
     place = f"{chips(recording)}, {threads} thread{'s' if threads > 1 else ''}; scale {recording.scale} ({weights})"
-    return Markdown(f"{disturbed(rows)}*{computed(rows)} {place}.*")
+    here = HERE if recording.source == "live" else ""
+    return Markdown(f"{disturbed(rows)}{here}*{computed(rows)} {place}.*")
 
 
 def elsewhere(recording: Recording, other: Recording) -> str:
