@@ -43,8 +43,8 @@ DISTURBED_BY = {  # by what marks rows: `watch.causes`, or their block's drift
     "drift": "the machine changed its speed by up to {:.0%}",
 }
 HERE = (
-    "**Measured here.** Sentences and titles of this page speak of the reference machine and its full-size files. Pictures "
-    "and tables show what was measured here, and the claims at the end set both side by side.\n\n"
+    "**Measured here.** Sentences and titles of this page speak of the reference machine and its full-size files. "
+    "Pictures and tables show what was measured here, and the claims at the end set both side by side.\n\n"
 )
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
 READ_KERNELS = {"CPU": "dot product of an array with itself", "GPU": "llama.cpp's matrix-vector product"}
