@@ -72,7 +72,7 @@ def _names(columns: str | Sequence[str]) -> list[str]:
 
 def _format(column: pd.Series) -> Format:
     """For a column without a label: three digits of a float, everything else as it is."""
-    return significant(3) if pd.api.types.is_float_dtype(column) or column.map(_is_estimate).all() else ""
+    return significant(3) if pd.api.types.is_float_dtype(column) or column.map(_is_estimate).any() else ""
 
 
 def _is_estimate(value: object) -> bool:
