@@ -8,6 +8,7 @@ from plamo_study.cli import main, report
 from plamo_study.crosscheck.selfcheck import example_row
 from plamo_study.measure.rows import Failure
 from plamo_study.measure.runner import Summary
+from plamo_study.studies import registry
 
 NAME = "01-phase-asymmetry"
 PARAMETERS = 'source: str = "recorded"  # where from\nscale: str = "shape"  # how large'
@@ -34,3 +35,10 @@ def test_a_killed_row_fails_every_call_until_it_is_measured_again(tmp_path, monk
     assert (call(), call()) == (1, 1)
     rows[:] = [example_row()]
     assert (call(), call()) == (0, 0)
+
+
+def test_a_published_page_about_speed_never_shows_models_that_lie_in_a_cache():
+    for name in registry.OF_FULL_SIZE:
+        assert main._as_recorded(name, "mini") == {"source": "recorded", "scale": "shape"}
+        assert main._as_recorded(name, "shape") == {}
+    assert main._as_recorded("05-context-length", "mini") == {}
