@@ -6,6 +6,7 @@ A frame has `value`, and `low` and `high` where an interval is to be drawn, as `
 colour belongs to one model on the whole site. Every chart reads itself aloud in its description, which is the alt text.
 """
 
+from textwrap import wrap
 from typing import Any
 
 import altair as alt
@@ -26,6 +27,7 @@ COLORS = {  # of models and of what is drawn on several pages, by name without s
     "multiplying": PINK,
 }
 LONG_NAME = 24  # characters
+NARROW = 38  # characters of a title that a telephone shows in one line
 MANY = 9  # points from which their description names the ends only
 
 
@@ -261,7 +263,7 @@ def _tips(data: pd.DataFrame, x: str, y: str, color: str) -> list[Any]:
 
 
 def _titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
-    text: Any = {"text": title, "subtitle": subtitle} if subtitle else title
+    text: Any = {"text": wrap(title, NARROW), "subtitle": wrap(subtitle, NARROW + 8)}
     return chart.properties(title=text, description=f"{title} {said}.")
 
 
