@@ -263,8 +263,15 @@ def _tips(data: pd.DataFrame, x: str, y: str, color: str) -> list[Any]:
 
 
 def _titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
-    text: Any = {"text": wrap(title, NARROW), "subtitle": wrap(subtitle, NARROW + 8)}
+    text: Any = {"text": _lines(title, NARROW), "subtitle": _lines(subtitle, NARROW + 8)}
     return chart.properties(title=text, description=f"{title} {said}.")
+
+
+def _lines(text: str, most: int) -> list[str]:
+    """A title in lines of about the same length, none of which holds parts of two sentences."""
+    parts = [text] if len(text) <= most else text.split(". ")
+    whole = [part + "." if at < len(parts) - 1 else part for at, part in enumerate(parts)]
+    return [line for part in whole if part for line in wrap(part, len(part) // -(-len(part) // most) + 5)]
 
 
 def _read(data: pd.DataFrame, x: str, y: str, color: str) -> str:
