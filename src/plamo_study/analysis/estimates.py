@@ -51,7 +51,7 @@ def estimate(
         A group holds two different cells, which no median should mix; the error names the columns that differ.
 
     """
-    names, entries = _names(by), []
+    names, entries = names_of(by), []
     for key, group in _groups(frame[frame["value"].notna()], names):
         _refuse_mixed(group, "estimate")
         found = stats.median(group["value"].tolist())
@@ -79,7 +79,7 @@ def compare(frame: pd.DataFrame, of: str, to: str, by: str | Sequence[str] = ())
         A group holds two different cells on one of the sides.
 
     """
-    names, entries = _names(by), []
+    names, entries = names_of(by), []
     frame = frame[frame["value"].notna()]
     first, second = dict(_groups(frame.query(of), names)), dict(_groups(frame.query(to), names))
     for key in first:
@@ -97,8 +97,9 @@ def as_columns(found: Estimate) -> dict[str, Any]:
     return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "estimate": found}
 
 
-def _names(by: str | Sequence[str]) -> list[str]:
-    return by.split() if isinstance(by, str) else list(by)
+def names_of(columns: str | Sequence[str]) -> list[str]:
+    """Columns as a cell names them: a list, or one string with blanks between them."""
+    return columns.split() if isinstance(columns, str) else list(columns)
 
 
 def _groups(frame: pd.DataFrame, names: list[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:

@@ -12,6 +12,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from plamo_study.analysis.stats import Estimate
 from plamo_study.present.labels import label
 from plamo_study.present.theme import CATEGORIES, INK, MUTED, SHAPES
 
@@ -87,9 +88,9 @@ def dots(
 
 def bars(
     data: pd.DataFrame, y: str, title: str, x: str = "value", color: str = "model", x_title: str = "",
-    subtitle: str = "", labels: str = ".3~g", row: str = "",
-) -> Chart:  # fmt: skip
-    """Horizontal bars with their number at the end, whiskers where there are any; `row`: one panel for each value."""
+    subtitle: str = "", labels: str = ".3~g",
+) -> alt.LayerChart:  # fmt: skip
+    """Horizontal bars with their number at the end, whiskers where there are any."""
     data = _whole(data, x)
     shown_x = alt.X(f"{x}:Q", title=x_title or label(x))
     shown_y = alt.Y(f"{y}:N", title=None, sort=None)
@@ -102,10 +103,7 @@ def bars(
         ),
         number.encode(text=alt.Text(f"{x}:Q", format=labels)),
     ]
-    chart: Chart = alt.layer(*layers)
-    if row:
-        chart = alt.layer(*layers, data=data).facet(row=alt.Row(f"{row}:N", title=None, sort=None))
-    return _titled(chart, title, subtitle, _read(data, y, x, color))
+    return _titled(alt.layer(*layers), title, subtitle, _read(data, y, x, color))
 
 
 def stacked(
@@ -134,35 +132,14 @@ def bands(
     color: str = "model", x_title: str = "", log: str = "x", subtitle: str = "",
 ) -> alt.LayerChart:  # fmt: skip
     """What was predicted, a bar from `low` to `high`, and what was measured, a point with its whisker."""
-    data = _plain(data)
+    data = _whole(data, x)
     base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None))
     scale = _scale("x" in log, zero=False)
     bar = base.mark_bar(color="#c9ced6", height=14).encode(
         x=alt.X(f"{low}:Q", title=x_title or label(x), scale=scale), x2=high
     )
-    data = _whole(data, x)
     points = dots(data, y, title, x=x, color=color, x_title=x_title, log=log)
     return _titled(bar + points, title, subtitle, _read(data, y, x, color))
-
-
-def against(
-    data: pd.DataFrame, x: str, y: str, title: str, color: str = "model", x_title: str = "", y_title: str = "",
-    subtitle: str = "",
-) -> alt.LayerChart:  # fmt: skip
-    """Points around the line on which `x` and `y` are equal, both in factors."""
-    data = _plain(data)
-    ends = [float(data[[x, y]].min().min()), float(data[[x, y]].max().max())]
-    line = alt.Chart(pd.DataFrame({x: ends, y: ends})).mark_line(strokeDash=[4, 4], color=MUTED)
-    shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale(True, zero=False))
-    shown_y = alt.Y(f"{y}:Q", title=y_title or label(y), scale=_scale(True, zero=False))
-    points = (
-        alt.Chart(data)
-        .mark_point()
-        .encode(
-            x=shown_x, y=shown_y, color=_color(data, color), shape=_shape(data, color), tooltip=_tips(data, x, y, color)
-        )
-    )
-    return _titled(line.encode(x=shown_x, y=shown_y) + points, title, subtitle, _read(data, x, y, color))
 
 
 def heat(
@@ -199,11 +176,11 @@ def spans(
 
 def curves(
     data: pd.DataFrame, x: str, y: str, title: str, color: str = "model", x_title: str = "", y_title: str = "",
-    log: str = "", dash: bool = True,
+    log: str = "",
 ) -> alt.Chart:  # fmt: skip
-    """Lines without points, such as a law's or a limit's, to lay under measured points with `+`."""
+    """Lines without points, such as a law's or a limit's, to lay under measured points with `over`."""
     data = _plain(data)
-    line = alt.Chart(data).mark_line(strokeDash=[5, 4] if dash else [1, 0], strokeWidth=1.5, opacity=0.8)
+    line = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.8)
     chart = line.encode(
         x=alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=False)),
         y=alt.Y(f"{y}:Q", title=y_title or label(y), scale=_scale("y" in log, zero=False)),
@@ -214,7 +191,8 @@ def curves(
 
 def _plain(data: pd.DataFrame) -> pd.DataFrame:
     """Columns of numbers and words: an estimate's object is no JSON."""
-    return data[[name for name in data if not data[name].map(lambda each: hasattr(each, "units")).any()]].copy()
+    held = [name for name in data if data[name].map(lambda each: isinstance(each, Estimate)).any()]
+    return data.drop(columns=held)
 
 
 def _whole(data: pd.DataFrame, value: str) -> pd.DataFrame:

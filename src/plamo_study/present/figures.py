@@ -10,7 +10,6 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.present.sentences import CLOSE, is_close
 
 Chart = alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
-TICKS = [1, 4, 8, 12, 16, 24, 32]  # numbers of sequences
 LONG_NAME = 24  # characters from which names of a legend stand one below the other
 
 
@@ -56,24 +55,6 @@ def whiskered(base: alt.Chart, axis: str, scale: alt.Scale | None = None, **poin
     ]
 
 
-def curves(
-    data: pd.DataFrame, column: str, series: str, axis: str, title: str, reference: float | None = None
-) -> Chart:
-    """An estimate against the number of sequences, one line a series, whiskers the 95 % interval."""
-    tidy = spread(data[["n_seq", series, column]], column)
-    names = list(dict.fromkeys(tidy[series]))
-    colour, shape = marks(series, names)
-    x = alt.X("n_seq:Q", title="Sequences", scale=alt.Scale(nice=False, padding=10), axis=alt.Axis(values=TICKS))
-    base = alt.Chart(tidy).encode(x=x, color=colour)
-    tips = ["n_seq:Q", alt.Tooltip("value:Q", format=".3~g")]
-    layers = whiskered(base, axis, alt.Scale(zero=reference is None), shape=shape, tooltip=tips)
-    if reference is not None:
-        rule = alt.Chart(pd.DataFrame({"y": [reference]})).mark_rule(strokeDash=[4, 4]).encode(y="y:Q")
-        layers.insert(0, rule)
-    ends = "; ".join(f"{name}: {first_and_last(tidy[tidy[series] == name])}" for name in names)
-    return alt.layer(*layers).properties(title=title, description=f"{title}. {ends}.")
-
-
 def on_a_line(data: pd.DataFrame, axes: tuple[str, str], which: str, title: str) -> Chart:
     """Points `x` against `y`, both on scales of factors, by `which`, around the line on which both are equal.
 
@@ -92,9 +73,3 @@ def on_a_line(data: pd.DataFrame, axes: tuple[str, str], which: str, title: str)
     near = sum(map(is_close, data["y"] / data["x"]))
     said = f"{near} of {len(data)} points lie within {CLOSE} times of the line on which both are equal."
     return alt.layer(line.encode(x=x, y=y), points).properties(title=title, description=f"{title}. {said}", height=300)
-
-
-def first_and_last(group: pd.DataFrame) -> str:
-    """The values of the fewest and of the most sequences, in words."""
-    first, last = group.iloc[0], group.iloc[-1]
-    return f"{first['value']:.3g} at {first['n_seq']} and {last['value']:.3g} at {last['n_seq']} sequences"

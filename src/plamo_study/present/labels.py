@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from plamo_study.analysis.estimates import names_of
+from plamo_study.analysis.stats import Estimate
 from plamo_study.present.tables import Format, Table, noise, show, significant
 from plamo_study.present.theme import NOTHING
 
@@ -54,7 +56,7 @@ def table(found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = ""
     `headings` rename columns of this one table.
     `numbers` of the result is the frame behind it, unrounded.
     """
-    names = _names(columns) or [name for name in found if name not in ("value", "low", "high", "noise")]
+    names = names_of(columns) or [name for name in found if name not in ("value", "low", "high", "noise")]
     if found.empty:
         return Table(pd.DataFrame({"": [note or NOTHING]}))
     shown = {}
@@ -66,14 +68,10 @@ def table(found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = ""
     return made
 
 
-def _names(columns: str | Sequence[str]) -> list[str]:
-    return columns.split() if isinstance(columns, str) else list(columns)
-
-
 def _format(column: pd.Series) -> Format:
     """For a column without a label: three digits of a float, everything else as it is."""
-    return significant(3) if pd.api.types.is_float_dtype(column) or column.map(_is_estimate).any() else ""
-
-
-def _is_estimate(value: object) -> bool:
-    return hasattr(value, "low")
+    return (
+        significant(3)
+        if pd.api.types.is_float_dtype(column) or column.map(lambda value: isinstance(value, Estimate)).any()
+        else ""
+    )

@@ -47,14 +47,12 @@ class Claims:
         """
         asked = [each for each in (above, below, between) if each is not None]
         if isinstance(found, bool):
-            lines = [{"claim": sentence, "model": "", "estimate": None, "wanted": "", "p": None}]
-            lines[0]["verdict"] = "holds" if found else "does not hold"
+            lines = [_untested(sentence, "", "holds" if found else "does not hold")]
         elif len(asked) != 1:
             why = f"has {len(asked)} thresholds"
             raise StudyError(f"claim {sentence!r}", why, "give one of above=, below= and between=")
         elif found.empty:  # as in a live run whose time was up: nothing is claimed, and the table says so
-            lines = [{"claim": sentence, "model": "", "estimate": None, "wanted": "not measured", "p": None}]
-            lines[0]["verdict"] = "inconclusive"
+            lines = [_untested(sentence, "not measured", "inconclusive")]
         else:
             lines = [self._line(sentence, row, above, below, between) for row in found.to_dict("records")]
         self._stated[sentence] = lines
@@ -130,6 +128,11 @@ def _reference(notebook: str) -> dict[tuple[str, str], str]:
 def _unstarred(names: str) -> str:
     """Without the stars of assumed shapes, which embedded models have none of."""
     return names.replace("*", "")
+
+
+def _untested(sentence: str, wanted: str, verdict: str) -> Line:
+    """A line that no estimate stands behind, and so no p-value."""
+    return {"claim": sentence, "model": "", "estimate": None, "wanted": wanted, "p": None, "verdict": verdict}
 
 
 def _plain(line: Line) -> Line:

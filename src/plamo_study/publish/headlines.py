@@ -5,7 +5,6 @@ A sentence is written here by hand and holds only while its rows say so: `_while
 
 import base64
 from collections.abc import Callable, Iterable
-from functools import cache
 
 import pandas as pd
 
@@ -15,13 +14,12 @@ from plamo_study.analysis.stats import Claim, Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
-from plamo_study.measurements import measurements
+from plamo_study.measurements import measurements, recording
 from plamo_study.present import charts, theme
 from plamo_study.present.evidence import chips, escaped
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
 from plamo_study.studies.batch_scaling.builds import CORRECT
 from plamo_study.studies.batching_law import analysis as batching_law
-from plamo_study.studies.collect import collect
 from plamo_study.studies.context import analysis as context
 from plamo_study.studies.quantization import analysis as quantization, show as quantization_show
 from plamo_study.studies.serving import analysis as serving
@@ -179,7 +177,6 @@ def picture() -> bytes:
     return base64.b64decode(theme.mimebundle(chart.to_dict())[0]["image/png"])
 
 
-@cache
 def recorded(study: str, scale: str = "shape") -> Recording:
-    """The recorded rows that documents speak of, read once: what a study makes of them is remembered by the frame."""
-    return collect(study, "recorded", scale)
+    """The recorded rows that documents speak of, read once."""
+    return recording(study, "recorded", scale)

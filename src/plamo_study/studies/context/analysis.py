@@ -15,10 +15,10 @@ from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.frame import WITH_WINDOW
+from plamo_study.studies.context.ways import LADDER, WALK
 
 PHASES = ("prefill", "decode")
 OUTPUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # output tokens a request may have
-LADDER, WALK = "", "walk"
 OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "block")
 SAMPLE = [*OF_CELL, "phase", "depth", "at", "seconds"]
 LEAST_DEPTHS = 5  # a law is not sought in fewer
