@@ -14,6 +14,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, planned
 from plamo_study.measure.recording import REFERENCE, Recording, journal_path
 from plamo_study.present import evidence, theme
+from plamo_study.present.processors import processor
 from plamo_study.studies import recorded
 from plamo_study.studies.roofline import (
     balance,
@@ -227,7 +228,7 @@ def test_ceilings_are_borrowed_from_the_same_machine_only(recordings):
     rows, facts = pd.concat([ceilings, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
     both = every_cell.cells([("all", rows, facts), ("a", timed, facts),
                              ("b", timed.assign(machine="elsewhere"), facts)])  # fmt: skip
-    assert set(both["chip"]) == {"another", *(fact["chip"] for fact in first.facts.values() if "chip" in fact)}
+    assert set(both["chip"]) == {"another", *(processor(fact) for fact in first.facts.values() if "chip" in fact)}
     here, there = (both[both["study"] == study].reset_index() for study in "ab")
     assert here["read"].to_numpy() == pytest.approx(10 * there["read"].to_numpy())
     assert here["compute"].to_numpy() == pytest.approx(10 * there["compute"].to_numpy())
@@ -406,7 +407,7 @@ def test_every_core_says_where_its_figures_were_read():
     for core in literature.cores():
         assert all(core[name].startswith("http") for name in ("per_cycle_source", "method_source", "clock_source"))
         assert set(core["per_cycle"]) == set(core["needs"])
-        assert core["chip"] in literature.core_sources().data
+        assert core["name"] in literature.core_sources().data
 
 
 # ---------------------------------------------------------------- the sources

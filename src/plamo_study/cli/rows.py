@@ -13,6 +13,7 @@ from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.foreign import check_file
 from plamo_study.growing import check_out, growing
 from plamo_study.measure import packing, recording
+from plamo_study.present import processors
 from plamo_study.studies import registry
 
 app = typer.Typer(
@@ -41,7 +42,7 @@ def pack(
         partial.write_bytes(made.data)
     for why, rows in made.left_out.items():
         report.console.print(f"left out: {rows} rows of {why}", style="yellow")
-    said = f"{found.rows} rows of {len(found.journals)} journals, {found.facts['chip']}"
+    said = f"{found.rows} rows of {len(found.journals)} journals, {processors.machine(found.facts)}"
     report.console.print(f"{report.short(out)}: {said}; add it elsewhere with `plamo-study rows add {out.name}`")
 
 
@@ -54,7 +55,7 @@ def add(
     check_file(file, packing.MOST_BYTES)
     place = recording.OTHERS if tracked else ""
     found, new = packing.add(file, registry.STUDIES, place)
-    said = f"{new} of {found.rows} rows are new, {found.facts['chip']}"
+    said = f"{new} of {found.rows} rows are new, {processors.machine(found.facts)}"
     report.console.print(f"{said}: {report.short(paths.MEASURED / (place or found.machine))}")
 
 
@@ -68,15 +69,16 @@ def remove(machine: Annotated[str, typer.Argument(help="as `rows list` names it"
 @app.command("list")
 def list_machines(json: Json = False) -> None:
     """Every machine that has rows here."""
-    entries = []
+    entries, names = [], []
     for place, machine, facts, rows in packing.machines():
         entry = {"place": place, "machine": machine, "chip": facts["chip"], "cores": facts["cores"]}
+        names.append(processors.processor(facts))
         entry |= {"studies": len({row.study for row in rows}), "rows": len(rows)}
         entries.append(entry | {"not_right": sum(row.status != "ok" or row.valid is False for row in rows)})
     if json:
         echo(entries)
         return
     shown = Table("place", "machine", "chip", "cores", "studies", "rows", "of them not right")
-    for entry in entries:
-        shown.add_row(*map(str, entry.values()))
+    for entry, name in zip(entries, names, strict=True):
+        shown.add_row(*map(str, (entry | {"chip": name}).values()))
     Terminal().print(shown)

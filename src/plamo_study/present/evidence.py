@@ -21,6 +21,7 @@ from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.oracle.faults import HARMLESS
+from plamo_study.present import processors
 from plamo_study.present.tables import Columns, Table, escaped, scaled, table
 
 INTERVALS = "95 % intervals where the brackets name no other level"
@@ -56,10 +57,10 @@ def provenance(recording: Recording) -> Table:
     """Where the rows come from: machine, engine, files; a model's assumptions are spelled out here."""
     facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique()) if i]
     machines, engines = [f for f in facts if "chip" in f], [f for f in facts if "binding" in f]
-    entries = [
-        ("machine", f"{chip(f)}, {f['performance_cores']} cores, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}")
-        for f in machines
-    ]
+    entries = []
+    for f in machines:
+        named = f"{_with_gpus(processors.processor(f), f)}, {processors.cores(f)}"
+        entries.append(("machine", f"{named}, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}"))
     for f in engines:
         said = f"; {build_name(f)}: {f['description']}" if f.get("corrects") else ""
         entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}{said}"))
@@ -254,12 +255,16 @@ def _span(fewest: int, most: int) -> str:
 
 def chips(recording: Recording) -> str:
     """The machines that the rows were measured on."""
-    return ", ".join(chip(recording.facts[i]) for i in recording.rows["machine"].unique())
+    return " and ".join(chip(recording.facts[i]) for i in recording.rows["machine"].unique())
 
 
 def chip(machine: dict[str, Any]) -> str:
-    """A machine by its processor and, where the engine found some, its GPUs."""
-    names = [machine["chip"], *(gpu["chip"] for gpu in machine.get("gpus", ()))]
+    """A machine by its processor, the cores used and, where the engine found some, its GPUs."""
+    return _with_gpus(processors.machine(machine), machine)
+
+
+def _with_gpus(name: str, machine: dict[str, Any]) -> str:
+    names = [name, *(gpu["chip"] for gpu in machine.get("gpus", ()))]
     return " + ".join(dict.fromkeys(names))  # a chip that is both is named once
 
 
@@ -383,7 +388,7 @@ def watched() -> Table:
     marked, calm = disturbances.unplanted(found)
     n, slower = len(disturbances.taken(found.sweeps)), disturbances.slowdown(found)
     note = (
-        f"{len(found.sweeps)} sweeps of {disturbances.BLOCKS} blocks on {found.machine['chip']}; exact intervals. Of "
+        f"{len(found.sweeps)} sweeps of {disturbances.BLOCKS} blocks on {chip(found.machine)}; exact intervals. Of "
         f"{calm} blocks with nothing planted {marked} were marked, nearly all for CPU time that the hypervisor gave to "
         f"other guests. The last column leaves out the {n} blocks where that was {disturbances.TAKEN:.1%} or more, by "
         f"the counter that marks too, so it tests the other signs only. Marked rows of those blocks took {slower:.2f} "

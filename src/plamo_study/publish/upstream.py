@@ -11,6 +11,7 @@ from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
 from plamo_study.measurements import measurements
+from plamo_study.present.evidence import chip
 from plamo_study.present.tables import Columns, Table, scaled, table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, builds
 from plamo_study.studies.batching_law import analysis as law_check
@@ -210,7 +211,7 @@ def scales() -> Table:
 def machine(recording: Recording) -> str:
     """The processor and the instruction sets that the engine was built for, as it says itself."""
     facts = recording.facts
-    chips = {facts[i]["chip"] for i in recording.rows["machine"]}
+    chips = {chip(facts[i]) for i in recording.rows["machine"].unique()}
     builds = {facts[i]["build"] for i in recording.rows["engine"]}
     return f"{', '.join(sorted(chips))}; {', '.join(sorted(builds))}"
 

@@ -17,6 +17,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import OTHERS, REFERENCE, check_source
+from plamo_study.present.processors import processor
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.roofline import every_cell
 
@@ -90,8 +91,8 @@ def _apart(found: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFram
 
 def _gpu(machine: dict[str, Any]) -> str:
     """A GPU by its chip, told from the processor where both are one chip or the engine named none."""
-    chip = next((str(gpu["chip"]) for gpu in machine.get("gpus", ())), machine["chip"])
-    return f"{chip}, GPU" if chip == machine["chip"] else chip
+    chip = next((str(gpu["chip"]) for gpu in machine.get("gpus", ())), processor(machine))
+    return f"{chip}, GPU" if chip == processor(machine) else chip
 
 
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:

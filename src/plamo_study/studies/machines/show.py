@@ -11,6 +11,7 @@ from IPython.display import Markdown
 from plamo_study.analysis.energy import per_token
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present.evidence import escaped
+from plamo_study.present.processors import processor
 from plamo_study.present.sentences import CLOSE, is_close
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.machines import analysis, gpu
@@ -186,7 +187,7 @@ def energy(studies: Studies) -> Table | Markdown:
             "timed row counts its joules: RAPL on Linux, NVML of an NVIDIA board, IOReport of an Apple chip. Virtual "
             "machines seldom show any."
         )
-    chips = {name: fact["chip"] for name, fact in analysis.facts_of(studies).items()}
+    chips = {name: processor(fact) for name, fact in analysis.facts_of(studies).items()}
     found = found.assign(chip=found["machine"].map(chips), phase=[_phase(row) for row in found.itertuples()])
     columns: Columns = {
         "chip": ("machine", ""), "meter": ("meter", ""), "model": ("model", ""), "phase": ("phase", ""),

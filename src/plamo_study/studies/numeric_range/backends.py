@@ -66,7 +66,7 @@ def planted() -> Table | Markdown:
     columns: Columns = {"dtype": ("ssm_out", ""), "phase": ("phase", "")}
     columns = {**columns, **{name: (name, "") for name in found}}
     grids = pd.concat(found.values())
-    machines = ", ".join(dict.fromkeys(f"{backend.name}: {backend.machine}" for backend in backends))
+    machines = "; ".join(dict.fromkeys(f"{backend.name}: {backend.machine}" for backend in backends))
     note = f"{int(grids['agrees'].sum())} of {len(grids)} cases as foretold from the source. Recorded on {machines}."
     return table(data, columns, note)
 

@@ -117,7 +117,7 @@ def compared(recording: Recording, again: Recording) -> Table:
         columns = {**columns, **{f"{phase} {i}": (f"{phase} over F16, {chips[i]}", ".2f") for i in (0, 1)}}
     rank, p, read_range, step_range = memory_modes.explained(again.rows)
     note = (
-        f"On {chips[1]} plain memory was read right after each process's steps, to leave out processes whose memory "
+        f"On {chips[1]}, plain memory was read right after each process's steps, to leave out processes whose memory "
         f"was slow. That was dropped after measuring: readings differ {read_range:.1f} times, steps of one type "
         f"{step_range:.2f} times, and a slow reading says little about a slow step (rank correlation {rank:.2f}, "
         f"p = {p:.3f})."

@@ -21,6 +21,7 @@ from plamo_study.analysis.kernels import column_tile, weight_passes
 from plamo_study.analysis.roofline import PRODUCTS, Band, Ceilings, Model, Part, miss
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
+from plamo_study.present.processors import processor
 from plamo_study.studies.roofline import columns
 
 Facts = Mapping[str, Mapping[str, Any]]
@@ -101,7 +102,7 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
         for key, group in found.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             model = files[cell["model"].rstrip("*"), cell["dtype"]]
-            cell |= {"n": len(group), "chip": facts[cell["machine"]]["chip"]}
+            cell |= {"n": len(group), "chip": processor(facts[cell["machine"]])}
             for timed in _timed(cell, group):
                 yield name, facts, cell, model, timed, _limits([table, pooled], ceilings.place_of(cell), model, timed)
 

@@ -9,7 +9,7 @@ from IPython.display import Markdown
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure.recording import LOCAL, REFERENCE
-from plamo_study.present.evidence import READ_KERNELS
+from plamo_study.present.evidence import READ_KERNELS, chip
 from plamo_study.present.tables import (
     PAIRED,
     Columns,
@@ -76,9 +76,7 @@ def core_sources() -> Markdown:
         rates = ", ".join(f"{n} {unit}" for unit, n in entry["per_cycle"].items())
         links = f"[operations]({entry['per_cycle_source']}), [method]({entry['method_source']})"
         clock = f"[{entry['highest_clock'] / 1e9:.1f} GHz at most]({entry['clock_source']})"
-        lines.append(
-            f"- {entry['chip']}, {entry['name']}: {rates} a cycle and core ({links}), {clock}; {entry['note']}."
-        )
+        lines.append(f"- {entry['name']}: {rates} a cycle and core ({links}), {clock}; {entry['note']}.")
     return Markdown("\n".join(lines))
 
 
@@ -165,7 +163,7 @@ def side_by_side(source: str) -> Table | Markdown:
             line = ratio.loc[row["what"]]
             quotient = divided(rates[line["ours"]], row["rate"])
             entry |= {"ours / it": with_quotient(line["ratio"], quotient, ".2f"), "within 10 %": line["verdict"]}
-        entries.append(entry | {"machine": found.machine["chip"]})
+        entries.append(entry | {"machine": chip(found.machine)})
     return Table(pd.DataFrame(entries).fillna(""), PAIRED)
 
 

@@ -14,6 +14,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import chips, condition, escaped
+from plamo_study.present.processors import processor
 from plamo_study.present.tables import Columns, Table, folded, significant, table
 from plamo_study.studies.roofline import balance, every_cell, intensity
 from plamo_study.studies.roofline.balance import count
@@ -126,8 +127,8 @@ def finding(recordings: Sequence[Recording], found: pd.DataFrame) -> Markdown:
         f"misses the prediction by a factor of {off.median():.2f}. {counted['near']} passes miss it by no more than a "
         f"factor of {every_cell.NEAR:g}, the worst by {off.max():.2f} ({escaped(str(worst['model']))}, "
         f"{_pass(worst)}).\n\n- {_refined(found)}\n"
-        f"- On {chip} {own.name} needs {limit.matmul / limit.read:.1f} FLOPs per byte before it waits for compute; "
-        f"{faster}.\n{_circular(found, chip, dtype)}{_lacking(recordings)}\n"
+        f"- On {chip}, {own.name} needs {limit.matmul / limit.read:.1f} FLOPs per byte before it waits for compute; "
+        f"{faster}.\n{_circular(found, home(recordings), dtype)}{_lacking(recordings)}\n"
         f"Condition: {condition(merged(used))}"
     )
 
@@ -145,11 +146,11 @@ def _refined(found: pd.DataFrame) -> str:
     return f"Knowing more moves the median miss from {first['median']:.2f} to {', then to '.join(said)}."
 
 
-def _circular(found: pd.DataFrame, chip: str, dtype: str) -> str:
+def _circular(found: pd.DataFrame, at: Recording, dtype: str) -> str:
     """What both phases reach of the roof of their own kernel and of the fastest one's, and what that means."""
-    own = (
-        found[(found["chip"] == chip) & (found["dtype"] == dtype)].groupby("kind")[["share", "share_fastest"]].median()
-    )
+    named = [processor(at.facts[machine]) for machine in at.rows["machine"].unique()]
+    own = found[found["chip"].isin(named) & (found["dtype"] == dtype)]
+    own = own.groupby("kind")[["share", "share_fastest"]].median()
     if not set(ONE) <= set(own.index):
         return ""
     (prompt, fast), (step, _) = own.loc[ONE[0]], own.loc[ONE[1]]

@@ -8,7 +8,7 @@ from IPython.display import Markdown
 
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
-from plamo_study.present.evidence import escaped
+from plamo_study.present.evidence import chip, escaped
 from plamo_study.present.tables import Columns, Table, significant, table
 from plamo_study.studies.serving import analysis, crowd, soak
 from plamo_study.studies.serving.plan import SLOTS
@@ -61,7 +61,7 @@ def accounts(recording: Recording) -> Markdown:
         return Markdown(f"No server was loaded for long at this scale: `{soak.MADE_BY}`.")
     lines = [
         f"**{escaped(found.model)}, {len(found.minutes)} minutes at {found.rate:.1f} requests a second** "
-        f"({found.machine['chip']}): {found.sent:,} requests were sent, {found.answered:,} answered, {found.failed:,} "
+        f"({chip(found.machine)}): {found.sent:,} requests were sent, {found.answered:,} answered, {found.failed:,} "
         f"failed. {found.differ - found.near_ties:,} answers are others than alone (and {found.near_ties:,} at "
         f"near-ties)."
     ]
@@ -129,7 +129,7 @@ def recovered(recording: Recording, patched: bool = False) -> Markdown:
     lines = [
         f"**{escaped(found.model)} at {found.rate:.1f} requests a second, "
         f"{crowd.PATCHED if patched else crowd.RELEASED}, stopped for {found.held_s:.0f} s** after "
-        f"minute {soak.HELD_AT} ({found.machine['chip']}). {_made_up(recording, found)}Before it at most {usual} "
+        f"minute {soak.HELD_AT} ({chip(found.machine)}). {_made_up(recording, found)}Before it at most {usual} "
         f"requests were in the server at a minute's end, and half of them had their first token within "
         f"{_within(before[-1])}. In the minutes from the stop on there were up to {most:,} at a minute's end. {came}: "
         f"{after[-1].waiting:,} requests, and {after[-1].answered:,} answers in the last minute, half with a first "
@@ -153,7 +153,7 @@ def crowds(recording: Recording) -> Table:
     rounds = len({each.round for each in found.loads})
     note = (
         f"{escaped(found.model)}, {rounds} servers of each kind, in turn; a further token by the server's own count. "
-        f"Recorded on {found.machine['chip']}."
+        f"Recorded on {chip(found.machine)}."
     )
     beside = {"ratio": ("released", "patched"), "rates": ("rate_patched", "rate")}
     return table(analysis.crowds(found), columns, note, beside)
