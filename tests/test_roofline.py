@@ -13,7 +13,7 @@ from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, planned
 from plamo_study.measure.recording import REFERENCE, Recording, journal_path
-from plamo_study.present import evidence, theme
+from plamo_study.present import evidence, published, theme
 from plamo_study.present.processors import processor
 from plamo_study.studies import recorded
 from plamo_study.studies.roofline import (
@@ -111,6 +111,19 @@ def test_a_planned_model_has_the_bytes_of_the_file(recordings):
     for name in ("plamo-2-1b*", "plamo-3-nict-2b*"):
         assert fact(name.rstrip("*"))["tensors"] == known[name]["tensors"]
         assert roofline.parts(fact(name.rstrip("*")), 100, 50, 2) == roofline.parts(known[name], 100, 50, 2)
+
+
+def test_the_source_says_that_its_hybrid_is_no_plain_q8_0_and_by_how_much_that_is_larger(recordings):
+    own = recordings[0].facts["plamo-2-1b*"]
+    out = own["tensors"]["ssm_out"]
+    larger = 2 * out["n_elements"] - out["n_bytes"]
+    assert (own["dtype"], out["type"]) == ("Q8_0", "Q8_0")
+    said = published.source("m4-pro-b9596").data
+    assert f"{larger / 1e6:.0f} MB larger, or {100 * larger / own['file_bytes']:.1f} %" in said
+    figures = published.load("m4-pro-b9596")
+    points = intensity.published_points(figures, {"plamo-2-1b*": own}, literature.part("M4 Pro"))
+    shown = balance.published_points(points)._repr_markdown_()
+    assert all("ssm_out in BF16" in text for text in (said, shown))
 
 
 # ---------------------------------------------------------------- intensity and balance

@@ -14,8 +14,18 @@ def load(name: str) -> pd.DataFrame:
     return pd.read_csv(paths.PUBLISHED / f"{name}.csv")
 
 
+def weights(name: str) -> str:
+    """Which files the figures of a source were taken with."""
+    return str(_entry(name)["weights"])
+
+
 def source(name: str) -> Markdown:
     """Who published the figures, on which machine and build, and what to know when reading them."""
-    entry: dict[str, Any] = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text())[name]
+    entry = _entry(name)
     head = f"Source: *{entry['title']}*, {entry['subject']}; {entry['machine']}; {entry['engine']}; {entry['weights']}."
     return Markdown("\n".join([head, "", *(f"- {note}" for note in entry["notes"])]))
+
+
+def _entry(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((paths.PUBLISHED / "sources.toml").read_text(encoding="utf-8"))[name]
+    return found

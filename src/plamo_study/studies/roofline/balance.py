@@ -8,6 +8,7 @@ import pandas as pd
 from plamo_study.analysis import roofline
 from plamo_study.analysis.roofline import Ceilings, Model
 from plamo_study.measure import planned
+from plamo_study.present import published
 from plamo_study.present.tables import NOT_AVAILABLE, Columns, Table, significant, table
 from plamo_study.studies.roofline import intensity, what_if
 
@@ -63,7 +64,7 @@ def balances(table_of_machines: pd.DataFrame, known: Mapping[str, Model]) -> Tab
 
 
 def published_points(points: pd.DataFrame) -> Table:
-    """Somebody's rates under the roof of their part."""
+    """The M4 Pro's published rates under the roof of their part, and which files stand behind each side."""
     columns: Columns = {
         "model": ("model", ""),
         "quantity": ("phase", ""),
@@ -73,7 +74,8 @@ def published_points(points: pd.DataFrame) -> Table:
         "bound": ("nearer ceiling", ""),
         "share": ("of its published peak", ".0%"),
     }
-    return table(points, columns)
+    note = f"Bytes are counted of our files. The source has {published.weights('m4-pro-b9596')}."
+    return table(points, columns, note)
 
 
 def gains(known: Mapping[str, Model], limit: Ceilings, factor: float) -> Table:
