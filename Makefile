@@ -1,6 +1,5 @@
 # Two commands: `make study` and `make test`. Both set everything up on first use and nothing on the second.
 PYTHON ?= python3
-SCALE ?= mini
 BIN := .venv/bin
 READY := .venv/.ready
 ENGINE_ARGS := -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__ -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/.venv/engine.cmake
@@ -22,7 +21,7 @@ export FITS
 .PHONY: study test lab notebooks lock clean
 
 study: $(READY)
-	$(BIN)/plamo-study study --scale $(SCALE) $(if $(MINUTES),--minutes $(MINUTES))
+	$(BIN)/plamo-study study $(if $(SCALE),--scale $(SCALE)) $(if $(MINUTES),--minutes $(MINUTES))
 
 test: $(READY)
 	$(BIN)/ruff check

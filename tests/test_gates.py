@@ -12,7 +12,7 @@ from plamo_study.engine.parts import PartSums
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.limits import ROUNDINGS
-from plamo_study.measure import frame, journal, plan, quantizing
+from plamo_study.measure import frame, journal, plan, proof, quantizing
 from plamo_study.measure.cells import columns
 from plamo_study.measure.process import work
 from plamo_study.measure.recording import REFERENCE, Recording, journal_path
@@ -95,6 +95,52 @@ def test_a_fault_that_the_logits_of_an_8_bit_file_hide_is_seen_in_its_part(seen)
     eight_bits = plan.change(seen.cell, dtype="Q8_0")
     assert relative_error(seen.plain, judged.logits) < tolerance(eight_bits)
     assert judged.parts["feed-forward"][1] > part_tolerance(eight_bits)
+
+
+@pytest.mark.parametrize("name", sorted(faults.OF_ATTENTION | faults.OF_MAMBA))
+def test_parts_alone_catch_every_planted_fault_that_the_whole_gate_catches(name, seen):
+    fault, allowed = (faults.OF_MAMBA | faults.OF_ATTENTION)[name], part_tolerance(seen.cell)
+    with np.errstate(all="ignore"):
+        whole, alone = (judge(fault(seen.path, True), TOKENS, seen.sums, seen.logits, only) for only in (False, True))
+    assert alone.parts == whole.parts
+    assert alone.head == whole.head
+    assert (worst(alone) > allowed) == (worst(whole) > allowed)
+
+
+@pytest.mark.parametrize("layer", range(4))
+@pytest.mark.parametrize("part", ["mixed", "fed"])
+def test_parts_alone_see_a_fault_in_any_layer(layer, part, seen):
+    class Wrong(Oracle):
+        """One part of one layer adds a twentieth less than it should."""
+
+    right = getattr(Oracle, part)
+    setattr(Wrong, part, lambda self, at, x: right(self, at, x) * np.float32(0.95 if at == layer else 1))
+    judged = judge(Wrong(seen.path, True), TOKENS, seen.sums, seen.logits, parts_only=True)
+    assert worst(judged) > 2 * part_tolerance(seen.cell)
+
+
+@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
+def test_a_gate_of_parts_passes_a_right_engine_and_says_what_it_allows(model):
+    cell = mini("gate", model, n_prompt=24, n_ubatch=8, proof="parts")
+    found = gated(cell)
+    assert found.valid
+    assert found.checks["parts_error"] <= found.checks["parts_tolerance"] == part_tolerance(cell)
+    assert found.checks["second_path_error"] <= found.checks["tolerance"]
+    assert len(found.series["mixer"]) == len(found.series["feed-forward"]) >= 4
+
+
+def test_a_gate_of_parts_refuses_an_engine_that_lost_its_rotation(tmp_path, monkeypatch):
+    """The engine made wrong: it is given another file than the oracle, one whose rotary base is another."""
+    cell, path = mini("gate", ATTENTION, n_prompt=24, n_ubatch=8, proof="parts"), mini_file(ATTENTION)
+    other = tmp_path / "other.gguf"
+    data = bytearray(path.read_bytes())
+    at = data.index(b"plamo3.rope.freq_base") + len(b"plamo3.rope.freq_base") + 4
+    data[at : at + 4] = np.float32(7.0).tobytes()
+    other.write_bytes(data)
+    with Session(other, SessionConfig(24, n_ubatch=8, n_gpu_layers=0)) as session:
+        found = proof.gate(cell, session, [{0: TOKENS[:24]}], path)
+    assert found.valid is False
+    assert found.checks["parts_agrees"] is False
 
 
 def test_a_state_that_is_lost_between_micro_batches_is_seen(seen):

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.usable import usable
-from plamo_study.measure.recording import Recording
+from plamo_study.measure.recording import Recording, read
 from plamo_study.present.evidence import chip
 from plamo_study.studies.collect import collect
 
@@ -69,7 +69,30 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
         Unknown study, source or scale, nothing recorded at this scale, or no time to measure and nothing recorded.
 
     """
-    rows, facts = (found := recording(study, source, scale, minutes)).rows, found.facts
+    return _tidy(recording(study, source, scale, minutes))
+
+
+def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
+    """What `make study` measured on this machine for a page, such as "01-core": a frame as `measurements` gives it.
+
+    Released weights where they are here, else random ones of the same shape. Nothing is measured now: where nothing
+    was, or nobody asked, the frame has no lines, and what is computed from it neither.
+    """
+    scales = ("weights", "shape") if asked else ()
+    found = [_tidy(each) for scale in scales if (each := read(study, "live", scale))]
+    if not found:
+        return pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+    known = set(found[0]["model"].map(unstarred))
+    return pd.concat([found[0], *(each[~each["model"].map(unstarred).isin(known)] for each in found[1:])])
+
+
+def unstarred(model: str) -> str:
+    """A model's name without the star that says its shape is assumed."""
+    return model.rstrip("*")
+
+
+def _tidy(found: Recording) -> pd.DataFrame:
+    rows, facts = found.rows, found.facts
     good = set(usable(rows)["key"])
     kept = rows[~rows["anchor"] & (rows["workload"] != "gate")]
     lines = [line for row in kept.to_dict("records") for line in _lines(row)]

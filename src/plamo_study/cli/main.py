@@ -12,6 +12,7 @@ import typer
 
 from plamo_study import children, paths, progress
 from plamo_study.cli import (
+    at_hand as cli_at_hand,
     engine as cli_engine,
     models as cli_models,
     report,
@@ -36,7 +37,7 @@ from plamo_study.cli.terminal import echo
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError, of_memory, of_system
 from plamo_study.measure import machine, plan, recording, runner
-from plamo_study.studies import budget, cluster, registry as studies
+from plamo_study.studies import at_hand, budget, cluster, registry as studies
 from plamo_study.studies.batching_law import plan as batching_law_plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -51,6 +52,7 @@ NOTEBOOK_S = 15.0  # to execute one, about
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
 MINUTES, AT_MOST = 3.0, 15.0  # for measuring all studies at mini, and for what their findings need alone
 LOCK = ".running"  # in reports/
+OWN = "own"  # the parameter of notebooks that can set this machine's rows beside the recorded ones
 LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
 LAW_BATCHES = [1024, 2048, 4096]
 
@@ -72,21 +74,28 @@ def main() -> None:
 
 @app.command()
 def study(
-    scale: Scale = "mini",
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            help="run every notebook live instead, at this scale: mini (embedded, minutes), shape or weights (hours)"
+        ),
+    ] = None,
     minutes: Annotated[
         float | None,
         typer.Option(
             min=0,
             callback=finite,
-            help=f"for measuring, in all: {LIMIT}; by default about {MINUTES:g} at mini, at the most {AT_MOST:g}, "
-            "else what the plans take",
+            help=f"for measuring, in all: {LIMIT}; 0: what the plans take. By default {at_hand.MINUTES:g}, or with a "
+            f"scale about {MINUTES:g} at mini, at the most {AT_MOST:g}, else what the plans take",
         ),
     ] = None,
     engine: Engine = None,
     force: Force = False,
 ) -> None:
-    """Make the models, measure, run every notebook live, and publish the pages: all of it."""
+    """Measure the core of the study on models of full size here, and publish its pages with your numbers on them."""
     use_engine(engine)
+    if scale is None:
+        raise typer.Exit(_run_at_hand(minutes, force))
     usual = minutes is None and scale == "mini"
     minutes, at_most = (MINUTES, AT_MOST) if usual else (minutes or 0, 0.0)
     raise typer.Exit(_run_all([], scale, "live", {}, minutes, force, published=True, at_most=at_most))
@@ -343,6 +352,18 @@ def _run_all(
         return _run_alone(found, scale, source, values, minutes, force, json, published, at_most)
 
 
+def _run_at_hand(minutes: float | None, force: bool) -> int:
+    """Measure what a page can set beside the recorded rows, and publish the recorded pages with it; the exit code."""
+    from plamo_study.publish import runs
+
+    values = {"scale": studies.RANDOM_WEIGHTS, "source": "recorded"}
+    with alone(paths.REPORTS / LOCK):
+        well = cli_at_hand.measure(minutes)
+        found = sorted(runs.find_notebooks([]), key=lambda path: path.stem in studies.OF_ALL)
+        status = _run_alone(found, values["scale"], "recorded", values, 0, force, json=False, published=True, at_most=0)
+    return status or int(not well)
+
+
 def _run_alone(
     found: list[Path],
     scale: str,
@@ -367,6 +388,7 @@ def _run_alone(
         limited = source == "live" and "minutes" in parameters.declared(notebook)
         own = values | ({"minutes": repr(shares[notebook.stem])} if limited else {})
         own |= _as_recorded(notebook.stem, scale) if published else {}
+        own |= {OWN: "true"} if published and OWN in parameters.declared(notebook) else {}
         digest = inputs.digest(notebook.stem)
         current = runs.is_current(notebook, own, paths.REPORTS, digest)
         if source == "recorded" or (current and not (force or json)):

@@ -16,7 +16,7 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
     "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
-    "temperature", "back", "server", "n_clients", "pattern", "balance",
+    "temperature", "back", "server", "n_clients", "pattern", "balance", "proof",
 )  # fmt: skip
 
 
@@ -113,6 +113,7 @@ class Prefill(OnModel, frozen=True, kw_only=True):
     n_prompt: int = 0  # tokens of each
     n_seq: int = 1
     policy: Literal["per_sequence", "packed"] = "per_sequence"
+    proof: Literal["", "first"] = ""  # first: only the first process of a cell proves its result
 
 
 class Decode(OnModel, frozen=True, kw_only=True):
@@ -122,6 +123,7 @@ class Decode(OnModel, frozen=True, kw_only=True):
     n_gen: int = 0  # steps
     n_seq: int = 1
     policy: Literal["per_sequence", "packed", "shared"] = "per_sequence"  # shared: one prompt, its state copied to all
+    proof: Literal["", "first"] = ""  # first: only the first process of a cell proves its result
 
 
 class Overhead(Decode, frozen=True, kw_only=True):
@@ -134,6 +136,7 @@ class Gate(OnModel, frozen=True, kw_only=True):
     timed = False
     n_prompt: int = 0  # tokens that both see
     n_gen: int = 0  # tokens continued greedily, to see whether the model loops
+    judged: Literal["", "parts"] = field(default="", name="proof")  # parts: each part, given what entered it; no more
 
 
 class Replay(OnModel, frozen=True, kw_only=True):

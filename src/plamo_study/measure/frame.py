@@ -44,7 +44,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     import pandas as pd
 
     rows = in_one_go(rows)
-    gates, drift, causes = _gates(rows), drift_by_block(rows), watch.causes(rows)
+    gates, proofs, drift, causes = _gates(rows), _proofs(rows), drift_by_block(rows), watch.causes(rows)
     told = {cell: plainly(columns(cell)) for cell in dict.fromkeys(row.cell for row in rows)}
     cells = [told[row.cell] for row in rows]
     table: dict[str, Any] = {name: [cell[name] for cell in cells] for name in ORDER}
@@ -54,7 +54,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
         for row, cell in zip(rows, cells, strict=True)
     ]
     table["build"] = [build_name(known[row.engine]) if row.engine else "" for row in rows]
-    table["verdict"] = [_verdict(row, gates) for row in rows]
+    table["verdict"] = [_verdict(row, gates, proofs) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
     for name in CONDITIONS:
@@ -190,7 +190,13 @@ def _gates(rows: list[Row]) -> dict[tuple[str, str], bool]:
     return gates
 
 
-def _verdict(row: Row, gates: dict[tuple[str, str], bool]) -> str:
+def _proofs(rows: list[Row]) -> dict[tuple[Cell, str, str], bool]:
+    """Whether the result of a cell was right where only its first process asks."""
+    asked = [row for row in rows if getattr(row.cell, "proof", "") == "first" and row.valid is not None]
+    return {(row.cell, row.model, row.engine): row.valid is True for row in asked}
+
+
+def _verdict(row: Row, gates: dict[tuple[str, str], bool], proofs: dict[tuple[Cell, str, str], bool]) -> str:
     """valid, invalid (computed, but wrong), ungated (no oracle verdict on file and build), failed, starved, or n/a."""
     if row.status == "starved":
         return "starved"
@@ -199,6 +205,9 @@ def _verdict(row: Row, gates: dict[tuple[str, str], bool]) -> str:
     if not row.model or (isinstance(row.cell, Replay) and row.valid is None):
         return "n/a"
     found = [gates.get((model, row.engine)) for model in (row.model, *row.others)]
-    if row.valid is not True or False in found:
+    right = proofs.get((row.cell, row.model, row.engine)) if row.valid is None else row.valid
+    if (right is None and getattr(row.cell, "proof", "") == "first") and False not in found:
+        return "ungated"  # the process that would have proved it did not end
+    if right is not True or False in found:
         return "invalid"
     return "ungated" if None in found else "valid"

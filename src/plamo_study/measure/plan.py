@@ -6,7 +6,7 @@ from typing import Any, TypeVar, overload
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
-from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, Gate, MatMul, OnModel, Read
+from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, Gate, MatMul, OnModel, Prefill, Read
 from plamo_study.measure.process import WORKER
 from plamo_study.models import registry
 
@@ -31,6 +31,8 @@ BLOCKS = 5  # processes behind every number, before marked blocks are measured a
 TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0}
 ANCHORS = {"mini": 1, "shape": 3, "weights": 3}
 MOST_CELLS = 10**6
+LEAN_BLOCKS = 3
+LEAN_GATE: dict[str, Any] = {"n_prompt": 24, "n_ubatch": 8, "n_gen": 0, "repetitions": 1}
 DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
 
 
@@ -122,6 +124,28 @@ def with_gates(
     anchor = change(base, workload="decode", dtype=anchor_dtype or first.dtype, **how)
     planned = Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
     return replace(planned, anchors=ANCHORS[scale])
+
+
+def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CELLS) -> Plan:
+    """A plan for the minutes that a reader's own machine has: three processes a cell, and no more than they need.
+
+    Only the first process of a cell proves its result, and the others warm up by a short prompt. A file's gate judges
+    every part of every layer and the head for a few tokens. No anchor: three blocks are too few to tell which drifted.
+    """
+    own = tuple(change(cell, proof="first") if isinstance(cell, Prefill | Decode) else cell for cell in cells)
+    for cell in own:
+        check_cell(cell)
+    first = next(cell for cell in own if isinstance(cell, OnModel))
+    gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
+    files = dict.fromkeys(file for cell in own for file in cell.files)
+    gates = tuple(change(gate, model=file[0], scale=file[1], dtype=file[2]) for file in files)
+    return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed)
+
+
+def planned_models(scale: str) -> tuple[str, ...]:
+    """The models of a lean plan: those whose released weights are here at "weights", the others at "shape"."""
+    fetched = tuple(name for name in MODELS if any(registry.model_path(name, "weights", t).exists() for t in TYPES))
+    return fetched if scale == "weights" else tuple(name for name in MODELS if name not in fetched)
 
 
 def gate_tokens(scale: str, gpu: bool = False) -> dict[str, Any]:

@@ -245,7 +245,7 @@ class _Sweep:
         self._each(self._anchors(1))
         if least == 1:
             self._again(seconds)
-        for number in range(1, MOST_BLOCKS if self.plan.blocks > 1 else 1):
+        for number in range(1, MOST_BLOCKS if self.plan.extra_blocks else self.plan.blocks):
             spent = self._spent(self._all())
             todo = [*self._shuffled(number), *self._anchors(number + 1)]
             fits = not self.late and spent + spent / number <= seconds
@@ -393,8 +393,7 @@ class _Sweep:
     def _spent(self, tasks: Iterable[Task]) -> float:
         """Seconds that those of these tasks took that are done, those that ran beside one another as long as one."""
         keys = {self._key(task) for task in tasks}
-        rows = [self.done[key] for key in keys if key in self.done]
-        return sum(row.elapsed_ns / 1e9 / self._at_once(row.cell) for row in rows if row.order != TAKEN_OVER)
+        return spent_s((self.done[key] for key in keys if key in self.done), self._at_once)
 
     def _budget(self) -> int:
         """Rows that may still be measured beyond the plan's blocks."""
@@ -537,6 +536,11 @@ class _Sweep:
             usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
             remaining = sum(self.seconds.get(cell, usual) for cell in left)
             self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining))
+
+
+def spent_s(rows: Iterable[Row], beside: Callable[[Cell], int] = at_once) -> float:
+    """Seconds that rows took, those that ran beside one another as long as one, gates of another study nothing."""
+    return sum(row.elapsed_ns / 1e9 / beside(row.cell) for row in rows if row.order != TAKEN_OVER)
 
 
 def _passed_elsewhere(path: Path) -> dict[str, Row]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import altair as alt
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present.labels import label
@@ -54,6 +55,20 @@ def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -
     """Bare points, to lay under a chart with `over`."""
     base = alt.Chart(_whole(data, y)).mark_point(opacity=0.6, size=40)
     return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(str(data[color].iloc[0])) or GREY))
+
+
+def and_here(chart: Any, data: pd.DataFrame, x: str, y: str) -> Any:
+    """The chart with this machine's own points on it, diamonds; the chart itself where there are none."""
+    if data.empty:
+        return chart
+    data, kinds = _plain(data), {name: "Q" if is_numeric_dtype(data[name]) else "N" for name in (x, y)}
+    mark = alt.Chart(data).mark_point(shape="diamond", filled=True, size=90, opacity=1, color=INK)
+    own = mark.encode(x=f"{x}:{kinds[x]}", y=f"{y}:{kinds[y]}", tooltip=[f"{x}:{kinds[x]}", f"{y}:{kinds[y]}"])
+    whole: Any = over(own, chart)
+    whole.layer = [*whole.layer[1:], whole.layer[0]]
+    title, said = dict(chart.title), "; ".join(f"{a:.3g}" if kinds[y] == "Q" else str(a) for a in data[y])
+    title["subtitle"] = [*title["subtitle"], "Diamonds: this machine"]
+    return whole.properties(title=title, description=f"{chart.description} On this machine: {said}.")
 
 
 def over(*below: Any) -> alt.LayerChart:

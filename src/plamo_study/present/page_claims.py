@@ -5,10 +5,13 @@
     claim.table()
 
 On recorded rows a test requires every claim to hold, so prose cannot rot. On a reader's own rows the table sets the
-reference machine's figure beside this machine's. All claims of a page are one family: a verdict other than
+reference machine's figure beside this machine's: where the whole page is of them (`source` is "live"), and where a
+claim is given some beside the recorded ones (`here`). All claims of a page are one family: a verdict other than
 "inconclusive" takes an interval on one side of the threshold and a p-value that survives the correction for all.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import nbformat
@@ -22,6 +25,7 @@ from plamo_study.errors import StudyError
 from plamo_study.present.tables import Table, significant
 
 METADATA = "plamo_study_claims"  # of an output: where tests and documents find a page's claims
+FEW = 3  # processes; below, no interval is printed
 MARKS = {"holds": "✓", "does not hold": "✗", "inconclusive": "?"}
 Line = dict[str, Any]
 
@@ -32,6 +36,7 @@ class Claims:
     def __init__(self, notebook: str, source: str):
         self.notebook, self.source = notebook, source
         self._stated: dict[str, list[Line]] = {}  # by sentence: a cell run again states nothing twice
+        self._here: dict[str, list[Line]] = {}
 
     def __call__(
         self,
@@ -40,8 +45,11 @@ class Claims:
         above: float | None = None,
         below: float | None = None,
         between: tuple[float, float] | None = None,
+        here: pd.DataFrame | None = None,
     ) -> "Verdicts":
         """State a sentence of every line of `found`, as `estimate` and `compare` return it, or of a plain fact.
+
+        `here`: the same of what was measured on this machine, which says whether the sentence holds here too.
 
         Raises StudyError unless there is exactly one threshold (none for a plain fact).
         """
@@ -55,6 +63,8 @@ class Claims:
             lines = [_untested(sentence, "not measured", "inconclusive")]
         else:
             lines = [self._line(sentence, row, above, below, between) for row in found.to_dict("records")]
+        own = [] if here is None else here.to_dict("records")
+        self._here[sentence] = [self._line(sentence, row, above, below, between) for row in own]
         self._stated[sentence] = lines
         return Verdicts(lines)
 
@@ -71,13 +81,13 @@ class Claims:
 
     def checked(self) -> list[Line]:
         """Every line that was stated, its p-value and verdict corrected for all of the page."""
-        lines = [line for stated in self._stated.values() for line in stated]
-        tested = iter(claims.family([line for line in lines if line["p"] is not None]).to_dict("records"))
-        return [line if line["p"] is None else next(tested) for line in lines]
+        return _corrected(self._stated)
 
     def table(self) -> "Checked":
         """All claims with their verdicts; of a reader's own rows beside the reference machine's figures."""
-        return Checked(self.checked(), _reference(self.notebook) if self.source == "live" else None)
+        if own := _corrected(self._here):
+            return Checked(self.checked(), own)
+        return Checked(self.checked(), reference=_reference(self.notebook) if self.source == "live" else None)
 
 
 class Verdicts:
@@ -96,15 +106,22 @@ class Verdicts:
 class Checked(Table):
     """The table of a page's claims. Its output carries them as data, for tests and documents."""
 
-    def __init__(self, lines: list[Line], reference: dict[tuple[str, str], str] | None):
+    def __init__(
+        self, lines: list[Line], here: Sequence[Line] = (), reference: dict[tuple[str, str], str] | None = None
+    ):
         self.lines = lines
-        shown = [{"claim": line["claim"], "of": line["model"]} for line in lines]
-        for entry, line in zip(shown, lines, strict=True):
+        n, own = len(lines), {_what(line): line for line in here}
+        if own:
+            reference, n = {_what(line): _figure(line) for line in lines}, len(own)
+            lines = [line for line in lines if _what(line) in own]
+        shown = []
+        for line in lines:
+            entry, mine = {"claim": line["claim"], "of": line["model"]}, own.get(_what(line), line)
             if reference is not None:
-                entry["reference machine"] = reference.get((line["claim"], _unstarred(line["model"])), "")
-            entry["measured" if reference is None else "on this machine"] = _figure(line)
-            entry |= {"needed": line["wanted"], "verdict": line["verdict"]}
-        note = f"{len(lines)} claims, one family: p-values after Benjamini and Hochberg's correction, at 5 %."
+                entry["reference machine"] = reference.get(_what(line), "")
+            entry["measured" if reference is None else "on this machine"] = _figure(mine)
+            shown.append(entry | {"needed": mine["wanted"], "verdict": mine["verdict"]})
+        note = f"{n} claims, one family: p-values after Benjamini and Hochberg's correction, at 5 %."
         super().__init__(pd.DataFrame(shown), note)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
@@ -122,12 +139,19 @@ def _reference(notebook: str) -> dict[tuple[str, str], str]:
     """The figures of the reference machine, as the committed notebook has them."""
     path = paths.NOTEBOOKS / f"{notebook}.ipynb"
     lines = stated(nbformat.read(path, as_version=4))
-    return {(line["claim"], _unstarred(line["of"])): line["figure"] for line in lines}
+    return {_what(line | {"model": line["of"]}): line["figure"] for line in lines}
 
 
-def _unstarred(names: str) -> str:
-    """Without the stars of assumed shapes, which embedded models have none of."""
-    return names.replace("*", "")
+def _what(line: Line) -> tuple[str, str]:
+    """Of what a line states which sentence, without the stars of assumed shapes, which embedded models have none of."""
+    return line["claim"], line["model"].replace("*", "")
+
+
+def _corrected(stated: dict[str, list[Line]]) -> list[Line]:
+    """All lines as one family."""
+    lines = [line for each in stated.values() for line in each]
+    tested = iter(claims.family([line for line in lines if line["p"] is not None]).to_dict("records"))
+    return [line if line["p"] is None else next(tested) for line in lines]
 
 
 def _untested(sentence: str, wanted: str, verdict: str) -> Line:
@@ -142,7 +166,13 @@ def _plain(line: Line) -> Line:
 
 def _figure(line: Line) -> str:
     found: Estimate | None = line["estimate"]
-    return "" if found is None else significant(3)(found)
+    if found is None:
+        return ""
+    if found.n < FEW and found.units:  # too few for an interval: the range, and of how many
+        least, most = (each(found.units) for each in (min, max))
+        least, most = (math.exp(least), math.exp(most)) if found.in_logs else (least, most)
+        return f"{least:.3g} to {most:.3g} ({found.n} processes)"
+    return significant(3)(found)
 
 
 def _said(line: Line) -> str:

@@ -53,6 +53,7 @@ PARAMETERS = {
     "source": Allowed(str, SOURCES),
     "scale": Allowed(str, tuple(DTYPE)),
     "minutes": Allowed(float, least=0),
+    "own": Allowed(bool),
     "guess": FACTOR,
     "guess_bits": GUESS,
     "guess_together": GUESS,

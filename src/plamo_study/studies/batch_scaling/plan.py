@@ -15,12 +15,16 @@ from plamo_study.measure.plan import (
     ceilings,
     change,
     check_scale,
+    lean,
+    planned_models,
     thread_counts,
     with_gates,
 )
 
 SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
+LEAN_DEPTH = 32
+LEAN_SEQUENCES = (1, 4, 5, 8, 9, 16)  # both ends, and either side of two cliffs
 FIRST_SEQUENCES = (1, 4, 16)  # that no page can do without
 GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded during the first of them
 SHORT_PROMPT = 8  # where packing prompts could pay: long ones fill a micro-batch each
@@ -63,3 +67,16 @@ def source_table(scale: str, gpu: bool = False) -> Plan:
     cells = [change(base, n_seq=n, policy=policy) for n in (2, 8, 16) for policy in ("per_sequence", "packed")]
     planned = with_gates("03-source-table", scale, tuple(cells))
     return replace(planned, blocks=2 if scale == "mini" else SOURCE_BLOCKS, extra_blocks=0)
+
+
+def core(scale: str, gpu: bool = False) -> Plan:
+    """Decode steps of a few numbers of sequences, those of the first cliff first, after a short prompt.
+
+    A prompt of 128 tokens, as in the study, would take as long as the steps, and makes them 3 % longer at the most.
+    """
+    check_scale(scale)
+    base = Decode(scale=scale, dtype=DTYPE[scale], depth=LEAN_DEPTH, n_gen=GPU_STEPS if gpu else STEPS, policy="shared")
+    base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    models = planned_models(scale)
+    cells = tuple(change(base, model=model, n_seq=n) for n in LEAN_SEQUENCES for model in models)
+    return lean("03-core", scale, cells, needed=LEAN_SEQUENCES.index(5) * len(models) + len(models))

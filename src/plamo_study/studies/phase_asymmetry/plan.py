@@ -4,9 +4,22 @@ from dataclasses import replace
 
 from plamo_study.measure import energy, machine
 from plamo_study.measure.cells import Cell, Idle, Prefill
-from plamo_study.measure.plan import DTYPE, MODELS, Plan, ceilings, change, check_scale, thread_counts, with_gates
+from plamo_study.measure.plan import (
+    DEPTH,
+    DTYPE,
+    MODELS,
+    Plan,
+    ceilings,
+    change,
+    check_scale,
+    lean,
+    planned_models,
+    thread_counts,
+    with_gates,
+)
 
 IDLE_S = 10
+LEAN_STEPS = 32
 
 
 def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
@@ -36,3 +49,19 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
             fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
     planned = with_gates("01-phase-asymmetry", scale, tuple(dict.fromkeys((*asked, *limits, *fewer))))
     return replace(planned, compared=tuple(asked), needed=len(asked) + len(limits))
+
+
+def core(scale: str, gpu: bool = False) -> Plan:
+    """Both phases of both models, and this machine's ceilings: a prompt of 512 tokens, and steps after 128."""
+    check_scale(scale)
+    base = Prefill(scale=scale, dtype=DTYPE[scale], n_threads=machine.performance_cores(), n_prompt=512)
+    base = change(base, n_gpu_layers=-1 if gpu else 0)
+    of_models = [
+        cell
+        for model in planned_models(scale)
+        for cell in (
+            change(base, model=model),
+            change(base, model=model, workload="decode", depth=DEPTH, n_gen=LEAN_STEPS),
+        )
+    ]
+    return lean("01-core", scale, (*ceilings(scale, gpu, thread_counts()[:1]), *of_models))

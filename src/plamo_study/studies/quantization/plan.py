@@ -16,6 +16,8 @@ from plamo_study.measure.plan import (
     Plan,
     change,
     check_scale,
+    lean,
+    planned_models,
     types,
     with_gates,
 )
@@ -24,6 +26,7 @@ QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # of them
 KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types
 IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # what the files of QUICK are made of
 PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types that x86 processors get in another layout than the file's
+LEAN_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
 REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
 AGAIN = ("F16", "BF16", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q2_K")  # whose ratios are measured again, controlled
@@ -98,3 +101,14 @@ def kernels(scale: str, gpu: bool = False) -> tuple[MatMul, ...]:
     if not gpu:
         cells += [change(cell, dtype=dtype, layout="plain") for dtype in PACKED for cell in (many, one)]
     return tuple(cells)
+
+
+def core(scale: str, gpu: bool = False) -> Plan:
+    """Both phases of the first model in four types; where time is left, eight sequences together in each."""
+    check_scale(scale)
+    models = [name for name in MODELS[:1] if name in planned_models(scale)]
+    base = Decode(scale=scale, depth=DEPTH, n_gen=STEPS, n_threads=machine.performance_cores())
+    base = change(base, n_gpu_layers=-1 if gpu else 0)
+    alone = [change(base, model=model, dtype=dtype) for model in models for dtype in LEAN_TYPES]
+    together = [change(cell, n_gen=STEPS_TOGETHER, n_seq=TOGETHER, policy="shared") for cell in alone]
+    return lean("04-core", scale, (*alone, *together), needed=len(alone))

@@ -1,0 +1,129 @@
+"""What `make study` measures on the machine at hand: which studies, in order of need, and how long it should take.
+
+The forecast is arithmetic from two rates that a probe of some seconds measures here, memory's and the matrix kernel's.
+It is printed before anything is measured, and what came of it after.
+"""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.measure import files, machine, plan, recording
+from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Prefill, Read
+from plamo_study.measure.plan import Plan
+from plamo_study.measure.process import work
+from plamo_study.measure.proof import TAIL_STEPS
+from plamo_study.measure.worker import Job
+from plamo_study.measure.workloads import WARM_STEPS, WARM_TOKENS
+from plamo_study.models import registry
+
+STUDIES = ("01-core", "03-core", "04-core")  # the notebook of a study is called by the same two digits
+MINUTES = 9.0  # for measuring, where nobody says; written files come on top
+PROBE = {"n_bytes": 1 << 30, "repetitions": 4}
+PROBE_LIMIT_S = 60.0
+ROOM = 1 << 30  # bytes that stay free on the disk
+BITS = {"F32": 32.0, "F16": 16.02, "BF16": 16.02, "Q8_0": 8.52, "Q4_0": 4.85, "Q4_K_M": 5.1}  # a weight, about
+WRITTEN = 2.5e8  # bytes a second of a file with random weights
+QUANTIZED = {"Q4_0": 1.2e8, "Q4_K_M": 2.5e7}  # weights a second
+START_S = 2.0  # of a process until its model is loaded
+READING_S, JUDGED = 6.0, 6e7  # of a gate: reading the file's vocabulary, and weights a second
+GATES_AT = 1.5e11  # FLOP/s of the matrix kernel on the machine where the last four lines were measured
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the probe found: bytes a second read from memory, and FLOP a second of the engine's own matrix kernel."""
+
+    read: float
+    matmul: float
+
+
+def asked() -> list[tuple[str, str]]:
+    """Studies and scales to measure: released weights of the models that were fetched, random ones of the others."""
+    found = []
+    for scale in ("weights", "shape"):
+        models = plan.planned_models(scale)
+        names = [name for name in STUDIES if name != "04-core" or plan.MODELS[0] in models]
+        found += [(name, scale) for name in names if models]
+    return found
+
+
+def measured(name: str, scale: str) -> bool:
+    """Whether rows of a study lie here already."""
+    return recording.journal_path(name, scale, recording.LOCAL).exists()
+
+
+def missing(found: Iterable[Plan]) -> dict[str, int]:
+    """The files that are not here yet, with the bytes each will take, about; StudyError where the disk is too full."""
+    lacking = {
+        registry.model_path(*file).name: int(registry.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8)
+        for each in found
+        for file in files.needed(each)
+        if not registry.model_path(*file).exists()
+    }
+    paths.MODELS.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(paths.MODELS).free
+    if lacking and sum(lacking.values()) + ROOM > free:
+        why = f"model files of full size take {sum(lacking.values()) / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free"
+        raise StudyError(str(paths.MODELS), why, "free some space, or measure small models: make study SCALE=mini")
+    return lacking
+
+
+def probed() -> Pace:
+    """Both rates of this machine, each by a process of a second or two. StudyError where one does not end well."""
+    threads = machine.performance_cores()
+    cells = (
+        Read(dtype="Q8_0", n_threads=threads, **PROBE),
+        MatMul(dtype="Q8_0", n_rows=2048, n_threads=threads, repetitions=4),
+    )
+    rates = []
+    for cell in cells:
+        outcome = work(Job(cell=cell), PROBE_LIMIT_S)
+        if outcome.status != "ok":
+            why = outcome.failure.why if outcome.failure else outcome.status
+            raise StudyError(f"the {cell.workload} probe", f"ended with {why}", "plamo-study selfcheck")
+        amount = outcome.measured.n_bytes or outcome.measured.n_flops
+        rates.append(amount * 1e9 / sorted(sample[0] for sample in outcome.measured.samples_ns)[1])
+    return Pace(*rates)
+
+
+def writing_s(lacking: dict[str, int]) -> float:
+    """Seconds that writing these files takes, about."""
+    spent = 0.0
+    for name, n_bytes in lacking.items():
+        dtype = name.split(".")[-2]
+        spent += n_bytes * 8 / BITS[dtype] / QUANTIZED[dtype] if dtype in QUANTIZED else n_bytes / WRITTEN
+    return spent
+
+
+def measuring_s(planned: Plan, pace: Pace, gated: set[Any]) -> float:
+    """Seconds that a plan takes here, about; `gated`: files that a plan before it had judged, to which it adds."""
+    new = {cell.files for cell in planned.gates} - gated
+    gated |= new
+    weights = [registry.spec(*file[:2]).n_params for (file,) in new]
+    gates = sum(READING_S + n / JUDGED for n in weights) * GATES_AT / pace.matmul
+    cells = sum(_cell_s(cell, pace, proved=block == 0) for cell in planned.cells for block in range(planned.blocks))
+    return gates / machine.at_once(1, 1) + cells
+
+
+def _cell_s(cell: Cell, pace: Pace, proved: bool) -> float:
+    """One process: its start, the tokens of its prompts, and its steps, each of which reads all weights."""
+    if not isinstance(cell, OnModel):
+        size = cell.n_bytes if isinstance(cell, Read) else 0
+        return START_S + (cell.repetitions + 20) * size / pace.read
+    (model, scale, dtype), n_seq = cell.files[0], cell.shape[0]
+    n_params = registry.spec(model, scale).n_params
+    tokens, steps = 0, 0
+    if isinstance(cell, Prefill):
+        tokens = cell.n_prompt * n_seq + (cell.n_prompt if proved else WARM_TOKENS)
+        steps = TAIL_STEPS if proved else 0
+    elif isinstance(cell, Decode):
+        shared = cell.policy == "shared"
+        again = n_seq * cell.n_gen if shared else cell.depth + cell.n_gen
+        tokens = cell.depth * (1 if shared else n_seq) + (again if proved else 0 if shared else WARM_TOKENS)
+        steps = WARM_STEPS + cell.n_gen
+    multiplied = 2 * n_params * (tokens + steps * n_seq) / pace.matmul
+    return START_S + multiplied + steps * n_params * BITS.get(dtype, 8) / 8 / pace.read

@@ -1,0 +1,165 @@
+"""What `make study` measures here: three processes a cell, one proof, a gate of parts, and pages that set it beside."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pytest
+
+from plamo_study import measurements, paths
+from plamo_study.analysis.estimates import compare
+from plamo_study.errors import StudyError
+from plamo_study.measure import frame, journal, plan, recording, runner
+from plamo_study.measure.cells import Decode, Gate, Prefill
+from plamo_study.models import registry
+from plamo_study.present import charts
+from plamo_study.present.page_claims import Claims
+from plamo_study.studies import at_hand, registry as studies
+
+HYBRID, ATTENTION = plan.MODELS
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A lean plan of small models, measured with far more time than it needs."""
+    base = Prefill(model=HYBRID, scale="mini", dtype="F16", n_prompt=16)
+    cells = (base, plan.change(base, workload="decode", depth=8, n_gen=4, n_seq=2, policy="shared"))
+    path = tmp_path_factory.mktemp("lean") / "01-core.mini.jsonl"
+    return runner.sweep(plan.lean("01-core", "mini", cells), path, minutes=30), path
+
+
+def framed(summary, path):
+    return recording.framed(summary, path)[0]
+
+
+def test_a_lean_plan_is_three_processes_a_cell_however_much_time_there_is(swept):
+    rows = framed(*swept)
+    assert rows[rows.workload != "gate"].groupby("workload").size().to_dict() == {"prefill": 3, "decode": 3}
+    assert not rows.anchor.any()
+
+
+def test_only_a_cell_s_first_process_proves_it_and_all_are_as_right_as_that_one(swept):
+    rows = framed(*swept)
+    timed = rows[rows.workload != "gate"]
+    assert [("second_path" in checks) for checks in timed.checks] == [n == 0 for n in timed.replicate]
+    assert set(timed.verdict) == {"valid"}
+
+
+@pytest.mark.parametrize(("ended", "verdict"), [("wrong", "invalid"), ("crashed", "ungated"), ("not there", "ungated")])
+def test_without_its_proof_no_process_of_a_cell_is_right(swept, ended, verdict):
+    summary, path = swept
+    changed = []
+    for row in summary.rows:
+        if row.replicate == 0 and isinstance(row.cell, Decode):
+            if ended == "wrong":
+                changed.append(msgspec.structs.replace(row, valid=False))
+            elif ended == "crashed":
+                changed.append(msgspec.structs.replace(row, status="abort", valid=None, samples_ns=[]))
+        else:
+            changed.append(row)
+    rows = frame.frame(changed, frame.facts(journal.read(path)))
+    assert set(rows[(rows.workload == "decode") & (rows.replicate > 0)].verdict) == {verdict}
+    assert set(rows[rows.workload == "prefill"].verdict) == {"valid"}
+
+
+def test_the_same_call_again_measures_nothing(swept):
+    summary, path = swept
+    planned = plan.lean(
+        "01-core", "mini", tuple(dict.fromkeys(r.cell for r in summary.rows if not isinstance(r.cell, Gate)))
+    )
+    assert runner.sweep(planned, path, minutes=30).measured == 0
+
+
+@pytest.mark.parametrize("name", at_hand.STUDIES)
+def test_every_file_of_a_core_study_is_judged_and_every_result_proved_once(name):
+    planned = studies.STUDIES[name].plan("shape")
+    assert {gate.files for gate in planned.gates} == {cell.files for cell in planned.cells if cell.files}
+    assert all(gate.judged == "parts" for gate in planned.gates)
+    assert all(cell.proof == "first" for cell in planned.cells if cell.files)
+
+
+def test_released_weights_are_measured_instead_where_they_were_fetched(tmp_path, monkeypatch):
+    assert set(at_hand.asked()) == {(name, "shape") for name in at_hand.STUDIES}
+    for module in (paths, registry):
+        monkeypatch.setattr(module, "MODELS", tmp_path)
+    (tmp_path / registry.model_path(ATTENTION, "weights", "Q8_0").name).touch()
+    assert ("03-core", "weights") in at_hand.asked()
+    assert {cell.model for cell in studies.STUDIES["03-core"].plan("weights").cells} == {ATTENTION}
+    assert {cell.model for cell in studies.STUDIES["03-core"].plan("shape").cells} == {HYBRID}
+    assert ("04-core", "weights") not in at_hand.asked()
+
+
+def test_a_full_disk_is_said_with_what_is_needed_before_a_file_is_written(tmp_path, monkeypatch):
+    for module in (paths, registry):
+        monkeypatch.setattr(module, "MODELS", tmp_path)
+    planned = [studies.STUDIES[name].plan(scale) for name, scale in at_hand.asked()]
+    sizes = at_hand.missing(planned)
+    assert 7.5e9 < sum(sizes.values()) < 8.6e9
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 3 << 30}))
+    with pytest.raises(StudyError, match="SCALE=mini"):
+        at_hand.missing(planned)
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_the_forecast_knows_what_is_twice_as_fast_and_judges_no_file_twice():
+    planned = studies.STUDIES["03-core"].plan("shape")
+    slow, fast = (at_hand.Pace(read=n * 1e10, matmul=n * 1e11) for n in (1, 2))
+    assert at_hand.measuring_s(planned, fast, set()) < at_hand.measuring_s(planned, slow, set())
+    gated = set()
+    first, again = (at_hand.measuring_s(planned, slow, gated) for _ in range(2))
+    assert again < first
+
+
+# ---------------------------------------------------------------- on a page
+
+
+@pytest.fixture
+def own(swept, tmp_path, monkeypatch):
+    """The lean rows as this machine's own."""
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    target = recording.journal_path("01-core", "shape", recording.LOCAL)
+    target.parent.mkdir(parents=True)
+    shutil.copy(swept[1], target)
+    return measurements.measured_here("01-core")
+
+
+def test_own_rows_are_a_frame_as_any_other_and_have_no_lines_where_nobody_asks(own):
+    assert set(own.metric) >= {"prefill", "step"}
+    assert own.usable.all()
+    empty = measurements.measured_here("01-core", asked=False)
+    assert empty.empty
+    assert compare(empty, of="metric == 'step'", to="metric == 'prefill'", by="model").empty
+
+
+def test_a_claim_is_set_beside_what_was_measured_here_and_keeps_its_own_verdict():
+    blocks = {"machine": "m", "model": "a", "block": range(6)}
+    there = pd.concat([pd.DataFrame(blocks | {"n": n, "value": [n * (1 + b / 100) for b in range(6)]}) for n in (1, 2)])
+    here = there[there.block < 3].assign(value=lambda d: d.value.where(d.n == 1, d.value / 2))
+    claim = Claims("01-phase-asymmetry", "recorded")
+    ratio, own = (compare(d, of="n == 2", to="n == 1", by="model") for d in (there, here))
+    claim("two takes longer", ratio, above=1.5, here=own)
+    claim("it was not asked here", ratio, above=1.2, here=own.iloc[:0])
+    table = claim.table()
+    assert [line["verdict"] for line in table.lines] == ["holds", "holds"]
+    assert table.frame["claim"].tolist() == ["two takes longer"]
+    assert table.frame["verdict"].tolist() == ["does not hold"]
+
+
+def test_two_processes_have_a_range_and_no_interval():
+    two = pd.DataFrame(
+        {"machine": "m", "model": "a", "block": [0, 1, 0, 1], "n": [1, 1, 2, 2], "value": [1, 1, 2, 3.0]}
+    )
+    claim, found = Claims("01-phase-asymmetry", "recorded"), compare(two, of="n == 2", to="n == 1", by="model")
+    claim("two takes longer", found, above=1.5, here=found)
+    assert claim.table().frame["on this machine"].tolist() == ["2 to 3 (2 processes)"]
+    assert claim.table().frame["verdict"].tolist() == ["inconclusive"]
+
+
+def test_a_chart_without_own_points_is_the_chart_itself():
+    data = pd.DataFrame({"n": [1, 2], "value": [1.0, 2.0], "model": "plamo-2-1b"})
+    chart = charts.lines(data, "n", "One and two")
+    assert charts.and_here(chart, data.iloc[:0], "n", "value") is chart
+    both = charts.and_here(chart, data, "n", "value")
+    assert "On this machine: 1; 2." in both.description
+    assert len(both.to_dict()["datasets"]) >= 1
