@@ -237,7 +237,8 @@ def _axis(ticks: list[Any]) -> alt.Axis:
 
 def _tips(data: pd.DataFrame, x: str, y: str, color: str) -> list[Any]:
     numbers = [alt.Tooltip(f"{name}:Q", format=".3~g") for name in (y, "low", "high") if name in data]
-    return [f"{color}:N", *([x] if x in data and x != y else []), *numbers]
+    typed = [f"{x}:{'Q' if pd.api.types.is_numeric_dtype(data[x]) else 'N'}"] if x in data and x != y else []
+    return [f"{color}:N", *typed, *numbers]
 
 
 def _titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
