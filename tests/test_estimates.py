@@ -213,7 +213,7 @@ def test_what_crashed_keeps_a_line_and_has_no_number():
     assert not failed.usable.any()
 
 
-OPENED = ("00-start-here", "01-phase-asymmetry", "03-batch-scaling")
+OPENED = ("00-start-here", "01-phase-asymmetry", "03-batch-scaling", "04-quantization")
 
 
 @pytest.mark.parametrize("name", OPENED)

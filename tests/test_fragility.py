@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import typer
 from conftest import ATTENTION, HYBRID, mini, mini_file
@@ -17,10 +16,8 @@ from plamo_study.engine.session import EngineError, SessionConfig
 from plamo_study.engine.swapping import Composer
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, quantizing
-from plamo_study.measure.cells import ORDER
-from plamo_study.measure.recording import Recording
 from plamo_study.models import recipes, registry, synthetic
-from plamo_study.studies.fragility import analysis as fragility, plan as plan_scan, show as present, workload as scan
+from plamo_study.studies.fragility import analysis as fragility, plan as plan_scan, workload as scan
 from plamo_study.studies.fragility.analysis import Scanned
 
 F16, Q4_0, Q8_0, Q2_K, Q4_K = 1, 2, 8, 10, 12  # ggml.h, enum ggml_type
@@ -280,55 +277,6 @@ def test_the_command_scans_files_that_no_plan_knows(
     assert lines["attn_qkv"]["extra_bytes"] > 0
 
 
-def frame_of(series: dict[str, list[float]]) -> pd.DataFrame:
-    row = dict.fromkeys(ORDER, "") | {"workload": "scan", "status": "ok", "verdict": "valid", "model": "mine"}
-    return pd.DataFrame([row | {"dtype": "F16", "candidates": ("Q4_0",), "series": series}])
-
-
 def test_files_of_the_same_types_are_not_scanned() -> None:
     with pytest.raises(EngineError, match="every tensor in the type"):
         scan.scan(mini("scan"), mini_file(), mini_file(), lambda stage: None)
-
-
-# ---------------------------------------------------------------- what is shown
-
-
-def shown(planted: float) -> Recording:
-    found = drawn(np.random.default_rng(6), planted)
-    series = found.series | {"frontier 1 p0": [1.0] * 16, "frontier 2 p1": [0.0] * 16}
-    return Recording(frame_of(series), {}, "04-scan", "mini", "recorded")
-
-
-def test_the_finding_names_what_is_fragile_and_what_could_have_been_found() -> None:
-    assert "**p0 loses " in present.finding(shown(planted=1e4)).data
-    nothing = present.finding(shown(planted=1.0)).data
-    assert "nothing is shown to lose more" in nothing
-    assert "could have found an excess" in nothing
-
-
-def on_issue(planted: float) -> str:
-    found = quiet(planted)
-    series = {name.replace("p0", present.BLAMED): values for name, values in found.series.items()}
-    facts = {"f": {"name": "mine", "n_params": 2_700_000, "synthetic": False, "scale": "mini"}}
-    return present.on_issue(Recording(frame_of(series), facts, "04-scan", "mini", "recorded")).data
-
-
-def test_the_issue_is_answered_with_null_level_margin_and_model() -> None:
-    small, large, none = on_issue(1.35), on_issue(3.0), on_issue(1.0)
-    assert "What is shown here" in small
-    assert "need an excess of 1.25" in small
-    assert "not shown" in small.split("for its own sake?**")[1].split("\n")[0]
-    assert "shown too" in large
-    assert "What is not shown here" in none
-    assert "not rejected" in none
-    assert all("not PLaMo's weights (2.7 M parameters)" in said for said in (small, large, none))
-    assert "in 16 of 16 chunks" in small
-
-
-def test_figures_and_tables_say_what_the_scan_says() -> None:
-    recording = shown(planted=1e4)
-    assert "(fragile, beyond" in present.damage_figure(recording).to_dict()["description"]
-    assert "+ p0" in present.frontier_figure(recording).to_dict()["description"]
-    assert present.points(recording).frame["verdict"].tolist()[0] == fragility.FRAGILE
-    assert present.worth(recording).frame["extra bytes"].tolist()[0] == "140,000"
-    assert present.frontier(recording).frame["the last of them"].tolist() == ["none", "p0", "p1"]

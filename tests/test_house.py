@@ -23,7 +23,6 @@ GUIDES = ("levers", "machines")  # they tell what the studies found, and measure
 NAMED = {  # a study that needs another one
     ("context", "quality"): "drift is the quality of one cache held against another's",
     ("fragility", "quality"): "a tensor is fragile in the quality of the text it leaves",
-    ("quantization", "quality"): "a type is shown by what it gives and what it loses",
     ("scheduling", "serving"): "a server is asked over HTTP, whoever asks",
     ("numeric_range", "batching_law"): "a backend is held against the law and the three tests that hold on the CPU",
     ("speculative", "serving"): "a server is asked over HTTP, whoever asks",

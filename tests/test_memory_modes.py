@@ -9,14 +9,12 @@ from conftest import HYBRID, mini, mini_file
 from plamo_study.measure import machine, recording, workloads
 from plamo_study.measure.cells import Read, columns
 from plamo_study.measure.process import work
-from plamo_study.measure.recording import Recording
 from plamo_study.measure.rows import Conditions, Measured, Row, row_key
 from plamo_study.measure.worker import Job
 from plamo_study.studies import registry as studies
 from plamo_study.studies.quantization import (
     memory_modes as study,
     plan as plan_quantization,
-    show_modes as present,
 )
 
 BYTES = 10**9
@@ -68,25 +66,6 @@ def test_a_product_of_weights_left_as_the_file_holds_them_is_another_cell():
     product = {"workload": "matmul", "n_bytes": BYTES, "verdict": "n/a", "model": ""}
     found = rates(row(SLOW, 0, label="packed", **product), row(FAST, 0, label="plain", **product))
     assert found["rate"].tolist() == pytest.approx([SLOW])
-
-
-def planted(memory_too):
-    rng = np.random.default_rng(2)
-    rows = [*noisy(rng, SLOW, 3), *noisy(rng, FAST, 3), *noisy(rng, 20e9, 6, dtype="Q4_0")]
-    rows += [reading(SLOW if memory_too and block % 2 else 70e9, block) for block in range(6)]
-    return present.said(rates(*rows))
-
-
-def test_the_finding_blames_memory_only_where_plain_reading_shows_it_too():
-    assert "**Memory alone shows two speeds too" in planted(memory_too=True)
-    assert "The memory does it" not in planted(memory_too=False)
-    assert "The 1 files that never draw" in planted(memory_too=True)
-    assert "comes at one speed here" in present.said(rates(*noisy(np.random.default_rng(3), SLOW, 6)))
-
-
-def test_the_figure_reads_every_process_aloud():
-    chart = present.dots(rates(*noisy(np.random.default_rng(4), SLOW, 4), reading(FAST, 0)), "Title").to_dict()
-    assert "plain memory: 60 to 60" in chart["description"]
 
 
 # ---------------------------------------------------------------- the control
@@ -161,32 +140,10 @@ def test_rows_of_two_machines_never_stand_in_one_frame():
     assert Measured().series == {}
 
 
-# ---------------------------------------------------------------- the experiment and the ratios measured again
-
-
-def test_the_experiment_says_whether_anything_flips_the_speed():
-    rng = np.random.default_rng(5)
-    steady = [*noisy(rng, SLOW, 6), *noisy(rng, SLOW, 6, cold=True), *noisy(rng, SLOW, 6, use_mmap=False)]
-    none = pd.Series(dtype=float)
-    said = present.tried_said(rates(*steady), pd.Series([20e9, 21e9]), "a chip")
-    assert "none of 3 arrangements comes at two speeds" in said
-    assert "gave 20.0 to 21.0 GB/s" in said
-    flipped = [*steady, *noisy(rng, SLOW, 3, dtype="Q4_0"), *noisy(rng, FAST, 3, dtype="Q4_0")]
-    assert "1 of 4 arrangements" in present.tried_said(rates(*flipped), none, "a chip")
+# ---------------------------------------------------------------- experiments
 
 
 def test_experiments_are_recorded_and_never_measured_by_a_live_notebook():
     live = {study for study, _ in studies.of_notebook("04", "mini")}
     assert live
     assert not any(studies.STUDIES[study].aside for study in live)
-
-
-def test_the_ratios_of_two_machines_stand_side_by_side_and_keep_their_own():
-    def recording(name, gain):
-        rows = [row(SLOW, b) for b in range(3)] + [row(gain * SLOW, b, dtype="Q4_0") for b in range(3)]
-        frame = pd.DataFrame(rows).assign(machine=name, n_prompt=8)
-        return Recording(frame, {name: {"chip": name}}, "s", "shape", "recorded")
-
-    shown = present.compared(recording("first", 2.0), recording("second", 1.5)).frame
-    assert shown["decode over F16, first"].tolist()[0].startswith("2.00")
-    assert shown["decode over F16, second"].tolist()[0].startswith("1.50")

@@ -10,27 +10,18 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from darwin import ENGINE as APPLE
 from gguf import GGMLQuantizationType
 
-from plamo_study.analysis import kernel_paths, stats
-from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis import kernel_paths, roofline, stats
+from plamo_study.analysis.ceilings import by_type
+from plamo_study.analysis.files import files as files_of
 from plamo_study.engine import kernels
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, tolerance
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import work
-from plamo_study.measure.recording import Recording
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes, registry, tensors
 from plamo_study.oracle import weights
-from plamo_study.present import sentences
-from plamo_study.studies.quantization import (
-    analysis as study,
-    claims as quantization_claims,
-    pareto,
-    plan as plan_quantization,
-    prediction as arithmetic,
-    published as quantization_published,
-    show,
-)
+from plamo_study.studies.quantization import analysis as study, plan as plan_quantization, prediction as arithmetic
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 READ, COMPUTE = 40e9, 100e9  # bytes and FLOPs a second of every invented kernel
@@ -101,7 +92,7 @@ def made_up(facts, step, prompt, blocks=5):
 
 def from_bytes(known, n_seq):
     """A step of nothing but reading."""
-    return arithmetic.roofline.decode_bytes(known, DEPTH + STEPS / 2, n_seq) / READ
+    return roofline.decode_bytes(known, DEPTH + STEPS / 2, n_seq) / READ
 
 
 @pytest.fixture(scope="module")
@@ -109,124 +100,54 @@ def rows(facts):
     return made_up(facts, from_bytes, lambda known: 0.01)
 
 
-# ---------------------------------------------------------------- sizes, speeds, predictions
-
-
-def test_sizes_are_those_of_the_tensors(rows, facts):
-    table = study.sizes(study.files(rows, facts)).set_index(["model", "dtype"])
-    assert table.loc[(HYBRID, "F16"), "bits"] == pytest.approx(16, abs=0.3)  # norms and convolutions are F32
-    assert table.loc[(HYBRID, "Q8_0"), "bits"] == pytest.approx(8.5, abs=0.3)
-    assert list(table.loc[HYBRID].index) == ["F16", "Q8_0", "Q4_K_M", "Q4_0"]
-    assert table.loc[(HYBRID, "F16"), "smaller"] == 1
-
-
-def test_a_step_that_only_reads_gains_what_its_bytes_say_and_no_more(rows, facts):
-    compared = arithmetic.against_prediction(rows, study.files(rows, facts)).set_index(["model", "dtype", "phase"])
-    for model, dtype, phase in product((HYBRID, ATTENTION), TYPES[1:], ("decode", "batch")):
-        line = compared.loc[(model, dtype, phase)]
-        assert line["measured"].value > 1
-        assert line["miss"].value == pytest.approx(1, rel=1e-4)
-    assert compared.loc[(HYBRID, "Q4_0", "decode"), "predicted"] > compared.loc[(HYBRID, "Q4_0", "batch"), "predicted"]
-    assert compared.loc[(HYBRID, "Q4_0", "prefill"), "measured"].value == 1
+# ---------------------------------------------------------------- speeds and kernels
 
 
 def test_equal_kernels_say_what_the_weights_bytes_say(rows, facts):
-    known = study.files(rows, facts)
-    spent = arithmetic.kernel_seconds(rows, known)
-    amounts = arithmetic.by_type(known[HYBRID, "Q4_K_M"])
+    known = files_of(rows, facts)
+    spent = arithmetic.kernel_seconds(rows, known).set_index(["phase", "model", "dtype", "block"])["kernels"]
+    amounts = by_type(known[HYBRID, "Q4_K_M"])
     assert {"Q4_K", "Q6_K"} <= set(amounts)
-    assert spent["decode", HYBRID, "Q4_K_M"][0] == pytest.approx(
-        sum(a["bytes"] for a in amounts.values()) / READ, rel=0.02
+    read = sum(amount["bytes"] for amount in amounts.values()) / READ
+    assert spent["writes", HYBRID, "Q4_K_M", 0] == pytest.approx(read, rel=0.02)
+    flops = 2 * DEPTH * roofline.matmul_weights(known[HYBRID, "Q4_K_M"])
+    assert spent["reads", HYBRID, "Q4_K_M", 0] == pytest.approx(flops / COMPUTE, rel=0.01)
+
+
+def test_a_slow_kernel_is_slow_in_every_file_that_is_made_of_it_and_in_its_own_block(rows, facts):
+    slow = (rows["workload"] == "matmul") & rows["dtype"].isin(["Q4_0", "Q6_K"]) & (rows["block"] == 1)
+    twice = [[[2 * each[0][0]]] if hit else each for each, hit in zip(rows["samples_ns"], slow, strict=True)]
+    known, keys = files_of(rows, facts), ["phase", "model", "dtype", "block"]
+    before, after = (
+        arithmetic.kernel_seconds(each, known).set_index(keys)["kernels"]
+        for each in (rows, rows.assign(samples_ns=twice))
     )
-    flops = 2 * DEPTH * arithmetic.roofline.matmul_weights(known[HYBRID, "Q4_K_M"])
-    assert spent["prefill", HYBRID, "Q4_K_M"][0] == pytest.approx(flops / COMPUTE, rel=0.01)
+    longer = after / before
+    assert longer.xs("Q4_0", level="dtype").xs(1, level="block").to_numpy() == pytest.approx(2, rel=0.01)
+    assert longer.drop(index=1, level="block").to_numpy() == pytest.approx(1)
+    assert longer.xs("F16", level="dtype").to_numpy() == pytest.approx(1)
 
 
-def test_a_slow_kernel_explains_the_miss(facts):
-    def step(known, n_seq):
-        return from_bytes(known, n_seq) * (2 if known["dtype"] == "Q4_0" else 1)
-
-    rows = made_up(facts, step, lambda known: 0.01)
-    slow = (rows["workload"] == "matmul") & rows["dtype"].isin(["Q4_0", "Q6_K"])  # what a Q4_0 file is made of
-    rows.loc[slow, "samples_ns"] = rows.loc[slow, "samples_ns"].map(lambda samples: [[2 * samples[0][0]]])
-    line = arithmetic.against_prediction(rows, study.files(rows, facts))
-    line = line.set_index(["model", "dtype", "phase"]).loc[(ATTENTION, "Q4_0", "decode")]
-    assert line["miss"].value == pytest.approx(0.5, rel=1e-4)
-    assert 0.8 < line["left"].value < 1.2  # keys, values and states are no kernel's
+def test_a_file_of_a_type_without_a_timed_kernel_is_left_out(rows, facts):
+    without = rows[(rows["workload"] != "matmul") | (rows["dtype"] != "Q4_K")]
+    assert "Q4_K_M" not in set(arithmetic.kernel_seconds(without, files_of(rows, facts))["dtype"])
+    nothing = rows[rows["workload"] != "matmul"]
+    assert arithmetic.kernel_seconds(nothing, files_of(rows, facts)).empty
 
 
-def test_what_the_kernels_leave_over_is_theirs_and_the_files_of_the_same_block(rows, facts):
-    def slowed(name):
-        return [_times(times, 2.0**block) for times, block in zip(rows[name], rows["block"], strict=True)]
-
-    uneven = rows.assign(samples_ns=slowed("samples_ns"), prefill_ns=slowed("prefill_ns"))
-    known = study.files(rows, facts)
-    even, other = (arithmetic.against_prediction(found, known)["left"].dropna().tolist() for found in (rows, uneven))
-    assert len(even) > 1
-    assert [each.value for each in other] == pytest.approx([each.value for each in even], rel=1e-4)
-    assert [each.high for each in other] == pytest.approx([each.high for each in even], rel=1e-4)
+def test_speeds_are_paired_by_block_so_a_slow_block_costs_no_width(rows, facts):
+    gain = study.ratio(rows, "decode", HYBRID, "Q4_0", "F16")
+    known = files_of(rows, facts)
+    whole, fewer = (from_bytes(known[HYBRID, dtype], 1) for dtype in ("F16", "Q4_0"))
+    assert gain.value == pytest.approx(whole / fewer, rel=1e-4)
+    assert gain.high / gain.low < 1.001
+    assert study.ratio(rows, "decode", HYBRID, "Q2_K", "F16") is None
 
 
-def _times(nested, factor):
-    return [_times(each, factor) for each in nested] if isinstance(nested, list) else int(nested * factor)
-
-
-def test_speeds_are_paired_by_block_so_a_slow_block_costs_no_width(rows):
-    table = study.speeds(rows).set_index(["model", "dtype", "phase"])
-    ratio, rate = table.loc[(HYBRID, "Q4_0", "decode"), ["ratio", "rate"]]
-    assert ratio.high / ratio.low < 1.001
-    assert rate.high / rate.low > 1.1
-    assert table.loc[(HYBRID, "F16", "prefill"), "rate"].value == pytest.approx(DEPTH / 0.011)
-
-
-def test_wrong_computations_have_no_speed_but_a_line(rows, facts):
-    bad = rows.assign(
-        verdict=["invalid" if dtype == "Q4_0" else v for dtype, v in zip(rows["dtype"], rows["verdict"], strict=True)]
-    )
-    table = study.table(bad, facts).set_index(["model", "dtype"])
-    assert pd.isna(table.loc[(HYBRID, "Q4_0"), "decode"])
-    assert table.loc[(HYBRID, "Q4_0"), "verdict"] == "10 invalid"
-    assert table.loc[(HYBRID, "Q8_0"), "verdict"] == "valid"
-
-
-def test_claims_hold_for_a_machine_that_only_reads_and_fail_for_one_that_only_computes(rows, facts):
-    def verdict(rows, claim):
-        found = quantization_claims.claims(rows, facts)
-        return set(found[found["claim"].str.contains(claim)]["verdict"])
-
-    assert verdict(rows, "Q8_0 decodes as fast as its bytes say") == {"holds"}
-    assert verdict(made_up(facts, lambda known, n: 0.01, lambda known: 0.01), "as its bytes say") == {"does not hold"}
-    assert verdict(rows, "prefills as fast as F16") == {"holds"}
-    assert verdict(rows, "1.87 for INT8 prefill") == {"does not hold"}
-
-
-# ---------------------------------------------------------------- the front
-
-
-def test_the_front_keeps_what_nobody_beats():
-    points = pd.DataFrame({"bits": [16, 8, 4, 5, 4], "speed": [1.0, 2, 3, 2.5, 1], "loss": [0, 1e-4, 1e-2, 2e-2, 3e-2]})
-    assert pareto.front(points, {"bits": "less", "speed": "more", "loss": "less"}) == [True, True, True, False, False]
-
-
-def test_intervals_that_overlap_beat_nobody_and_missing_values_are_no_part_of_it():
-    near = [Estimate(2.0, 1.8, 2.2, 5), Estimate(2.1, 1.9, 2.3, 5), None]
-    points = pd.DataFrame({"speed": pd.Series(near, dtype=object), "loss": [1.0, 1.0, 0.1]})
-    assert pareto.front(points, {"speed": "more", "loss": "less"}) == [True, True, False]
-    apart = pd.DataFrame({"speed": [near[0], Estimate(2.5, 2.4, 2.6, 5)], "loss": [1.0, 1.0]})
-    assert pareto.front(apart, {"speed": "more", "loss": "less"}) == [False, True]
-
-
-def test_quality_of_another_scale_stands_beside_speed(rows, facts):
-    losses = {"Q8_0": 1e-4, "Q4_0": 2e-2, "Q4_K_M": 1e-2}
-    exact = [(d, Estimate(v, v * 0.9, v * 1.1, 8)) for d, v in losses.items()]
-    unknown = Estimate(np.nan, np.nan, np.nan, 0)
-    quality = pd.DataFrame([{"model": HYBRID, "file": d, "kld": e, "ppl_ratio": e, "loops": e} for d, e in exact])
-    first = {"model": HYBRID, "file": "F16", "kld": unknown, "ppl_ratio": unknown, "loops": unknown}
-    quality = pd.concat([pd.DataFrame([first]), quality], ignore_index=True)
-    table = study.with_quality(study.table(rows, facts), quality).set_index(["model", "dtype"])
-    assert table.loc[(HYBRID, "F16"), "kld"].value == 0
-    assert table.loc[HYBRID, "front"].to_dict() == {"F16": True, "Q8_0": True, "Q4_K_M": True, "Q4_0": True}
-    assert not table.loc[ATTENTION, "front"].any()
+def test_wrong_computations_have_no_speed(rows):
+    bad = rows.assign(verdict=rows["verdict"].where(rows["dtype"] != "Q4_0", "invalid"))
+    assert study.ratio(bad, "decode", HYBRID, "Q4_0", "F16") is None
+    assert study.ratio(bad, "decode", HYBRID, "Q8_0", "F16") is not None
 
 
 # ---------------------------------------------------------------- files
@@ -349,7 +270,7 @@ def test_every_type_has_a_kernel_that_takes_time(dtype):
         assert min(kernels.matmul_times(dtype, (64, 256, 2), 1, False, 2, packed)[0]) > 0
 
 
-# ---------------------------------------------------------------- what is said
+# ---------------------------------------------------------------- a choice made after measuring
 
 
 def test_the_best_of_many_has_an_interval_that_covers_all_of_them():
@@ -363,51 +284,3 @@ def test_the_best_of_many_has_an_interval_that_covers_all_of_them():
         alone_missed += not best.low <= 1 <= best.high
     assert missed <= 0.07 * 400
     assert alone_missed > 0.15 * 400  # what the chosen one's own interval would have claimed
-
-
-def recording_of(rows, facts, scale):
-    told = {name: known | {"scale": scale} for name, known in facts.items()} | {"box": {"chip": "a chip"}}
-    return Recording(rows.assign(machine="box"), told, "04-quantization", scale, "live")
-
-
-@pytest.mark.parametrize(
-    ("scale", "synthetic", "words"),
-    [("mini", False, "trained weights"), ("shape", True, "random weights"), ("weights", False, "released weights")],
-)
-def test_the_condition_names_the_weights_of_every_scale_truly(rows, facts, scale, synthetic, words):
-    told = {name: known | {"synthetic": synthetic} for name, known in facts.items()}
-    said = show.condition(recording_of(rows, told, scale))
-    assert f"({words})" in said
-    assert sum(kind in said for kind in ("trained", "random", "released")) == 1
-
-
-def test_the_finding_prints_rates_that_divide_and_says_how_the_best_was_chosen(rows, facts):
-    unknown = Estimate(np.nan, np.nan, np.nan, 0)
-    lost = pd.DataFrame([{"model": HYBRID, "file": "F16", "kld": unknown, "ppl_ratio": unknown, "loops": unknown}])
-    recording = recording_of(rows, facts, "mini")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(show.losses, "table", lambda _: lost)
-        said = show.finding(recording, recording).data
-    assert len(list(sentences.quotients(said))) == 4  # two models, two phases
-    assert not sentences.contradictions(said)
-    assert "chosen after measuring" in said
-
-
-def test_published_figures_say_what_stands_beside_them(rows, facts):
-    table = quantization_published.speedups(recording_of(rows, facts, "mini")).frame
-    beside = dict(zip(table["theirs"], table["ours, not the same"], strict=True))
-    assert beside["decode, batch 128"].endswith(f"decode, batch {TOGETHER}")
-    assert beside["prefill of 2048 tokens"].endswith(f"prefill of {DEPTH} tokens")
-
-
-def test_a_batch_that_gains_less_only_by_its_bytes_is_no_finding(rows, facts):
-    found = quantization_claims.claims(rows, facts)
-    by_bytes = found[found["claim"].str.contains("by more than bytes say")]
-    assert set(by_bytes["verdict"]) == {"inconclusive"}
-    worse = made_up(
-        facts,
-        lambda known, n: from_bytes(known, n) * (3 if (known["dtype"], n) == ("Q4_0", 8) else 1),
-        lambda known: 0.01,
-    )
-    found = quantization_claims.claims(worse, facts)
-    assert set(found[found["claim"].str.contains("by more than bytes say")]["verdict"]) == {"holds"}

@@ -29,13 +29,18 @@ seen: list[dict[str, Any]] = []
 def watch() -> None:
     """Note every table, claim and chart, before the modules that make them are imported."""
     from plamo_study.analysis import claims
-    from plamo_study.present import tables, theme
+    from plamo_study.present import labels, tables, theme
 
-    make, judge, draw = tables.table, claims.family, theme.mimebundle
+    make, judge, draw, label = tables.table, claims.family, theme.mimebundle, labels.table
 
     def table(data: pd.DataFrame, columns: Any, *args: Any, **named: Any) -> Any:
         note("table", data[[name for name in columns if name in data]])
         return make(data, columns, *args, **named)
+
+    def labelled(found: pd.DataFrame, *args: Any, **named: Any) -> Any:
+        made = label(found, *args, **named)
+        note("frame", made.numbers)
+        return made
 
     def family(entries: Any) -> pd.DataFrame:
         found = judge(entries)
@@ -47,7 +52,7 @@ def watch() -> None:
             note("chart", pd.DataFrame(data))
         return draw(spec, **named)
 
-    tables.table, claims.family, theme.mimebundle = table, family, mimebundle
+    tables.table, claims.family, theme.mimebundle, labels.table = table, family, mimebundle, labelled
 
 
 def note(kind: str, frame: pd.DataFrame) -> None:
@@ -130,6 +135,9 @@ def held(entry: dict[str, Any], now: list[dict[str, Any]]) -> bool:
         return True
     for other in now:
         for factor in (1, 1e3, 1e-3, 1e6, 1e-6, 1e9, 1e-9, 100, 0.01):
+            alone = len(want) == 1 and any(math.isclose(v, want[0] * factor, rel_tol=CLOSE) for v in other["value"])
+            if alone:  # a chart's bound may stand in a table's interval
+                return True
             if other["value"] and math.isclose(other["value"][0], want[0] * factor, rel_tol=CLOSE):
                 bounds = [v for v in other["value"] if isinstance(v, float) and math.isfinite(v)]
                 if len(want) == 1 or all(any(math.isclose(b, w * factor, rel_tol=CLOSE) for b in bounds) for w in want):

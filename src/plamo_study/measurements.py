@@ -41,8 +41,9 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
     DataFrame
         metric
             What was measured: "prefill" (a prompt's call), "step" (a decode step), "prompt" (the prefill before decode
-            steps), "read" and "matmul" (the machine's ceilings), "memory" (peak resident size). A process that
-            crashed or hung has one line with the metric "none".
+            steps), "read" and "matmul" (the machine's ceilings), "matvec" (a product of one column, in bytes of its
+            weights), "memory" (peak resident size). A process that crashed or hung has one line with the metric
+            "none".
         value, unit
             The median over the process's samples, in s, B/s, FLOP/s or B.
         samples
@@ -131,6 +132,8 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
         middle, what = float(np.median(times)), row["workload"]
         if what == "read":
             yield "read", "B/s", row["n_bytes"] / middle, row["n_bytes"] / times
+        elif what == "matmul" and not row["n_flops"]:
+            yield "matvec", "B/s", row["n_bytes"] / middle, row["n_bytes"] / times
         elif what == "matmul":
             yield "matmul", "FLOP/s", row["n_flops"] / middle, row["n_flops"] / times
         else:

@@ -185,9 +185,20 @@ def probe_ranges(
     if json:
         echo({"file": str(file), "checks": found.checks, "series": found.series})
         return
-    from plamo_study.studies.numeric_range import show as numeric_range
+    from plamo_study.present.labels import table
+    from plamo_study.studies.numeric_range import analysis
 
-    typer.echo(plain(repr(numeric_range.for_file(found.series))))
+    probed = analysis.by_kind(analysis.ranges(found.series).assign(model=""))
+    shown = table(
+        probed,
+        "kind prompt decode where layer factor verdict",
+        kind="product with",
+        prompt="largest input, prompt",
+        decode="largest input, decode",
+        where="closest limit",
+        factor="input / limit",
+    )
+    typer.echo(plain(repr(shown)))
 
 
 def _record(file: Path, sha256: str, found: list[Finding]) -> None:

@@ -6,6 +6,7 @@ A frame has `value`, and `low` and `high` where an interval is to be drawn, as `
 colour belongs to one model on the whole site. Every chart reads itself aloud in its description, which is the alt text.
 """
 
+from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -57,13 +58,17 @@ def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -
     return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(str(data[color].iloc[0])) or GREY))
 
 
-def and_here(chart: Any, data: pd.DataFrame, x: str, y: str) -> Any:
-    """The chart with this machine's own points on it, diamonds; the chart itself where there are none."""
+def and_here(chart: Any, data: pd.DataFrame, x: str, y: str, apart: str = "", order: Sequence[str] = ()) -> Any:
+    """The chart with this machine's own points on it, diamonds; the chart itself where there are none.
+
+    `apart`: the column by which points of one category of `y` stand one below the other, in this `order`.
+    """
     if data.empty:
         return chart
     data, kinds = _plain(data), {name: "Q" if is_numeric_dtype(data[name]) else "N" for name in (x, y)}
     mark = alt.Chart(data).mark_point(shape="diamond", filled=True, size=90, opacity=1, color=INK)
     own = mark.encode(x=f"{x}:{kinds[x]}", y=f"{y}:{kinds[y]}", tooltip=[f"{x}:{kinds[x]}", f"{y}:{kinds[y]}"])
+    own = own.encode(yOffset=alt.YOffset(f"{apart}:N", sort=list(order))) if apart else own
     whole: Any = over(own, chart)
     whole.layer = [*whole.layer[1:], whole.layer[0]]
     title, said = dict(chart.title), "; ".join(f"{a:.3g}" if kinds[y] == "Q" else str(a) for a in data[y])
@@ -252,7 +257,8 @@ def _axis(ticks: list[Any]) -> alt.Axis:
 
 def _tips(data: pd.DataFrame, x: str, y: str, color: str) -> list[Any]:
     numbers = [alt.Tooltip(f"{name}:Q", format=".3~g") for name in (y, "low", "high") if name in data]
-    return [f"{color}:N", *([x] if x in data and x != y else []), *numbers]
+    typed = [f"{x}:{'Q' if pd.api.types.is_numeric_dtype(data[x]) else 'N'}"] if x in data and x != y else []
+    return [f"{color}:N", *typed, *numbers]
 
 
 def _titled(chart: Any, title: str, subtitle: str, said: str) -> Any:

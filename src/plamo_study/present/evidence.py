@@ -285,7 +285,8 @@ def verified(recording: Recording) -> Markdown:
     """One line under a page's finding: how many rows were right, and of which machine and files they are."""
     rows, kinds = recording.rows, [weights_of(recording.facts[name]) for name in model_names(recording.rows)]
     threads = rows["n_threads"].max()
-    weights = f"{' and '.join(dict.fromkeys(kinds))} weights, {_types(rows[rows['model'] != ''])}"
+    types = _types(rows[rows["model"] != ""]).removesuffix(" of")
+    weights = f"{' and '.join(dict.fromkeys(kinds))} weights, {types}"
     place = f"{chips(recording)}, {threads} thread{'s' if threads > 1 else ''}; scale {recording.scale} ({weights})"
     here = HERE if recording.source == "live" else ""
     return Markdown(f"{disturbed(rows)}{here}*{computed(rows)} {place}.*")

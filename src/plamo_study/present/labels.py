@@ -42,6 +42,17 @@ LABELS: dict[str, tuple[str, Format]] = {  # column -> heading, format
     "largest_right": ("largest error", ".1e"),
     "smallest_wrong": ("smallest error", ".1e"),
     "verdict": ("verdict", ""),
+    "bits": ("bits per weight", ".2f"),
+    "ppl_ratio": ("perplexity over F16", ".4f"),
+    "bits_per_byte": ("bits per byte", ".4f"),
+    "same_top": ("same top-1", ".2%"),
+    "rms_dp": ("RMS Δp", ".2%"),
+    "loops": ("loops", ".0%"),
+    "detectable": ("detectable change", ".2%"),
+    "excess": ("excess over the others", ".2f"),
+    "p_adjusted": ("corrected p", ".2g"),
+    "p_avoided": ("corrected p", ".2g"),
+    "factor": ("factor", ".2g"),
 }
 
 

@@ -10,9 +10,10 @@ import pandas as pd
 
 from plamo_study.analysis import ceilings, roofline, timing
 from plamo_study.analysis.estimates import compare, estimate
+from plamo_study.analysis.files import files as files_of
 from plamo_study.analysis.stats import Claim, Estimate
 from plamo_study.errors import StudyError
-from plamo_study.measure.plan import MODELS
+from plamo_study.measure.plan import DEPTH, MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import measurements, recording
 from plamo_study.present import charts, theme
@@ -21,7 +22,7 @@ from plamo_study.studies.batch_scaling import analysis as batch_scaling
 from plamo_study.studies.batch_scaling.builds import CORRECT
 from plamo_study.studies.batching_law import analysis as batching_law
 from plamo_study.studies.context import analysis as context
-from plamo_study.studies.quantization import analysis as quantization, show as quantization_show
+from plamo_study.studies.quantization import analysis as quantization, plan as quantization_plan
 from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculative
 
@@ -135,8 +136,9 @@ def bits() -> str:
     model = f"{MODELS[0]}*"
     gain = quantization.ratio(again.rows, "decode", model, BEST, REFERENCE)
     nearest = quantization.ratio(speed.rows, "decode", model, BEST, NEXT)
-    promised = quantization_show.against(speed).set_index(["model", "dtype", "phase"])
-    bytes_say = promised.loc[(model, BEST, "decode")]["predicted"]
+    files, depth = files_of(speed.rows, speed.facts), DEPTH + quantization_plan.STEPS / 2
+    whole, fewer = (roofline.decode_bytes(files[model, dtype], depth) for dtype in (REFERENCE, BEST))
+    bytes_say = whole / fewer
     assert gain is not None
     assert nearest is not None
     _claim((gain.above(1.0), gain.below(bytes_say)), "bits")

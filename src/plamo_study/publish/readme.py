@@ -19,12 +19,8 @@ from plamo_study.studies import registry
 from plamo_study.studies.chunked import show as chunked
 from plamo_study.studies.context import show as context
 from plamo_study.studies.disaggregation import show as disaggregation
-from plamo_study.studies.fragility import show as fragility
 from plamo_study.studies.levers import gains, show as levers
 from plamo_study.studies.machines import analysis as several, show as machines
-from plamo_study.studies.numeric_range import show as numeric_range
-from plamo_study.studies.quality import show as quality
-from plamo_study.studies.quantization import show as quantization
 from plamo_study.studies.recorded import every_study
 from plamo_study.studies.replicas import show as replicas
 from plamo_study.studies.roofline import show as roofline
@@ -51,7 +47,7 @@ def findings() -> str:
         _opened("01-phase-asymmetry"),
         _roofline(),
         _opened("03-batch-scaling"),
-        _quantization(),
+        _opened("04-quantization"),
         [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
         [str(chunked.finding(recorded("06-chunked", scale)).data) for scale in ("shape", "mini")],
         [str(replicas.finding(recorded("07-replicas")).data)],
@@ -87,13 +83,6 @@ def _roofline() -> list[str]:
     recordings = every_study("02-roofline", "recorded", "shape")
     said = [roofline.finding(recordings, roofline.cells(recordings)), operators.finding(recorded("02-trace"))]
     return [str(text.data) for text in said]
-
-
-def _quantization() -> list[str]:
-    speed, lost = recorded("04-quantization"), recorded("04-quality", "mini")
-    said = [quantization.finding(speed, lost), quality.finding(lost), fragility.finding(recorded("04-scan", "mini"))]
-    said += [numeric_range.finding(recorded("04-ranges", "mini"))]
-    return [*(str(text.data) for text in said), quantization.summary(speed, lost)._repr_markdown_()]
 
 
 def _disaggregation() -> list[str]:

@@ -96,7 +96,7 @@ STUDIES = {
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"
-OF_FULL_SIZE = ("01-phase-asymmetry", "03-batch-scaling", "14-methods")  # whose titles speak of full-size files
+OF_FULL_SIZE = ("01-phase-asymmetry", "03-batch-scaling", "04-quantization", "14-methods")  # as their titles say
 
 
 def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ Series = Mapping[str, Sequence[float]]
 PROBE, PLANTED = "probe", "planted "
 FAR = OFFLOADED["F16"]  # relative error of logits that rounding does not explain: only the size of the input changed
 PHASES = {"prompt": "mat-mul", "decode": "mat-vec"}  # phase -> path its products take
+WORDS = {"mat-vec": "one column", "mat-mul": "many columns"}
 NUMBERS = ("largest", "sum16", "sum32", "output", "not_finite")
 
 
@@ -102,6 +103,22 @@ def closest(judgements: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Of each group the product that comes closest to its limit, or passes it furthest."""
     ordered = judgements.sort_values("factor", ascending=False, kind="stable", na_position="last")
     return ordered.groupby(list(by), sort=False).head(1).sort_values(list(by)).reset_index(drop=True)
+
+
+def by_kind(found: pd.DataFrame) -> pd.DataFrame:
+    """Per model and kind of product the largest input of each phase, and the limit it comes closest to.
+
+    Columns: model, kind, prompt and decode (NaN where there was none), where (backend, path, type and cast of that
+    limit), layer, factor, verdict; what comes closest first.
+    """
+    largest = found.pivot_table(index=["model", "kind"], columns="phase", values="largest", aggfunc="max")
+    worst = closest(judged(found), ["model", "kind"])
+    worst["where"] = [
+        f"{r.backend}, {WORDS[r.path]}, {r.dtype.removeprefix('KV-')}: {r.cast}" for r in worst.itertuples()
+    ]
+    worst = worst[["model", "kind", "where", "layer", "factor", "verdict"]]
+    merged = largest.reindex(columns=list(PHASES)).reset_index().merge(worst, on=["model", "kind"])
+    return merged.sort_values(["model", "factor"], ascending=[True, False])
 
 
 def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
