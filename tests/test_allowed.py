@@ -21,6 +21,7 @@ REFUSED = {
     "source": ("elsewhere", "", None, 1),
     "scale": ("huge", "", None),
     "minutes": (nan, inf, -1, "5", None, True),
+    "own": ("yes", 1),
     "guess": (0, -1, nan, inf),
     "guess_bits": (-2, nan, inf),
     "guess_together": (-2, nan),

@@ -60,6 +60,7 @@ class Plan:
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
     worker: str = WORKER  # module of the process that each cell runs in
     needed: int = MOST_CELLS
+    grows: bool = True  # time to spare becomes further blocks
 
     @property
     def asked(self) -> tuple[Cell, ...]:
@@ -139,7 +140,7 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in own for file in cell.files)
     gates = tuple(change(gate, model=file[0], scale=file[1], dtype=file[2]) for file in files)
-    return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed)
+    return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed, grows=False)
 
 
 def planned_models(scale: str) -> tuple[str, ...]:

@@ -245,7 +245,7 @@ class _Sweep:
         self._each(self._anchors(1))
         if least == 1:
             self._again(seconds)
-        for number in range(1, MOST_BLOCKS if self.plan.extra_blocks else self.plan.blocks):
+        for number in range(1, MOST_BLOCKS if self.plan.grows and self.plan.blocks > 1 else self.plan.blocks):
             spent = self._spent(self._all())
             todo = [*self._shuffled(number), *self._anchors(number + 1)]
             fits = not self.late and spent + spent / number <= seconds

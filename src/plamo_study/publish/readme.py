@@ -29,7 +29,7 @@ from plamo_study.studies.serving import endurance, show as served
 from plamo_study.studies.speculative import plan as speculation, show as speculative
 from plamo_study.studies.timeline import show as operators
 
-README, FINDINGS = "README.md", "FINDINGS.md"
+README, USING, FINDINGS = "README.md", "USING.md", "FINDINGS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
 BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
     f"data/upstream/{name}.md"
@@ -133,7 +133,8 @@ def _shown(table: Callable[[Recording], Table | Markdown], recording: Callable[[
 
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    README: {"headlines": headlines.all_of_them, "notebooks": notebooks},
+    README: {"headlines": headlines.all_of_them},
+    USING: {"notebooks": notebooks},
     FINDINGS: {"findings": findings},
     BATCHING: {
         "server": lambda: upstream.server_finding(serving.recorded()),
