@@ -356,11 +356,11 @@ def _run_at_hand(minutes: float | None, force: bool) -> int:
     """Measure what a page can set beside the recorded rows, and publish the recorded pages with it; the exit code."""
     from plamo_study.publish import runs
 
-    values = {"scale": studies.RANDOM_WEIGHTS, "source": "recorded"}
     with alone(paths.REPORTS / LOCK):
         well = cli_at_hand.measure(minutes)
         found = sorted(runs.find_notebooks([]), key=lambda path: path.stem in studies.OF_ALL)
-        status = _run_alone(found, values["scale"], "recorded", values, 0, force, json=False, published=True, at_most=0)
+        scale, values = studies.RANDOM_WEIGHTS, {"source": "recorded"}  # each notebook at the scale it is recorded at
+        status = _run_alone(found, scale, "recorded", values, 0, force, json=False, published=True, at_most=0)
     return status or int(not well)
 
 
@@ -378,20 +378,21 @@ def _run_alone(
     from plamo_study.publish import inputs, parameters, runs
 
     shares = budget.of_notebooks([path.stem for path in found], scale, minutes)
-    measured = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) for path in found}
+    live = source == "live"
+    measured = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) if live else [] for path in found}
     steps = report.Steps(
         [budget.lasts(*each) for path in found for each in measured[path.stem]] + [NOTEBOOK_S] * len(found)
     )
     failed, results, left = False, [], []
     for notebook in found:
         wrong = False
-        limited = source == "live" and "minutes" in parameters.declared(notebook)
+        limited = live and "minutes" in parameters.declared(notebook)
         own = values | ({"minutes": repr(shares[notebook.stem])} if limited else {})
         own |= _as_recorded(notebook.stem, scale) if published else {}
         own |= {OWN: "true"} if published and OWN in parameters.declared(notebook) else {}
         digest = inputs.digest(notebook.stem)
         current = runs.is_current(notebook, own, paths.REPORTS, digest)
-        if source == "recorded" or (current and not (force or json)):
+        if not live or (current and not (force or json)):
             steps.skip(len(measured[notebook.stem]))
         else:
             for study, at, share in measured[notebook.stem]:

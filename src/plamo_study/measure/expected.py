@@ -15,13 +15,14 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.limits import LEAST_BLOCKS
 from plamo_study.measure import journal, machine
-from plamo_study.measure.cells import Cell, File, Gate, OnModel, Read
+from plamo_study.measure.cells import Cell, Decode, File, Gate, OnModel, Prefill, Read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.rows import Row
 from plamo_study.models import registry
 
 USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of a cell of which nothing is known
 USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
+USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0, "weights": 20.0}  # of a gate that judges parts only
 WORKER_BYTES = 1 << 28  # of a process without its model
 ORACLE_TIMES = 2  # a model's file in memory: the engine's pages, and what the oracle makes of them at a time
 Gated = tuple[str, int]  # model, and tokens that its oracle sees
@@ -41,7 +42,8 @@ class Expected:
         there, pace = self._there(cell), self._pace()
         if there is not None:
             return pace * there
-        return pace * (USUAL_GATE_S if isinstance(cell, Gate) else USUAL_S)[self.plan.scale]
+        usual = USUAL_S if not isinstance(cell, Gate) else USUAL_PARTS_S if cell.judged else USUAL_GATE_S
+        return pace * usual[self.plan.scale]
 
     def least(self) -> tuple[float, float]:
         """Seconds of what a finding needs: of its gates, and of the least blocks of its cells with their anchors."""
@@ -112,6 +114,8 @@ def _alike(cell: Cell) -> Cell:
     changes: dict[str, object] = {"n_threads": 1}
     if isinstance(cell, OnModel):
         changes["scale"] = _of_files(cell.scale)
+    if isinstance(cell, Prefill | Decode):
+        changes["proof"] = ""
     if isinstance(cell, Read):
         changes["n_bytes"] = 0
     return msgspec.structs.replace(cell, **changes)

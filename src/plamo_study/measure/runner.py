@@ -232,6 +232,8 @@ class _Sweep:
         self.limit_s, self.ends_at = most, time.monotonic() + most
         self._check_time()
         self.cells, least, wished = (), self._least, min(self.plan.blocks, WISHED_BLOCKS)
+        needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
+        self._each(self._gates(needed))  # together: gates time nothing, and run beside one another
         self._each(self._anchors(0))
         for cells in self._together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)

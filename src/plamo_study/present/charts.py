@@ -66,7 +66,9 @@ def and_here(chart: Any, data: pd.DataFrame, x: str, y: str, apart: str = "", or
     if data.empty:
         return chart
     data, kinds = _plain(data), {name: "Q" if is_numeric_dtype(data[name]) else "N" for name in (x, y)}
-    mark = alt.Chart(data).mark_point(shape="diamond", filled=True, size=90, opacity=1, color=INK)
+    data["fill"] = [_known(str(each)) or INK for each in data.get("model", "")]
+    mark = alt.Chart(data).mark_point(shape="diamond", filled=True, size=110, opacity=1, stroke=INK, strokeWidth=1.5)
+    mark = mark.encode(fill=alt.Fill("fill:N", scale=None))
     own = mark.encode(x=f"{x}:{kinds[x]}", y=f"{y}:{kinds[y]}", tooltip=[f"{x}:{kinds[x]}", f"{y}:{kinds[y]}"])
     own = own.encode(yOffset=alt.YOffset(f"{apart}:N", sort=list(order))) if apart else own
     whole: Any = over(own, chart)

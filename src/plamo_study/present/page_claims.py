@@ -66,7 +66,7 @@ class Claims:
         own = [] if here is None else here.to_dict("records")
         self._here[sentence] = [self._line(sentence, row, above, below, between) for row in own]
         self._stated[sentence] = lines
-        return Verdicts(lines)
+        return Verdicts(lines, self._here[sentence])
 
     def _line(
         self, sentence: str, row: Line, above: float | None, below: float | None, between: tuple[float, float] | None
@@ -93,14 +93,15 @@ class Claims:
 class Verdicts:
     """What a claim came to, shown under the sentence it belongs to."""
 
-    def __init__(self, lines: list[Line]):
-        self.lines = lines
+    def __init__(self, lines: list[Line], here: Sequence[Line] = ()):
+        self.lines, own = lines, {_what(line): f"; on this machine {_figure(line)}" for line in here}
+        self._said = [_said(line) + own.get(_what(line), "") for line in lines]
 
     def _repr_markdown_(self) -> str:
-        return "  \n".join(map(_said, self.lines))
+        return "  \n".join(self._said)
 
     def __repr__(self) -> str:
-        return "\n".join(map(_said, self.lines))
+        return "\n".join(self._said)
 
 
 class Checked(Table):

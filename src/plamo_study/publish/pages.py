@@ -34,7 +34,7 @@ from plamo_study.publish.polish import polish
 WEB = Path(__file__).parent / "web"
 GLOSSARY = "glossary"
 SAID = 4  # words from which bold text is a finding and not an emphasis
-DISTURBED = "Disturbed"  # how a finding on a disturbed recording begins: the index says that too
+DISTURBED = "Disturbed"  # how a page of a disturbed recording begins; its finding stands below
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,11 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
         raise StudyError(str(source), "has no title", "begin its first cell with '# '")
     anchor = heading.select_one("a.anchor-link")
     title = heading.get_text().removesuffix(anchor.get_text() if anchor else "")
-    paragraph = heading.find_next("p")
+    below = (part for part in heading.find_all_next("p") if not part.get_text().startswith(DISTURBED))
+    paragraph = next(below, None)
     bold = [part for part in paragraph.find_all("strong") if len(part.get_text().split()) >= SAID] if paragraph else []
-    said = bold[: 2 if bold and bold[0].get_text().startswith(DISTURBED) else 1] or ([paragraph] if paragraph else [])
-    return title.strip(), Markup(" ".join(part.decode_contents() for part in said))
+    said = bold[0] if bold else paragraph
+    return title.strip(), Markup(said.decode_contents()) if said else Markup("")
 
 
 def _with_specs(body: str, made: Sequence[cells.Piece]) -> str:

@@ -19,7 +19,7 @@ from plamo_study.measure.plan import (
 )
 
 IDLE_S = 10
-LEAN_STEPS = 32
+LEAN_STEPS = 16
 
 
 def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
