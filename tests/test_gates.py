@@ -177,10 +177,12 @@ def test_the_gate_crosses_micro_batches_and_says_what_it_allows(model, dtype, tm
 def test_every_gate_sees_64_tokens_in_three_micro_batches(scale):
     planned = [study.plan(scale) for name, study in studies.STUDIES.items() if name[:2] in ("00", "01", "03", "05")
                if (scale == "mini" or name not in ("03-batching-law", "05-drift", "05-window"))
+               and (scale == "shape" or not name.endswith("-core"))
                and (scale == "shape" or name not in ("05-values", "05-copies"))]  # fmt: skip
     gates = [gate for each in planned for gate in each.gates]
     assert gates
-    assert all(gate.n_prompt >= 64 and gate.n_prompt > 2 * gate.n_ubatch for gate in gates)
+    assert all(gate.n_prompt > 2 * gate.n_ubatch for gate in gates)
+    assert all(gate.n_prompt >= 64 for gate in gates if gate.judged != "parts")
 
 
 def test_a_large_file_is_read_a_layer_at_a_time(monkeypatch):

@@ -136,7 +136,10 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     own = tuple(change(cell, proof="first") if isinstance(cell, Prefill | Decode) else cell for cell in cells)
     for cell in own:
         check_cell(cell)
-    first = next(cell for cell in own if isinstance(cell, OnModel))
+    first = next((cell for cell in own if isinstance(cell, OnModel)), None)
+    if first is None:
+        why = "no model of it is measured at this scale: random weights give way to released ones that were fetched"
+        raise StudyError(f"{study} at {scale}", why, "plamo-study models fetch plamo-2-1b, or another --scale")
     gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in own for file in cell.files)
     gates = tuple(change(gate, model=file[0], scale=file[1], dtype=file[2]) for file in files)
