@@ -126,7 +126,6 @@ def own(swept, tmp_path, monkeypatch):
 
 def test_own_rows_are_a_frame_as_any_other_and_have_no_lines_where_nobody_asks(own):
     assert set(own.metric) >= {"prefill", "step"}
-    assert own.usable.all()
     empty = measurements.measured_here("01-core", asked=False)
     assert empty.empty
     assert compare(empty, of="metric == 'step'", to="metric == 'prefill'", by="model").empty
