@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.usable import usable
+from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import Recording, read
 from plamo_study.present.evidence import chip
 from plamo_study.studies.collect import collect
@@ -85,11 +86,6 @@ def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
         return pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
     known = set(found[0]["model"].map(unstarred))
     return pd.concat([found[0], *(each[~each["model"].map(unstarred).isin(known)] for each in found[1:])])
-
-
-def unstarred(model: str) -> str:
-    """A model's name without the star that says its shape is assumed."""
-    return model.rstrip("*")
 
 
 def _tidy(found: Recording) -> pd.DataFrame:

@@ -136,6 +136,11 @@ def starred(model: dict[str, Any]) -> str:
     return model["name"] + ("*" if model["assumptions"] else "")
 
 
+def unstarred(name: str) -> str:
+    """A model's name without the star that says its shape is assumed."""
+    return name.rstrip("*")
+
+
 def build_name(engine: dict[str, Any]) -> str:
     """A build by what it corrects, as `measure.defects` names it; "stock" when it corrects nothing."""
     return defects.build_name(engine.get("corrects", ()))

@@ -15,6 +15,7 @@ from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
+from plamo_study.measure.frame import unstarred
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import Recording, check_source, read
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
@@ -122,7 +123,7 @@ def bits(speed: Recording, quality: Recording) -> list[Line]:
         gain, reading = (types.ratio(speed.rows, phase, model, FEWER_BITS, BITS) for phase in ("decode", "prefill"))
         if gain is None or reading is None:
             continue
-        kld = loses.get((types.unstarred(model), FEWER_BITS))
+        kld = loses.get((unstarred(model), FEWER_BITS))
         price = f"; {1e3 * kld.value:.2g} thousandths of a nat are lost (mini)" if kld else ""
         said = f"a prompt is read {reading:.2f} times as fast{price}"
         lines.append(Line(model, f"tokens a second of an answer, {FEWER_BITS} over {BITS}", gain, said))

@@ -19,6 +19,7 @@ from plamo_study.analysis import stats, timing
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.foreign import text
+from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import Recording
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
 from plamo_study.studies.batch_scaling.builds import CORRECT, FLAT
@@ -229,7 +230,7 @@ def effects(known: Recordings, model: str, traffic: Traffic) -> Iterator[Effect]
 def _same(recording: Recording, model: str) -> str:
     """The name that a recording gives a model: with a star or without."""
     names = (str(name) for name in recording.rows["model"].unique())
-    return next((name for name in names if types.unstarred(name) == types.unstarred(model)), "")
+    return next((name for name in names if unstarred(name) == unstarred(model)), "")
 
 
 def _types(known: Recordings, own: dict[str, str], model: str, traffic: Traffic) -> Iterator[Effect]:
@@ -311,11 +312,11 @@ def best(known: Recordings, model: str, traffic: Traffic) -> dict[str, Any] | No
 
 def named(known: Recordings, model: str) -> str:
     """A model's name as the rows have it, with a star or without; StudyError for one that cannot be taken apart."""
-    names = {types.unstarred(name): name for name in models(known)}
-    if types.unstarred(model) not in names:
+    names = {unstarred(name): name for name in models(known)}
+    if unstarred(model) not in names:
         how = f"one of: {', '.join(names)}" if names else "plamo-study measure 05-context, then 03-batch-scaling"
         raise StudyError(f"model {model!r}", "has no rows that its requests could be taken apart by", how)
-    return names[types.unstarred(model)]
+    return names[unstarred(model)]
 
 
 def whole(effect: Effect, share: float) -> Estimate:

@@ -48,8 +48,3 @@ def asymmetry(rows: pd.DataFrame, model: str) -> pd.DataFrame:
             ratio = paired_ratio(known[phase, model, dtype], known["prefill", model, dtype] / n_prompt)
             entries.append({"dtype": dtype, "n_prompt": n_prompt, "ratio": ratio})
     return pd.DataFrame(entries).sort_values("ratio", key=lambda found: found.map(lambda each: each.value))
-
-
-def unstarred(name: str) -> str:
-    """A model's name without the star that says its shape is assumed."""
-    return name.rstrip("*")
