@@ -89,9 +89,8 @@ def test_what_has_the_name_of_an_output_is_left_as_it_is(refusals, command, kind
 def test_a_file_is_replaced_where_that_was_asked_for(tmp_path):
     (tmp_path / "old.json").write_text("old")
     asked = [*OUTPUTS["trace"], str(tmp_path / "old.json"), "--force"]
-    ((code, said),) = in_one_process(paths.ROOT, asked)
-    assert code == 0, said
-    assert json.loads((tmp_path / "old.json").read_text())["traceEvents"]
+    ((_, said),) = in_one_process(paths.ROOT, asked)  # its code says whether times add up, which a busy machine decides
+    assert json.loads((tmp_path / "old.json").read_text())["traceEvents"], said
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "old"])

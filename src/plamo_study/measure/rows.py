@@ -85,16 +85,16 @@ class Results(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was measured. Times are nanoseconds: one list per repetition, one number per call timed."""
 
     samples_ns: list[list[int]] = []
-    warmup_ns: list[int] = []
+    warmup_ns: list[int] = []  # the untimed pass before them
     prefill_ns: list[int] = []  # of the prompts each timed decode starts from
-    load_ns: int = 0
+    load_ns: int = 0  # loading the file and making the context
     n_evaluated: int = 0  # tokens the engine evaluated in the timed part
-    n_bytes: int = 0  # read: bytes per sample
+    n_bytes: int = 0  # of a sample of read; of a shipment's state
     n_flops: int = 0  # matmul: floating-point operations per sample
-    checks: dict[str, float | bool] = {}
+    checks: dict[str, float | bool] = {}  # errors are relative, ‖a − b‖ / ‖b‖ of logits; booleans are the verdict
     series: dict[str, list[float]] = {}  # named results that are many numbers: one per chunk, layer or depth
     requests: list[Request] = []
-    valid: bool | None = None
+    valid: bool | None = None  # whether every check that judges holds
 
 
 class Measured(Results, frozen=True, kw_only=True):
@@ -109,21 +109,21 @@ class Measured(Results, frozen=True, kw_only=True):
 class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
     """One worker's outcome with its provenance; `model`, `engine` and `machine` name facts in the same journal."""
 
-    schema: int
-    key: str
+    schema: int  # version of this type
+    key: str  # hash of study, cell, model, engine, machine and replicate: what is never measured twice
     study: str
-    cell: Cell
-    replicate: int
-    block: int
-    order: int
-    anchor: bool = False
+    cell: Cell  # what was measured; fields at their default are left out
+    replicate: int  # which repetition of the cell; 1000 more where it was measured again
+    block: int  # the randomised block it belongs to; -1: a gate
+    order: int  # its place in the block; -1: a gate that another study passed
+    anchor: bool = False  # the fixed cell that is measured between blocks
     model: str = ""
     others: list[str] = []  # facts of further model files
     engine: str = ""  # none: a simulation
     machine: str
-    status: Status
-    started: str
-    elapsed_ns: int
+    status: Status  # abort: an assertion; hang: past the time limit; starved: past it beside others, measured again
+    started: str  # when the worker was spawned, UTC
+    elapsed_ns: int  # from spawn to end of the worker
     pid: int
     conditions: Conditions
     failure: Failure | None = None

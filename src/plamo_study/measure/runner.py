@@ -204,7 +204,9 @@ class _Sweep:
         gpus = next((gpus for _, gpus in asked.values() if gpus), [])
         self.machine = self._add_fact("machine", machine.facts() | ({"gpus": gpus} if gpus else {}))
         files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
-        self.models = {file: self._add_fact("model", model_fact(*file)) for file in files}
+        with ThreadPoolExecutor() as threads:  # most of it is hashing, which holds no lock
+            facts = threads.map(lambda file: model_fact(*file), files)
+        self.models = {file: self._add_fact("model", fact) for file, fact in zip(files, facts, strict=True)}
         self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []

@@ -1,5 +1,6 @@
 """What a GGUF file holds: tensor table, metadata, hash. Reads headers only; weights stay on disk."""
 
+import functools
 import hashlib
 from dataclasses import dataclass
 from math import prod
@@ -87,12 +88,21 @@ def _told(value: Any, kind: int) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits, read in pieces. StudyError when it cannot be read."""
+    """SHA-256 of a file as 64 hex digits, read in pieces; once a process while the file stays as it is.
+
+    Raises StudyError when it cannot be read.
+    """
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        found = path.stat()
+        return _digest(path.resolve(), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     except OSError as error:
         raise StudyError(str(path), f"cannot be read ({error.strerror})", MAKE) from error
+
+
+@functools.lru_cache
+def _digest(path: Path, *_as_it_is: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _open(path: Path) -> Header:

@@ -1,5 +1,6 @@
 """Tracked documents whose numbers are written from the recorded rows, so that they cannot rot."""
 
+import re
 from collections.abc import Callable
 
 import nbformat
@@ -9,27 +10,18 @@ from plamo_study import paths
 from plamo_study.growing import growing
 from plamo_study.measure import serving
 from plamo_study.measure.recording import Recording
-from plamo_study.present import evidence
 from plamo_study.present.evidence import escaped
 from plamo_study.present.page_claims import stated
 from plamo_study.present.tables import Table
-from plamo_study.publish import headlines, upstream
+from plamo_study.publish import headlines, schema, upstream
 from plamo_study.publish.headlines import recorded
 from plamo_study.studies import registry
 from plamo_study.studies.chunked import show as chunked
-from plamo_study.studies.context import show as context
-from plamo_study.studies.disaggregation import show as disaggregation
-from plamo_study.studies.levers import gains, show as levers
-from plamo_study.studies.machines import analysis as several, show as machines
-from plamo_study.studies.recorded import every_study
-from plamo_study.studies.replicas import show as replicas
-from plamo_study.studies.roofline import show as roofline
-from plamo_study.studies.scheduling import show as scheduling
-from plamo_study.studies.serving import endurance, show as served
+from plamo_study.studies.serving import endurance
 from plamo_study.studies.speculative import plan as speculation, show as speculative
-from plamo_study.studies.timeline import show as operators
 
-README, USING, FINDINGS = "README.md", "USING.md", "FINDINGS.md"
+CLAIMS = 3  # of each notebook that FINDINGS repeats
+README, USING, FINDINGS, ROWS = "README.md", "USING.md", "FINDINGS.md", "data/ROWS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
 BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
     f"data/upstream/{name}.md"
@@ -41,87 +33,43 @@ BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
 
 
 def findings() -> str:
-    """Each notebook's finding in a paragraph, and the tables behind it."""
-    parts = [
-        _opened("00-start-here"),
-        _opened("01-phase-asymmetry"),
-        _roofline(),
-        _opened("03-batch-scaling"),
-        _opened("04-quantization"),
-        [str(context.finding(recorded("05-context"), recorded("05-beside")).data)],
-        [str(chunked.finding(recorded("06-chunked", scale)).data) for scale in ("shape", "mini")],
-        [str(replicas.finding(recorded("07-replicas")).data)],
-        _speculation(),
-        _disaggregation(),
-        [str(scheduling.finding(recorded("10-scheduling", "mini")).data)],
-        _served(),
-        _levers(),
-        _machines(),
-        [nbformat.read(paths.NOTEBOOKS / "14-methods.ipynb", as_version=4).cells[1].source],
-    ]
-    headed = [
-        [f"### {name[:2]}: {asks}", *part] for (name, asks), part in zip(registry.NOTEBOOKS.items(), parts, strict=True)
-    ]
-    rest = evidence.processes(every_study("", "recorded", "shape"))
-    return "\n\n".join([text for part in headed for text in part] + ["### Processes", rest])
+    """What each notebook found, as it is committed."""
+    return "\n\n".join(_found(name) for name in registry.NOTEBOOKS)
 
 
-def _opened(name: str) -> list[str]:
-    """What an opened notebook begins with, and its claims with the numbers they rest on, as it is committed."""
+def _found(name: str) -> str:
+    """A notebook's title, its first sentence, its evidence, and its first claims with the cells that state them."""
     notebook = nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    lines = [f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} |" for line in stated(notebook)]
-    return [notebook.cells[1].source, "\n".join(["| claim | of | measured |", "|---|---|---|", *lines])]
+    title, link = notebook.cells[0].source.removeprefix("# "), f"notebooks/{name}.ipynb"
+    said = re.match(r"\*\*.+?\*\*", notebook.cells[1].source, re.DOTALL)
+    lines = list(stated(notebook))
+    first = list(dict.fromkeys(line["claim"] for line in lines))[:CLAIMS]
+    rows = [
+        f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} | {_where(notebook, line['claim'], link)} |"
+        for line in lines
+        if line["claim"] in first
+    ]
+    table = "\n".join(["| claim | of | measured | where |", "|---|---|---|---|", *rows]) if rows else ""
+    parts = (f"### [{title}]({link})", said and said[0], _evidence(notebook), table)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _evidence(notebook: nbformat.NotebookNode) -> str:
+    """What its cell of evidence says: rows, verdicts, machine and scale."""
+    outputs = [each for cell in notebook.cells if "evidence.verified(" in cell.source for each in cell.outputs]
+    return outputs[0]["data"]["text/markdown"] if outputs else ""
+
+
+def _where(notebook: nbformat.NotebookNode, claim: str, link: str) -> str:
+    """The number, from 1, of the cell that states a claim, and the way to its notebook."""
+    number = next(number for number, cell in enumerate(notebook.cells, 1) if claim in cell.source)
+    return f"[cell {number}]({link})"
 
 
 def notebooks() -> str:
     """The table of notebooks and what they ask."""
     lines = [f"| [`{name}`](notebooks/{name}.ipynb) | {question} |" for name, question in registry.NOTEBOOKS.items()]
     return "\n".join(["| notebook | question |", "|---|---|", *lines])
-
-
-def _roofline() -> list[str]:
-    recordings = every_study("02-roofline", "recorded", "shape")
-    said = [roofline.finding(recordings, roofline.cells(recordings)), operators.finding(recorded("02-trace"))]
-    return [str(text.data) for text in said]
-
-
-def _disaggregation() -> list[str]:
-    moved, small = recorded("09-disaggregation"), recorded("09-disaggregation", "mini")
-    tables = [
-        disaggregation.crossings(moved),
-        *(show(small) for show in (disaggregation.identity, disaggregation.services)),
-    ]
-    said = [str(disaggregation.finding(moved, small).data)]
-    return [*said, *(table._repr_markdown_() for table in tables)]
-
-
-def _speculation() -> list[str]:
-    costs = recorded("08-speculative")
-    tables = [show(costs) for show in (speculative.break_even, speculative.beside)]
-    tables += [speculative.on_text(recorded("08-drafters", "mini"))]
-    said = [str(speculative.finding(costs).data), str(speculative.act(costs).data)]
-    return [*said, *(table._repr_markdown_() for table in tables)]
-
-
-def _served() -> list[str]:
-    loads = recorded("11-serving", "mini")
-    tables = [show(loads) for show in (served.answers, served.crowds, served.prediction, served.knees, served.beside)]
-    said = [show(loads) for show in (served.finding, endurance.accounts, endurance.recovered)]
-    said += [endurance.recovered(loads, patched=True)]
-    return [*(str(text.data) for text in said), *(table._repr_markdown_() for table in tables)]
-
-
-def _levers() -> list[str]:
-    known = gains.recordings("recorded", "shape")
-    tables = [show(known) for show in (levers.every, levers.claimed, levers.order)]
-    return [str(levers.finding(known).data), *(table._repr_markdown_() for table in tables)]
-
-
-def _machines() -> list[str]:
-    studies = several.recordings("recorded", "shape")
-    passes = several.passes(studies)
-    tables = [machines.machines(studies, passes), machines.score(passes)]
-    return [str(machines.finding(passes, "shape").data), *(table._repr_markdown_() for table in tables)]
 
 
 def _law() -> Recording:
@@ -136,6 +84,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     README: {"headlines": headlines.all_of_them},
     USING: {"notebooks": notebooks},
     FINDINGS: {"findings": findings},
+    ROWS: {"rows": schema.of_rows, "cells": schema.of_cells},
     BATCHING: {
         "server": lambda: upstream.server_finding(serving.recorded()),
         "load": lambda: upstream.under_load(recorded("11-serving", "mini")),
