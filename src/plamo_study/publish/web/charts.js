@@ -4,6 +4,7 @@
 const NARROW = 480; // CSS pixels; below, legends stack and titles wrap
 const PADDING = 32; // CSS pixels, about what padding takes from a title's width
 const AXIS = 80; // and what axis and padding take from the width of an axis's title
+const BESIDE = 130; // and what axis, header and padding take from the width of a panel
 const TITLE_CHARACTER = 9; // CSS pixels, a generous mean at the theme's title size
 const SUBTITLE_CHARACTER = 7; // of a subtitle and of an axis's title
 
@@ -26,7 +27,9 @@ function wrapTitle(title, width) {
 
 function forNarrow(spec, width) {
   const config = { ...spec.config, legend: { ...(spec.config || {}).legend, columns: 1 } };
-  return { ...spec, config, ...(spec.title ? { title: wrapTitle(spec.title, width - PADDING) } : {}) };
+  const below = spec.facet && spec.facet.row && !spec.facet.column; // panels below one another have the width to themselves
+  const panels = below ? { spec: { ...spec.spec, width: width - BESIDE } } : {};
+  return { ...spec, ...panels, config, ...(spec.title ? { title: wrapTitle(spec.title, width - PADDING) } : {}) };
 }
 
 // Of a compiled chart: legends in one column, titles below the horizontal axis on lines that fit, in every panel.
@@ -47,21 +50,29 @@ function fit(vega, width) {
 async function draw(figure) {
   const drawing = figure.querySelector(".drawing");
   const natural = Number(figure.querySelector("img").getAttribute("width"));
-  const room = () => Math.min(natural, drawing.clientWidth);
+  const room = Math.min(natural, drawing.clientWidth);
   const spec = JSON.parse(figure.querySelector("script").textContent);
-  const narrow = room() < NARROW;
-  const shown = narrow ? forNarrow(spec, room()) : spec;
-  const lines = (vega) => (narrow ? stacked(vega, (room() - AXIS) / SUBTITLE_CHARACTER) : vega);
-  const patch = (vega) => fit(lines(vega), room());
+  const narrow = room < NARROW;
+  const shown = narrow ? forNarrow(spec, room) : spec;
+  const lines = (vega) => (narrow ? stacked(vega, (room - AXIS) / SUBTITLE_CHARACTER) : vega);
+  const patch = (vega) => fit(lines(vega), room);
   const options = { mode: "vega-lite", renderer: "svg", ast: true, actions: false, patch };
-  const { view, vgSpec } = await window.vegaEmbed(drawing, shown, options);
-  if (typeof vgSpec.width === "number") window.addEventListener("resize", () => view.width(room()).runAsync());
+  await window.vegaEmbed(drawing, shown, options);
 }
 
-for (const figure of document.querySelectorAll("figure.chart")) {
-  figure.classList.add("drawn");
-  draw(figure).catch((problem) => {
-    figure.classList.remove("drawn");
-    console.error(problem);
-  });
+function drawAll() {
+  for (const figure of document.querySelectorAll("figure.chart")) {
+    figure.classList.add("drawn");
+    draw(figure).catch((problem) => {
+      figure.classList.remove("drawn");
+      console.error(problem);
+    });
+  }
 }
+
+let waiting = 0; // a window that changes its size is drawn for once it has been still
+window.addEventListener("resize", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(drawAll, 150);
+});
+drawAll();
