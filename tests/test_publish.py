@@ -176,6 +176,18 @@ def test_a_chart_follows_the_window(site, browser):
         assert visit.complaints == []
 
 
+def test_the_data_behind_a_figure_can_be_taken_from_the_page_as_a_csv(site, browser):
+    with Visit(browser, site / "article.html") as visit:
+        visit.wait_for_charts(2)
+        with visit.page.expect_download() as taken:
+            visit.page.locator("figcaption a").first.click()
+        found = pd.read_csv(taken.value.path())
+        spec = json.loads(visit.page.locator("figure.chart script").first.text_content())
+        (drawn,) = spec["datasets"].values()
+        assert taken.value.suggested_filename == "article-1.csv"
+        pd.testing.assert_frame_equal(found, pd.DataFrame(drawn), check_dtype=False)
+
+
 def test_paper_gets_the_pictures_and_what_is_folded(site, browser):
     folded = "[...document.querySelectorAll('details:not(.code) > :not(summary)')].map(part => part.checkVisibility())"
     with Visit(browser, site / "article.html") as visit:

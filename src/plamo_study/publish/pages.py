@@ -8,8 +8,10 @@ This module does not execute anything; `runs` does.
 """
 
 import base64
+import csv
 import functools
 import hashlib
+import io
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,7 +25,7 @@ import jinja2
 import nbformat
 import vl_convert
 from bs4 import BeautifulSoup
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
@@ -33,6 +35,7 @@ from plamo_study.publish.polish import polish
 
 WEB = Path(__file__).parent / "web"
 GLOSSARY = "glossary"
+AUTHORS = "The plamo-study authors"  # as CITATION.cff names them
 SAID = 4  # words from which bold text is a finding and not an emphasis
 DISTURBED = "Disturbed"  # how a page of a disturbed recording begins; its finding stands below
 
@@ -104,7 +107,7 @@ def _page(notebook: nbformat.NotebookNode, source: Path, published: set[str]) ->
         title=title,
         finding=finding,
         picture=next((piece for piece in made if piece.kind == "chart"), None),
-        body=Markup(_with_specs(str(tree), made)),
+        body=Markup(_with_specs(str(tree), made, source.stem)),
         charts=any(piece.spec for piece in made),
         run=_date(record.get("end_time")),
         values=", ".join(f"{name} = {value}" for name, value in record.get("parameters", {}).items()),
@@ -138,12 +141,28 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
     return title.strip(), Markup(said.decode_contents()) if said else Markup("")
 
 
-def _with_specs(body: str, made: Sequence[cells.Piece]) -> str:
-    """Put the chart specs in, after the check that no notebook brings scripts of its own."""
+def _with_specs(body: str, made: Sequence[cells.Piece], name: str) -> str:
+    """Put the chart specs and the data behind them in, after the check that no notebook brings scripts of its own."""
     specs = [piece.spec for piece in made if piece.spec]
     for number, spec in enumerate(specs):
-        body = body.replace(f"<!--spec {number}-->", f'<script type="application/json">{_inline_json(spec)}</script>')
+        script = f'<script type="application/json">{_inline_json(spec)}</script>'
+        caption = (
+            f'<figcaption><a download="{escape(name)}-{number + 1}.csv" href="{_csv(spec)}">Data (CSV)</a></figcaption>'
+        )
+        body = body.replace(f"<!--spec {number}-->", script + caption)
     return body
+
+
+def _csv(spec: dict[str, Any]) -> str:
+    """What a chart draws as a link to a CSV file; of several tables each line says which it is from."""
+    found = list(spec.get("datasets", {}).values()) or [spec.get("data", {}).get("values", [])]
+    several = len(found) > 1
+    lines = [{"table": n} | line if several else line for n, lines in enumerate(found, 1) for line in lines]
+    written = io.StringIO()
+    writer = csv.DictWriter(written, dict.fromkeys(name for line in lines for name in line), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(written.getvalue().encode()).decode()
 
 
 def _inline_json(value: Any) -> str:
@@ -157,7 +176,8 @@ def _date(moment: str | None) -> str:
 
 def _render(template: str, **content: Any) -> str:
     style = (WEB / "page.css").read_text(encoding="utf-8")
-    return _environment().get_template(template).render(style=Markup(style), version=_version(), **content)
+    said = {"style": Markup(style), "version": _version(), "authors": AUTHORS}
+    return _environment().get_template(template).render(said | content)
 
 
 @functools.cache
