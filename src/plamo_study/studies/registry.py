@@ -84,6 +84,7 @@ STUDIES = {
     "05-copies": Study(context.copies, aside=True),
     "06-chunked": Study(chunked.chunked, weight=3),
     "06-tiles": Study(chunked.tiles, aside=True),
+    "06-every-chunk": Study(chunked.every_chunk, aside=True),
     "07-replicas": Study(replicas.replicas, weight=3),
     "08-speculative": Study(speculative.speculative, weight=3),
     "08-several": Study(speculative.several, aside=True),

@@ -22,6 +22,8 @@ DECODING, OTHERS = 4, (1, 8)  # sequences being answered
 STARTED = {"mini": 128, "shape": 32, "weights": 128}  # tokens that those decoding start from
 DEEPER = 512  # where one buffer for all is held against one each
 SIZES = (8, 16, 31, 32, 48, 63, 64, 65)  # of chunks with nobody decoding, around flash attention's tiles
+LAYER = "plamo-3-nict-2b-layer"  # one layer of the full width
+EVERY = 128  # tokens of the largest chunk of a sweep over all of them
 STEPS = 8  # before the prompt arrives, and after it is evaluated
 BLOCKS = {"mini": 2, "shape": 5, "weights": 5}
 
@@ -64,6 +66,21 @@ def tiles(scale: str, gpu: bool = False) -> Plan:
     cells = (*flash, *(change(cell, flash_attn="off") for cell in flash))
     planned = with_gates("06-tiles", scale, cells, exact_cache=False)
     return replace(planned, worker=f"{__package__}.worker", compared=flash)
+
+
+def every_chunk(scale: str, gpu: bool = False) -> Plan:
+    """The prompt in chunks of every size from 1 to 128 tokens with nobody decoding: where does a token cost less?
+
+    Of one layer in full width, since a whole model would take a day; beside a build that uses tiles from fewer queries
+    on.
+    """
+    check_scale(scale)
+    model = LAYER if scale == "shape" else MODELS[1]
+    base = Arrival(model=model, scale=scale, dtype=DTYPE[scale], n_gen=STEPS, n_seq=0, n_arriving=PROMPT, way="apart")
+    base = change(base, n_threads=machine.performance_cores())
+    cells = tuple(change(base, n_chunk=n) for n in range(1, EVERY + 1))
+    planned = with_gates("06-every-chunk", scale, cells, exact_cache=False)
+    return replace(planned, worker=f"{__package__}.worker", compared=cells, blocks=3)
 
 
 def _usual(first: Arrival) -> Iterator[Arrival]:
