@@ -18,13 +18,14 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
-from plamo_study.analysis.stats import Estimate
+from plamo_study.analysis.timing import NS
 from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, recording
 from plamo_study.measure.cells import Service, Shipment
 from plamo_study.measure.process import work
+from plamo_study.measure.rows import Request
 from plamo_study.measure.worker import Job
 from plamo_study.models import registry
 from plamo_study.oracle.compare import agreement
@@ -32,11 +33,11 @@ from plamo_study.oracle.forward import Oracle
 from plamo_study.studies.disaggregation import (
     analysis,
     contexts,
+    measures,
     peers,
     plan,
     requests,
     shipment,
-    show,
     sizes,
     wire,
 )
@@ -106,11 +107,6 @@ def test_the_recurrent_part_is_constant_and_the_window_flattens():
     assert sizes.size(hybrid, 1).recurrent == sizes.size(hybrid, 16384).recurrent == 8.375 * 2**20
     assert sizes.size(attention, 4096).sliding == sizes.size(attention, 2048).sliding
     assert sizes.size(attention, 4096).full == 2 * sizes.size(attention, 2048).full
-
-
-def test_the_source_s_26_ms_are_those_of_grouped_keys():
-    assert analysis.transfer(**show.LLAMA_70B, n_tokens=4096, bps=400e9) == pytest.approx(26e-3, rel=0.05)
-    assert analysis.transfer(80, 64, 128, 4096, 400e9) > 0.2
 
 
 @pytest.mark.parametrize("mode", ["shared", "split"])
@@ -439,6 +435,23 @@ def _kill_first_sender(pid):
 # ------------------------------------------------------------------ laws and plan
 
 
+def test_a_shipment_is_measured_phase_by_phase_and_its_bytes_once():
+    samples = [[10 * NS, 1 * NS, 2 * NS, 3 * NS, 4 * NS, 5 * NS], [30 * NS, 1 * NS, 2 * NS, 3 * NS, 4 * NS, 7 * NS]]
+    row = {"samples_ns": samples, "n_bytes": 8, "checks": {"identical": 1.0, "second_path_error": 0.0}}
+    found = {name: (unit, value) for name, unit, value, _ in measures.shipment(row)}
+    assert found["prefill"] == ("s", 20.0)
+    assert found["first step"] == ("s", 6.0)
+    assert found["state"] == ("B", 8.0)
+    assert found["identical"] == ("", 1.0)
+
+
+def test_waits_of_requests_are_those_planted():
+    asked = [Request(id=str(n), arrived_ns=n * NS, n_prompt=1, token_ns=[(n + at) * NS for at in (2, 3, 7)])
+             for n in range(3)]  # fmt: skip
+    found = {name: value for name, (value, _) in measures.waits(asked).items()}
+    assert found == {"first token": 2.0, "token gap": 2.5, "longest gap": 4.0, "throughput": 1.0, "arrivals": 1.0}
+
+
 def frame(ratios, lengths=(128, 1024, 8192), blocks=4):
     """Rows whose shipping over a link of 8 Gbit/s takes `ratios` of the time of evaluating again."""
     entries = []
@@ -470,9 +483,7 @@ def test_a_crossing_that_the_interval_does_not_support_is_inconclusive():
     rows = frame((0.9, 0.9, 0.9))
     rows.loc[rows["block"] == 0, "n_bytes"] *= 3
     row = analysis.crossings(rows, (8 * 10**9,)).to_dict("records")[0]
-    assert show.outcome(row) == "inconclusive"
-    crossed = row | {"outcome": "from", "first": Estimate(512, 400, 600, 5)}
-    assert show.outcome(crossed) == "from 512 [400, 600] tokens on"
+    assert row["outcome"] == "inconclusive"
 
 
 @pytest.mark.parametrize("scale", ["mini", "shape", "weights"])

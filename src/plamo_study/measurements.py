@@ -13,6 +13,7 @@ from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import Recording, read
 from plamo_study.present.evidence import chip
 from plamo_study.studies.collect import collect
+from plamo_study.studies.disaggregation import measures as moved
 
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype"]
@@ -20,7 +21,8 @@ LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine"
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "n_threads", "n_gpu_layers"]
 CELL = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch", "type_k", "type_v",
         "flash_attn", "n_gpu_layers", "use_mmap", "cold", "label", "size", "repetitions", "n_arriving", "n_chunk",
-        "way", "kv_unified", "n_processes", "n_draft", "accepts", "n_requests", "per_second", "n_clients"]  # fmt: skip
+        "way", "kv_unified", "n_processes", "n_draft", "accepts", "n_requests", "per_second", "n_clients",
+        "link_bps"]  # fmt: skip
 
 
 def measurements(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> pd.DataFrame:
@@ -43,8 +45,10 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
         metric
             What was measured: "prefill" (a prompt's call), "step" (a decode step), "prompt" (the prefill before decode
             steps), "read" and "matmul" (the machine's ceilings), "matvec" (a product of one column, in bytes of its
-            weights), "memory" (peak resident size). A process that crashed or hung has one line with the metric
-            "none".
+            weights), "memory" (peak resident size). Of a shipment: "prefill", "save", "check", "send", "load", "first
+            step" and "state" (its bytes), "identical" (1 where every bit of the answer is) and "error". Of requests
+            that arrive: "first token", "token gap", "longest gap", "throughput" and "arrivals". A process that crashed
+            or hung has one line with the metric "none".
         value, unit
             The median over the process's samples, in s, B/s, FLOP/s or B.
         samples
@@ -124,7 +128,9 @@ def _lines(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
     """(metric, unit, median, samples) of what a row timed."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
-    if len(times):
+    if row["workload"] in ("shipment", "service"):
+        yield from (moved.shipment if row["workload"] == "shipment" else moved.service)(row)
+    elif len(times):
         middle, what = float(np.median(times)), row["workload"]
         if what == "read":
             yield "read", "B/s", row["n_bytes"] / middle, row["n_bytes"] / times

@@ -4,7 +4,6 @@ Frames in, estimates out. A process is one number: the median of its repetitions
 """
 
 from collections.abc import Mapping
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -14,52 +13,34 @@ import pandas as pd
 from plamo_study.analysis import clustered, stats, timing
 from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import of_cell, usable, verdict_of
+from plamo_study.analysis.usable import of_cell, usable
 from plamo_study.studies.disaggregation import sizes
+from plamo_study.studies.disaggregation.measures import PHASES, waits
 from plamo_study.studies.disaggregation.plan import LINKS, REPEATED
-from plamo_study.studies.disaggregation.shipment import PHASES
 
 CELL = ["model", "n_prompt", "type_k", "flash_attn", "link_bps", "n_threads"]
-MOVING = ("save", "check", "send", "load")
 HANDLED = ("save", "check", "load")  # on either side, whatever the link
 USUAL = {"type_k": "f16", "flash_attn": "on"}
 LOADED = ["model", "per_second"]
+WAITS = {"ttft": "first token", "itl": "token gap", "largest": "longest gap", "throughput": "throughput"}
 Facts = Mapping[str, Mapping[str, Any]]
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process: CELL, `block`, `verdict`, seconds of PHASES and `moving` (save to load), `n_bytes`, `rate`.
+    """A line a process: CELL, `block`, `verdict`, seconds of PHASES, `n_bytes`.
 
-    `rate`: bits per second of the sending; `identical`: whether all logits are the same in every bit; `error`: how far
-    they are from those of the sender, relative.
+    `identical`: whether all logits are the same in every bit; `error`: how far they are from those of the sender,
+    relative.
     """
     found = rows[(rows["workload"] == "shipment") & (rows["status"] == "ok")]
     entries = []
     for row in found.itertuples():
         entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict", "n_bytes")}
         entry |= {phase: median(sample[n] for sample in row.samples_ns) / NS for n, phase in enumerate(PHASES)}
-        entry |= {"moving": sum(entry[phase] for phase in MOVING), "rate": 8 * row.n_bytes / entry["send"]}
         entry |= {"identical": bool(row.checks["identical"]), "error": row.checks["second_path_error"]}
         entries.append(entry)
-    names = [*CELL, "block", "verdict", "n_bytes", *PHASES, "moving", "rate", "identical", "error"]
+    names = [*CELL, "block", "verdict", "n_bytes", *PHASES, "identical", "error"]
     return pd.DataFrame(entries, columns=names)
-
-
-def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a cell: PHASES and `moving` as estimates of seconds, `rate` in bits per second; `n_bytes`.
-
-    `identical`: of all processes; `error`: the largest; `verdict`: valid, or how many were not.
-    """
-    right, entries = processes(usable(rows)), []
-    for key, group in processes(rows).groupby(CELL, sort=False):
-        entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        entry["verdict"] = verdict_of(group["verdict"])
-        entry |= {"identical": bool(group["identical"].all()), "error": group["error"].max()}
-        used = of_cell(right, entry, CELL)
-        if len(used):
-            entry |= {name: stats.median(used[name].tolist()) for name in (*PHASES, "moving", "rate")}
-            entries.append(entry | {"n_bytes": int(used["n_bytes"].iloc[0])})
-    return pd.DataFrame(entries)
 
 
 def by_length(rows: pd.DataFrame) -> pd.DataFrame:
@@ -67,18 +48,6 @@ def by_length(rows: pd.DataFrame) -> pd.DataFrame:
     found = processes(usable(rows))
     usual = (found["type_k"] == USUAL["type_k"]) & (found["flash_attn"] == USUAL["flash_attn"])
     return found[usual & (found["link_bps"] == 0) & (found["n_threads"] == found["n_threads"].max())]
-
-
-def weights(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """Bytes by formula and as shipped, per model, type and length: `full`, `sliding`, `recurrent`, `n_bytes`."""
-    entries = []
-    for (model, n, type_k), group in processes(rows).groupby(["model", "n_prompt", "type_k"]):
-        size = sizes.size(facts[str(model)]["shape"], int(n), str(type_k), str(type_k))
-        entry = {"model": model, "n_prompt": int(n), "type_k": type_k, "predicted": size.total}
-        entry |= {"full": size.full, "sliding": size.sliding, "recurrent": size.recurrent}
-        entries.append(entry | {"n_bytes": int(group["n_bytes"].max())})
-    return pd.DataFrame(entries, columns=["model", "n_prompt", "type_k", "predicted", "full", "sliding", "recurrent",
-                                          "n_bytes"])  # fmt: skip
 
 
 @once_a_frame
@@ -176,28 +145,16 @@ def _from_shorter(found: pd.DataFrame, n_prompt: int, n_bytes: float) -> dict[st
 
 
 def services(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process of a load: LOADED, `mode`, `block`, `verdict`, and in seconds `ttft`, `itl` and `largest` gap.
+    """A line a process of a load: LOADED, `mode`, `block` and, as `measures.waits` has them, WAITS.
 
-    `per_second`: requests as they really came; few drawn gaps are not their mean.
-
-    The first two are medians over requests and gaps. `throughput`: answered tokens per second from the first arrival to
-    the last token.
+    `per_second`: requests as they really came.
     """
     entries = []
     for row in rows[(rows["workload"] == "service") & (rows["status"] == "ok")].itertuples():
-        asked = row.requests
-        gaps = [after - before for each in asked for before, after in pairwise(each.token_ns)]
-        last = max(each.token_ns[-1] for each in asked)
-        entry = {"model": row.model, "block": row.block, "verdict": row.verdict, "mode": row.label}
-        entry |= {"per_second": round((len(asked) - 1) / max(each.arrived_ns for each in asked) * NS, 1)}
-        entry |= {"ttft": median(each.token_ns[0] - each.arrived_ns for each in asked) / NS}
-        entry |= {"itl": median(gaps) / NS, "largest": max(gaps) / NS}
-        entries.append(entry | {"throughput": sum(len(each.token_ns) for each in asked) / last * NS})
-    names = [*LOADED, "block", "verdict", "mode", "ttft", "itl", "largest", "throughput"]
-    return pd.DataFrame(entries, columns=names)
-
-
-WAITS = ("ttft", "itl", "largest", "throughput")
+        known = {name: value for name, (value, _) in waits(row.requests).items()}
+        entry = {"model": row.model, "block": row.block, "mode": row.label, "per_second": known["arrivals"]}
+        entries.append(entry | {name: known[metric] for name, metric in WAITS.items()})
+    return pd.DataFrame(entries, columns=[*LOADED, "block", "mode", *WAITS])
 
 
 @once_a_frame
@@ -269,8 +226,3 @@ def identity(rows: pd.DataFrame) -> pd.DataFrame:
         entry |= {"valid": valid, "from": int(group["n_prompt"].min()), "to": int(group["n_prompt"].max())}
         entries.append(entry | {"differs_from": int(differing.min()) if len(differing) else 0})
     return pd.DataFrame(entries)
-
-
-def transfer(layers: int, kv_heads: int, head_dim: int, n_tokens: int, bps: float) -> float:
-    """Seconds that keys and values of F16 take over a link of `bps` bits per second."""
-    return 8 * sizes.dense(layers, kv_heads, head_dim, n_tokens) / bps

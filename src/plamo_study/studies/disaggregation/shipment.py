@@ -21,10 +21,9 @@ from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.disaggregation import contexts, peers, requests, wire
 from plamo_study.studies.disaggregation.contexts import Receiver
+from plamo_study.studies.disaggregation.measures import PHASES
 from plamo_study.studies.disaggregation.sender import Proof, Start
 from plamo_study.studies.disaggregation.wire import Reply, State, clock
-
-PHASES = ("prefill", "save", "check", "send", "load", "step")
 
 
 def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:

@@ -1,0 +1,56 @@
+"""What a row of this study measured, as `measurements` lists it: phases of a shipment, waits of a load."""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from plamo_study.analysis.timing import NS
+
+PHASES = ("prefill", "save", "check", "send", "load", "step")  # of a shipment, as its samples have them
+Measured = tuple[str, str, float, np.ndarray]  # metric, unit, value, samples
+
+
+def shipment(row: Mapping[str, Any]) -> Iterator[Measured]:
+    """Seconds of each of PHASES ("step" as "first step"), the state's bytes, and how far the answer moved."""
+    times = np.array(row["samples_ns"], float) / NS
+    for phase, samples in zip(PHASES, times.T, strict=True):
+        yield "first step" if phase == "step" else phase, "s", float(np.median(samples)), samples
+    checks = row["checks"]
+    others = [("state", "B", row["n_bytes"]), ("identical", "", checks["identical"])]
+    for name, unit, value in (*others, ("error", "", checks["second_path_error"])):
+        yield name, unit, float(value), np.array([value], float)
+
+
+def service(row: Mapping[str, Any]) -> Iterator[Measured]:
+    """Waits of the requests that arrived, as `waits` has them, each with the samples behind it."""
+    units = {"throughput": "tokens/s", "arrivals": "1/s"}
+    for name, (value, samples) in waits(row["requests"]).items():
+        yield name, units.get(name, "s"), value, samples
+
+
+def waits(requests: list[Any]) -> dict[str, tuple[float, np.ndarray]]:
+    """Value and samples of each metric of a load.
+
+    first token, token gap
+        Seconds: medians over requests and over gaps between two tokens of an answer.
+    longest gap
+        Seconds: the longest of those gaps.
+    throughput
+        Tokens per second, from the first arrival to the last token.
+    arrivals
+        Requests per second as they really came; few drawn gaps are not their mean.
+    """
+    first = np.array([each.token_ns[0] - each.arrived_ns for each in requests]) / NS
+    gaps = np.array([after - before for each in requests for before, after in pairwise(each.token_ns)]) / NS
+    tokens, last = sum(len(each.token_ns) for each in requests), max(each.token_ns[-1] for each in requests)
+    arrived = (len(requests) - 1) / max(each.arrived_ns for each in requests) * NS
+    return {
+        "first token": (median(first), first),
+        "token gap": (median(gaps), gaps),
+        "longest gap": (float(gaps.max()), gaps),
+        "throughput": (tokens / last * NS, np.array([tokens / last * NS])),
+        "arrivals": (round(arrived, 1), np.array([arrived])),
+    }
