@@ -1,7 +1,7 @@
 """Notebook 12: every gain comes from the rows it names, and the ranking is Amdahl's law and nothing else."""
 
 import json
-import re
+import tomllib
 from dataclasses import replace
 
 import msgspec
@@ -12,7 +12,7 @@ from plamo_study import paths
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
-from plamo_study.studies.levers import claims, gains, show, stacked, traffic
+from plamo_study.studies.levers import gains, stacked, traffic
 from plamo_study.studies.levers.traffic import Effect, Traffic
 from plamo_study.studies.serving.probe import Binding, Budget, Interval, Report, Rightness
 
@@ -33,10 +33,10 @@ def estimate(value, n=5):
     return Estimate(value, value * 0.9, value * 1.1, n)
 
 
-def test_every_lever_and_every_claim_says_what_it_is_and_where_that_was_read():
-    assert list(show.levers()) == list(gains.LEVERS)
-    assert [entry["key"] for entry in show.published()["claim"]] == list(claims.CLAIMS)
-    for lever in show.levers().values():
+def test_every_lever_says_what_it_is_and_where_that_was_read():
+    levers = tomllib.loads((paths.PUBLISHED / "levers.toml").read_text(encoding="utf-8"))["lever"]
+    assert [lever["key"] for lever in levers] == list(gains.LEVERS)
+    for lever in levers:
         assert set(lever) == {"key", "name", "idea", "status", "as_of", "read", "needs"}
         assert all(lever.values())
 
@@ -66,7 +66,6 @@ def test_every_gain_moves_with_the_times_in_its_rows(known):
 def test_a_lever_that_is_not_measured_is_named_with_the_study_it_waits_for(known):
     without = {name: recording for name, recording in known.items() if name != "07-replicas"}
     assert gains.lacking(without) == {"replicas": ("07-replicas",)}
-    assert "two processes instead of one (07-replicas)" in "".join(show.every(without).notes)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -119,27 +118,6 @@ def test_a_request_takes_what_its_tokens_take_at_their_depths(known):
     assert short.alone == pytest.approx(short.writing), "one answer shares nothing"
 
 
-def test_nothing_is_advised_for_the_hybrid_before_its_answers_are_right():
-    assert "engine build corrected" in show.right_first(HYBRID, Traffic(1, 1, 2)).data
-    assert "Nothing is known to be wrong" in show.right_first(HYBRID, Traffic(1, 1, 1)).data
-    assert "Nothing is known to be wrong" in show.right_first(LARGE, Traffic(1, 1, 8)).data
-
-
-def test_the_advice_divides_to_what_it_says(known):
-    said = show.advice(known, HYBRID, Traffic(2000, 200, 8)).data
-    share, read, rest, write, whole = (
-        float(number)
-        for number in re.search(r"1 / \(([\d.]+) / ([\d.]+) \+ ([\d.]+) / ([\d.]+)\) = ([\d.]+)", said).groups()
-    )
-    assert 1 / (share / read + rest / write) == pytest.approx(whole, rel=0.02)
-
-
-def test_how_requests_share_an_engine_is_shown_as_measured_and_never_computed(known):
-    shown = set(show.as_measured(known, HYBRID).frame["lever"])
-    assert shown == {show.levers()[key]["name"] for key in show.SHARING}
-    assert not set(show.SHARING) & set(ranked(known, HYBRID, Traffic(2000, 200, 8)).index)
-
-
 def test_a_batch_gains_less_where_most_of_the_time_is_reading(known):
     asked = (Traffic(n_prompt, 200, 8) for n_prompt in (100, 8000))
     few, many = (ranked(known, LARGE, each)["tokens"]["batch"] for each in asked)
@@ -182,11 +160,6 @@ def test_where_nothing_was_measured_the_command_that_does_is_named(monkeypatch, 
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     with pytest.raises(StudyError, match="plamo-study study --scale mini"):
         gains.recordings("live", "mini")
-
-
-def test_without_what_a_request_is_made_of_nothing_is_ranked(known):
-    few = {"07-replicas": known["07-replicas"]}
-    assert "measure these first" in show.for_you(few, HYBRID, Traffic(1, 1, 1), "tokens").data
 
 
 def report(**shares):
@@ -284,28 +257,6 @@ def test_only_pairs_of_types_that_a_batch_tells_apart_are_counted():
     assert (turned["best_beside"], turned["pairs"], turned["kept"]) == ("type 0", 2, 0)
 
 
-def test_the_best_lever_is_said_with_an_interval_for_all_it_was_chosen_from(known):
-    found = show._gains(known)
-    for aim, words in show.AIMS.items():
-        group = found[(found["aim"] == aim) & found["model"].str.endswith("*")]
-        widened = [stats.selected(gain, len(group)) for gain in group["gain"]]
-        best = max(widened, key=lambda gain: gain.low, default=None)
-        lines = [line for line in show.finding(known).data.splitlines() if words in line]
-        assert [show.times(best) in line for line in lines] == ([True] if best and best.low > 1 else [])
-        assert all(wide.high - wide.low > own.high - own.low for wide, own in zip(widened, group["gain"], strict=True))
-
-
-def test_every_claim_of_the_source_is_checked(known):
-    checked = list(claims.checked(known))
-    assert [each.claim for each in checked] == list(claims.CLAIMS)
-    assert {each.verdict for each in checked} <= {"holds", "does not hold", "inconclusive"}
-
-
-def test_a_claim_about_several_models_holds_only_for_all():
-    assert claims.agreed(["holds", "holds"]) == "holds"
-    assert claims.agreed(["holds", "inconclusive"]) == "inconclusive"
-
-
 def test_drafts_are_held_against_drafts_of_the_same_length(known):
     found = stacked.stacked(known)
     drafted = found[found["pair"] == stacked.DRAFTS]
@@ -319,19 +270,16 @@ def test_drafts_are_held_against_drafts_of_the_same_length(known):
     assert set(drafted["beside"]) == {"4 answers", "8 answers"}
 
 
-def test_the_best_lever_is_never_one_that_was_tried_on_a_small_model_only(known):
-    said = show.finding(known).data
-    assert "scale mini" not in said
-    small = {name: each for name, each in known.items() if each.scale == "mini"}
-    assert small
-    assert "**For" not in show.finding(small).data
+def test_how_requests_share_an_engine_is_never_computed_for_a_traffic(known):
+    sharing = {"chunked", "split", "replicas"}
+    assert sharing <= {gain.lever for gain in gains.gains(known)}
+    assert not sharing & set(ranked(known, HYBRID, Traffic(2000, 200, 8)).index)
 
 
-def test_one_batch_beats_replicas_only_where_there_are_no_more_processes_than_cores(known, monkeypatch):
-    """Eight processes on two cores lose whatever they share; two must lose too, or the claim does not hold."""
-    recording = known["07-replicas"]
-    lines = gains.replicas(recording)
-    assert claims.by_construction(recording)[1] == claims.agreed(line.gain.below(1.0) for line in lines)
-    beaten = [replace(line, gain=Estimate(1.2, 1.1, 1.3, 5)) for line in lines]
-    monkeypatch.setattr(gains, "replicas", lambda _: beaten)
-    assert claims.by_construction(recording)[1] == "does not hold"
+def test_the_first_lever_has_an_interval_for_all_it_was_chosen_from(known):
+    first, found = traffic.best(known, HYBRID, Traffic(2000, 200, 8)), ranked(known, HYBRID, Traffic(2000, 200, 8))
+    own = found.loc[first["lever"]]
+    for phase in ("reading", "writing"):
+        assert first[phase] == stats.selected(own[phase], 2 * len(found))
+        assert first[phase].high - first[phase].low > own[phase].high - own[phase].low
+    assert first["tokens"] == traffic.whole(Effect("", "", "", "", first["reading"], first["writing"]), first["share"])

@@ -137,7 +137,7 @@ def drafting(recording: Recording) -> list[Line]:
     usual &= found["build"] == batch_scaling.STOCK
     return [
         Line(
-            row.model, f"tokens a second of an answer, {DRAFTED} looked up in the text", row.speed,
+            row.model, f"tokens a second of an answer, {DRAFTED} looked up, {row.text}", row.speed,
             f"{1 - row.taken:.0%} of what is drafted is computed for nothing",
         )
         for row in found[usual].itertuples()

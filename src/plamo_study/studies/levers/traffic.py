@@ -28,7 +28,6 @@ from plamo_study.studies.disaggregation import analysis as moving
 from plamo_study.studies.levers import gains
 from plamo_study.studies.levers.gains import Recordings
 from plamo_study.studies.quantization import analysis as types
-from plamo_study.studies.serving.probe import Report
 from plamo_study.studies.speculative import analysis as drafts
 
 OBJECTIVES = ("tokens", "reading")
@@ -68,6 +67,25 @@ class Traffic:
                 raise StudyError(f"{name} {value!r}", "must be at least 0 and less than 1", how)
 
 
+class _Share(msgspec.Struct):
+    value: float
+
+
+class _Phases(msgspec.Struct):
+    shares: dict[str, _Share] = {}
+
+
+class _Counted(msgspec.Struct):
+    shares: dict[str, float] = {}
+
+
+class _Seen(msgspec.Struct):
+    """What is read of a probe's report: shares of time, as its requests met them and as the server's counters say."""
+
+    phase: _Phases
+    traffic: _Counted | None = None
+
+
 @dataclass(frozen=True)
 class Effect:
     """What a lever does to both phases, times as fast; `over`: what it is compared with; `where`: how it was measured.
@@ -100,7 +118,7 @@ def probed(path: str, traffic: Traffic) -> Traffic:
     the engine's time their part is `n_users` times smaller.
     """
     try:
-        report = msgspec.convert(json.loads(text(Path(path))), type=Report)  # NaN is none of JSON
+        report = msgspec.convert(json.loads(text(Path(path))), type=_Seen)  # NaN is none of JSON
         shares = {name: share.value for name, share in report.phase.shares.items()}
         if report.traffic and report.traffic.shares:
             shares = report.traffic.shares
