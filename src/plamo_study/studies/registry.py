@@ -97,8 +97,14 @@ STUDIES = {
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"
-# as their titles say
-OF_FULL_SIZE = ("01-phase-asymmetry", "03-batch-scaling", "04-quantization", "09-disaggregation", "14-methods")
+OF_FULL_SIZE = (  # as their titles say
+    "01-phase-asymmetry",
+    "03-batch-scaling",
+    "04-quantization",
+    "09-disaggregation",
+    "12-levers",
+    "14-methods",
+)
 
 
 def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
