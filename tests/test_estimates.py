@@ -213,7 +213,14 @@ def test_what_crashed_keeps_a_line_and_has_no_number():
     assert not failed.usable.any()
 
 
-OPENED = ("00-start-here", "01-phase-asymmetry", "03-batch-scaling", "04-quantization", "09-disaggregation")
+OPENED = (
+    "00-start-here",
+    "01-phase-asymmetry",
+    "03-batch-scaling",
+    "04-quantization",
+    "07-replicas",
+    "09-disaggregation",
+)
 
 
 @pytest.mark.parametrize("name", OPENED)
