@@ -14,15 +14,17 @@ from plamo_study.measure.recording import Recording, read
 from plamo_study.present.evidence import chip
 from plamo_study.studies.collect import collect
 from plamo_study.studies.disaggregation import measures as moved
+from plamo_study.studies.serving import metrics
 
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype"]
 LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "samples", "key"]
+OF_LOADS = ["server", "pattern", "n_clients"]  # in every study that loads a server
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "n_threads", "n_gpu_layers"]
 CELL = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch", "type_k", "type_v",
         "flash_attn", "n_gpu_layers", "use_mmap", "cold", "label", "size", "repetitions", "n_arriving", "n_chunk",
-        "way", "kv_unified", "n_processes", "n_draft", "accepts", "n_requests", "per_second", "n_clients",
-        "link_bps"]  # fmt: skip
+        "way", "kv_unified", "n_processes", "n_draft", "accepts", "server", "pattern", "n_requests", "per_second",
+        "n_clients", "link_bps"]  # fmt: skip
 
 
 def measurements(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> pd.DataFrame:
@@ -49,8 +51,13 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
             step" and "state" (its bytes), "identical" (1 where every bit of the answer is) and "error". Of requests
             that arrive: "first token", "token gap", "longest gap", "throughput" and "arrivals". A process that crashed
             or hung has one line with the metric "none".
+            Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
+            "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
+            "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
+            "wakes" (times that its threads were put on a CPU, for each token); "late" (how late the client looked, of a
+            gap, at the 95th percentile) and "binds" (1: the client's usual delay is over 5 % of a gap).
         value, unit
-            The median over the process's samples, in s, B/s, FLOP/s or B.
+            The median over the process's samples, in s, B/s, FLOP/s, tokens/s or B.
         samples
             All samples of the process, a numpy array in the same unit: `m.samples.map(lambda s: s[:16].sum())` is the
             time of the first sixteen steps.
@@ -100,7 +107,8 @@ def _tidy(found: Recording) -> pd.DataFrame:
     frame = pd.DataFrame(lines)
     frame["usable"] = frame["key"].isin(good)
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
-    named = [name for name in CELL if frame[name].astype(str).nunique() > 1 or name in ALWAYS]
+    always = ALWAYS + (OF_LOADS if (frame["workload"] == "serving").any() else [])
+    named = [name for name in CELL if frame[name].astype(str).nunique() > 1 or name in always]
     return frame[[*FIRST, *named, *LAST]]
 
 
@@ -143,6 +151,8 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
     if row["prefill_ns"]:
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts
+    if row["workload"] == "serving":
+        yield from metrics.measured(row)
     if row["model"] and row["peak_rss_bytes"]:
         peak = float(row["peak_rss_bytes"])
         yield "memory", "B", peak, np.array([peak])

@@ -1,8 +1,8 @@
-"""What a server adds to the engine, what load does to requests and to their answers: frames in, estimates out."""
+"""What load does to requests and to their answers, and where a server's knee is: frames in, estimates out."""
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -10,215 +10,68 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import stats, timing
-from plamo_study.analysis.memo import once_a_frame
+from plamo_study.analysis import stats
 from plamo_study.analysis.threshold import threshold
-from plamo_study.analysis.usable import of_cell, usable, verdict_of
-from plamo_study.measure.rows import Request
+from plamo_study.analysis.usable import usable
 from plamo_study.measure.serving import NEAR_TIE
-from plamo_study.studies.serving import crowd, knee, metrics
-from plamo_study.studies.serving.beside import AIPERF, OURS, Beside, Run
-from plamo_study.studies.serving.crowd import Crowd, Crowds
+from plamo_study.studies.serving import knee, metrics
 from plamo_study.studies.serving.plan import SLOTS
+from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Run
 
-CELL = ["model", "build", "server", "n_prompt", "n_gen", "n_seq", "n_clients", "pattern", "per_second"]
-TIMES = ["ttft", "tpot", "itl", "largest", "whole", "throughput"]
-BINDS = "client binds"
-ALIKE, OTHER, UNANSWERED = "as alone", "another answer", "no answer"
+SERVED = ["model", "build", "server", "n_seq", "n_clients"]
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
 MS = 1e3
 TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", "throughput": "tokens/s"}
 
 
-@once_a_frame
-def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a server that was loaded, under its row's index: CELL, `block`, `verdict`, TIMES in seconds, counts, and
-    how late the client was.
+def requests(rows: pd.DataFrame) -> pd.DataFrame:
+    """A line a request of every load: `model`, `build`, `server`, `n_seq` slots, `n_clients` at a time (0: as they
+    come), and `key`, the server that was asked.
 
-    `late`: the client's lag over the median gap between tokens. `prompt` and `answer`: seconds as llama-server says
-    itself, of a prompt and of each further token. `floor`: of an empty request. `n_prompts`: tokens by its own count.
+    `parts`: the token from which the answer is not the one that its prompt got alone (-1: nowhere); of an answer that
+    broke off as far as it goes. `gap`: how much likelier the likeliest token was there than the next, in nats (-1: not
+    known). `begun`: whether there is any answer. `failure`: why there is none, or not all of it; `reached`: whether the
+    request found a server at all.
     """
-    entries = []
-    loaded = rows[(rows["workload"] == "serving") & (rows["status"] == "ok")]
-    for row in loaded.itertuples():
-        entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict")}
-        entry |= metrics.of_load(row.requests)
-        told = pd.DataFrame({name: row.series[name] for name in ("n_prompt", "n_gen", "prompt_ms", "answer_ms")})
-        told = told[(told["prompt_ms"] > 0) & (told["n_gen"] > 1)]
-        entry["prompt"] = float(told["prompt_ms"].median()) / MS
-        entry["answer"] = float((told["answer_ms"] / (told["n_gen"] - 1)).median()) / MS
-        entry |= {"floor": median(row.series["floor"]), "late": row.series["lag"][1] / entry["itl"]}
-        entry |= {"n_prompts": median(row.series["n_prompt"]), "binds": bool(row.checks["client_binds"])}
-        entries.append(entry)
-    names = [*CELL, "block", "verdict", *TIMES, "ttft_p90", "answered", "failed", "n_tokens", "prompt", "answer"]
-    return pd.DataFrame(entries, loaded.index, columns=[*names, "floor", "late", "n_prompts", "binds"])
-
-
-def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """The `processes` that a speed may be taken from."""
-    found = processes(rows)
-    return found[found.index.isin(usable(rows).index)]
-
-
-@once_a_frame
-def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a cell: TIMES as estimates, `n_prompts`, `late` (median), `binds` and `n` (servers), and the verdict.
-
-    That is "client binds" where the client did in half of the loads or more: its times are then of the client.
-    """
-    right, entries = usable_processes(rows), []
-    for key, group in processes(rows).groupby(CELL, sort=False):
-        entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        entry |= {"verdict": verdict_of(group["verdict"]), "failed": int(group["failed"].sum())}
-        used = of_cell(right, entry, CELL)
-        used = used[used["ttft"].notna()]
-        if len(used):
-            entry |= {name: stats.median(used[name].dropna().tolist()) for name in TIMES}
-            entry |= {"n_prompts": used["n_prompts"].median(), "late": used["late"].median()}
-            entry |= {"binds": int(used["binds"].sum()), "n": len(used)}
-            if entry["verdict"] == "valid" and 2 * entry["binds"] >= entry["n"]:
-                entry["verdict"] = BINDS
-            entries.append(entry)
-    return pd.DataFrame(entries, columns=[*CELL, "verdict", "failed", *TIMES, "n_prompts", "late", "binds", "n"])
+    found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
+    names = ["model", "build", "server", "n_seq", "n_clients", "key"]
+    lines = [
+        {name: getattr(row, name) for name in names}
+        | {"parts": int(token), "gap": gap, "begun": bool(request.token_ns), "failure": request.failure}
+        for row in found.itertuples()
+        for request, token, gap in zip(row.requests, row.series["differs"], row.series["gap"], strict=True)
+    ]
+    told = pd.DataFrame(lines, columns=[*names, "parts", "gap", "begun", "failure"])
+    return told.assign(reached=~told["failure"].astype(str).str.startswith("ConnectError"))
 
 
 def answers(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model, build, server and number at a time: `runs`, `answers`, how many `differ` from the same prompt alone.
 
     `near_ties` among these; `failed` requests; `died`: servers that ended, with the signals (`how`) and assertions
-    (`said`). Answers that broke off count as far as they go. Of all `requests`, `other` got another answer where no
-    near-tie explains it, and of the rest `unanswered` got none, or not all of it; those that found no server any more
-    are not counted there.
+    (`said`). Answers that broke off count as far as they go.
     """
-    found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
-    entries = []
-    for key, group in found.groupby(["model", "build", "server", "n_seq", "n_clients"], sort=True):
-        entry: dict[str, Any] = dict(zip(("model", "build", "server", "n_seq", "n_clients"), key, strict=True))
-        checks = list(group["checks"])
-        ended = [deaths(requests) for requests in group["requests"]]
+    found, entries = requests(rows), []
+    found["apart"] = found["parts"] >= 0
+    found["tie"] = found["apart"] & found["gap"].ge(0) & found["gap"].lt(NEAR_TIE)
+    for key, group in found.groupby(SERVED, sort=True):
+        ended = [deaths(of["failure"]) for _, of in group.groupby("key", sort=False)]
         dead = [end for end in ended if end]
-        entry |= {"runs": len(group), "answers": sum(len(_begun(requests)) for requests in group["requests"])}
-        entry |= {name: int(sum(check[name] for check in checks)) for name in ("differ", "near_ties")}
-        entry |= {"failed": sum(bool(r.failure) for requests in group["requests"] for r in requests)}
-        became = [each for row in group.itertuples() for each in _became(row)]
-        entry |= {"requests": len(became), "other": became.count(OTHER), "unanswered": became.count(UNANSWERED)}
+        entry: dict[str, Any] = dict(zip(SERVED, key, strict=True)) | {"runs": len(ended)}
+        entry |= {"answers": int(group["begun"].sum()), "differ": int(group["apart"].sum())}
+        entry |= {"near_ties": int(group["tie"].sum()), "failed": int(group["failure"].ne("").sum())}
         entry |= {"died": len(dead), "how": ", ".join(dict.fromkeys(end[0] for end in dead))}
-        entry |= {"said": next((end[1] for end in dead if end[1]), "")}
-        entries.append(entry)
-    names = ["model", "build", "server", "n_seq", "n_clients", "runs", "answers", "differ", "near_ties", "failed"]
-    return pd.DataFrame(entries, columns=[*names, "requests", "other", "unanswered", "died", "how", "said"])
+        entries.append(entry | {"said": next((end[1] for end in dead if end[1]), "")})
+    names = [*SERVED, "runs", "answers", "differ", "near_ties", "failed", "died", "how", "said"]
+    return pd.DataFrame(entries, columns=names)
 
 
-def _became(row: Any) -> Iterator[str]:
-    """What became of each request of a load that reached the server."""
-    for request, token, gap in zip(row.requests, row.series["differs"], row.series["gap"], strict=True):
-        if request.failure.startswith("ConnectError"):
-            continue
-        if token >= 0 and not 0 <= gap < NEAR_TIE:
-            yield OTHER
-        else:
-            yield UNANSWERED if request.failure else ALIKE
-
-
-def _begun(requests: Sequence[Request]) -> list[Request]:
-    return [request for request in requests if request.token_ns]
-
-
-def deaths(requests: Sequence[Request]) -> tuple[str, str] | None:
-    """How the server ended that these requests went to: signal or exit code, and assertion; None where it lived."""
-    for request in requests:
-        if found := ENDED.search(request.failure):
+def deaths(failures: Iterable[str]) -> tuple[str, str] | None:
+    """How the server ended whose requests failed so: signal or exit code, and assertion; None where it lived."""
+    for failure in failures:
+        if found := ENDED.search(failure):
             return found[1], found[2] or ""
     return None
-
-
-@once_a_frame
-def predicted(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each server's first token and further tokens beside what the engine alone takes after a prompt of that length.
-
-    `what`: "first token" or "each further token"; `engine`, `measured` and `added` seconds (estimates): `measured` of
-    all servers, `added` and `ratio` (of measured over engine) of the blocks that timed the engine too. Of the
-    difference `inside` (what llama-server takes by its own count beyond the engine: sampling, scheduling,
-    detokenizing) and `outside` (the rest: HTTP, the queue and the client), medians.
-    """
-    used = usable(rows)
-    parts = used[used["n_threads"].isin(used.loc[used["workload"] == "serving", "n_threads"])]
-    prompts = {
-        key: timing.median_by_block(group)
-        for key, group in parts[parts["workload"] == "prefill"].groupby(["model", "n_prompt"])
-    }
-    steps = {
-        key: timing.median_by_block(group)
-        for key, group in parts[parts["workload"] == "decode"].groupby(["model", "n_prompt", "n_seq"])
-    }
-    entries = []
-    found = usable_processes(rows)
-    answered = (found["n_clients"] > 0) & (found["n_clients"] <= found["n_seq"])  # all in one step
-    for key, group in found[answered | (found["server"] != "llama-server")].groupby(CELL, sort=False):
-        cell = dict(zip(CELL, key, strict=True))
-        known = group.drop_duplicates("block", keep="last").set_index("block")
-        asked = [
-            ("each further token", "tpot", "answer", steps.get((cell["model"], cell["n_prompt"], cell["n_clients"])))
-        ]
-        if cell["n_clients"] == 1:
-            asked.insert(0, ("first token", "ttft", "prompt", prompts.get((cell["model"], cell["n_prompt"]))))
-        for what, name, own, engine in asked:
-            if engine is None or (cell["server"] == "llama_cpp.server" and cell["n_clients"] > 1):
-                continue
-            both = pd.concat([known[name], engine.rename("engine"), known[own].rename("own")], axis=1)
-            measured = stats.median(both[name].dropna().tolist())  # of every server, as everywhere on the page
-            both = both.dropna(subset=[name, "engine"])
-            if both.empty:
-                continue
-            entry = {**cell, "what": what, "ratio": timing.paired_ratio(both[name], both["engine"])}
-            entry |= {"engine": stats.median(both["engine"].tolist()), "measured": measured}
-            entry |= {"added": stats.median((both[name] - both["engine"]).tolist())}
-            entry |= {"inside": float((both["own"] - both["engine"]).median())}
-            entries.append(entry | {"outside": float((both[name] - both["own"]).median())})
-    names = [*CELL, "what", "engine", "measured", "added", "ratio", "inside", "outside"]
-    return pd.DataFrame(entries, columns=names)
-
-
-@once_a_frame
-def waiting(rows: pd.DataFrame) -> pd.DataFrame:
-    """What requests that wait cost those that are answered: `model`, `n_clients` at a time of `n_seq` slots, `waits`.
-
-    `token`: seconds of a further token as llama-server says itself, a median over the requests that ended while others
-    took their places; `ratio`, over that with as many requests as slots, paired by block; `wakes`: how often, at least,
-    the server's threads were put on a CPU for a token (None where nobody counted: those of threads that are gone are
-    not); `throughput`, tokens a second; `late`: the client's lag over the gap it saw (medians).
-    """
-    used = usable(rows)
-    used = used[(used["workload"] == "serving") & (used["server"] == "llama-server") & (used["n_clients"] > 0)]
-    told = [(_wakes(row), _while_full(row)) for row in used.itertuples()]
-    found = processes(rows).loc[used.index]
-    found = found.assign(wakes=[wakes for wakes, _ in told], token=[token for _, token in told])
-    entries = []
-    for (model, build, n_seq), of_slots in found.groupby(["model", "build", "n_seq"], sort=True):
-        group = of_slots[of_slots["n_clients"] >= n_seq]
-        same = group[group["n_clients"] == n_seq].groupby("block")["token"].median()
-        for n, own in group.groupby("n_clients") if len(same) and (group["n_clients"] > n_seq).any() else ():
-            by_block = own.groupby("block")["token"].median()
-            entry: dict[str, Any] = {"model": model, "build": build, "n_seq": n_seq, "n_clients": n, "waits": n - n_seq}
-            entry |= {"token": stats.median(by_block.tolist()), "ratio": timing.paired_ratio(by_block, same)}
-            entry |= {"throughput": stats.median(own["throughput"].tolist()), "late": own["late"].median()}
-            counted = own["wakes"].dropna().tolist()
-            entries.append(entry | {"wakes": stats.median(counted) if counted else None})
-    names = ["model", "build", "n_seq", "n_clients", "waits", "token", "ratio", "throughput", "late", "wakes"]
-    return pd.DataFrame(entries, columns=names)
-
-
-def _wakes(row: Any) -> float:
-    """How often the server's threads were put on a CPU, for each token it wrote; NaN where nobody counted."""
-    switches, tokens = row.series.get("switches", [0.0])[0], sum(row.series["n_gen"])
-    return switches / tokens if switches and tokens else float("nan")
-
-
-def _while_full(row: Any) -> float:
-    """Seconds of a further token as the server says, of the requests that ended before nobody came after them."""
-    order = np.argsort([request.ended_ns for request in row.requests])[: len(row.requests) - row.n_clients]
-    taken = [(row.series["answer_ms"][i], row.series["n_gen"][i]) for i in order if row.series["n_gen"][i] > 1]
-    return median(ms / (n - 1) for ms, n in taken) / MS if taken else float("nan")
 
 
 def knees(rows: pd.DataFrame) -> pd.DataFrame:
@@ -333,7 +186,7 @@ def crowds(found: Crowds) -> pd.DataFrame:
     for n_clients in dict.fromkeys(each.n_clients for each in found.loads):
         both = [
             sorted((each for each in found.loads if (each.server, each.n_clients) == (name, n_clients)), key=_turn)
-            for name in (crowd.RELEASED, crowd.PATCHED)
+            for name in (RELEASED, PATCHED)
         ]
         slow, fast = ([float(np.mean(each.token)) for each in loads] for loads in both)
         less, more = ([each.tokens / each.seconds for each in loads] for loads in both)

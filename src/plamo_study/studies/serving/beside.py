@@ -23,14 +23,12 @@ from plamo_study.measure.plan import MODELS, check_scale
 from plamo_study.studies.serving import client, load, metrics, plan, questions, traffic
 from plamo_study.studies.serving.client import Prompt, Target
 from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.results import AIPERF, BESIDE, INSTALL, OURS, Beside, Run
 from plamo_study.studies.serving.workload import request_of, stock
 
-NAME = "11-beside.{}.json"
-OURS, AIPERF = "our client", "AIPerf"
 LOADS = {"mini": {1: 24, 4: 48}, "shape": {1: 2, 4: 4}, "weights": {1: 2, 4: 4}}  # requests at a time, requests
 ROUNDS = 6
 LIMIT_S = 600.0  # of one run of AIPerf
-INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then plamo-study server beside aip/bin/aiperf"
 MS = 1e3
 WORDS: dict[str, Any] = {  # a tokenizer that counts words: AIPerf loads one in any case, its own from the network
     "tokenizer.json": {
@@ -47,38 +45,6 @@ SETTINGS = (
     "--connection-reuse-strategy never "  # it fails a request whose kept connection the server has closed
     "--ui none --no-gpu-telemetry --no-server-metrics --export-level records"
 )
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One load by one client; a number a request, seconds: `ttft`, `itl` (mean gap), `whole`, and `n_gen` tokens.
-
-    `throughput`: tokens a second as the client tells it. The server's own count of this run, None where it has none:
-    mean seconds of a `prompt` and of each further `token`, and all tokens of answers (`counted`).
-    """
-
-    tool: str
-    n_clients: int
-    round: int
-    ttft: list[float]
-    itl: list[float]
-    whole: list[float]
-    n_gen: list[int]
-    throughput: float
-    prompt: float | None = None
-    token: float | None = None
-    counted: int | None = None
-
-
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of both clients against one server, on which machine, and what was asked."""
-
-    machine: dict[str, Any]
-    model: str
-    scale: str
-    n_prompt: int
-    n_gen: int
-    version: str
-    runs: list[Run]
 
 
 def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Beside:
@@ -110,12 +76,7 @@ def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Besid
 
 def write(found: Beside, place: str) -> Path:
     """Keep the runs; a new comparison at this scale replaces the one before it."""
-    return kept.keep(found, place, NAME.format(found.scale))
-
-
-def recorded(place: str, scale: str) -> Beside | None:
-    """The runs of a place; None where nothing was compared there."""
-    return kept.load(place, NAME.format(scale), Beside, INSTALL)
+    return kept.keep(found, place, BESIDE.format(found.scale))
 
 
 def warm(target: Target, prompt: Prompt) -> None:

@@ -5,9 +5,7 @@ the server's own, of the answers that ended while as many as ever were still the
 """
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from plamo_study import progress
@@ -17,38 +15,12 @@ from plamo_study.studies.serving import metrics, plan, questions
 from plamo_study.studies.serving.beside import asked, warm
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.results import CROWD, PATCHED, RELEASED, Crowd, Crowds
 from plamo_study.studies.serving.workload import built, stock
 
-NAME = "11-crowd.mini.json"
-RELEASED, PATCHED = "as released", "patched"
 LOADS = {4: 48, 68: 204, 256: 512}  # requests at a time, and in all: nobody, 64 and 252 wait while four are answered
 ROUNDS = 4
-MADE_BY = "plamo-study server crowd"
 MS = 1e3
-
-
-class Crowd(msgspec.Struct, frozen=True, kw_only=True):
-    """One load of one server: a number for each answer that ended while the crowd was full.
-
-    `token`: seconds of a further token, by the server; `seconds`: until the last of these ended; `tokens`: of them all.
-    """
-
-    server: str
-    n_clients: int
-    round: int
-    token: list[float]
-    seconds: float
-    tokens: int
-
-
-class Crowds(msgspec.Struct, frozen=True, kw_only=True):
-    """Loads of both servers, in turn, on which machine."""
-
-    machine: dict[str, Any]
-    model: str
-    n_prompt: int
-    n_gen: int
-    loads: list[Crowd]
 
 
 def compare(path: Path, rounds: int = ROUNDS) -> Crowds:
@@ -83,9 +55,4 @@ def _full(name: str, number: int, n_clients: int, found: Loaded) -> Crowd:
 
 def write(found: Crowds, place: str) -> Path:
     """Keep the loads; a new comparison replaces the one before it."""
-    return kept.keep(found, place, NAME)
-
-
-def recorded(place: str) -> Crowds | None:
-    """The loads of a place; None where none were compared."""
-    return kept.load(place, NAME, Crowds, MADE_BY)
+    return kept.keep(found, place, CROWD)

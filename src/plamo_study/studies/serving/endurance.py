@@ -1,148 +1,81 @@
-"""What notebook 11 says of a server under load for long, of one that is stopped meanwhile, and of the patched one."""
+"""Servers under load for long, stopped meanwhile, or beside a patched one: frames of their runs, and the two tables of
+`data/upstream/server-wakeups.md`."""
 
+from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
-import msgspec
 import pandas as pd
-from IPython.display import Markdown
 
 from plamo_study.measure.recording import Recording
 from plamo_study.present import evidence
 from plamo_study.present.evidence import chip, escaped
 from plamo_study.present.tables import Columns, Table, significant, table
-from plamo_study.studies.serving import analysis, crowd, soak
+from plamo_study.studies.serving import analysis, results
 from plamo_study.studies.serving.plan import SLOTS
+from plamo_study.studies.serving.results import HELD_AT, PATCHED, RELEASED, Minute, Soak
 
 MS = 1e3
-MIB = 2**20
-SETTLED = 5  # minutes after which memory should no longer grow
-SERVERS = {crowd.RELEASED: False, crowd.PATCHED: True}  # whether patched
-HELD_UP = f"{soak.MADE_BY} --minutes 6 --hold 30"
+SERVERS = {RELEASED: False, PATCHED: True}  # whether patched
+HELD_UP = f"{results.SOAKED} --minutes 6 --hold 30"
+OF_RUN = ["server", "run", "machine", "model", "rate", "held_s"]
 
 
-def stuck(recording: Recording) -> list[str]:
-    """Whether a server that kept up comes back from a stop, and one whose threads wait otherwise."""
-    held, mended = _held(recording), _held(recording, patched=True)
-    if not held or _gone(held) is not None:
-        return []
-    first, last = held.minutes[soak.HELD_AT - 1], held.minutes[-1]
-    later, after = len(held.minutes) - soak.HELD_AT - held.held_s / 60, ""
-    if mended and _same(mended, held):
-        after = (
-            f" On a server whose threads wait otherwise ([the patch](../data/upstream/server-wakeups.md)) it was "
-            f"{mended.minutes[-1].answered:,} in that minute, and {mended.failed:,} of {mended.sent:,} failed."
-        )
-    return [
-        f"**A server stopped for {held.held_s:.0f} s had not come back {later:g} minutes later.** "
-        f"{escaped(held.model)} at {held.rate:.0f} requests a second: {first.answered:,} answers in the minute before "
-        f"the stop, {last.answered:,} in the last minute; {held.failed:,} of {held.sent:,} requests failed.{after} "
-        f"(One run each.)"
-    ]
+def soaks(recording: Recording, held: bool = False) -> list[Soak]:
+    """Every soak of the released server, or all whose server was held up, of both servers: this machine's where rows
+    are live and there are any, else the reference machine's."""
+    asked = SERVERS.values() if held else [False]
+    loads = [partial(results.soaks, scale=recording.scale, held=held, patched=patched) for patched in asked]
+    return [run for load in loads for run in evidence.standing(recording, load) or []]
 
 
-def minutes(recording: Recording) -> pd.DataFrame:
-    """What the figure of the soak draws: its minutes; none where there was no soak."""
-    return _minutes(_soaked(recording))
+def runs(found: Sequence[Soak]) -> pd.DataFrame:
+    """A line a soak: OF_RUN (`run` counts those of one server from 1), `n_minutes`, and its counts of requests."""
+    counts = ["sent", "answered", "failed", "missing", "twice", "differ", "near_ties", "tokens", "counted"]
+    lines = [who | {name: getattr(run, name) for name in counts} for who, run in _named(found)]
+    return pd.DataFrame(lines, columns=[*OF_RUN, "n_minutes", *counts])
 
 
-def _minutes(found: soak.Soak | None) -> pd.DataFrame:
-    told = [{"minute": n + 1} | msgspec.to_builtins(each) for n, each in enumerate(found.minutes if found else ())]
-    return pd.DataFrame(told, columns=["minute", *soak.Minute.__struct_fields__]).astype(float)  # None: NaN
-
-
-def _soaked(recording: Recording) -> soak.Soak | None:
-    return evidence.standing(recording, partial(soak.recorded, scale=recording.scale))
-
-
-def accounts(recording: Recording) -> Markdown:
-    """What became of every request of the soak, and of memory."""
-    found = _soaked(recording)
-    if not found:
-        return Markdown(f"No server was loaded for long at this scale: `{soak.MADE_BY}`.")
+def minutes(found: Sequence[Soak]) -> pd.DataFrame:
+    """A line a minute of every soak: OF_RUN, `n_minutes`, `minute` from 1, and what a Minute holds (None: NaN)."""
+    fields = [name for name in Minute.__struct_fields__ if name != "fine"]
     lines = [
-        f"**{escaped(found.model)}, {len(found.minutes)} minutes at {found.rate:.1f} requests a second** "
-        f"({chip(found.machine)}): {found.sent:,} requests were sent, {found.answered:,} answered, {found.failed:,} "
-        f"failed. {found.differ - found.near_ties:,} answers are others than alone (and {found.near_ties:,} at "
-        f"near-ties)."
+        who | {"minute": n} | {name: getattr(each, name) for name in fields}
+        for who, run in _named(found)
+        for n, each in enumerate(run.minutes, 1)
     ]
-    settled = found.minutes[SETTLED - 1 :] or found.minutes[-1:]
-    for who in ("client", "server"):
-        sizes = [getattr(minute, f"{who}_bytes") / MIB for minute in settled]
-        lines.append(
-            f"The {who}'s memory is {sizes[0]:.1f} MiB at first (after minute {min(SETTLED, len(found.minutes))}), "
-            f"{sizes[-1]:.1f} at the end, and {max(sizes):.1f} at most in between."
-        )
-    late = [minute.late for minute in found.minutes if minute.late is not None]
-    lines += (
-        [f"One request of twenty was sent {max(late) * MS:.1f} ms late or more in the worst minute."] if late else []
-    )
-    return Markdown(" ".join([*lines, *_tokens(found), *_failures(found)]))
+    told = pd.DataFrame(lines, columns=[*OF_RUN, "n_minutes", "minute", *fields])
+    return told.astype(dict.fromkeys(["minute", *fields], float))
 
 
-def _tokens(found: soak.Soak) -> list[str]:
-    if found.counted is None:
-        return []
-    return [f"The answers that came have {found.tokens:,} tokens; the server counts {found.counted:,}."]
+def answers(found: Sequence[Soak]) -> pd.DataFrame:
+    """Answers a second of every soak, a line for each time that was counted apart, five seconds or a whole minute:
+    OF_RUN, `n_minutes`, `begin` and `end` in minutes, `value`."""
+    lines = []
+    for who, run in _named(found):
+        for minute, each in enumerate(run.minutes):
+            counts = each.fine or (each.answered,)
+            for n, count in enumerate(counts):
+                begin, end = (minute + at / len(counts) for at in (n, n + 1))
+                lines.append(who | {"begin": begin, "end": end, "value": count * len(counts) / 60})
+    return pd.DataFrame(lines, columns=[*OF_RUN, "n_minutes", "begin", "end", "value"])
 
 
-def _failures(found: soak.Soak) -> list[str]:
-    said = [f"Failed: {escaped(why)}, {n:,} times." for why, n in found.failures.items()]
-    return [*said, found.ended] if found.ended else said
-
-
-def held(recording: Recording) -> pd.DataFrame:
-    """What the figure of servers that were held up draws: the minutes of each `server`."""
-    servers = {name: _minutes(_held(recording, patched)) for name, patched in SERVERS.items()}
-    return pd.concat([minutes.assign(server=name) for name, minutes in servers.items()])
-
-
-def _held(recording: Recording, patched: bool = False) -> soak.Soak | None:
-    return evidence.standing(recording, partial(soak.recorded, scale=recording.scale, held=True, patched=patched))
-
-
-def _same(one: soak.Soak, other: soak.Soak) -> bool:
-    """Whether two soaks were the same load on one machine, stopped for as long."""
-    told = [(each.machine, each.model, each.rate, each.held_s, len(each.minutes)) for each in (one, other)]
-    return told[0] == told[1]
-
-
-def _usual(found: soak.Soak) -> int:
-    """Requests that were in the server at most at the end of a minute before it was stopped."""
-    return max(minute.waiting for minute in found.minutes[: soak.HELD_AT])
-
-
-def _gone(found: soak.Soak) -> int | None:
-    """The minute after a stop by which the queue was gone and stayed so; None: it was not."""
-    calm = [minute.waiting <= max(_usual(found), SLOTS) for minute in found.minutes[soak.HELD_AT :]]
-    return next((n + 1 for n, _ in enumerate(calm) if all(calm[n:])), None)
-
-
-def recovered(recording: Recording, patched: bool = False) -> Markdown:
-    """Whether a server that was held up came back to what it was before, and how soon it should have."""
-    found = _held(recording, patched)
-    if not found:
-        how = f"{HELD_UP} --patched`, after `plamo-study server build --patched" if patched else HELD_UP
-        return Markdown(f"No such server was held up at this scale: `{how}`.")
-    before, after, gone = found.minutes[: soak.HELD_AT], found.minutes[soak.HELD_AT :], _gone(found)
-    usual, most = _usual(found), max(minute.waiting for minute in after)
-    came = f"The queue was gone by minute {gone} of these" if gone else "The queue was still there at the end"
-    lines = [
-        f"**{escaped(found.model)} at {found.rate:.1f} requests a second, "
-        f"{crowd.PATCHED if patched else crowd.RELEASED}, stopped for {found.held_s:.0f} s** after "
-        f"minute {soak.HELD_AT} ({chip(found.machine)}). {_made_up(recording, found)}Before it at most {usual} "
-        f"requests were in the server at a minute's end, and half of them had their first token within "
-        f"{_within(before[-1])}. In the minutes from the stop on there were up to {most:,} at a minute's end. {came}: "
-        f"{after[-1].waiting:,} requests, and {after[-1].answered:,} answers in the last minute, half with a first "
-        f"token within {_within(after[-1])}. Of {found.sent:,} requests {found.failed:,} failed."
-    ]
-    return Markdown(" ".join([*lines, *_tokens(found), *_failures(found)]))
+def _named(found: Sequence[Soak]) -> Iterable[tuple[dict[str, Any], Soak]]:
+    """Each soak with what names it."""
+    counted = dict.fromkeys(SERVERS, 0)
+    for run in found:
+        server = PATCHED if run.patched else RELEASED
+        counted[server] += 1
+        who = {"server": server, "run": counted[server], "machine": chip(run.machine), "model": run.model}
+        yield who | {"rate": run.rate, "held_s": run.held_s, "n_minutes": len(run.minutes)}, run
 
 
 def crowds(recording: Recording) -> Table:
     """What a token takes, by the server's own count, with few and with many requests waiting, on both servers."""
-    found = _crowds(recording)
+    found = evidence.standing(recording, results.crowds) if recording.scale == "mini" else None
     if not found:
-        return Table(pd.DataFrame([{"not compared here": f"plamo-study server build --patched, {crowd.MADE_BY}"}]))
+        return Table(pd.DataFrame([{"not compared here": f"plamo-study server build --patched, {results.CROWDED}"}]))
     time = significant(3, MS)
     columns: Columns = {
         "n_clients": ("requests at a time", ""), "waits": ("waiting", ""),
@@ -159,53 +92,46 @@ def crowds(recording: Recording) -> Table:
     return table(analysis.crowds(found), columns, note, beside)
 
 
-def _crowds(recording: Recording) -> crowd.Crowds | None:
-    return evidence.standing(recording, crowd.recorded) if recording.scale == "mini" else None
-
-
 def side_by_side(recording: Recording) -> Table:
-    """The server as released and the patched one under the same load, stopped for as long."""
-    entries = []
+    """The server as released and the patched one, stopped for as long under the load that most runs had: ranges."""
+    found, entries = soaks(recording, held=True), []
+    most = max(found, key=lambda one: sum(_same(one, each) for each in found), default=None)
     for name, patched in SERVERS.items():
-        found = _held(recording, patched)
-        if not found or not _same(found, _held(recording) or found):
+        of = [run for run in found if run.patched == patched and _same(run, most)]
+        if not of:
             continue
-        before, after, gone = found.minutes[soak.HELD_AT - 1], found.minutes[soak.HELD_AT :], _gone(found)
-        entries.append(
-            {
-                "llama-server": name,
-                "requests/s": f"{found.rate:.1f}",
-                "stopped for (s)": f"{found.held_s:.0f}",
-                "answers in the minute before": f"{before.answered:,}",
-                "in the minute of the stop": f"{after[0].answered:,}, {after[0].failed:,} failed",
-                f"in minute {len(after)} from the stop on": f"{after[-1].answered:,}",
-                "not ended, at most, at a minute's end": f"{max(minute.waiting for minute in after):,}",
-                "queue gone by minute": str(gone or "never"),
-                "failed, of sent": f"{found.failed:,} of {found.sent:,}",
-            }
-        )
+        before, after = [run.minutes[HELD_AT - 1] for run in of], [run.minutes[HELD_AT:] for run in of]
+        gone = [_gone(run) for run in of]
+        entry = {"llama-server": name, "requests/s": f"{of[0].rate:.1f}", "stopped for (s)": f"{of[0].held_s:.0f}"}
+        entry |= {
+            "answers in the minute before": _range(minute.answered for minute in before),
+            "in the minute of the stop": f"{_range(each[0].answered for each in after)}, "
+            f"{_range(each[0].failed for each in after)} failed",
+            f"in minute {len(after[0])} from the stop on": _range(each[-1].answered for each in after),
+            "not ended, at most, at a minute's end": _range(
+                max(minute.waiting for minute in run.minutes) for run in of
+            ),
+            "queue gone by minute": _range(gone) if all(gone) else "never" if not any(gone) else "not in every run",
+            "failed, of sent": f"{_range(run.failed for run in of)} of {_range(run.sent for run in of)}",
+        }
+        entries.append(entry | ({"runs": f"{len(of)}"} if len(found) > len(SERVERS) else {}))
     return Table(pd.DataFrame(entries or [{"not tried here": HELD_UP}]))
 
 
-def _made_up(recording: Recording, found: soak.Soak) -> str:
-    """How soon a queue should be gone, by what the rate leaves free of a server with all slots taken and no queue."""
-    tried = _crowds(recording)
-    if not tried or _what(tried) != _what(found):
-        return ""
-    full = analysis.crowds(tried).set_index("waits").loc[0]
-    most = full["rate_patched" if found.patched else "rate"].value / found.n_gen
-    queue = found.held_s * found.rate
-    if most <= found.rate:
-        return f"With all slots taken it answers {most:.1f} requests a second, so it has nothing to spare. "
-    return (
-        f"With all slots taken and nobody waiting it answers {most:.1f} requests a second, so the {queue:.0f} that "
-        f"came meanwhile should be made up for in {queue / (most - found.rate):.0f} s. "
-    )
+def _range(numbers: Iterable[Any]) -> str:
+    of = list(numbers)
+    least, most = min(of), max(of)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _what(found: soak.Soak | crowd.Crowds) -> tuple[object, ...]:
-    return found.machine, found.model, found.n_prompt, found.n_gen
+def _same(one: Soak, other: Soak | None) -> bool:
+    """Whether two soaks were the same load on one machine, stopped for as long."""
+    told = [(each.machine, each.model, each.rate, each.held_s, len(each.minutes)) for each in (one, other) if each]
+    return told[0] == told[-1]
 
 
-def _within(minute: soak.Minute) -> str:
-    return "no time: none was answered" if minute.ttft is None else f"{minute.ttft * MS:,.0f} ms"
+def _gone(found: Soak) -> int | None:
+    """The minute after a stop by which the queue was gone and stayed so; None: it was not."""
+    usual = max(minute.waiting for minute in found.minutes[:HELD_AT])
+    calm = [minute.waiting <= max(usual, SLOTS) for minute in found.minutes[HELD_AT:]]
+    return next((n + 1 for n, _ in enumerate(calm) if all(calm[n:])), None)

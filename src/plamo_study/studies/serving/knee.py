@@ -6,7 +6,6 @@ answer is a bracket: one rate that met and one that did not.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import httpx2
 
@@ -14,25 +13,11 @@ from plamo_study.measure.cells import Serving
 from plamo_study.studies.serving import load
 from plamo_study.studies.serving.client import Prompt, Target
 from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.metrics import Objectives
 
 ENOUGH = 0.9  # of the requests
 STEPS = 5  # bisections: the bracket is a 32nd root of the first one
 LOWEST, HIGHEST = 0.5, 2.0  # times what one request at a time, or all slots without slowing one another, would give
-
-
-@dataclass(frozen=True)
-class Objectives:
-    """What a request must keep to, in seconds: to its first token, and for each further one in the mean."""
-
-    ttft_s: float
-    tpot_s: float
-
-    def met(self, due_ns: int, token_ns: Sequence[int], failure: str) -> bool:
-        """Whether a request kept to them; one that failed did not."""
-        if failure or not token_ns:
-            return False
-        rest = (token_ns[-1] - token_ns[0]) / max(len(token_ns) - 1, 1)
-        return token_ns[0] - due_ns <= self.ttft_s * 1e9 and rest <= self.tpot_s * 1e9
 
 
 OBJECTIVES = {"mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "weights": Objectives(10.0, 0.4)}

@@ -6,19 +6,36 @@ last token. Goodput: requests a second that kept to the objectives. A percentile
 requests for it, the largest gap and the failures always.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.measure.rows import Request
-from plamo_study.studies.serving.knee import Objectives
 
 NAN = float("nan")
+MS = 1e3
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What a request must keep to, in seconds: to its first token, and for each further one in the mean."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def met(self, due_ns: int, token_ns: Sequence[int], failure: str) -> bool:
+        """Whether a request kept to them; one that failed did not."""
+        if failure or not token_ns:
+            return False
+        rest = (token_ns[-1] - token_ns[0]) / max(len(token_ns) - 1, 1)
+        return token_ns[0] - due_ns <= self.ttft_s * 1e9 and rest <= self.tpot_s * 1e9
 
 
 def of_load(requests: Sequence[Request]) -> dict[str, float]:
@@ -90,3 +107,33 @@ def by_tool(requests: Sequence[Request]) -> dict[str, dict[str, float]]:
 
 def _mean(values: Sequence[Any]) -> float:
     return float(np.mean(values)) if values else NAN
+
+
+def measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
+    """(metric, unit, value, samples) of a row of this study, as `measurements` names them; nothing of what is NaN."""
+    requests, series, told = row["requests"], row["series"], of_load(row["requests"])
+    answered = [request for request in requests if not request.failure and request.token_ns]
+    samples = {
+        "ttft": [(request.token_ns[0] - request.arrived_ns) / NS for request in answered],
+        "tpot": [tpot(request) for request in answered if len(request.token_ns) > 1],
+        "itl": [gap for request in answered for gap in _gaps(request)],
+        "whole": [(request.token_ns[-1] - request.arrived_ns) / NS for request in answered],
+    }
+    of_server = pd.DataFrame({name: series[name] for name in ("n_prompt", "n_gen", "prompt_ms", "answer_ms")})
+    further = of_server["answer_ms"] / (of_server["n_gen"] - 1) / MS
+    counted = (of_server["prompt_ms"] > 0) & (of_server["n_gen"] > 1)
+    samples |= {"own_ttft": list(of_server["prompt_ms"][counted] / MS), "own_tpot": list(further[counted])}
+    before = np.argsort([request.ended_ns for request in requests])[: len(requests) - row["n_clients"]]
+    full = [further[n] for n in before if row["n_clients"] and of_server["n_gen"][n] > 1]
+    samples["own_tpot_full"] = full if row["server"] == "llama-server" else []
+    for name, values in samples.items():
+        if values:
+            yield name, "s", float(np.median(values)), np.array(values)
+    switches, tokens = series.get("switches", [0.0])[0], of_server["n_gen"].sum()
+    late = series["lag"][1] / told["itl"]
+    others = {"largest": ("s", told["largest"]), "throughput": ("tokens/s", told["throughput"]), "late": ("", late)}
+    others["wakes"] = ("", switches / tokens if switches and tokens else NAN)
+    others["binds"] = ("", float(row["checks"]["client_binds"]))
+    for name, (unit, value) in others.items():
+        if value == value:
+            yield name, unit, value, np.array([value])

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import msgspec
@@ -22,62 +21,25 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, recording, server
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.server import Server
-from plamo_study.studies.serving import analysis, client, judge, load, metrics, plan, questions, traffic, workload
+from plamo_study.studies.serving import (
+    analysis,
+    client,
+    judge,
+    load,
+    metrics,
+    plan,
+    questions,
+    results,
+    traffic,
+    workload,
+)
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
+from plamo_study.studies.serving.results import HELD_AT, Minute, Soak
 from plamo_study.studies.serving.workload import DISTINCT, stock
 
-HELD_AT = 2  # minutes before a server is held up
 SHARE = 0.8  # of the knee
 MINUTE_S = 60.0
-MADE_BY = "plamo-study server soak"
-
-
-class Minute(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended in one minute, and the memory of client and server at its end. None: nothing was answered in it.
-
-    `ttft`: seconds to the first token at the 50th and 90th percentile; `tpot`: median seconds for each further one;
-    `late`: the 95th percentile of how much later than due the client sent; `waiting`: requests not ended at its end.
-    """
-
-    answered: int
-    failed: int
-    ttft: float | None
-    ttft_p90: float | None
-    tpot: float | None
-    late: float | None
-    waiting: int
-    client_bytes: int
-    server_bytes: int
-
-
-class Soak(msgspec.Struct, frozen=True, kw_only=True):
-    """A soak: what was asked of which server, what became of every request by its number, and its minutes.
-
-    `missing`: sent and neither answered nor failed; `twice`: ended more than once. `differ`: answers that are not the
-    one that the prompt got alone, `near_ties` of these. `failures`: the reasons, and how often each. `tokens`: of all
-    answers as they came; `counted`: as the server counted meanwhile (None where nobody asked it).
-    """
-
-    machine: dict[str, Any]
-    model: str
-    scale: str
-    n_prompt: int
-    n_gen: int
-    rate: float
-    held_s: float = 0.0  # the server was stopped for so long after HELD_AT minutes, and then went on
-    patched: bool = False  # the server of `server build --patched`
-    sent: int
-    answered: int
-    failed: int
-    missing: int
-    twice: int
-    differ: int
-    near_ties: int
-    failures: dict[str, int]
-    tokens: int | None = None
-    counted: int | None = None
-    ended: str
-    minutes: list[Minute]
+FINE = 12  # counts of answers in a minute: one each five seconds
 
 
 @dataclass
@@ -94,7 +56,9 @@ class _Counted:
     counted: int | None = None
     minutes: list[Minute] = field(default_factory=list)
     _ended: list[tuple[float, float, float]] = field(default_factory=list)
+    _at: list[int] = field(default_factory=list)  # when each of these ended
     _failed: int = 0
+    _begun: int = field(default_factory=clock)
 
     def take(self, number: int, answer: Answer) -> None:
         self.ends[number] += 1
@@ -106,12 +70,15 @@ class _Counted:
         first, last, n = answer.token_ns[0], answer.token_ns[-1], len(answer.token_ns)
         late = (answer.sent_ns - answer.due_ns) / metrics.NS
         self._ended.append(((first - answer.due_ns) / metrics.NS, (last - first) / max(n - 1, 1) / metrics.NS, late))
+        self._at.append(answer.ended_ns)
         if parted := judge.difference(self.alone[number % len(self.alone)], answer):
             self.differ += 1
             self.near_ties += parted.is_near_tie
 
     def minute(self, running: Server) -> None:
         ttft, tpot, late = zip(*self._ended, strict=True) if self._ended else ((), (), ())
+        width = MINUTE_S * metrics.NS / FINE
+        places = [min(max(int((at - self._begun) // width), 0), FINE - 1) for at in self._at]
         here, there = (_memory(pid) for pid in (None, running.process.pid))
         self.minutes.append(
             Minute(
@@ -124,9 +91,10 @@ class _Counted:
                 waiting=self.sent - len(self.ends),
                 client_bytes=here,
                 server_bytes=there,
+                fine=tuple(places.count(n) for n in range(FINE)),
             )
         )
-        self._ended, self._failed = [], 0
+        self._ended, self._at, self._failed, self._begun = [], [], 0, clock()
 
 
 def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0, patched: bool = False) -> Soak:
@@ -242,14 +210,10 @@ def sustained(scale: str, place: str) -> float:
 
 
 def write(found: Soak, place: str) -> Path:
-    """Keep a soak, instead of the one before it at this scale."""
-    return kept.keep(found, place, _name(found.scale, bool(found.held_s), found.patched))
+    """Keep a soak beside those of its kind that ran before it."""
+    name = results.soak_name(found.scale, bool(found.held_s), found.patched)
+    every = [*recorded(place, found.scale, bool(found.held_s), found.patched), found]
+    return kept.write(msgspec.json.format(msgspec.json.encode(every), indent=1), place, name)
 
 
-def recorded(place: str, scale: str, held: bool = False, patched: bool = False) -> Soak | None:
-    """The soak of a place, or the one whose server was held up or patched; None where there was none."""
-    return kept.load(place, _name(scale, held, patched), Soak, MADE_BY)
-
-
-def _name(scale: str, held: bool, patched: bool) -> str:
-    return f"11-{'held' if held else 'soak'}{'-patched' if patched else ''}.{scale}.json"
+recorded = results.soaks

@@ -7,37 +7,16 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from plamo_study.engine import server_build
 from plamo_study.measure import kept, server
 from plamo_study.measure.server import Setup
 from plamo_study.studies.serving import probe
 from plamo_study.studies.serving.client import Target
+from plamo_study.studies.serving.results import TRIALS, Trial, Trials
 
-NAME = "11-probes.json"
 RUNS = 20
 SLOTS, TOKENS = 4, 1536  # llama-server's own number of slots; tokens of each
 SECONDS = 30.0  # of one probe, at most
-
-
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A server probed `runs` times: verdicts, and of all runs together the answers compared and how they differ."""
-
-    model: str
-    build: str
-    runs: int
-    verdicts: dict[str, int]
-    compared: int
-    other: int
-    near_ties: int
-    died: int
-
-
-class Trials(msgspec.Struct, frozen=True):
-    """All of them."""
-
-    trials: list[Trial]
 
 
 def run(model: str, path: Path, build: str, runs: int = RUNS, tell: Callable[[str], None] = print) -> Trial:
@@ -57,10 +36,4 @@ def run(model: str, path: Path, build: str, runs: int = RUNS, tell: Callable[[st
 
 def keep(place: str, trials: list[Trial]) -> Path:
     """Write trials down for a place, instead of what was there."""
-    return kept.keep(Trials(trials), place, NAME)
-
-
-def recorded(place: str) -> list[Trial]:
-    """The trials of a place; none where none were written down."""
-    found = kept.load(place, NAME, Trials, "plamo-study server trial")
-    return found.trials if found else []
+    return kept.keep(Trials(trials), place, TRIALS)
