@@ -220,6 +220,7 @@ OPENED = (
     "04-quantization",
     "07-replicas",
     "09-disaggregation",
+    "11-serving",
 )
 
 

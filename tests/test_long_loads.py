@@ -19,8 +19,19 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import analysis, beside, crowd, endurance, figures, soak, traffic
-from plamo_study.studies.serving.beside import AIPERF, OURS, Beside, Run
+from plamo_study.studies.serving import analysis, beside, crowd, endurance, soak, traffic
+from plamo_study.studies.serving.results import (
+    AIPERF,
+    OURS,
+    PATCHED,
+    RELEASED,
+    Beside,
+    Crowd,
+    Crowds,
+    Minute,
+    Run,
+    Soak,
+)
 
 STAND_IN = """#!{python}
 import json, pathlib, sys
@@ -178,6 +189,9 @@ def test_every_request_of_a_soak_is_accounted_for_minute_by_minute(stands_in, mo
         assert 0 < minute.ttft <= minute.ttft_p90
         assert 0 <= minute.waiting <= 3
         assert min(minute.client_bytes, minute.server_bytes) > 1 << 20
+        assert len(minute.fine) == soak.FINE
+        assert sum(minute.fine) == minute.answered
+        assert sum(n > 0 for n in minute.fine) > 3, "they do not all end at once"
 
 
 def test_a_server_that_dies_in_a_soak_is_told_and_no_request_is_lost(stands_in, monkeypatch):
@@ -195,6 +209,9 @@ def test_a_server_that_is_held_up_gets_a_queue_and_goes_on(stands_in, monkeypatc
     found = soaked(monkeypatch, held_s=0.4)
     assert (found.held_s, found.ended) == (0.4, "")
     assert found.minutes[0].waiting > 3 >= found.minutes[1].waiting
+    stopped = found.minutes[0].fine[7:] + found.minutes[1].fine[:2]
+    assert not any(stopped), "from the middle of the first minute on nothing ends until it goes on"
+    assert any(found.minutes[1].fine[6:])
     assert (found.sent, found.missing) == (found.answered, 0)
 
 
@@ -211,18 +228,17 @@ def test_a_soak_whose_server_died_is_written_read_back_and_told(stands_in, monke
     assert found.minutes[-1].ttft is None
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     soak.write(found, "reference")
-    assert soak.recorded("reference", "mini") == found
-    said = endurance.accounts(page()).data
-    assert f"{found.sent:,} requests were sent, {found.answered:,} answered, {found.failed:,} failed" in said
-    assert "SIGABRT" in said
-    assert "first token" in figures.soak(endurance.minutes(page()), "Minutes").to_dict()["description"]
+    assert soak.recorded("reference", "mini") == [found]
+    told = endurance.minutes(endurance.soaks(page()))
+    assert told["ttft"].isna().iloc[-1]
+    assert endurance.runs([found])[["sent", "failed"]].iloc[0].tolist() == [found.sent, found.failed]
 
 
 def page():
     return Recording(pd.DataFrame(), {}, "11-serving", "mini", "recorded")
 
 
-def held(waiting):
+def held(waiting, **fields):
     """A soak whose server was stopped after two minutes, and had so many requests at the end of each minute."""
     usual = {
         "ttft": 0.02,
@@ -232,49 +248,70 @@ def held(waiting):
         "client_bytes": 1 << 20,
         "server_bytes": 1 << 20,
     }
-    minutes = [soak.Minute(answered=9, failed=0, waiting=n, **usual) for n in waiting]
+    minutes = [Minute(answered=9, failed=0, waiting=n, **usual) for n in waiting]
     counts = {"sent": 90, "answered": 88, "failed": 2, "missing": 0, "twice": 0, "differ": 0, "near_ties": 0}
-    return soak.Soak(machine={"chip": "c"}, model="m", scale="mini", n_prompt=8, n_gen=8, rate=16.0, held_s=30.0,
-                     failures={"nothing came for 60 s": 2}, tokens=700, counted=704, ended="", minutes=minutes,
-                     **counts)  # fmt: skip
+    told = {"machine": {"chip": "c"}, "model": "m", "scale": "mini", "n_prompt": 8, "n_gen": 8, "rate": 16.0}
+    told |= {"held_s": 30.0, "failures": {"nothing came for 60 s": 2}, "tokens": 700, "counted": 704, "ended": ""}
+    return Soak(**{**told, **counts, "minutes": minutes, **fields})
+
+
+GONE, LEFT = [1, 6, 400, 90, 5, 2], [1, 2, 400, 3, 300, 90]
+
+
+def test_a_file_of_one_run_is_read_and_a_new_run_is_kept_beside_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    assert soak.recorded("reference", "mini", held=True) == []
+    before = {name: value for name, value in msgspec.to_builtins(held(GONE)).items()}
+    for minute in before["minutes"]:
+        del minute["fine"]  # as recorded before answers were counted by five seconds
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "11-held.mini.json").write_bytes(msgspec.json.encode(before))
+    assert soak.recorded("reference", "mini", held=True) == [held(GONE)]
+    soak.write(held(LEFT), "reference")
+    assert soak.recorded("reference", "mini", held=True) == [held(GONE), held(LEFT)]
+    soak.write(held(GONE, patched=True), "reference")
+    assert len(soak.recorded("reference", "mini", held=True)) == 2, "the patched one is of another kind"
+    told = endurance.runs(endurance.soaks(page(), held=True))
+    assert told[["server", "run"]].to_numpy().tolist() == [[RELEASED, 1], [RELEASED, 2], [PATCHED, 1]]
+
+
+def test_a_damaged_file_of_runs_is_named_with_what_makes_it_anew(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "11-held.mini.json").write_text("[{}]")
+    with pytest.raises(StudyError, match="is damaged") as told:
+        soak.recorded("reference", "mini", held=True)
+    assert told.value.mend == "plamo-study server soak"
+
+
+def test_answers_a_second_are_those_of_five_seconds_where_they_were_counted_and_of_a_minute_before():
+    old, new = held([0, 0]), held([0])
+    fine = tuple(range(soak.FINE))
+    new = msgspec.structs.replace(new, minutes=[msgspec.structs.replace(new.minutes[0], answered=sum(fine), fine=fine)])
+    told = endurance.answers([old, new])
+    assert told.groupby("run").size().tolist() == [2, soak.FINE]
+    assert told[told["run"] == 1]["value"].tolist() == [9 / 60] * 2
+    assert told[told["run"] == 2]["value"].tolist() == [n / 5 for n in fine]
+    assert (told[told["run"] == 2]["value"] * 5).sum() == sum(fine)
+    assert told[told["run"] == 2][["begin", "end"]].iloc[-1].tolist() == pytest.approx([11 / 12, 1])
 
 
 @pytest.mark.parametrize(
-    ("waiting", "came"),
-    [
-        ([1, 6, 400, 90, 5, 2], "The queue was gone by minute 3 of these"),
-        ([1, 2, 400, 3, 300, 90], "The queue was still there at the end"),
-        ([1, 2, 3, 2], "The queue was gone by minute 1 of these"),
-    ],
-)
-def test_a_held_server_has_recovered_when_its_queue_stays_what_it_was(monkeypatch, tmp_path, waiting, came):
+    ("runs", "gone"),
+    [([GONE], "3"), ([LEFT], "never"), ([[1, 2, 3, 2]], "1"), ([GONE, [1, 6, 9, 3, 2, 1]], "2 to 3"),
+     ([GONE, LEFT], "not in every run")],
+)  # fmt: skip
+def test_a_held_server_has_recovered_when_its_queue_stays_what_it_was(monkeypatch, tmp_path, runs, gone):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    assert "No such server was held up" in endurance.recovered(page()).data
-    soak.write(held(waiting), "reference")
-    said = endurance.recovered(page()).data
-    assert came in said
-    assert "2 failed" in said
-    assert "700 tokens; the server counts 704" in said
-    assert len(endurance.held(page())) == len(waiting)
-    patched = msgspec.structs.replace(held([1, 2, 3, 2]), patched=True)
-    soak.write(patched, "reference")
-    assert "patched, stopped for 30 s" in endurance.recovered(page(), patched=True).data
-    assert endurance.recovered(page()).data == said, "the other one is another result"
-    drawn = figures.held(endurance.held(page()), "Held").to_dict()["description"]
-    assert "as released, minute" in drawn
-    assert "patched, minute" in drawn
-    loads = [
-        crowd.Crowd(server=name, n_clients=4, round=number, tokens=320, seconds=seconds, token=[0.001] * 4)
-        for number in range(4)
-        for name, seconds in ((crowd.RELEASED, 1.0), (crowd.PATCHED, 0.5))
-    ]
-    crowd.write(crowd.Crowds(machine={"chip": "c"}, model="m", n_prompt=8, n_gen=8, loads=loads), "reference")
-    assert "answers 40.0 requests a second, so the 480" in endurance.recovered(page()).data
-    assert "should be made up for in 20 s" in endurance.recovered(page()).data
-    assert "should be made up for in 8 s" in endurance.recovered(page(), patched=True).data
-    slower = msgspec.structs.replace(held([1, 6, 400, 90, 5, 2]), machine={"chip": "d"})
-    soak.write(slower, "reference")
-    assert "made up for" not in endurance.recovered(page()).data, "that is of another machine"
+    assert "not tried here" in endurance.side_by_side(page()).frame
+    for waiting in runs:
+        soak.write(held(waiting), "reference")
+    told = endurance.side_by_side(page()).frame
+    assert told["queue gone by minute"].tolist() == [gone]
+    assert told["failed, of sent"].tolist() == ["2 of 90"]
+    soak.write(held(runs[0], patched=True), "reference")
+    soak.write(held(runs[0], patched=True, machine={"chip": "d"}), "reference")
+    assert endurance.side_by_side(page()).frame["llama-server"].tolist() == [RELEASED, PATCHED]
 
 
 def test_a_patched_server_that_is_not_here_is_named_with_what_builds_it(monkeypatch):
@@ -294,7 +331,7 @@ def test_both_servers_are_crowded_in_turn_and_their_own_seconds_are_kept(tmp_pat
     monkeypatch.setattr(crowd, "LOADS", {2: 6, 6: 12})
     found = crowd.compare(mini_file(ATTENTION), rounds=2)
     assert asked == [False, True]
-    first = [(crowd.RELEASED, 2), (crowd.RELEASED, 6), (crowd.PATCHED, 2), (crowd.PATCHED, 6)]
+    first = [(RELEASED, 2), (RELEASED, 6), (PATCHED, 2), (PATCHED, 6)]
     assert [(each.server, each.n_clients) for each in found.loads] == [*first, *first[2:], *first[:2]]
     assert [len(each.token) for each in found.loads[:2]] == [4, 6], "those after whom nobody came are left out"
     assert all(min(each.token) > 0 for each in found.loads)
@@ -306,13 +343,13 @@ def test_both_servers_are_crowded_in_turn_and_their_own_seconds_are_kept(tmp_pat
 def test_a_planted_crowd_that_slows_the_released_server_alone_is_found():
     rng = np.random.default_rng(0)
     loads = [
-        crowd.Crowd(server=name, n_clients=n, round=number, tokens=640, seconds=slow,
+        Crowd(server=name, n_clients=n, round=number, tokens=640, seconds=slow,
                     token=[1e-3 * slow * np.exp(rng.normal(0, 0.01))] * 3)
         for number in range(4)
-        for name, n, slow in ((crowd.RELEASED, 4, 1.0), (crowd.RELEASED, 256, 3.0), (crowd.PATCHED, 4, 1.0),
-                              (crowd.PATCHED, 256, 1.0))
+        for name, n, slow in ((RELEASED, 4, 1.0), (RELEASED, 256, 3.0), (PATCHED, 4, 1.0),
+                              (PATCHED, 256, 1.0))
     ]  # fmt: skip
-    found = analysis.crowds(crowd.Crowds(machine={}, model="m", n_prompt=8, n_gen=16, loads=loads))
+    found = analysis.crowds(Crowds(machine={}, model="m", n_prompt=8, n_gen=16, loads=loads))
     assert found["waits"].tolist() == [0, 252]
     assert [ratio.above(1.5) for ratio in found["ratio"]] == ["does not hold", "holds"]
     assert found["released"].iloc[1].value == pytest.approx(3e-3, rel=0.05)

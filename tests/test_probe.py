@@ -19,7 +19,7 @@ from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import page, probe, traffic, trial
+from plamo_study.studies.serving import page, probe, results, traffic, trial
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.probe import Ask, Seen
 
@@ -110,8 +110,8 @@ def test_a_trial_counts_verdicts_and_deaths_and_is_kept(tmp_path, monkeypatch):
     assert found.other or found.died
     assert said == [f"{HYBRID}, stock, 1 of 1: they do"]
     trial.keep("local", [found])
-    assert trial.recorded("local") == [found]
-    assert trial.recorded("reference") == []
+    assert results.trials("local") == [found]
+    assert results.trials("reference") == []
 
 
 # ------------------------------------------------------------------ answers that no server gives

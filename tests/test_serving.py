@@ -14,7 +14,6 @@ from pathlib import Path
 import misbehaving
 import msgspec
 import numpy as np
-import pandas as pd
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
@@ -22,7 +21,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from plamo_study.analysis import threshold
 from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
-from plamo_study.measure import cells, server
+from plamo_study.measure import server
 from plamo_study.measure.cells import Serving
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Request
@@ -263,32 +262,36 @@ def test_other_tools_leave_out_what_a_request_waited_before_it_was_sent():
     assert told["AIPerf"]["itl"] == told["ours"]["tpot"] == pytest.approx(0.010)
 
 
-def crowded(n_clients, block, token_ms, wakes):
+def crowded(n_clients, token_ms, wakes):
     """A row of four slots and so many requests at a time, whose tokens take so long by the server's own clock.
 
     Half of the requests end while others take their places; the rest is answered in no time.
     """
     n, took = 2 * n_clients, [4 * token_ms] * n_clients + [0.4] * n_clients
     series = {"n_prompt": [8.0] * n, "n_gen": [5.0] * n, "prompt_ms": [9.0] * n, "answer_ms": took}
-    series |= {"floor": [0.001], "lag": [0.0, 0.0, 0.0], "differs": [-1.0] * n, "gap": [-1.0] * n}
-    series |= {"switches": [5.0 * n * wakes]} if wakes else {}
-    told = {"status": "ok", "verdict": "valid", "anchor": False, "drift": 0.0, "machine": "m", "build": "stock"}
-    told |= {"engine": "e", "block": block, "series": series, "checks": {"client_binds": 0.0}}
+    series |= {"lag": [0.0, token_ms / 2e3, 0.0]} | ({"switches": [5.0 * n * wakes]} if wakes else {})
     requests = [request(9, token_ms, due_ms=100 * i) for i in range(n)]
-    return cells.columns(cell(n_clients=n_clients)) | told | {"requests": requests}
+    told = {"server": "llama-server", "n_clients": n_clients, "checks": {"client_binds": 1.0}}
+    return told | {"series": series, "requests": requests}
 
 
-def test_what_waiting_requests_cost_is_told_over_a_load_without_any_by_the_servers_own_clock():
-    rows = [crowded(n, block, (1 + n / 16) * (1 + block / 50), n) for n in (2, 4, 20) for block in range(3)]
-    found = analysis.waiting(pd.DataFrame(rows)).set_index("waits")
-    assert list(found.index) == [0, 16]  # with fewer requests than slots nobody waits
-    assert found.loc[16, "ratio"].value == pytest.approx(2.25 / 1.25)
-    assert found.loc[16, "ratio"].above(1.5) == "holds"
-    assert found.loc[16, "wakes"].value == pytest.approx(20)
-    assert analysis.waiting(pd.DataFrame(crowded(n, 0, 1.0, 0) for n in (2, 4))).empty
-    assert analysis.waiting(pd.DataFrame(crowded(n, 0, 1.0, 0) for n in (8, 20))).empty  # nothing to hold it against
-    without = analysis.waiting(pd.DataFrame(crowded(n, 0, 1.0, 0) for n in (4, 8)))
-    assert without["wakes"].tolist() == [None, None]
+def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock():
+    told = {name: (unit, value) for name, unit, value, _ in metrics.measured(crowded(4, 2.0, 20))}
+    assert told["ttft"] == ("s", pytest.approx(0.009))
+    assert told["own_ttft"] == ("s", pytest.approx(0.009))
+    assert told["itl"] == ("s", pytest.approx(0.002))
+    assert told["own_tpot_full"] == ("s", pytest.approx(0.002)), "of those that ended while others came"
+    assert told["own_tpot"] == ("s", pytest.approx((0.002 + 0.0001) / 2))
+    assert told["wakes"] == ("", pytest.approx(20))
+    assert (told["late"][1], told["binds"][1]) == (pytest.approx(0.5), 1.0)
+    assert "wakes" not in {name for name, *_ in metrics.measured(crowded(4, 2.0, 0))}
+
+
+def test_a_server_that_answered_nothing_has_no_times():
+    row = crowded(4, 2.0, 0)
+    row["requests"] = [request(0, 0, failure="ConnectError") for _ in row["requests"]]
+    row["series"] |= {"n_gen": [0.0] * 8, "prompt_ms": [0.0] * 8, "answer_ms": [0.0] * 8}
+    assert {name for name, *_ in metrics.measured(row)} == {"binds"}
 
 
 def test_goodput_counts_requests_that_keep_to_both_objectives():
@@ -342,15 +345,13 @@ def test_the_knee_s_interval_holds_the_true_knee_of_a_queue_as_often_as_it_says(
     assert np.median([one.value for one in found]) == pytest.approx(truth, rel=0.05)
 
 
-def test_a_first_token_is_the_same_in_every_table():
+def test_answers_of_requests_are_counted_as_rows_count_them():
     rows = RECORDED().rows
-    told = analysis.predicted(rows)
-    told = told[told["what"] == "first token"]
-    every = analysis.usable_processes(rows)
-    for row in told.itertuples():
-        own = every[(every[analysis.CELL] == [getattr(row, name) for name in analysis.CELL]).all(axis=1)]
-        own = own.drop_duplicates("block", keep="last")
-        assert row.measured.value == pytest.approx(own["ttft"].median())
+    loads = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
+    told = analysis.answers(rows)
+    for name in ("differ", "near_ties"):
+        assert told[name].sum() == sum(check[name] for check in loads["checks"])
+    assert told["runs"].sum() == len(loads)
 
 
 # ------------------------------------------------------------------ judging

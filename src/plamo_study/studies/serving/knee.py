@@ -13,7 +13,7 @@ from plamo_study.measure.cells import Serving
 from plamo_study.studies.serving import load
 from plamo_study.studies.serving.client import Prompt, Target
 from plamo_study.studies.serving.load import Loaded
-from plamo_study.studies.serving.metrics import Objectives
+from plamo_study.studies.serving.objectives import Objectives
 
 ENOUGH = 0.9  # of the requests
 STEPS = 5  # bisections: the bracket is a 32nd root of the first one

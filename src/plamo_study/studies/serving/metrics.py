@@ -7,35 +7,19 @@ requests for it, the largest gap and the failures always.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.measure.rows import Request
+from plamo_study.studies.serving.objectives import Objectives
 
 NAN = float("nan")
 MS = 1e3
-
-
-@dataclass(frozen=True)
-class Objectives:
-    """What a request must keep to, in seconds: to its first token, and for each further one in the mean."""
-
-    ttft_s: float
-    tpot_s: float
-
-    def met(self, due_ns: int, token_ns: Sequence[int], failure: str) -> bool:
-        """Whether a request kept to them; one that failed did not."""
-        if failure or not token_ns:
-            return False
-        rest = (token_ns[-1] - token_ns[0]) / max(len(token_ns) - 1, 1)
-        return token_ns[0] - due_ns <= self.ttft_s * 1e9 and rest <= self.tpot_s * 1e9
 
 
 def of_load(requests: Sequence[Request]) -> dict[str, float]:
@@ -119,17 +103,17 @@ def measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarr
         "itl": [gap for request in answered for gap in _gaps(request)],
         "whole": [(request.token_ns[-1] - request.arrived_ns) / NS for request in answered],
     }
-    of_server = pd.DataFrame({name: series[name] for name in ("n_prompt", "n_gen", "prompt_ms", "answer_ms")})
-    further = of_server["answer_ms"] / (of_server["n_gen"] - 1) / MS
-    counted = (of_server["prompt_ms"] > 0) & (of_server["n_gen"] > 1)
-    samples |= {"own_ttft": list(of_server["prompt_ms"][counted] / MS), "own_tpot": list(further[counted])}
+    n_gen, prompt_ms, answer_ms = (np.array(series[name], float) for name in ("n_gen", "prompt_ms", "answer_ms"))
+    further = answer_ms / np.maximum(n_gen - 1, 1) / MS
+    counted = (prompt_ms > 0) & (n_gen > 1)
+    samples |= {"own_ttft": list(prompt_ms[counted] / MS), "own_tpot": list(further[counted])}
     before = np.argsort([request.ended_ns for request in requests])[: len(requests) - row["n_clients"]]
-    full = [further[n] for n in before if row["n_clients"] and of_server["n_gen"][n] > 1]
+    full = [further[n] for n in before if row["n_clients"] and n_gen[n] > 1]
     samples["own_tpot_full"] = full if row["server"] == "llama-server" else []
     for name, values in samples.items():
         if values:
             yield name, "s", float(np.median(values)), np.array(values)
-    switches, tokens = series.get("switches", [0.0])[0], of_server["n_gen"].sum()
+    switches, tokens = series.get("switches", [0.0])[0], n_gen.sum()
     late = series["lag"][1] / told["itl"]
     others = {"largest": ("s", told["largest"]), "throughput": ("tokens/s", told["throughput"]), "late": ("", late)}
     others["wakes"] = ("", switches / tokens if switches and tokens else NAN)
