@@ -22,6 +22,7 @@ Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VCo
 BLUE, VERMILION, GREEN, PINK, OCHRE, SKY, GREY = CATEGORIES
 COLORS = {  # of models and of what is drawn on several pages, by name without star
     "plamo-2-1b": BLUE,
+    "plamo-2-1b with window": SKY,
     "plamo-3-nict-2b": VERMILION,
     "plamo-3-matched": GREY,
     "prefill": OCHRE,

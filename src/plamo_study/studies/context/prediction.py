@@ -13,7 +13,6 @@ from plamo_study.analysis import growth, roofline, stats
 from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.roofline import Ceilings, Model, miss
-from plamo_study.analysis.usable import model_names
 from plamo_study.studies.context import analysis
 
 DEPTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -180,13 +179,3 @@ def reserved(model: Model, kind: str, room: int, n_ubatch: int, whole: bool) -> 
 
 def _padded(cells: int, step: int = 256) -> int:
     return -(-cells // step) * step
-
-
-def memory_of(facts: dict[str, dict[str, Any]], rows: pd.DataFrame) -> float:
-    """Bytes of memory of the machine measured on."""
-    return float(facts[rows["machine"].iloc[0]]["memory_bytes"])
-
-
-def compared_models(rows: pd.DataFrame) -> list[str]:
-    """The models of the study's curves, in alphabetical order."""
-    return [name for name in model_names(rows) if name in analysis.curves(rows, "decode")]
