@@ -20,20 +20,14 @@ from plamo_study.measure.cells import columns
 from plamo_study.measure.recording import Recording
 from plamo_study.oracle.compare import relative_error
 from plamo_study.oracle.forward import Oracle
-from plamo_study.present import theme
 from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
 from plamo_study.studies.collect import collect
 from plamo_study.studies.context import (
     analysis as context,
-    claims as context_claims,
     drift,
-    figures as figure,
     memory as context_memory,
     plan as plan_context,
     prediction as context_prediction,
-    show,
-    show_memory as memory,
-    values as context_values,
     ways,
     workload as depth,
 )
@@ -224,7 +218,6 @@ def test_a_window_that_keeps_everything_reserves_more(small):
     table = context_memory.kinds(part_of(small, ways.FEW, ways.WHOLE_WINDOW).rows)
     plain = table[table["kind"] == "off/f16/f16"].set_index("whole")
     assert plain.loc[True, "kv"] > plain.loc[False, "kv"]
-    assert (context_memory.window(part_of(small, ways.FEW, ways.WHOLE_WINDOW).rows)["kv"] > 1).all()
 
 
 def test_fewer_bits_in_the_cache_drift_further(small):
@@ -232,10 +225,11 @@ def test_fewer_bits_in_the_cache_drift_further(small):
     assert 0 < table["on/q8_0/q8_0"].value < table["on/q4_0/q4_0"].value
 
 
-def test_the_loop_without_a_cache_evaluates_what_arithmetic_says(small):
-    (row,) = context_memory.loop_totals(small.rows).to_dict("records")
-    assert row["naive_tokens"] == context_memory.naive_tokens(16, 8)
-    assert row["cached_tokens"] == context_memory.cached_tokens(16, 8)
+def test_the_loop_without_a_cache_evaluates_every_text_anew(small):
+    loops = small.rows[small.rows["workload"] == "naive"]
+    for checks in loops["checks"]:
+        assert checks["naive_tokens"] == sum(range(16, 16 + 8))
+        assert checks["cached_tokens"] == 16 + 8 - 1
 
 
 def test_the_curves_of_another_machine_foretell_no_loop(small):
@@ -243,41 +237,6 @@ def test_the_curves_of_another_machine_foretell_no_loop(small):
     assert len(context_memory.loop_prediction(small.rows, depths.rows, 16, 8))
     elsewhere = replace(depths, rows=depths.rows.assign(machine="another"))
     assert context_memory.loop_prediction(small.rows, elsewhere.rows, 16, 8).empty
-    assert "another machine" in memory.source_loop(small, elsewhere).data
-    claims = context_claims.of_caches(part_of(small, ways.FEW).rows, small.rows, small.rows, elsewhere.rows)
-    assert not claims["claim"].str.contains("without a cache takes").any()
-
-
-def test_every_table_and_figure_comes_from_rows(small):
-    depths, kinds = part_of(small, ways.LADDER, ways.WALK), part_of(small, ways.FEW, ways.WHOLE_WINDOW)
-    tables = [show.rates, show.prediction, show.meeting_points, show.filling, show.laws, show.takeover, show.compared,
-              show.against_prediction, show.checked_claims, show.doubling, show.beginnings, memory.paged]  # fmt: skip
-    assert all(len(table(depths).frame) for table in tables)
-    assert all(len(table(kinds).frame) for table in (memory.kinds, memory.sizes, memory.window, memory.drift))
-    assert len(memory.checked_claims(kinds, kinds, small, depths).frame)
-    texts = [
-        show.finding(depths, depths),
-        show.takeaway(depths),
-        show.guess(depths, 2.0),
-        memory.source_loop(small, depths),
-    ]
-    assert all(HYBRID in text.data or "guess" in text.data for text in texts)
-    assert "624,750" in texts[-1].data
-    knots = context.knots(depths.facts)
-    names = context_prediction.compared_models(depths.rows)
-    charts = [
-        figure.rates(context.rates(depths.rows), "t"),
-        figure.bands(context_prediction.against_prediction(depths.rows, depths.facts), "t"),
-        figure.kept(context_prediction.growth_of_bytes(depths.facts, names), "t"),
-        figure.compared(context.compared(depths.rows), "t"),
-        figure.keys(context_prediction.keys(depths.facts, names), "t"),
-        figure.takeover(context.takeover(depths.rows, knots), "t"),
-        figure.drift(context_memory.drift(small.rows), "t"),
-        figure.loop(context_memory.loop(small.rows), "t"),
-    ]
-    for chart in charts:
-        assert len(chart.to_dict()["description"]) > 40
-    assert "image/png" in theme.mimebundle(charts[0].to_dict())[0]
 
 
 # ------------------------------------------------------------------ laws on curves that are known
@@ -343,6 +302,7 @@ def rows_of(times, machine="m"):
                 "flash_attn": "on",
                 "type_k": "f16",
                 "type_v": "f16",
+                "use_mmap": True,
                 "block": block,
                 "anchor": False,
             }
@@ -350,19 +310,6 @@ def rows_of(times, machine="m"):
             cell |= {"n_prompt": 16384, "disturbed": False}
             rows.append(cell | {"samples_ns": [parts, steps], "series": series, "verdict": "valid", "drift": 0.0})
     return pd.DataFrame(rows)
-
-
-def steps_of(times):
-    """Rows of short decode cells: (model, depth) -> seconds per step of each process in each block."""
-    rows = rows_of({model: (FLAT, FLAT) for model, _ in times})
-    base = rows.iloc[0].to_dict() | {"workload": "decode", "n_gen": 6, "series": {}}
-    alone = [
-        base | {"model": model, "n_prompt": depth, "block": block, "samples_ns": [[int(1e9 * s)] * 6]}
-        for (model, depth), seconds in times.items()
-        for block in range(3)
-        for s in seconds
-    ]
-    return pd.concat([rows, pd.DataFrame(alone)], ignore_index=True)
 
 
 def test_prefill_takes_over_where_both_take_the_same_time():
@@ -384,75 +331,17 @@ def test_a_takeover_beyond_the_deepest_says_so_and_one_that_never_comes_too():
 FLAT, STEEP = (lambda d: 0.05), (lambda d: 0.04 + 2e-6 * d)
 
 
-@pytest.mark.parametrize(
-    ("hybrid", "other", "outcome"),
-    [
-        (FLAT, STEEP, "overtakes"),
-        (STEEP, FLAT, "is overtaken"),
-        (FLAT, lambda d: 0.06, "faster throughout"),
-        (lambda d: 0.06, FLAT, "slower throughout"),
-        (FLAT, FLAT, "inconclusive"),
-        (lambda d: 0.06 if d < 600 else STEEP(d), FLAT, "is overtaken again"),
-        (FLAT, lambda d: 0.06 if d < 600 else STEEP(d), "overtakes again"),
-        (lambda d: 0.05 if d < 600 else 0.06, FLAT, "slower in the end"),
-        (FLAT, lambda d: 0.05 if d < 600 else 0.06, "faster in the end"),
-    ],
-)
-def test_who_overtakes_whom_and_where(hybrid, other, outcome):
-    rows = rows_of({"plamo-2-x": (FLAT, hybrid), "plamo-3-y": (FLAT, other)})
-    found = context.overtaking(rows)
-    (row,) = found[found["phase"] == "decode"].to_dict("records")
-    assert row["outcome"] == outcome
-    assert show.said(row)
-    assert row["own"].value / row["theirs"].value == pytest.approx(row["last"].value)
-    if outcome.startswith(("overtakes", "is overtaken")):
-        assert row["depth"].low <= row["depth"].value <= row["depth"].high
-        assert row["depth"].value == pytest.approx(5000, rel=0.05)
-
-
 def test_a_crossing_that_the_deepest_does_not_settle_has_no_upper_bound():
     depths = [0.0, 4096.0, 8192.0, 16384.0]
     ratios = np.outer([1.3, 1.1, 0.97, 0.95], [0.8, 1.0, 1.25])  # the processes disagree by more than the curve falls
     found = stats.crossing(depths, ratios)
+    assert 7000 < found.value < 8000
     assert np.isinf(found.high)
-    assert show.depth(found).startswith("7,")
-    assert "beyond the deepest" in show.depth(found)
-
-
-def test_a_claim_that_a_straddling_interval_cannot_bear_is_inconclusive():
-    rows = rows_of({"plamo-2-x": (FLAT, FLAT), "plamo-3-y": (FLAT, FLAT)})
-    claims = context_claims.of_depth(rows)
-    assert set(claims[claims["claim"].str.contains("faster than")]["verdict"]) == {"inconclusive"}
 
 
 # ------------------------------------------------------------------ the window that llama.cpp leaves out
 
 WINDOWED = "plamo-2-x with window"
-
-
-@pytest.mark.parametrize(
-    ("plain", "windowed", "words"),
-    [
-        ((STEEP, STEEP), (FLAT, FLAT), "and the engine is why"),
-        ((STEEP, STEEP), (STEEP, STEEP), "that alone does not explain it"),
-        ((STEEP, STEEP), (FLAT, STEEP), "falls behind only where it writes"),
-        ((FLAT, FLAT), (FLAT, FLAT), "nowhere shown to fall behind"),
-    ],
-)
-def test_the_first_sentence_says_whether_the_window_explains_it(plain, windowed, words):
-    rows = rows_of({"plamo-2-x": plain, WINDOWED: windowed, "plamo-3-y": (FLAT, FLAT)})
-    recording = SimpleNamespace(rows=rows, facts={WINDOWED: {"shape": {"window": 2048}}})
-    said = show.headline(recording, context.overtaking(rows))
-    assert words in said
-    assert "2,048" in said
-
-
-def test_without_a_build_that_has_the_window_nothing_is_concluded_from_it():
-    rows = rows_of({"plamo-2-x": (STEEP, STEEP), "plamo-3-y": (FLAT, FLAT)})
-    said = show.headline(SimpleNamespace(rows=rows, facts={}), context.overtaking(rows))
-    assert "falls behind plamo-3-y" in said
-    assert "because" not in said
-    assert show.windowed(SimpleNamespace(rows=rows, facts={})) == []
 
 
 def test_a_window_is_seen_in_the_time_it_saves():
@@ -461,9 +350,6 @@ def test_a_window_is_seen_in_the_time_it_saves():
     table = context.explained(rows).set_index(["phase", "depth"])["ratio"]
     assert table["decode", 1024].within(0.99, 1.01) == "holds"
     assert table["decode", 16384].value == pytest.approx((0.04 + 2e-6 * 2048) / (0.04 + 2e-6 * 16388), rel=0.01)
-    claims = context_claims.of_depth(rows).set_index(["claim", "model"])["verdict"]
-    saved = [verdict for (claim, model), verdict in claims.items() if "published window" in claim]
-    assert saved == ["inconclusive", "holds"], "the flat prefill saves nothing, the steep decode does"
 
 
 def test_a_build_with_a_window_names_the_model_and_gives_it_that_shape():
@@ -505,19 +391,6 @@ def test_a_build_that_claims_a_window_it_has_not_is_found_out(tmp_path):
 # ------------------------------------------------------------------ two notebooks, one step
 
 
-def test_steps_near_the_beginning_are_compared_by_kind_of_cell():
-    rows = steps_of({
-        ("plamo-2-x", 0): (0.05, 0.05, 0.9),  # one process of three was disturbed
-        ("plamo-3-y", 0): (0.055, 0.055, 0.055),
-        ("plamo-2-x", 128): (0.05, 0.05, 0.05),
-        ("plamo-3-y", 128): (0.047, 0.047, 0.047),
-    })  # fmt: skip
-    table = context.beginnings(rows).set_index(["kind", "depth"])["ratio"]
-    assert table["ladder", 0].value == pytest.approx(1.0)
-    assert table["alone", 0].value == pytest.approx(1.1)
-    assert table["alone", 128].value == pytest.approx(0.94)
-
-
 def test_the_short_decode_cell_is_the_first_of_notebook_03():
     near = [cell for cell in plan_context.context("shape").cells if cell.workload == "decode" and cell.depth]
     there = [
@@ -537,29 +410,10 @@ def test_another_build_measures_what_the_stock_engine_measures_too():
 # ------------------------------------------------------------------ arithmetic
 
 
-@pytest.mark.parametrize(
-    ("turns", "first", "words"),
-    [
-        ([], True, "at every depth"),
-        ([], False, "at no depth"),
-        ([500.0], True, "up to 500"),
-        ([500.0], False, "from 500 on"),
-        ([500.0, 3000.0], True, "up to 500 and from 3,000 on"),
-        ([500.0, 3000.0], False, "from 500 to 3,000"),
-    ],
-)
-def test_where_something_holds_is_said_however_often_it_turns(turns, first, words):
-    assert show._met(turns, first) == words
-    sign = 1.0 if first else -1.0
-    found = growth.turns(lambda x: sign * np.prod([at - x for at in turns]), 1.0)
-    assert found == pytest.approx(turns)
-
-
-def test_the_source_counts_a_prompt_of_750_tokens():
-    assert context_memory.naive_tokens(1000, 500) == sum(range(1000, 1500)) == 624_750
-    assert context_memory.naive_tokens(context_memory.prompt_for(500_000, 500), 500) == 500_000
-    assert context_memory.naive_pairs(3, 2) == 3 * 4 / 2 + 4 * 5 / 2
-    assert context_memory.cached_pairs(3, 2) == 4 * 5 / 2
+@pytest.mark.parametrize("turns", [[], [500.0], [500.0, 3000.0]])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_every_turn_of_a_function_is_found(turns, sign):
+    assert growth.turns(lambda x: sign * np.prod([at - x for at in turns]), 1.0) == pytest.approx(turns)
 
 
 def test_the_hybrid_needs_less_than_attention_without_a_window_from_its_state_on():
@@ -596,40 +450,9 @@ def test_the_rate_of_attention_follows_from_what_a_token_of_depth_adds():
     assert row["added"].value == pytest.approx(3 * row["allowed"], rel=0.02)
 
 
-def test_a_depth_that_is_twice_as_slow_is_measured_and_never_extrapolated():
-    rows = rows_of({"plamo-2-x": (lambda d: 0.01 * (1 + d / 6000), lambda d: 0.05)})
-    table = context.doubling(rows).set_index("phase")
-    assert table.loc["prefill", "depth"].value == pytest.approx(
-        6256, rel=0.05
-    )  # a part begins twice as deep as 0 + 256
-    assert np.isnan(table.loc["decode", "depth"].value)
-
-
 def test_a_drift_candidate_is_its_reference_when_nothing_differs():
     cell = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=64, n_chunks=1)
     found = drift.run(plan.change(cell, caches=("off/f16/f32",)), mini_file(), print)
     assert found.valid
     assert SimpleNamespace(**found.checks).second_path_error < 0.01
     assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4
-
-
-# ------------------------------------------------------------------ other values in the same tensors
-
-
-def test_a_model_that_is_slower_with_other_values_is_said_to_be():
-    rng = np.random.default_rng(0)
-
-    def rows(model, factor):
-        for block in range(5):
-            noise = 1 + 0.01 * rng.standard_normal()
-            parts = [int(1e9 * factor * noise)] * 2
-            yield {"model": model, "label": "few", "flash_attn": "on", "type_k": "f16", "type_v": "f16", "block": block,
-                   "workload": "depth", "text": "", "n_ubatch": 512, "use_mmap": False, "n_gen": 1,
-                   "samples_ns": [parts, parts],
-                   "series": {"part_depth": [0, 2048], "step_depth": [1, 2049]}}  # fmt: skip
-
-    data = pd.DataFrame([*rows("m*", 1.0), *rows("m-lifelike*", 1.0), *rows("m-denormal*", 1.3)])
-    data = data.assign(verdict="valid", anchor=False, drift=0.0, disturbed=False)
-    found = context_values.by_values(data).groupby("values")["same"]
-    assert set(found.get_group("lifelike")) == {"holds"}
-    assert set(found.get_group("denormal")) == {"does not hold"}

@@ -218,6 +218,7 @@ OPENED = (
     "01-phase-asymmetry",
     "03-batch-scaling",
     "04-quantization",
+    "05-context-length",
     "07-replicas",
     "09-disaggregation",
     "11-serving",

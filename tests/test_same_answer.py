@@ -41,4 +41,4 @@ def test_a_published_page_about_speed_never_shows_models_that_lie_in_a_cache():
     for name in registry.OF_FULL_SIZE:
         assert main._as_recorded(name, "mini") == {"source": "recorded", "scale": "shape"}
         assert main._as_recorded(name, "shape") == {}
-    assert main._as_recorded("05-context-length", "mini") == {}
+    assert main._as_recorded("11-serving", "mini") == {}

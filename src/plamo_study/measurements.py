@@ -104,7 +104,7 @@ def _tidy(found: Recording) -> pd.DataFrame:
     good = set(usable(rows)["key"])
     kept = rows[~rows["anchor"] & (rows["workload"] != "gate")]
     lines = [line for row in kept.to_dict("records") for line in _lines(row)]
-    frame = pd.DataFrame(lines)
+    frame = pd.DataFrame(lines, columns=None if lines else [*FIRST, *CELL, *LAST])
     frame["usable"] = frame["key"].isin(good)
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
     always = ALWAYS + (OF_LOADS if (frame["workload"] == "serving").any() else [])

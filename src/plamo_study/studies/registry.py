@@ -101,6 +101,7 @@ OF_FULL_SIZE = (  # as their titles say
     "01-phase-asymmetry",
     "03-batch-scaling",
     "04-quantization",
+    "05-context-length",
     "07-replicas",
     "09-disaggregation",
     "12-levers",

@@ -5,6 +5,7 @@ Estimates are over processes, comparisons are paired by block.
 """
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -30,15 +31,15 @@ Knots = dict[str, float]
 def samples(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per usable process, phase and depth, which `estimate` and `compare` take.
 
-    The cell's fields, block and machine; `phase`, "prefill" or "decode"; `depth`; `value`, seconds per token (median over
-    repetitions); `at`: the depth a law is fitted at, for a part of a prompt its middle. `label`: "" for a ladder of
-    depths whose memory is filled, "walk" where every token was computed, "few" for the first and the last depth.
+    The cell's fields, block and machine; `phase`, "prefill" or "decode"; `depth`; `value`, seconds per token (median
+    over repetitions); `at`: the depth a law is fitted at, for a part of a prompt its middle. `label`: "" for a ladder
+    of depths whose memory is filled, "walk" where every token was computed, "few" for the first and the last depth.
     """
     found, entries = usable(rows), []
     for row in found[(found["workload"] == "depth") & (found["text"] == "")].itertuples():
-        fields = {name: getattr(row, name) for name in OF_CELL}
+        cell = {name: getattr(row, name) for name in OF_CELL}
         for phase, depth, at, seconds in _by_depth(row):
-            entries.append(fields | {"phase": phase, "depth": depth, "at": at, "value": seconds})
+            entries.append(cell | {"phase": phase, "depth": depth, "at": at, "value": seconds})
     return pd.DataFrame(entries, columns=SAMPLE)
 
 
@@ -68,9 +69,9 @@ def curves(rows: pd.DataFrame, phase: str, label: str = LADDER, index: str = "de
 
 
 def part(rows: pd.DataFrame) -> int:
-    """Tokens of the parts of a prompt that the ladders time."""
+    """Tokens of the parts of a prompt that the ladders time; 0 where there are none."""
     found = rows[(rows["workload"] == "depth") & (rows["label"] == LADDER) & (rows["text"] == "")]
-    return int(found["n_ubatch"].iloc[0])
+    return int(found["n_ubatch"].iloc[0]) if len(found) else 0
 
 
 def knots(models: dict[str, dict[str, Any]]) -> Knots:
@@ -86,7 +87,7 @@ def laws(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
             if len(curve) >= LEAST_DEPTHS:
                 law = growth.growth(curve, bends.get(model, 0.0))
                 entries.append({"model": model, "phase": phase, "fits": abs(law.worst) <= FITS} | vars(law))
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["model", "phase", "fits", *(each.name for each in fields(growth.Growth))])
 
 
 def takeover(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
@@ -106,7 +107,7 @@ def takeover(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
             deepest = min(curve.index[-1], writing[model].index[-1] - n_out)
             entry = {"model": model, "n_out": n_out, "tokens": tokens}
             entries.append(entry | {"extrapolated": not tokens.value <= deepest})
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["model", "n_out", "tokens", "extrapolated"])
 
 
 def _written(write: growth.Function, after: np.ndarray, n_out: int) -> np.ndarray:

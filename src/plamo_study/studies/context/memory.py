@@ -1,4 +1,4 @@
-"""Study 05's other half: what kinds of attention and cache take and change, and how long a loop without one should take.
+"""Study 05's other half: what kinds of attention and cache take and change, and how long a loop without one takes.
 
 Memory from the frame of 05-memory, predictions from 05-drift, the loop from 05-naive.
 """

@@ -15,6 +15,7 @@ from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.roofline import Ceilings, Model, miss
 from plamo_study.studies.context import analysis
 
+PREDICTED = ["model", "phase", "depth", "flops", "bytes", "bound", "low", "high"]
 DEPTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 
 
@@ -27,7 +28,7 @@ def prediction(rows: pd.DataFrame, models: dict[str, Model], depths: tuple[int, 
             for depth in depths or curve.index:
                 entry = {"model": name, "phase": phase, "depth": int(depth)}
                 entries.append(entry | band(models[name], phase, depth, limit, analysis.part(rows)))
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=PREDICTED)
 
 
 def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataF
         seconds = known[entry["phase"]][entry["model"]].loc[entry["depth"]].dropna()
         measured = stats.median(seconds.tolist())
         entries.append(entry | {"measured": measured, "miss": miss(measured.value, entry["low"], entry["high"])})
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=[*PREDICTED, "measured", "miss"])
 
 
 def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
@@ -82,7 +83,7 @@ def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
             kept = float(cells_kept(model, depth))
             sizes = {"kv": per_token * kept, "kv_whole": per_token * (full + sliding) * depth}
             entries.append({"model": name, "depth": depth, "state": roofline.state_bytes(model)} | sizes)
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["model", "depth", "state", "kv", "kv_whole"])
 
 
 @once_a_frame
@@ -104,7 +105,8 @@ def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame
             for name, difference in more.items():
                 entry |= {f"{name}_first": difference(1.0) > 0, name: growth.turns(difference, 1.0)}
             entries.append(entry)
-    return pd.DataFrame(entries)
+    names = [name for what in ("keys", "sliding", "whole") for name in (f"{what}_first", what)]
+    return pd.DataFrame(entries, columns=["hybrid", "other", "phase", *names])
 
 
 def _more_keys(model: Model, than: Model, depth: float) -> float:
@@ -152,7 +154,7 @@ def paged(models: dict[str, Model], names: list[str], memory: float, n_ctx: int,
         sizes = {"reserved": reserved, "used": used, "paged": with_blocks, "gain": reserved / with_blocks}
         fits = {"fit": int(room // reserved), "fit_paged": int(room // with_blocks)}
         entries.append({"model": name, "n_ctx": n_ctx} | sizes | fits)
-    return pd.DataFrame(entries)
+    return pd.DataFrame(entries, columns=["model", "n_ctx", "reserved", "used", "paged", "gain", "fit", "fit_paged"])
 
 
 def cells_kept(model: Model, tokens: Any) -> Any:
