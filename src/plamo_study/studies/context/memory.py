@@ -10,13 +10,15 @@ import pandas as pd
 
 from plamo_study.analysis import clustered, growth, stats
 from plamo_study.analysis.memo import once_a_frame
+from plamo_study.analysis.timing import paired_ratio
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.context import analysis
 from plamo_study.studies.context.ways import WHOLE_WINDOW
 
 PLAIN = "off/f16/f16"
 DRIFT = ["model", "kind", "kld", "same_top", "ppl_ratio", "p", "detectable", "chunks", "n_prompt"]
-SIZES = ("kv", "state", "compute", "rss")
+KINDS = ["model", "whole", "kind", "depth", "prefill_gain", "decode_gain", "kv", "state", "compute", "rss", "room",
+         "n_ubatch", "n"]  # fmt: skip
 
 
 def kind_of(rows: pd.DataFrame) -> pd.Series:
@@ -26,25 +28,38 @@ def kind_of(rows: pd.DataFrame) -> pd.Series:
 
 @once_a_frame
 def kinds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model and kind "flash/K/V": the bytes that it takes.
+    """Per model and kind "flash/K/V": the bytes that it takes, and what it does to speed at the deepest.
 
-    `whole`: sliding layers keep everything. `kv`, `state`, `compute`: reserved, by the engine's log; `rss`: largest
-    resident size before any memory was filled; `room`: tokens the context has room for, `n_ubatch`.
+    `prefill_gain`, `decode_gain`: times as fast as the plain kind with as much of the window kept; `whole`: sliding
+    layers keep everything. `kv`, `state`, `compute`: bytes reserved, by the engine's log; `rss`: largest resident size
+    before any memory was filled; `room`: tokens the context has room for, `n_ubatch`.
     """
     found = usable(rows)
     found = found[(found["workload"] == "depth") & (found["text"] == "")]
-    found = found.assign(kind=kind_of(found))
-    entries = []
-    for (model, label, kind), cells in found.groupby(["model", "label", "kind"]):
-        entries.append({"model": model, "whole": label == WHOLE_WINDOW, "kind": kind} | _sizes(cells))
-    table = pd.DataFrame(entries, columns=["model", "whole", "kind", *SIZES, "room", "n_ubatch", "n"])
+    found, entries = found.assign(kind=kind_of(found)), []
+    for (model, label), group in found.groupby(["model", "label"]):
+        timed = analysis.samples(group)
+        timed = timed[timed["depth"] == timed["depth"].max()]
+        for kind, cells in group.groupby("kind"):
+            entry = {"model": model, "whole": label == WHOLE_WINDOW, "kind": kind, "depth": int(timed["depth"].max())}
+            entries.append(entry | _gains(timed, str(kind)) | _sizes(cells))
+    table = pd.DataFrame(entries, columns=KINDS)
     bits = table["kind"].map(lambda kind: (kind.startswith("on"), -kind.count("f16"), -kind.count("q8_0")))
     return table.assign(bits=bits).sort_values(["model", "whole", "bits"], ignore_index=True).drop(columns="bits")
 
 
+def _gains(timed: pd.DataFrame, kind: str) -> dict[str, stats.Estimate]:
+    gains, names = {}, kind_of(timed)
+    for phase in analysis.PHASES:
+        of_phase = timed["phase"] == phase
+        own, plain = (timed[of_phase & (names == k)].set_index("block")["value"] for k in (kind, PLAIN))
+        gains[f"{phase}_gain"] = paired_ratio(plain, own)
+    return gains
+
+
 def _sizes(cells: pd.DataFrame) -> dict[str, float]:
     checks = cells["checks"].iloc[0]
-    sizes = {name: float(checks[f"{name}_bytes"]) for name in SIZES[:-1]}
+    sizes = {name: float(checks[f"{name}_bytes"]) for name in ("kv", "state", "compute")}
     asked = cells.iloc[0]
     room = asked["n_prompt"] + asked["n_ubatch"] + asked["n_gen"] + 1  # one decode step warms up
     counts = {"room": int(room), "n_ubatch": int(asked["n_ubatch"]), "n": len(cells)}
