@@ -216,6 +216,7 @@ def test_what_crashed_keeps_a_line_and_has_no_number():
 OPENED = (
     "00-start-here",
     "01-phase-asymmetry",
+    "02-roofline",
     "03-batch-scaling",
     "04-quantization",
     "05-context-length",

@@ -37,7 +37,6 @@ from plamo_study.studies.timeline import (
     operators,
     plan as plan_trace,
     request as tracing,
-    show as shown,
 )
 from plamo_study.studies.timeline.workload import timeline_of
 
@@ -361,16 +360,22 @@ def test_rates_are_bytes_and_flops_over_time_and_name_the_nearer_ceiling(recordi
             assert row["bound"] == nearer, (phase, name)
 
 
-def test_figure_tables_and_sentences_come_from_the_rows(recording):
-    chart = shown.shares(recording, "Where the time goes")
-    assert "FFN products" in chart.to_dict()["description"]
-    n = len(study.shares(recording.rows))
-    assert shown.rates(recording).data.count("<tr") == n + 1, "a line a class, folded, and the heading"
-    assert len(shown.cost(recording).frame) == len(MODELS) * 2
-    assert "node by node" in shown.finding(recording).data
-    verdicts = shown.claims(recording).frame
-    assert len(verdicts) == len(MODELS) * 2
-    assert "at most 0.0% of it" in shown.finding(recording).data
+def test_ffn_products_are_held_against_the_ceiling_of_their_phase(recording):
+    table = study.against_ceilings(recording.rows, recording.facts)
+    assert len(table) == len(MODELS) * 2
+    assert set(table[["phase", "against"]].itertuples(index=False, name=None)) == {
+        ("prefill", "the same kernel alone"),
+        ("decode", "the read ceiling"),
+    }
+    assert study.unrecognised(recording.rows) == 0
+
+
+def test_without_a_request_every_table_is_empty(recording):
+    rows = recording.rows[recording.rows["workload"] != "trace"]
+    tables = [study.shares(rows, operators.GROUPS), study.overhead(rows)]
+    tables += [make(rows, recording.facts) for make in (study.rates, study.against_ceilings)]
+    assert all(table.empty for table in tables)
+    assert study.unrecognised(rows) == 0
 
 
 def test_the_plan_asks_for_one_request_of_each_model_and_both_ceilings():

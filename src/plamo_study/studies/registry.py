@@ -99,6 +99,7 @@ OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the 
 RANDOM_WEIGHTS = "shape"
 OF_FULL_SIZE = (  # as their titles say
     "01-phase-asymmetry",
+    "02-roofline",
     "03-batch-scaling",
     "04-quantization",
     "05-context-length",

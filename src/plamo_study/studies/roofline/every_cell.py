@@ -3,8 +3,7 @@
 Only usable rows: computed right, in undisturbed blocks; what is left out is counted. The band is given four times, each
 refinement on top of the one before: with each ceiling's best sample; with what the ceilings usually are; with what the
 engine is known to read more than once; with the matrix kernels' own times at a pass's number of columns, where they
-were measured. A refinement may make the miss worse, and `steps` says so. Nothing here knows caches: small models lie
-above their roof.
+were measured. A refinement may make the miss worse. Nothing here knows caches: small models lie above their roof.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ TIMED = ("prefill", "decode", "depth", "naive")
 KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads",
        "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "label"]  # fmt: skip
 NS = 1e9
-NEAR = 1.5  # times the band's edge within which a time counts as nearly predicted
 STEPS = {
     "miss": "the best sample of each ceiling",
     "miss_usual": "the median of each ceiling",
@@ -121,70 +119,6 @@ def left_out(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> dict[str, in
         counted["wrong"] += int(wrong.sum())
         counted["other"] += int((~crashed & ~wrong & ~used).sum())
     return counted
-
-
-def steps(table: pd.DataFrame) -> pd.DataFrame:
-    """Per refinement of STEPS, over the same cells: how many lie `inside`, `near` (within NEAR), `above`, `below`.
-
-    Also `cells`, `touched` (how many it says anything about), `median` and `worst` miss (times the band's nearer edge,
-    above 1 either way), `nearer` and `further` (cells it brings nearer to the band or moves away from it), and
-    `effect`: "better" or "worse" by the median miss against the step before, or "same"; "" for the first.
-    """
-    entries, before = [], None
-    for name, what in STEPS.items():
-        own = off(table, name)
-        entry: dict[str, Any] = {"step": name, "what": what, "cells": len(table)} | counts(table, name)
-        entry |= {"median": float(own.median()), "worst": float(own.max()), "effect": ""}
-        entry |= {"touched": len(table), "nearer": 0, "further": 0}
-        if before is not None:
-            changed = (own / before).round(9)
-            entry |= {"nearer": int((changed < 1).sum()), "further": int((changed > 1).sum())}
-            entry["touched"] = int(table["by_kernel"].sum()) if name == "miss_kernel" else len(table)
-            entry["effect"] = _effect(own, before)
-        entries.append(entry)
-        before = own
-    return pd.DataFrame(entries)
-
-
-def counts(table: pd.DataFrame, step: str = "miss") -> dict[str, int]:
-    """How many cells lie `inside` the band, `near` it (within NEAR of its edge, the inside ones too), above, below."""
-    own, value = off(table, step), table[step]
-    return {
-        "inside": int((own == 1).sum()),
-        "near": int((own <= NEAR).sum()),
-        "above": int((value > 1).sum()),
-        "below": int((value < 1).sum()),
-    }
-
-
-def summary(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Per group: `cells`, `counts`, `median` and `worst` miss, the median after the last step, and median shares."""
-    entries = []
-    for key, group in table.groupby(by, sort=False):
-        own = off(group)
-        entry: dict[str, Any] = dict(zip(by, key, strict=True)) | {"cells": len(group)} | counts(group)
-        entry |= {"median": float(own.median()), "worst": float(own.max())}
-        entry |= {"last": float(off(group, "miss_kernel").median())}
-        shares = {name: float(group[name].median()) for name in ("share", "share_fastest")}
-        entries.append(entry | shares)
-    return pd.DataFrame(entries)
-
-
-def off(table: pd.DataFrame, step: str = "miss") -> pd.Series:
-    """How far each time lies from its band after a step, above 1 either way."""
-    return table[step].map(lambda value: max(value, 1 / value))
-
-
-def kind(row: Mapping[str, Any]) -> str:
-    """What a pass is, for a reader: several sequences are another matter than one, and packed ones another again."""
-    if row["phase"] != "decode":
-        return "prefill, many prompts" if row["n_seq"] > 1 else "prefill, one prompt"
-    return "decode, many sequences" if row["n_seq"] > 1 else "decode, one sequence"
-
-
-def _effect(after: pd.Series, before: pd.Series) -> str:
-    change = after.median() / before.median()
-    return "better" if change < 1 else "worse" if change > 1 else "same"
 
 
 def _files(facts: Facts) -> dict[tuple[str, str], Model]:

@@ -6,6 +6,7 @@ It only moves the machine's two ceilings or the model's bytes in the roofline: a
 import math
 from collections.abc import Mapping
 
+import altair as alt
 import pandas as pd
 
 from plamo_study.analysis import roofline
@@ -52,3 +53,17 @@ def gains(models: Mapping[str, Model], limit: Ceilings, factor: float = 2.0) -> 
             gain = {"overlap": max(before) / max(compute, memory), "sum": sum(before) / (compute + memory)}
             entries.append({"model": row["model"], "pass": row["pass"], "change": change, **gain})
     return pd.DataFrame(entries)
+
+
+def in_chart(chart: alt.Chart) -> alt.Chart:
+    """The gains computed in a chart of `passes` and their `change`, so that a slider named `factor` can move them."""
+    compute, bandwidth, _ = (f"datum.change == '{change}'" for change in CHANGES)
+    return chart.transform_calculate(
+        before="datum.weights + datum.rest",
+        compute_after=f"{compute} ? datum.compute / factor : datum.compute",
+        memory_after=f"{compute} ? datum.weights + datum.rest : {bandwidth} ? (datum.weights + datum.rest) / factor"
+        " : datum.weights / factor + datum.rest",
+    ).transform_calculate(
+        overlap="max(datum.compute, datum.before) / max(datum.compute_after, datum.memory_after)",
+        sum="(datum.compute + datum.before) / (datum.compute_after + datum.memory_after)",
+    )

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import claims, own_ceilings, stats
+from plamo_study.analysis import own_ceilings, stats
 from plamo_study.analysis.ceilings import by_block, main_place, measured
+from plamo_study.analysis.estimates import NUMBERS, as_columns
 from plamo_study.analysis.roofline import Ceilings, Model, band
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import paired_ratio
@@ -20,7 +21,6 @@ from plamo_study.studies.timeline.operators import CLASSES, GROUPS
 
 PHASES = ("prefill", "decode")
 QUANTITIES = ("ns", "bytes", "flops", "nodes")
-NEAR = 0.8  # share of a ceiling from which a product is called near it
 NO_RATES: dict[str, Any] = dict.fromkeys(("read", "compute", "bound", "of_ceiling"))  # of a class without nodes
 
 
@@ -79,7 +79,8 @@ def rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     for entry in shares(rows).to_dict("records"):
         same = (found["model"] == entry["model"]) & (found["phase"] == entry["phase"])
         entries.append(entry | _achieved(found[same & (found["class"] == entry["class"])], limits[entry["model"]]))
-    return pd.DataFrame(entries)
+    counted = ["n_bytes", "n_flops", "nodes"]
+    return pd.DataFrame(entries, columns=["model", "phase", "class", "share", "us", *counted, *NO_RATES])
 
 
 def _achieved(part: pd.DataFrame, limits: Ceilings) -> dict[str, Any]:
@@ -144,11 +145,12 @@ def cost(series: dict[str, list[float]], checks: dict[str, Any], phase: str) -> 
     }
 
 
-def checked_claims(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """Whether the FFN products, most of the time of both phases, run at the ceiling that arithmetic names for them.
+def against_ceilings(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+    """How near the FFN products, most of the time of both phases, come to the ceiling that arithmetic names for them.
 
-    Decode: bytes per second over the read ceiling of the same block. Prefill: FLOPs per second over the same kernel's
-    own rate there, so a share near 1 says that nothing else is in the way, and nothing about better kernels.
+    Columns model, phase, `against` (which ceiling), and the ratio as `value`, `low`, `high`, `n` and `estimate`, paired
+    by block. Decode: bytes per second over the read ceiling of the same block. Prefill: FLOPs per second over the same
+    kernel's own rate there, so a share near 1 says that nothing else is in the way, and nothing about better kernels.
     """
     table, found, entries = measured([rows]), works(rows), []
     for (model, phase), group in found.groupby(["model", "phase"]):
@@ -157,14 +159,16 @@ def checked_claims(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame
         usual = by_block(table, main_place(rows), models[str(model)])[ceiling]
         share = paired_ratio(ffn[quantity] / ffn["ns"] * 1e9, usual)
         name = "the read ceiling" if phase == "decode" else "the same kernel alone"
-        entries.append(claims.above(f"{phase}: FFN products against {name}, same blocks", str(model), share, NEAR))
-    return pd.DataFrame(entries)
+        entries.append({"model": model, "phase": phase, "against": name} | as_columns(share))
+    return pd.DataFrame(entries, columns=["model", "phase", "against", *NUMBERS, "estimate"])
 
 
 def unrecognised(rows: pd.DataFrame) -> float:
     """The largest share of operator time, over phases and processes, in nodes that no class recognises."""
     found = works(rows)
     found = found[found["class"].isin(CLASSES)]
+    if found.empty:
+        return 0.0
     by = [found[name] for name in ("model", "block", "phase")]
     return float(
         (found["ns"].where(found["class"] == "other", 0.0).groupby(by).sum() / found["ns"].groupby(by).sum()).max()
