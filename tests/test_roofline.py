@@ -501,12 +501,12 @@ def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, small
     assert "kernels" in found.tools["NumPy"]
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     crosscheck_ceilings.write(found, "local")
-    assert crosscheck_ceilings.load("local") == found
-    assert crosscheck_ceilings.load("reference") is None
-    assert set(crosscheck_ceilings.frame(found)["what"]) == {run.what for run in found.runs}
-    (tmp_path / "local" / crosscheck_ceilings.NAME).write_text("{")
+    assert ceilings_check.load("local") == found
+    assert ceilings_check.load("reference") is None
+    assert set(ceilings_check.frame(found)["what"]) == {run.what for run in found.runs}
+    (tmp_path / "local" / ceilings_check.NAME).write_text("{")
     with pytest.raises(StudyError, match="damaged"):
-        crosscheck_ceilings.load("local")
+        ceilings_check.load("local")
 
 
 @pytest.mark.parametrize(

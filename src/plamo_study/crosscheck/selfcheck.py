@@ -98,7 +98,7 @@ def ceilings(scale: str, likwid: Path, rounds: int, place: str) -> list[Check]:
     """Our ceilings beside likwid-bench's and NumPy's, kept in data/measured/<place>; only like with like is judged."""
     found = crosscheck_ceilings.side_by_side(scale, likwid, rounds)
     crosscheck_ceilings.write(found, place)
-    return [_beside(entry) for entry in ceilings_check.ratios(crosscheck_ceilings.frame(found)).to_dict("records")]
+    return [_beside(entry) for entry in ceilings_check.ratios(ceilings_check.frame(found)).to_dict("records")]
 
 
 def _beside(entry: dict[str, Any]) -> Check:

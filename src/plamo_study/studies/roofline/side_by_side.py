@@ -15,16 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import pandas as pd
-
 from plamo_study import children, progress
 from plamo_study.errors import StudyError
 from plamo_study.measure import kept, machine, once, plan
 from plamo_study.measure.cells import MatMul, Read
 from plamo_study.measure.workloads import MATMUL_COLUMNS
+from plamo_study.studies.roofline.side_by_side_ratios import INSTALL, NAME, Run, SideBySide
 
-NAME = "02-ceilings.json"
 READS = 40  # passes over the array in one run: a fifth of a second
 PRODUCTS = 6  # matrix products in one run, after one that warms up
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # malloc asks for them with madvise, as NumPy does
@@ -38,27 +35,6 @@ WIDEST = ("_avx512", "_avx", "_sse", "")  # likwid-bench's variants, best first
 WIDER = "SKYLAKEX"  # OpenBLAS's name for its AVX-512 kernels, which it does not choose on a CPU it does not know
 LIMIT_S = 120.0
 Program = Callable[[], list[float]]
-INSTALL = "apt-get install likwid, then plamo-study selfcheck --likwid-bench /usr/bin/likwid-bench"
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one program: `rates` in B/s or FLOP/s, one per pass, or the mean where the program tells no more."""
-
-    what: str
-    round: int
-    rates: list[float]
-
-
-class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run beside what, on which machine, and every rate."""
-
-    machine: dict[str, Any]
-    scale: str
-    n_bytes: int
-    n_flops: int
-    n_threads: int
-    tools: dict[str, str]
-    runs: list[Run]
 
 
 def side_by_side(scale: str, likwid: Path | None, rounds: int) -> SideBySide:
@@ -87,16 +63,6 @@ def side_by_side(scale: str, likwid: Path | None, rounds: int) -> SideBySide:
 def write(found: SideBySide, place: str) -> Path:
     """Keep the runs; a new comparison replaces the one before it."""
     return kept.keep(found, place, NAME)
-
-
-def load(place: str) -> SideBySide | None:
-    """The runs of a place; None where nothing was compared there. StudyError for a damaged file."""
-    return kept.load(place, NAME, SideBySide, INSTALL)
-
-
-def frame(found: SideBySide) -> pd.DataFrame:
-    """The runs as `analysis.ceilings_check` takes them: columns what, round and rates."""
-    return pd.DataFrame([{"what": run.what, "round": run.round, "rates": run.rates} for run in found.runs])
 
 
 def _programs(read: Read, matmul: MatMul, likwid: Path | None) -> tuple[dict[str, Program], dict[str, str]]:

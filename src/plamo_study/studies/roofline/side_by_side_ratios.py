@@ -1,13 +1,17 @@
-"""Our two ceilings against other programs' run beside them: rates with their spread, and ratios paired by round."""
+"""Our two ceilings beside other programs: recorded runs, rates with their spread, and ratios paired by round."""
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
+from plamo_study.measure import kept
 
+NAME = "02-ceilings.json"
+INSTALL = "apt-get install likwid, then plamo-study selfcheck --likwid-bench /usr/bin/likwid-bench"
 MARGIN = 0.10  # the read ceiling agrees with a STREAM-class tool's within this
 READ, MATMUL = "our read kernel", "our matrix product"
 AGAINST = {
@@ -19,6 +23,36 @@ AGAINST = {
     "NumPy, told of AVX-512": MATMUL,
 }
 LIKE_WITH_LIKE = "likwid-bench, read only"
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of one program: `rates` in B/s or FLOP/s, one per pass, or the mean where the program tells no more."""
+
+    what: str
+    round: int
+    rates: list[float]
+
+
+class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run beside what, on which machine, and every rate."""
+
+    machine: dict[str, Any]
+    scale: str
+    n_bytes: int
+    n_flops: int
+    n_threads: int
+    tools: dict[str, str]
+    runs: list[Run]
+
+
+def load(place: str) -> SideBySide | None:
+    """The runs of a place; None where nothing was compared there. StudyError for a damaged file."""
+    return kept.load(place, NAME, SideBySide, INSTALL)
+
+
+def frame(found: SideBySide) -> pd.DataFrame:
+    """The runs as `rates` and `ratios` take them: columns what, round and rates."""
+    return pd.DataFrame([{"what": run.what, "round": run.round, "rates": run.rates} for run in found.runs])
 
 
 def rates(runs: pd.DataFrame) -> pd.DataFrame:
