@@ -118,11 +118,11 @@ def drafts(
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
     """Let llama-server and our loop speculate with the same drafts in turn: what is accepted, and how fast?"""
-    from plamo_study.studies.speculative import served
+    from plamo_study.studies.speculative import beside, served
 
     _quiet()
     found = served.compare(rounds)
-    report.console.print(f"kept: {report.short(served.write(found, report.place(reference)))}")
+    report.console.print(f"kept: {report.short(beside.write(found, report.place(reference)))}")
 
 
 @app.command()

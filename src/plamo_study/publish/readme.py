@@ -18,7 +18,7 @@ from plamo_study.publish.headlines import recorded
 from plamo_study.studies import registry
 from plamo_study.studies.chunked import show as chunked
 from plamo_study.studies.serving import endurance
-from plamo_study.studies.speculative import plan as speculation, show as speculative
+from plamo_study.studies.speculative import plan as speculation
 
 CLAIMS = 3  # of each notebook that FINDINGS repeats
 README, USING, FINDINGS, ROWS = "README.md", "USING.md", "FINDINGS.md", "data/ROWS.md"
@@ -103,7 +103,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     ROLLBACK: {
         "exact": lambda: upstream.rolled_back(recorded("08-speculative", "mini")),
-        "speed": _shown(speculative.beside, lambda: recorded("08-speculative")),
+        "speed": _shown(upstream.kept_rates, lambda: recorded("08-speculative")),
         "memory": lambda: upstream.kept_states(speculation.HYBRID, (4, 8)),
     },
     HALVES: {"speed": lambda: upstream.scales()._repr_markdown_()},

@@ -11,8 +11,8 @@ from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
 from plamo_study.measurements import measurements
-from plamo_study.present.evidence import chip
-from plamo_study.present.tables import Columns, Table, scaled, table
+from plamo_study.present.evidence import chip, chips
+from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, builds
 from plamo_study.studies.batching_law import analysis as law_check
 from plamo_study.studies.batching_law.grid import TESTS
@@ -166,6 +166,25 @@ def rolled_back(recording: Recording) -> str:
         f"After each the logits were held against the same tokens decoded one by one: the largest relative error is "
         f"{error:.1e}, which is rounding."
     )
+
+
+def kept_rates(recording: Recording) -> Table:
+    """Tokens per second of the released engine and of the build that keeps states, at the same forced acceptances."""
+    found = speculation.measures(recording.rows).query("usable and metric == 'rate' and label == ''")
+    found = found[found["how"].isin((speculation.NATIVE, speculation.PART))]
+    names = ["model", "n_prompt", "n_seq", "n_draft", "accepts"]
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_prompt": ("depth", ""),
+        "n_draft": ("drafted", ""),
+        "accepts": ("acceptance", ""),
+        "second": ("as released (tokens/s)", significant(3)),
+        "first": ("keeping states (tokens/s)", significant(3)),
+        "estimate": ("times as many", ".2f"),
+    }
+    both = compare(found, of="build == 'rollback'", to="build == 'stock'", by=names)
+    note = f"Measured on {chips(recording)}."
+    return table(both.sort_values(list(columns)[:4]), columns, note, {"estimate": ("first", "second")})
 
 
 def kept_states(model: str, drafts: tuple[int, ...]) -> str:

@@ -6,12 +6,11 @@ before it are, n are accepted with probability a^n (1 - a), all k with a^k; so a
 n gives the speed at any a.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 from scipy import optimize
@@ -19,12 +18,12 @@ from scipy import optimize
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import of_cell, usable, verdict_of
+from plamo_study.analysis.usable import usable
 from plamo_study.studies.speculative.plan import TERMS
-from plamo_study.studies.speculative.served import OURS, PLAIN, SERVER, Beside
 
 CELL = ["model", "dtype", "n_prompt", "n_seq", "n_draft", "how", "label", "accepts", "text", "draft", "draft_dtype"]
 CELL += ["temperature"]
+PROCESS = ["build", "block", "machine", "verdict", "key"]
 OF_LENGTHS = ["build", "model", "n_prompt", "n_seq", "how"]
 SPEED = ["build", "model", "n_prompt", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
@@ -35,23 +34,56 @@ WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay 
 
 @once_a_frame
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process, in seconds: CELL, `build`, `block`, `verdict`; `tokens` given out in `seconds`; `rate`, tokens
-    per second of all sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as
-    recorded. `how`: the way back that the engine really took. `plain`: seconds of a step of plain decode of all
-    sequences, on the same loaded weights."""
+    """A line a process, in seconds: CELL, PROCESS; `tokens` given out in `seconds`; `rate`, tokens per second of all
+    sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as recorded. `how`: the way
+    back that the engine really took. `plain`: seconds of a step of plain decode of all sequences, on the same loaded
+    weights."""
     found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
     found = found[found["n_draft"] > 0]
     entries = []
     for row in found.itertuples():
         rounds = [ns / NS for prompt in row.samples_ns for ns in prompt]
         tokens, drafted, plain = float(row.checks["tokens"]), sum(row.series["drafted"]), row.series["plain ns"]
-        entry = {name: getattr(row, name) for name in (*CELL, "build", "block", "verdict") if name != "how"}
+        entry = {name: getattr(row, name) for name in (*CELL, *PROCESS) if name != "how"}
         entry |= {"how": _how(row), "tokens": tokens, "seconds": sum(rounds), "rate": tokens / sum(rounds)}
         entry |= {"taken": sum(row.series["accepted"]) / drafted if drafted else np.nan, "rounds": rounds}
         entry |= {"plain": median(plain) / NS, "plain_rate": row.n_seq * len(plain) * NS / sum(plain)}
         entries.append(entry | {"series": row.series, "checks": row.checks})
-    columns = [*CELL, "build", "block", "verdict", "tokens", "seconds", "rate", "taken", "plain", "plain_rate"]
+    columns = [*CELL, *PROCESS, "tokens", "seconds", "rate", "taken", "plain", "plain_rate"]
     return pd.DataFrame(entries, columns=[*columns, "rounds", "series", "checks"])
+
+
+def measures(rows: pd.DataFrame) -> pd.DataFrame:
+    """Processes as `estimate` and `compare` take them, one line each and metric: CELL, PROCESS, `usable`, `metric` and
+    `value`.
+
+    Metrics: "rate" and "plain", tokens per second of all sequences with drafts and without, in the same process;
+    "accepted", of the drafted tokens; "right", of those behind right ones only, which the curves call acceptance;
+    "given", tokens a round; "drafts", the share of rounds that drafted something. Shares that nothing drafted has are
+    missing.
+    """
+    found = processes(rows)
+    if found.empty:
+        return pd.DataFrame(columns=[*CELL, *PROCESS, "usable", "metric", "value"])
+    counted, known = found["series"], set(usable(rows)["key"])
+    found = found[[*CELL, *PROCESS]].assign(
+        usable=found["key"].isin(known),
+        rate=found["rate"],
+        plain=found["plain_rate"],
+        accepted=found["taken"],
+        right=counted.map(_right),
+        given=found["tokens"] / found["rounds"].map(len),
+        drafts=counted.map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))),
+    )
+    metrics = ["rate", "plain", "accepted", "right", "given", "drafts"]
+    return found.melt([*CELL, *PROCESS, "usable"], metrics, var_name="metric")
+
+
+def _right(series: dict[str, list[float]]) -> float:
+    """Share of drafted tokens that were right, of those that stood behind right ones only."""
+    accepted, drafted = np.array(series["accepted"]), np.array(series["drafted"])
+    reached = accepted.sum() + (accepted < drafted).sum()
+    return float(accepted.sum() / reached) if reached else np.nan
 
 
 def _how(row: Any) -> str:
@@ -107,8 +139,9 @@ def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
         given = tokens(RATES, entry["n_draft"])
         columns = [given * process.plain / round_seconds(process, RATES) for process in last.itertuples()]
         if len(columns) > 1:
-            entries.append(entry | {"blocks": last["block"].tolist(), "ratios": np.array(columns).T})
-    return pd.DataFrame(entries, columns=[*SPEED, "blocks", "ratios"])
+            entry |= {"machine": last["machine"].iloc[0], "blocks": last["block"].tolist()}
+            entries.append(entry | {"ratios": np.array(columns).T})
+    return pd.DataFrame(entries, columns=[*SPEED, "machine", "blocks", "ratios"])
 
 
 def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
@@ -119,6 +152,17 @@ def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
             column = row["ratios"][_at(rate)]
             entries.append({name: row[name] for name in SPEED} | {"accepts": rate, "speed": _of_blocks(column)})
     return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
+
+
+def by_block(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
+    """The same by block, for pairs: SPEED, `accepts`, `block`, `machine` and `value`, times plain decode."""
+    entries = []
+    for row in speed_ups(rows).to_dict("records"):
+        for rate in rates:
+            cell = {name: row[name] for name in SPEED} | {"accepts": rate, "machine": row["machine"]}
+            speeds = zip(row["blocks"], row["ratios"][_at(rate)], strict=True)
+            entries += [cell | {"block": block, "value": float(value)} for block, value in speeds]
+    return pd.DataFrame(entries, columns=[*SPEED, "accepts", "machine", "block", "value"])
 
 
 def _at(accepts: float) -> int:
@@ -181,80 +225,10 @@ def soonest(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])
 
 
-def best(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
-    """The fastest draft at each acceptance: SPEED, `accepts`, `speed`, selected among all lengths; of 0 tokens where
-    even that one is shown to be slower than none."""
-    found = curves(rows, rates)
-    entries = []
-    for _, group in found.groupby([*OF_LENGTHS, "accepts"], sort=False):
-        first = max(group.to_dict("records"), key=lambda row: float(row["speed"].value))
-        first |= {"speed": stats.selected(first["speed"], len(group))}
-        entries.append(first | ({"n_draft": 0} if first["speed"].below(1.0) == "holds" else {}))
-    return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
-
-
-def forced(rows: pd.DataFrame) -> pd.DataFrame:
-    """Cells of one acceptance: CELL, `build`, `verdict`, `taken`, `rate`, `plain` and `speed`, paired by block.
-
-    `computed`: what rounds with every number of accepted tokens gave for it, and `ratio`, measured over that, paired.
-    """
-    every, right = processes(rows), processes(usable(rows))
-    known = {tuple(row[name] for name in SPEED): row for row in speed_ups(rows).to_dict("records")}
-    entries = []
-    for key, group in right[right["label"] == ""].groupby(["build", *CELL], sort=False):
-        entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
-        rate, steps = (group.groupby("block")[name].median() for name in ("rate", "plain_rate"))
-        entry |= {"taken": stats.median(group["taken"].tolist()), "rate": stats.median(rate.tolist())}
-        entry |= {"plain": stats.median(steps.tolist()), "speed": timing.paired_ratio(rate, steps)}
-        entry["verdict"] = verdict_of(of_cell(every, entry, ["build", *CELL])["verdict"])
-        if (of_rounds := known.get(tuple(entry[name] for name in SPEED))) is not None:
-            speeds = pd.Series(of_rounds["ratios"][_at(entry["accepts"])], of_rounds["blocks"])
-            entry |= {"computed": _of_blocks(speeds.to_numpy()), "ratio": timing.paired_ratio(rate / steps, speeds)}
-        entries.append(entry)
-    columns = ["build", *CELL, "taken", "rate", "plain", "speed", "verdict", "computed", "ratio"]
-    return pd.DataFrame(entries, columns=columns)
-
-
-def beside(rows: pd.DataFrame) -> pd.DataFrame:
-    """Forced acceptances on two builds: `model`, `n_prompt`, `n_seq`, `n_draft`, `accepts`, `rate` and `stock` (tokens
-    per second), `ratio`, paired by block."""
-    right = processes(usable(rows))
-    right = right[(right["label"] == "") & right["how"].isin((NATIVE, PART))]
-    entries = []
-    names = ["model", "n_prompt", "n_seq", "n_draft", "accepts"]
-    for key, group in right.groupby(names, sort=False):
-        rates = {build: of.groupby("block")["rate"].median() for build, of in group.groupby("build")}
-        stock = rates.pop("stock", None)
-        for build, rate in rates.items() if stock is not None else ():
-            entry: dict[str, Any] = {"build": build} | dict(zip(names, key, strict=True))
-            entry |= {"rate": stats.median(rate.tolist()), "stock": stats.median(stock.tolist())}
-            entries.append(entry | {"ratio": timing.paired_ratio(rate, stock)})
-    return pd.DataFrame(entries, columns=["build", *names, "rate", "stock", "ratio"])
-
-
-def gained(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
-    """Speeds over plain decode at an acceptance on two builds: `build`, `model`, `n_prompt`, `n_seq`, `n_draft`,
-    `stock` and `speed`, and `ratio`, paired by block; computed from rounds, with the cheapest way back of
-    each build."""
-    names = ["model", "n_prompt", "n_seq", "n_draft"]
-    speeds: dict[tuple[Any, ...], dict[str, pd.Series]] = {}
-    for row in speed_ups(rows).to_dict("records"):
-        if row["how"] in (NATIVE, PART):
-            own = pd.Series(row["ratios"][_at(accepts)], row["blocks"])
-            speeds.setdefault(tuple(row[name] for name in names), {})[row["build"]] = own
-    entries = []
-    for key, builds in speeds.items():
-        stock = builds.pop("stock", None)
-        for build, speed in builds.items() if stock is not None else ():
-            entry = {"build": build} | dict(zip(names, key, strict=True)) | {"stock": _of_blocks(stock.to_numpy())}
-            entry["speed"] = _of_blocks(speed.to_numpy())
-            entries.append(entry | {"ratio": timing.paired_ratio(speed, stock)})
-    return pd.DataFrame(entries, columns=["build", *names, "stock", "speed", "ratio"])
-
-
 def rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every round of one sequence against its terms, each timed alone in the same process: SPEED, `block`, `accepted`,
-    `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls whose graph is not the last call's).
+    """Every round of one sequence against its terms, each timed alone in the same process: SPEED, `block`, `machine`,
+    `accepted`, `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls whose graph is not
+    the last call's).
 
     promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more). The
     engine keeps its graph for a call as long as the one before; else a call costs what it does in turn with others.
@@ -262,7 +236,7 @@ def rounds(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for process in _taken_apart(rows).itertuples():
         alone, last, k = parts(process), 0, int(process.n_draft)
-        given = {name: getattr(process, name) for name in (*SPEED, "block")}
+        given = {name: getattr(process, name) for name in (*SPEED, "block", "machine")}
         terms = zip(process.series["draft"], process.series["accepted"], process.rounds, strict=True)
         for draft, accepted, measured in terms:
             n, calls = int(accepted), [k + 1]
@@ -273,7 +247,7 @@ def rounds(rows: pd.DataFrame) -> pd.DataFrame:
             last = calls[-1]
             found = {"accepted": n, "promised": promised, "measured": measured, "drawn": sum(drawn)}
             entries.append(given | found)
-    found = pd.DataFrame(entries, columns=[*SPEED, "block", "accepted", "promised", "measured", "drawn"])
+    found = pd.DataFrame(entries, columns=[*SPEED, "block", "machine", "accepted", "promised", "measured", "drawn"])
     return found.assign(close=(found["measured"] / found["promised"] - 1).abs() <= LAW)
 
 
@@ -295,32 +269,16 @@ def parts(process: Any) -> dict[str, Any]:
     return {**calls, **found}
 
 
-def redrawn(rows: pd.DataFrame) -> pd.DataFrame:
-    """What a call costs after one of another length over one after a call as long: `model`, `n_tokens`, `kept` and
-    `fresh` (seconds), `ratio`, paired by block."""
-    right = _taken_apart(rows)
-    right = right[(right["build"] == "stock") & (right["n_prompt"] == right["n_prompt"].min())]
+def calls(rows: pd.DataFrame) -> pd.DataFrame:
+    """Calls of one sequence timed alone, one line a process, length and kind: SPEED, `block`, `machine`, `n_tokens`,
+    `after` ("as long" or "another": the call before) and `value`, seconds."""
     entries = []
-    for model, group in right.groupby("model", sort=False):
-        every = [(process.block, parts(process)) for process in group.itertuples()]
-        for n in (1, int(group["n_draft"].mode()[0]) + 1):
-            lines = [(block, each["kept"][n], each["fresh"][n]) for block, each in every if n in each["kept"]]
-            both = pd.DataFrame(lines, columns=["block", "kept", "fresh"]).groupby("block").median()
-            entry = {"model": model, "n_tokens": n, "ratio": timing.paired_ratio(both["fresh"], both["kept"])}
-            entries.append(entry | {name: stats.median(both[name].tolist()) for name in ("kept", "fresh")})
-    return pd.DataFrame(entries, columns=["model", "n_tokens", "kept", "fresh", "ratio"])
-
-
-def law(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a cell: SPEED, `share` of rounds within LAW of the predicted sum, and `ratio`, measured over predicted,
-    the median round of each process, paired by block."""
-    entries = []
-    for key, group in rounds(rows).groupby(SPEED, sort=False):
-        by_block = group.groupby("block")[["measured", "promised"]].median()
-        entry: dict[str, Any] = dict(zip(SPEED, key, strict=True))
-        entry |= {"rounds": len(group), "share": float(group["close"].mean())}
-        entries.append(entry | {"ratio": timing.paired_ratio(by_block["measured"], by_block["promised"])})
-    return pd.DataFrame(entries, columns=[*SPEED, "rounds", "share", "ratio"])
+    for process in _taken_apart(rows).itertuples():
+        cell = {name: getattr(process, name) for name in (*SPEED, "block", "machine")}
+        for name, after in (("kept", "as long"), ("fresh", "another")):
+            each = parts(process)[name].items()
+            entries += [cell | {"n_tokens": int(n), "after": after, "value": value} for n, value in each]
+    return pd.DataFrame(entries, columns=[*SPEED, "block", "machine", "n_tokens", "after", "value"])
 
 
 def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
@@ -375,69 +333,16 @@ def columns(rows: pd.DataFrame) -> pd.DataFrame:
 
 @once_a_frame
 def on_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Real drafters on real text: `model`, `who`, `n_draft`, `taken`, `given` (tokens a round), `drafts` (share of
-    rounds in which something was drafted), `rate`, `plain`, `speed`, paired by block."""
+    """Real drafters on real text: CELL, `build`, `taken`, accepted of drafted, and `speed`, times plain decode, paired
+    by block."""
     right = processes(usable(rows))
     right = right[right["text"] != ""]
     entries = []
     for key, group in right.groupby(["build", *CELL], sort=False):
         entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
         rate, steps = (group.groupby("block")[name].median() for name in ("rate", "plain_rate"))
-        entry |= {"taken": group["taken"].median(), "given": (group["tokens"] / group["rounds"].map(len)).median()}
-        entry["drafts"] = group["series"].map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))).median()
-        entry |= {"rate": stats.median(rate.tolist()), "plain": stats.median(steps.tolist())}
-        entries.append(entry | {"speed": timing.paired_ratio(rate, steps), "places": by_place(group)})
-    columns = ["build", *CELL, "taken", "given", "drafts", "rate", "plain", "speed", "places"]
-    return pd.DataFrame(entries, columns=columns)
-
-
-def by_place(group: pd.DataFrame) -> list[float]:
-    """How often a drafted token is right, given that those before it are, by its place in the draft."""
-    drafted = np.concatenate([np.array(series["drafted"]) for series in group["series"]])
-    accepted = np.concatenate([np.array(series["accepted"]) for series in group["series"]])
-    found = []
-    for place in range(int(drafted.max())):
-        reached = (drafted > place) & (accepted >= place)
-        found.append(float((accepted[reached] > place).mean()) if reached.any() else float("nan"))
-    return found
-
-
-def differences(rows: pd.DataFrame) -> Iterator[tuple[float, float]]:
-    """Gap and rounding of every token that a verification chose otherwise than plain decode."""
-    for process in processes(rows).itertuples():
-        yield from zip(process.series["gap"], process.series["rounding"], strict=True)
-
-
-def adapted(rows: pd.DataFrame) -> pd.DataFrame:
-    """A draft whose length adapts beside the fixed one that is best in hindsight: `model`, `n_prompt`, `accepts`,
-    `drawn`, the share of drafted tokens that were right given those before them, `n_draft`, the best fixed length,
-    `adapts` and `fixed` (times plain decode), `ratio`, paired by block; the last two selected among all fixed lengths.
-
-    The adapted length is measured, and the fixed ones are those of `speed_ups` at the acceptance that it drew.
-    """
-    right, known = processes(usable(rows)), speed_ups(rows)
-    right = right[right["label"] == "adapts"]
-    right = right.assign(speed=right["rate"] / right["plain_rate"])
-    entries = []
-    names = ["build", "model", "n_prompt", "n_seq", "how"]
-    for key, group in right.groupby([*names, "accepts"], sort=False):
-        entry: dict[str, Any] = dict(zip([*names, "accepts"], key, strict=True))
-        entry["drawn"] = float(group["series"].map(_drawn).median())
-        lengths = of_cell(known, entry, names).to_dict("records")
-        fixed = {line["n_draft"]: pd.Series(line["ratios"][_at(entry["drawn"])], line["blocks"]) for line in lengths}
-        if len(fixed) > 1:
-            k = max(fixed, key=lambda each: float(fixed[each].median()))
-            speed = group.groupby("block")["speed"].median()
-            entry |= {"n_draft": k, "adapts": stats.median(speed.tolist())}
-            chosen = {"fixed": stats.median(fixed[k].tolist()), "ratio": timing.paired_ratio(speed, fixed[k])}
-            entries.append(entry | {name: stats.selected(each, len(fixed)) for name, each in chosen.items()})
-    return pd.DataFrame(entries, columns=[*names, "accepts", "drawn", "n_draft", "adapts", "fixed", "ratio"])
-
-
-def _drawn(series: dict[str, list[float]]) -> float:
-    """Share of drafted tokens that were right, of those that stood behind right ones only."""
-    accepted, drafted = np.array(series["accepted"]), np.array(series["drafted"])
-    return float(accepted.sum() / (accepted.sum() + (accepted < drafted).sum()))
+        entries.append(entry | {"taken": group["taken"].median(), "speed": timing.paired_ratio(rate, steps)})
+    return pd.DataFrame(entries, columns=["build", *CELL, "taken", "speed"])
 
 
 def drafted_at(row: Mapping[str, Any], cost: float) -> np.ndarray:
@@ -452,30 +357,3 @@ def implied(ratios: np.ndarray, speed: float) -> float:
     if not middle.min() <= speed <= middle.max():
         return float("nan")
     return float(RATES[int(np.abs(middle - speed).argmin())])
-
-
-def served(found: Beside) -> pd.DataFrame:
-    """llama-server beside our loop: `model`, `drafter`, `ratio` (their tokens a second over ours, paired by round).
-
-    With `ours_` and `theirs_` before it: `drafted` and `accepted` tokens, `rate` (tokens a second) and `speed`, times
-    their own plain decode (None of plain decode itself), ours in the same process and theirs in another one.
-    """
-    runs = pd.DataFrame([msgspec.to_builtins(run) for run in found.runs])
-    runs["rate"] = runs["tokens"] / runs["seconds"]
-    entries = []
-    for (model, drafter), group in runs.groupby(["model", "drafter"], sort=False):
-        entry: dict[str, Any] = {"model": model, "drafter": drafter}
-        rates = {}
-        for name, who in (("ours", OURS), ("theirs", SERVER)):
-            own = group[group["who"] == who].set_index("round")
-            plain = runs[(runs["model"] == model) & (runs["drafter"] == PLAIN) & (runs["who"] == who)]
-            rates[name] = own["rate"]
-            steps = 1 / own["plain"] if own["plain"].all() else plain.set_index("round")["rate"]
-            entry |= {
-                f"{name}_drafted": int(own["drafted"].median()),
-                f"{name}_accepted": int(own["accepted"].median()),
-            }
-            entry |= {f"{name}_rate": stats.median(own["rate"].tolist())}
-            entry[f"{name}_speed"] = timing.paired_ratio(own["rate"], steps) if drafter != PLAIN else None
-        entries.append(entry | {"ratio": timing.paired_ratio(rates["theirs"], rates["ours"])})
-    return pd.DataFrame(entries)

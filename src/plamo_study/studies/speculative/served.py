@@ -5,16 +5,14 @@ draft of their own. Its n-grams are other ones (`ngram-simple`: of one length, t
 """
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from plamo_study import progress
 from plamo_study.engine import builds
 from plamo_study.engine.tokenizer import Tokenizer
 from plamo_study.errors import StudyError
-from plamo_study.measure import kept, machine, process, server, texts
+from plamo_study.measure import machine, process, server, texts
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.plan import DTYPE, MODELS, change
 from plamo_study.measure.server import Setup
@@ -23,42 +21,12 @@ from plamo_study.models import synthetic
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 from plamo_study.studies.speculative import plan, workload
+from plamo_study.studies.speculative.beside import NGRAMS, OURS, PLAIN, SERVER, Beside, Run
 
-NAME = "08-beside.json"
-OURS, SERVER = "our loop", "llama-server"
-PLAIN, NGRAMS = "nobody", "n-grams of the text"
 ROUNDS = 6
 NGRAM = 3  # tokens of the server's n-gram
 LIMIT_S = 120.0
-MADE_BY = "plamo-study server build, then plamo-study server drafts"
 MS = 1e3
-
-
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: tokens given out in so many seconds, and how many were drafted and accepted, over all prompts.
-
-    Of the server's tokens the first of each answer is left out, from which on it counts its seconds. `plain`: seconds
-    of a token of plain decode in the same process, 0 where none was timed.
-    """
-
-    who: str
-    model: str
-    drafter: str
-    round: int
-    tokens: int
-    seconds: float
-    drafted: int
-    accepted: int
-    plain: float = 0.0
-
-
-class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of both, on which machine, with how long a draft and how many threads."""
-
-    machine: dict[str, Any]
-    n_draft: int
-    n_threads: int
-    runs: list[Run]
 
 
 def compare(rounds: int = ROUNDS) -> Beside:
@@ -70,16 +38,6 @@ def compare(rounds: int = ROUNDS) -> Beside:
             both = [_ours, _served]
             runs += [one(cell, number) for one in both[:: -1 if number % 2 else 1]]
     return Beside(machine=machine.facts(), n_draft=plan.USUAL, n_threads=threads, runs=runs)
-
-
-def write(found: Beside, place: str) -> Path:
-    """Keep the runs; a new comparison replaces the one before it."""
-    return kept.keep(found, place, NAME)
-
-
-def recorded(place: str) -> Beside | None:
-    """The runs of a place; None where nothing was compared there."""
-    return kept.load(place, NAME, Beside, MADE_BY)
 
 
 def _cells(threads: int) -> list[Speculate]:

@@ -1,0 +1,79 @@
+"""llama-server and our loop with the same drafts, as kept in a file: what both gave out, drafted and accepted."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from plamo_study.analysis import stats, timing
+from plamo_study.measure import kept
+
+NAME = "08-beside.json"
+OURS, SERVER = "our loop", "llama-server"
+PLAIN, NGRAMS = "nobody", "n-grams of the text"
+MADE_BY = "plamo-study server build, then plamo-study server drafts"
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One process: tokens given out in so many seconds, and how many were drafted and accepted, over all prompts.
+
+    Of the server's tokens the first of each answer is left out, from which on it counts its seconds. `plain`: seconds
+    of a token of plain decode in the same process, 0 where none was timed.
+    """
+
+    who: str
+    model: str
+    drafter: str
+    round: int
+    tokens: int
+    seconds: float
+    drafted: int
+    accepted: int
+    plain: float = 0.0
+
+
+class Beside(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of both, on which machine, with how long a draft and how many threads."""
+
+    machine: dict[str, Any]
+    n_draft: int
+    n_threads: int
+    runs: list[Run]
+
+
+def write(found: Beside, place: str) -> Path:
+    """Keep the runs; a new comparison replaces the one before it."""
+    return kept.keep(found, place, NAME)
+
+
+def recorded(place: str) -> Beside | None:
+    """The runs of a place; None where nothing was compared there."""
+    return kept.load(place, NAME, Beside, MADE_BY)
+
+
+def served(found: Beside) -> pd.DataFrame:
+    """llama-server beside our loop: `model`, `drafter`, `ratio` (their tokens a second over ours, paired by round).
+
+    With `ours_` and `theirs_` before it: `drafted` and `accepted` tokens, `rate` (tokens a second) and `speed`, times
+    their own plain decode (None of plain decode itself), ours in the same process and theirs in another one.
+    """
+    runs = pd.DataFrame([msgspec.to_builtins(run) for run in found.runs])
+    runs["rate"] = runs["tokens"] / runs["seconds"]
+    entries = []
+    for (model, drafter), group in runs.groupby(["model", "drafter"], sort=False):
+        entry: dict[str, Any] = {"model": model, "drafter": drafter}
+        rates = {}
+        for name, who in (("ours", OURS), ("theirs", SERVER)):
+            own = group[group["who"] == who].set_index("round")
+            plain = runs[(runs["model"] == model) & (runs["drafter"] == PLAIN) & (runs["who"] == who)]
+            rates[name] = own["rate"]
+            steps = 1 / own["plain"] if own["plain"].all() else plain.set_index("round")["rate"]
+            entry |= {
+                f"{name}_drafted": int(own["drafted"].median()),
+                f"{name}_accepted": int(own["accepted"].median()),
+            }
+            entry |= {f"{name}_rate": stats.median(own["rate"].tolist())}
+            entry[f"{name}_speed"] = timing.paired_ratio(own["rate"], steps) if drafter != PLAIN else None
+        entries.append(entry | {"ratio": timing.paired_ratio(rates["theirs"], rates["ours"])})
+    return pd.DataFrame(entries)
