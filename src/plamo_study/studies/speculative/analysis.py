@@ -270,15 +270,15 @@ def parts(process: Any) -> dict[str, Any]:
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of one sequence timed alone, one line a process, length and kind: SPEED, `block`, `machine`, `n_tokens`,
-    `after` ("as long" or "another": the call before) and `value`, seconds."""
+    """Calls of one sequence timed alone, one line a process, length and kind: SPEED, `label`, `block`, `machine`,
+    `n_tokens`, `after` ("as long" or "another": the call before) and `value`, seconds."""
     entries = []
     for process in _taken_apart(rows).itertuples():
-        cell = {name: getattr(process, name) for name in (*SPEED, "block", "machine")}
+        cell = {name: getattr(process, name) for name in (*SPEED, "label", "block", "machine")}
         for name, after in (("kept", "as long"), ("fresh", "another")):
             each = parts(process)[name].items()
             entries += [cell | {"n_tokens": int(n), "after": after, "value": value} for n, value in each]
-    return pd.DataFrame(entries, columns=[*SPEED, "block", "machine", "n_tokens", "after", "value"])
+    return pd.DataFrame(entries, columns=[*SPEED, "label", "block", "machine", "n_tokens", "after", "value"])
 
 
 def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
