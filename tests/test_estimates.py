@@ -221,6 +221,7 @@ OPENED = (
     "04-quantization",
     "05-context-length",
     "07-replicas",
+    "08-speculative",
     "09-disaggregation",
     "11-serving",
 )

@@ -12,21 +12,21 @@ from conftest import ATTENTION, HYBRID, mini_file
 from scipy import stats as scipy_stats
 
 from plamo_study.analysis import stats
+from plamo_study.analysis.estimates import compare
 from plamo_study.engine import builds
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import cells, server
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.process import work
-from plamo_study.measure.recording import Recording
 from plamo_study.measure.tolerance import TOLERANCE
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
-from plamo_study.present import theme
-from plamo_study.studies.speculative import analysis, drafters, figures, plan, sampling, served, show, workload
+from plamo_study.studies.speculative import analysis, beside, drafters, plan, sampling, served, workload
 from plamo_study.studies.speculative.plan import TERMS
 
 K = 4
+KEYS = itertools.count()
 WORKER = "plamo_study.studies.speculative.worker"
 
 
@@ -291,7 +291,7 @@ def made_up(cell, removes=True, blocks=3, verify=2.0, back=1.0):
     row = cells.columns(cell) | {"status": "ok", "verdict": "valid", "anchor": False, "drift": 0.0}
     row |= {"machine": "m", "build": "stock", "engine": "e", "series": series, "samples_ns": [spent]}
     row["checks"] = {"tokens": sum(accepted) + len(accepted), "removes": float(removes)}
-    return [row | {"block": block} for block in range(blocks)]
+    return [row | {"block": block, "key": str(next(KEYS))} for block in range(blocks)]
 
 
 def frame(**costs):
@@ -323,34 +323,29 @@ def test_a_faster_plain_decode_in_the_same_process_makes_drafting_pay_later():
     beside = [series | {"plain ns": [0.7e9]} for series in rows["series"]]
     (found,) = analysis.break_even(rows.assign(series=beside)).to_dict("records")
     assert found["from"].value > slow["from"].value + 0.1
-    forced = pd.DataFrame(made_up(speculate(drafter="", accepts=0.7), back=0.0))
-    beside = [series | {"plain ns": [0.25e9, 0.75e9]} for series in forced["series"]]
-    (found,) = analysis.forced(forced.assign(series=beside)).to_dict("records")
-    assert found["plain"].value == pytest.approx(2.0)
+    beside = [series | {"plain ns": [0.25e9, 0.75e9]} for series in rows["series"]]
+    found = analysis.measures(rows.assign(series=beside)).query("metric == 'plain'")
+    assert found["value"].tolist() == pytest.approx([2.0] * 3)
 
 
-def test_a_length_that_adapts_is_held_against_the_best_fixed_one_of_the_curves():
-    fixed = [row for k in (1, K) for row in made_up(speculate(n_draft=k), back=0.0, verify=1.0 + k / 4)]
-    adapts = made_up(speculate(drafter="adapts", accepts=0.9), back=0.0)
-    (found,) = analysis.adapted(pd.DataFrame(fixed + adapts)).to_dict("records")
-    assert found["drawn"] == pytest.approx(30 / 42)  # 0 to 4 accepted three times, and the draft was wrong 12 times
-    given = analysis.tokens(np.array([0.71]), K)[0]
-    assert (found["n_draft"], found["fixed"].value) == (K, pytest.approx(given / 2))
-    assert found["adapts"].value == pytest.approx(3 / 2)  # 3 tokens a round of two seconds
-    assert found["ratio"].value == pytest.approx(3 / given)
+def test_a_process_is_told_by_what_it_wrote_and_by_what_was_right():
+    """0 to 4 tokens of a draft accepted, three times: 45 tokens in 42 seconds, and 12 drafts met a wrong token."""
+    rows = pd.DataFrame(made_up(speculate(), back=1.0))
+    found = analysis.measures(rows).groupby("metric")["value"].first()
+    assert found["rate"] == pytest.approx(45 / 42)
+    assert (found["accepted"], found["right"]) == pytest.approx((0.5, 30 / 42))
+    assert (found["given"], found["drafts"], found["drafting"], found["plain"]) == pytest.approx((3, 1, 0, 1))
+    assert analysis.measures(rows.iloc[:0]).empty
 
 
-def test_what_kept_states_gain_is_told_by_length_of_the_draft():
-    after = [row | {"build": "rollback"} for row in made_up(speculate(), back=0.0)]
-    (found,) = analysis.gained(pd.DataFrame(made_up(speculate(), False) + after), 0.0).to_dict("records")
-    assert (found["stock"].value, found["speed"].value) == pytest.approx((1 / 3, 1 / 2))
-    assert found["ratio"].value == pytest.approx(3 / 2)
-
-
-def test_the_best_draft_is_the_longest_one_only_where_it_is_accepted():
-    rows = [row for k in (1, K) for row in made_up(speculate(n_draft=k), back=0.0, verify=1.0 + k / 4)]
-    found = analysis.best(pd.DataFrame(rows), (0.0, 0.4, 0.9))
-    assert found.set_index("accepts")["n_draft"].to_dict() == {0.0: 0, 0.4: 1, 0.9: K}
+def test_two_builds_are_compared_block_by_block():
+    after = [row | {"build": "rollback"} for row in made_up(speculate(), back=0.0, blocks=4)]
+    rows = made_up(speculate(), False, blocks=4) + after
+    for row in rows:
+        row["series"] = row["series"] | {"plain ns": [1e9 * 2 ** row["block"]]}
+    found = analysis.by_block(pd.DataFrame(rows), (0.0,))
+    ratio = compare(found, of="build == 'rollback'", to="build == 'stock'", by="model").estimate[0]
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((3 / 2, 3 / 2, 3 / 2))
 
 
 def noisy(lengths, blocks=7):
@@ -369,23 +364,10 @@ def test_what_is_chosen_among_lengths_has_an_interval_that_holds_for_all_of_them
     own = every.loc[first["n_draft"], "from"]
     assert own.value == first["from"].value == min(each.value for each in every["from"])
     assert (first["from"].among, first["from"].low < own.low, own.high < first["from"].high) == (n, True, True)
-    (best,) = analysis.best(rows, (0.9,)).to_dict("records")
     (free,) = analysis.free(rows, "stock", 0.9).to_dict("records")
-    speed = analysis.curves(rows, (0.9,)).set_index("n_draft").loc[best["n_draft"], "speed"]
-    assert best["speed"] == free["speed"] == stats.selected(speed, n)
+    speed = analysis.curves(rows, (0.9,)).set_index("n_draft").loc[free["n_draft"], "speed"]
+    assert free["speed"] == stats.selected(speed, n)
     assert free["speed"].high - free["speed"].low > speed.high - speed.low
-
-
-def test_a_measured_speed_is_held_against_a_computed_one_block_by_block():
-    """Blocks differ in speed, and each gives what its own rounds gave for it."""
-    rows = made_up(speculate(), back=0.0, blocks=5) + made_up(
-        speculate(drafter="", accepts=0.5, n_draft=K), back=0.0, blocks=5
-    )
-    for row in rows:
-        row["series"] = row["series"] | {"plain ns": [1e9 * 2 ** row["block"]]}
-    (found,) = analysis.forced(pd.DataFrame(rows)).to_dict("records")
-    assert found["ratio"].low == pytest.approx(found["ratio"].high)
-    assert found["ratio"].value == pytest.approx(3 / analysis.tokens(np.array([0.5]), K)[0])
 
 
 def test_rounds_are_held_against_the_sum_of_their_terms():
@@ -430,15 +412,15 @@ def test_several_sequences_cost_what_each_of_them_takes_back():
 def test_a_server_s_speed_is_told_over_its_own_plain_decode_and_over_our_loop_round_by_round():
     def run(who, drafter, number, seconds, drafted=0, accepted=0):
         told = {"tokens": 100, "seconds": seconds * (1 + number / 10), "drafted": drafted, "accepted": accepted}
-        return served.Run(who=who, model=HYBRID, drafter=drafter, round=number, **told)
+        return beside.Run(who=who, model=HYBRID, drafter=drafter, round=number, **told)
 
-    runs = [run(served.OURS, served.PLAIN, n, 1.0) for n in range(4)]
-    runs += [run(served.OURS, "d", n, 0.5, 40, 30) for n in range(4)]
-    runs += [run(served.SERVER, served.PLAIN, n, 2.0) for n in range(4)]
-    runs += [run(served.SERVER, "d", n, 1.6, 40, 28) for n in range(4)]
-    found = analysis.served(served.Beside(machine={}, n_draft=4, n_threads=1, runs=runs)).set_index("drafter")
-    assert found.loc[served.PLAIN, "ratio"].value == pytest.approx(0.5)
-    assert found.loc[served.PLAIN, "ours_speed"] is None
+    runs = [run(beside.OURS, beside.PLAIN, n, 1.0) for n in range(4)]
+    runs += [run(beside.OURS, "d", n, 0.5, 40, 30) for n in range(4)]
+    runs += [run(beside.SERVER, beside.PLAIN, n, 2.0) for n in range(4)]
+    runs += [run(beside.SERVER, "d", n, 1.6, 40, 28) for n in range(4)]
+    found = beside.served(beside.Beside(machine={}, n_draft=4, n_threads=1, runs=runs)).set_index("drafter")
+    assert found.loc[beside.PLAIN, "ratio"].value == pytest.approx(0.5)
+    assert found.loc[beside.PLAIN, "ours_speed"] is None
     drafted = found.loc["d"]
     assert (drafted["ours_speed"].value, drafted["theirs_speed"].value) == pytest.approx((2.0, 1.25))
     assert drafted["ratio"].value == pytest.approx(0.5 / 1.6)
@@ -455,14 +437,6 @@ def test_llama_server_accepts_the_drafts_that_our_loop_accepts(model):
     assert theirs.accepted / theirs.drafted == pytest.approx(ours.accepted / ours.drafted, abs=0.1)
 
 
-def test_two_builds_are_compared_at_the_same_acceptance():
-    cell = speculate(drafter="", accepts=0.7)
-    rows = made_up(cell, back=2.0) + [row | {"build": "rollback"} for row in made_up(cell, back=0.0)]
-    (found,) = analysis.beside(pd.DataFrame(rows)).to_dict("records")
-    assert found["build"] == "rollback"
-    assert found["ratio"].value == pytest.approx((15 * 2 + 12 * 2) / (15 * 2))
-
-
 def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
     with Session(mini_file(HYBRID), SessionConfig(n_ctx_seq=128)) as session:
         prompt = np.random.default_rng(3).integers(5, session.n_vocab, 24, dtype=np.int32)
@@ -472,47 +446,3 @@ def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
         gap, rounding = workload._explained(speculate(), session, reference, place, other)
         assert gap > plan.BOTH_MOVE * rounding
         assert 0 < rounding < 1e-2
-
-
-def recording(rows):
-    fact = {"shape": {"layers": 4}, "dtype": "F16", "synthetic": False, "scale": "mini"}
-    facts = {HYBRID: fact, "e": {"corrects": []}, "m": {"chip": "a processor"}}
-    return Recording(rows, facts, "08-speculative", "mini", "live")
-
-
-def shown(rows):
-    """Everything that notebook 08 says and draws of some rows."""
-    of = recording(rows)
-    said = [str(each(of).data) for each in (show.finding, show.act, show.agreement)]
-    tables = (
-        show.break_even,
-        show.forced,
-        show.beside,
-        show.on_text,
-        show.adapted,
-        show.binding,
-        show.published,
-        show.redrawn,
-        show.foretold,
-    )
-    said += [each(of)._repr_markdown_() for each in (*tables, show.heads, show.cells, show.law)]
-    said += [each(of, 0.7)._repr_markdown_() for each in (show.tax, show.gained)]
-    charts = (figures.speeds(show.curves(of, K), "a"), figures.columns(show.columns(of), "b"))
-    said += [theme.mimebundle(chart.to_dict())[0]["text/plain"] for chart in (*charts, _split(of))]
-    return "\n".join(said)
-
-
-def _split(of):
-    return figures.split(show.split(of, 0.7), "c")
-
-
-def test_what_is_said_follows_the_rows():
-    forced = speculate(drafter="", accepts=0.7)
-    usual = {"n_threads": 2, "disturbed": False, "others": 0.0, "failure": ""}
-    rows = [row | usual for row in made_up(speculate(), False) + made_up(forced, False)]
-    after = [row | usual | {"build": "rollback"} for row in made_up(speculate()) + made_up(forced, back=0.0)]
-    text = shown(pd.DataFrame(rows + after))
-    assert "part put back" in text
-    assert "1.40 [1.40, 1.40] times as many tokens a second" in text  # 42 s against 30
-    assert "Of 540 tokens that were given out greedily, 0 were not" in text
-    assert "That build was not measured here" in shown(pd.DataFrame(rows))

@@ -59,8 +59,8 @@ def measures(rows: pd.DataFrame) -> pd.DataFrame:
 
     Metrics: "rate" and "plain", tokens per second of all sequences with drafts and without, in the same process;
     "accepted", of the drafted tokens; "right", of those behind right ones only, which the curves call acceptance;
-    "given", tokens a round; "drafts", the share of rounds that drafted something. Shares that nothing drafted has are
-    missing.
+    "given", tokens a round; "drafts", the share of rounds that drafted something; "drafting", the share of the time that
+    the drafts took. Shares that nothing drafted has are missing.
     """
     found = processes(rows)
     if found.empty:
@@ -74,8 +74,9 @@ def measures(rows: pd.DataFrame) -> pd.DataFrame:
         right=counted.map(_right),
         given=found["tokens"] / found["rounds"].map(len),
         drafts=counted.map(lambda series: float(np.mean(np.array(series["drafted"]) > 0))),
+        drafting=counted.map(lambda series: sum(series["draft"]) / NS) / found["seconds"],
     )
-    metrics = ["rate", "plain", "accepted", "right", "given", "drafts"]
+    metrics = ["rate", "plain", "accepted", "right", "given", "drafts", "drafting"]
     return found.melt([*CELL, *PROCESS, "usable"], metrics, var_name="metric")
 
 
