@@ -104,6 +104,7 @@ OF_FULL_SIZE = (  # as their titles say
     "04-quantization",
     "05-context-length",
     "07-replicas",
+    "08-speculative",
     "09-disaggregation",
     "12-levers",
     "14-methods",

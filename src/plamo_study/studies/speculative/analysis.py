@@ -59,8 +59,8 @@ def measures(rows: pd.DataFrame) -> pd.DataFrame:
 
     Metrics: "rate" and "plain", tokens per second of all sequences with drafts and without, in the same process;
     "accepted", of the drafted tokens; "right", of those behind right ones only, which the curves call acceptance;
-    "given", tokens a round; "drafts", the share of rounds that drafted something; "drafting", the share of the time that
-    the drafts took. Shares that nothing drafted has are missing.
+    "given", tokens a round; "drafts", the share of rounds that drafted something; "drafting", the share of the time
+    that the drafts took. Shares that nothing drafted has are missing.
     """
     found = processes(rows)
     if found.empty:
