@@ -10,8 +10,9 @@ import pandas as pd
 
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.frame import unstarred
-from plamo_study.measure.recording import Recording, read
+from plamo_study.measure.recording import Recording, elsewhere, read
 from plamo_study.present.evidence import chip
+from plamo_study.studies.chunked import measures as chunked
 from plamo_study.studies.collect import collect
 from plamo_study.studies.disaggregation import measures as moved
 from plamo_study.studies.serving import metrics
@@ -19,8 +20,11 @@ from plamo_study.studies.serving import metrics
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype"]
 LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "samples", "key"]
-OF_LOADS = ["server", "pattern", "n_clients"]  # in every study that loads a server
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "n_threads", "n_gpu_layers"]
+OF_KIND = {  # columns that a study with such cells always has
+    "serving": ["server", "pattern", "n_clients"],
+    "arrival": ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"],
+}
 CELL = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch", "type_k", "type_v",
         "flash_attn", "n_gpu_layers", "use_mmap", "cold", "label", "size", "repetitions", "n_arriving", "n_chunk",
         "way", "kv_unified", "n_processes", "n_draft", "accepts", "server", "pattern", "n_requests", "per_second",
@@ -49,8 +53,10 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
             steps), "read" and "matmul" (the machine's ceilings), "matvec" (a product of one column, in bytes of its
             weights), "memory" (peak resident size). Of a shipment: "prefill", "save", "check", "send", "load", "first
             step" and "state" (its bytes), "identical" (1 where every bit of the answer is) and "error". Of requests
-            that arrive: "first token", "token gap", "longest gap", "throughput" and "arrivals". A process that crashed
-            or hung has one line with the metric "none".
+            that arrive: "first token", "token gap", "longest gap", "throughput" and "arrivals". Of a prompt that
+            arrives while others are answered (notebook 06): "step before", "token gap" and "longest gap" of those
+            others, the prompt's "first token", "chunk" (the calls with a full chunk in them) and "arrival" (every
+            call). A process that crashed or hung has one line with the metric "none".
             Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
             "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
             "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
@@ -99,6 +105,16 @@ def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
     return pd.concat([found[0], *(each[~each["model"].map(unstarred).isin(known)] for each in found[1:])])
 
 
+def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
+    """What is recorded of a study on other machines than that of `measurements`, as a frame like it, or without lines.
+
+    Never compare the two: pairs of one block are of one machine.
+    """
+    own = read(study, "recorded", scale)
+    found = [_tidy(each) for each in elsewhere(own)] if own else []
+    return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+
+
 def _tidy(found: Recording) -> pd.DataFrame:
     rows, facts = found.rows, found.facts
     good = set(usable(rows)["key"])
@@ -107,7 +123,7 @@ def _tidy(found: Recording) -> pd.DataFrame:
     frame = pd.DataFrame(lines, columns=None if lines else [*FIRST, *CELL, *LAST])
     frame["usable"] = frame["key"].isin(good)
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
-    always = ALWAYS + (OF_LOADS if (frame["workload"] == "serving").any() else [])
+    always = ALWAYS + [name for kind, names in OF_KIND.items() if kind in set(frame["workload"]) for name in names]
     named = [name for name in CELL if frame[name].astype(str).nunique() > 1 or name in always]
     return frame[[*FIRST, *named, *LAST]]
 
@@ -148,6 +164,8 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
             yield "matmul", "FLOP/s", row["n_flops"] / middle, row["n_flops"] / times
         else:
             yield ("step" if what == "decode" else what), "s", middle, times
+    if row["workload"] == "arrival":
+        yield from chunked.arrival(row)
     if row["prefill_ns"]:
         prompts = np.array(row["prefill_ns"], float) / NS
         yield "prompt", "s", float(np.median(prompts)), prompts

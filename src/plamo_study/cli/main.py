@@ -105,7 +105,7 @@ def study(
 def run(
     notebooks: Annotated[list[str] | None, typer.Argument(help="numbers, names or paths; none means all")] = None,
     scale: Annotated[
-        str | None, typer.Option(help="mini, shape or weights; live runs default to mini, recorded ones to shape")
+        str | None, typer.Option(help="mini, shape or weights; by default mini, and of recorded rows what each page is about")
     ] = None,
     source: Annotated[
         str | None,
@@ -142,7 +142,7 @@ def run(
         raise typer.Exit(_run_on(hosts, notebooks or [], scale or "mini", minutes or 0, divide))
     values = dict(report.name_and_value(text) for text in parameter or [])
     source = _one_of("source", source, values) or "live"
-    scale = _one_of("scale", scale, values) or ("mini" if source == "live" else "shape")
+    scale = _one_of("scale", scale, values) or ("mini" if source == "live" else None)
     asked = _one_of("minutes", None if minutes is None else f"{minutes:g}", values) or "0"
     raise typer.Exit(_run_all(notebooks or [], scale, source, values, _minutes(asked), force, json))
 
@@ -324,7 +324,7 @@ def readme(check: Annotated[bool, typer.Option(help="only say whether it is up t
 
 def _run_all(
     notebooks: list[str],
-    scale: str,
+    scale: str | None,
     source: str,
     values: dict[str, str],
     minutes: float,
@@ -335,6 +335,8 @@ def _run_all(
 ) -> int:
     """Measure every notebook's studies, then execute the notebooks side by side; returns the exit code.
 
+    Without a scale each notebook is shown at the one it is about.
+
     Raises StudyError, before anything is measured, for what cannot be asked for and where another run is at work.
     `at_most`: more minutes than `minutes`, for what findings need alone. What nothing changed for is neither measured
     nor executed again. The first is executed at once: it can be read while the rest is measured.
@@ -342,9 +344,10 @@ def _run_all(
     from plamo_study.publish import parameters, runs
     from plamo_study.studies import allowed
 
+    values = {"source": source} | ({"scale": scale} if scale else {}) | values
+    scale = scale or studies.RANDOM_WEIGHTS
     allowed.check(source=source, scale=scale)
     found = sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
-    values = {"scale": scale, "source": source} | values
     for path, assigned in parameters.assign(found, values).items():
         if path.stem in studies.NOTEBOOKS:
             allowed.check(**assigned)

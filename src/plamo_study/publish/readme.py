@@ -16,7 +16,6 @@ from plamo_study.present.tables import Table
 from plamo_study.publish import headlines, schema, upstream
 from plamo_study.publish.headlines import recorded
 from plamo_study.studies import registry
-from plamo_study.studies.chunked import show as chunked
 from plamo_study.studies.serving import endurance
 from plamo_study.studies.speculative import plan as speculation
 
@@ -98,7 +97,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "machine": lambda: upstream.machine(recorded("04-quantization")),
     },
     TILES: {
-        "speed": _shown(chunked.by_size, lambda: recorded("06-tiles", "mini")),
+        "speed": _shown(upstream.chunks, lambda: recorded("06-tiles", "mini")),
         "machine": lambda: upstream.machine(recorded("06-tiles", "mini")),
     },
     ROLLBACK: {

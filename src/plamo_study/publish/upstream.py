@@ -16,6 +16,7 @@ from plamo_study.present.tables import Columns, Table, scaled, significant, tabl
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, builds
 from plamo_study.studies.batching_law import analysis as law_check
 from plamo_study.studies.batching_law.grid import TESTS
+from plamo_study.studies.chunked import analysis as chunked
 from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculation
 
@@ -150,6 +151,23 @@ def packing(recording: Recording) -> Table:
         "ratio": ("packed, times as fast", ".2f"),
     }
     return table(pd.DataFrame(entries), columns, ratios={"ratio": ("packed", "plain")})
+
+
+def chunks(recording: Recording) -> Table:
+    """A chunk's time by its tokens: the engine as released, without flash attention, and every build beside it."""
+    data = chunked.by_size(recording.rows)
+    wide = data.pivot(index=["model", "n_chunk"], columns="how", values=["call", "ratio"])
+    shown = wide.index.to_frame(index=False)
+    shown["call"] = wide["call", chunked.STOCK].to_numpy()
+    columns: Columns = {"model": ("model", ""), "n_chunk": ("chunk", ""), "call": ("stock (ms)", scaled(1e3, ".1f"))}
+    beside = {}
+    for how in data["how"].unique():
+        if how != chunked.STOCK:
+            beside[f"{how} ratio"] = ("call", how)
+            shown[how], shown[f"{how} ratio"] = wide["call", how].to_numpy(), wide["ratio", how].to_numpy()
+            columns = {**columns, how: (f"{how} (ms)", scaled(1e3, ".1f"))}
+            columns = {**columns, f"{how} ratio": (f"{how}, times as fast", ".2f")}
+    return table(shown, columns, f"Recorded on {chips(recording)}.", beside)
 
 
 def rolled_back(recording: Recording) -> str:

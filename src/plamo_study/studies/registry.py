@@ -103,6 +103,7 @@ OF_FULL_SIZE = (  # as their titles say
     "03-batch-scaling",
     "04-quantization",
     "05-context-length",
+    "06-chunked-prefill",
     "07-replicas",
     "08-speculative",
     "09-disaggregation",

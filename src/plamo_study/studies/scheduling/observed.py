@@ -11,7 +11,7 @@ from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.measure.cells import Arrival
-from plamo_study.studies.chunked import workload as chunked
+from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, StepModel, fit
 
