@@ -105,7 +105,7 @@ def study(
 def run(
     notebooks: Annotated[list[str] | None, typer.Argument(help="numbers, names or paths; none means all")] = None,
     scale: Annotated[
-        str | None, typer.Option(help="mini, shape or weights; by default mini, and of recorded rows what each page is about")
+        str | None, typer.Option(help="mini, shape or weights; by default mini, of recorded rows what a page is about")
     ] = None,
     source: Annotated[
         str | None,

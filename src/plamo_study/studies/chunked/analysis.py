@@ -54,7 +54,7 @@ def _chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
             how = row["build"] + (", no flash attention" if row["flash_attn"] == "off" else "")
             (seconds,) = (value for metric, _, value, _ in measures.arrival(row) if metric == "chunk")
             found.setdefault((row["model"], how, int(row["n_chunk"])), {})[row["block"]] = seconds
-    return {key: pd.Series(of) for key, of in found.items()}
+    return {key: pd.Series(found[key]) for key in sorted(found, key=lambda key: not key[1].startswith(STOCK))}
 
 
 def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
