@@ -71,7 +71,7 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
             A star marks a model whose shape rests on assumptions; "stock" is the engine as released.
         workload, n_prompt, n_gen, n_seq, n_threads, ...
             The cell: tokens of the prompt (of a decode: the depth it starts at), tokens generated, sequences evaluated
-            together. Fields that say nothing anywhere in the study are left out.
+            together. Fields that say nothing anywhere in the study are left out, those of arriving prompts never.
         verdict
             "valid"; "invalid": computed, but wrong; "ungated": no oracle saw the file; "failed"; "starved"; "n/a".
         disturbed, drift
