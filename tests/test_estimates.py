@@ -224,6 +224,7 @@ OPENED = (
     "07-replicas",
     "08-speculative",
     "09-disaggregation",
+    "10-scheduling",
     "11-serving",
 )
 

@@ -462,35 +462,6 @@ def test_recorded_loads_reach_from_light_to_nearly_all_that_the_engine_takes(row
     assert heavy > 0.8
 
 
-def test_what_notebook_10_says_of_its_recorded_rows_is_so(rows):
-    pace = analysis.paced(rows)[1].groupby("model").agg(["min", "max"])
-    assert (pace["max"] / pace["min"]).max() > 1.8, "one process took nearly twice as long for the same calls"
-    found = analysis.accuracy(analysis.compared(rows)).set_index(["metric", "way"])
-    share = found["within"] / found["asked_of"]
-    simulation, nearest, theory = analysis.WAYS
-    told = {way: paced for paced, way in analysis.PACED.items()}
-    for metric in ("ttft_p50", "ttft_p90", "ttft_p95", "ttft_p99"):
-        assert share[metric, simulation] < 0.3
-        assert all(found["middle"][metric, simulation] < found["middle"][metric, way] for way in (nearest, theory))
-        assert share[metric, told[nearest]] < 0.1
-    assert all(share[metric, told[simulation]] > 0.5 for metric in ("ttft_p50", "ttft_p90", "ttft_p95"))
-    assert share["ttft_p99", told[simulation]] < 0.5
-    assert found["middle"]["ttft_p99", told[theory]] > 1.5 * found["middle"]["ttft_p99", told[simulation]]
-    assert found["answered"]["ttft_p90", told[theory]] < found["asked_of"]["ttft_p90", told[theory]]
-    assert abs(share["itl_p99", told[nearest]] - share["itl_p99", told[simulation]]) < 0.1
-    picks = analysis.picks(rows)
-    gaps = picks[picks["for"] == "itl_p99"]
-    assert gaps["best"].nunique() == 1
-    assert picks[picks["for"] == "ttft_p90"]["chance"].mean() > 0.9
-    alone = analysis.alone(rows).set_index("per_second")
-    light, _, heavy = plan.ALONE
-    assert (alone.loc[light, "measured"] > 0.99).all()
-    fast, slow = alone.loc[heavy][alone.loc[heavy, "pace"] < 1], alone.loc[heavy][alone.loc[heavy, "pace"] > 1]
-    assert (fast[["measured", "paced"]] > 0.99).all(axis=None)
-    assert (slow["measured"] < 0.65).all()
-    assert (slow["paced"] < 0.65).all()
-
-
 # ------------------------------------------------------------------ fleets
 
 

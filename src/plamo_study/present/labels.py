@@ -26,6 +26,7 @@ LABELS: dict[str, tuple[str, Format]] = {  # column -> heading, format
     "n_seq": ("sequences", "d"),
     "n_threads": ("threads", "d"),
     "policy": ("policy", ""),
+    "per_second": ("requests/s", "g"),
     "n": ("processes", "d"),
     "value": ("value", significant(3)),
     "low": ("from", significant(3)),

@@ -8,7 +8,7 @@ simulation serves the same requests at the same times as the engine.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,13 @@ def live(rows: pd.DataFrame) -> pd.DataFrame:
     return _taken(_judged(traffic_of(usable(rows))))
 
 
+def measures(rows: pd.DataFrame) -> pd.DataFrame:
+    """The same, a line a process and metric, as `estimate` and `compare` take it: LOADED, `block`, `machine`, `metric`
+    (of METRICS, or "busy") and `value` (s, tokens a second, or a share)."""
+    taken = live(rows).drop_duplicates([*LOADED, "block"], keep="last")
+    return taken.melt([*LOADED, "block", "machine"], ["busy", *METRICS], "metric").dropna(subset="value")
+
+
 def _taken(rows: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for row in rows.itertuples():
@@ -97,9 +104,10 @@ def _taken(rows: pd.DataFrame) -> pd.DataFrame:
         tpot = np.array([(each[-1] - each[0]) / max(len(each) - 1, 1) for each in came])
         rate = sum(load.output), max(each[-1] for each in came) - load.arrives[0]
         entry = {"model": row.model, "per_second": row.per_second, "rule": row.label, "block": row.block}
+        entry["machine"] = row.machine
         entry["busy"] = sum(row.samples_ns[0]) / NS / rate[1] if row.label not in (SPLIT, SERVER) else stats.NAN
         entries.append(entry | figures(ttft, tpot, (gaps, np.ones(len(gaps))), rate, load))
-    return pd.DataFrame(entries, columns=[*LOADED, "block", "busy", *METRICS])
+    return pd.DataFrame(entries, columns=[*LOADED, "block", "machine", "busy", *METRICS])
 
 
 def _judged(used: pd.DataFrame) -> pd.DataFrame:
@@ -492,8 +500,8 @@ def refused(rows: pd.DataFrame) -> list[str]:
     return sorted(set(found[found != ""]))
 
 
-def accuracy(found: pd.DataFrame, by: Sequence[str] = ("metric", "way")) -> pd.DataFrame:
-    """How far off `compared` predictions are: `by`, `asked_of` (how many), `answered`, `within` (LIMIT), `middle` (the
+def accuracy(found: pd.DataFrame, by: Sequence[str] = ("metric", "way"), limit: float = LIMIT) -> pd.DataFrame:
+    """How far off `compared` predictions are: `by`, `asked_of` (how many), `answered`, `within` (`limit`), `middle` (the
     median of how far off the answered ones are, a share) and `worst`, the ratio furthest from 1, whose interval knows
     that it was chosen."""
     entries = []
@@ -501,27 +509,11 @@ def accuracy(found: pd.DataFrame, by: Sequence[str] = ("metric", "way")) -> pd.D
         known = [ratio for ratio in group["ratio"] if ratio is not None]
         off = [abs(np.log(ratio.value)) for ratio in known]
         entry: dict[str, Any] = dict(zip(by, key, strict=True)) | {"asked_of": len(group), "answered": len(known)}
-        entry["within"] = sum(value <= np.log(1 + LIMIT) for value in off)
+        entry["within"] = sum(value <= np.log(1 + limit) for value in off)
         entry["middle"] = float(np.expm1(np.median(off))) if off else stats.NAN
         entry["worst"] = stats.selected(known[int(np.argmax(off))], len(known)) if off else None
         entries.append(entry)
     return pd.DataFrame(entries, columns=[*by, "asked_of", "answered", "within", "middle", "worst"])
-
-
-def residuals(rows: pd.DataFrame) -> pd.DataFrame:
-    """By policy and way, how far off the tails are over all loads: `accuracy`, and `verdict`: usable, or unusable where
-    the furthest is beyond LIMIT with its whole interval."""
-    found = compared(rows)
-    found = found[found["metric"].isin(tails(rows).values())]
-    found = accuracy(found, ("model", "rule", "metric", "way"))
-    return found.assign(verdict=[_verdict(ratio) for ratio in found["worst"]])
-
-
-def _verdict(ratio: Estimate | None) -> str:
-    if ratio is None:
-        return "no answer"
-    said = {"holds": "usable", "does not hold": "unusable"}
-    return said.get(ratio.within(1 / (1 + LIMIT), 1 + LIMIT), "inconclusive")
 
 
 def picks(rows: pd.DataFrame) -> pd.DataFrame:
@@ -549,23 +541,6 @@ def picks(rows: pd.DataFrame) -> pd.DataFrame:
             entries.append(entry | {"asked": said["asked"].iloc[0]})
     names = ["model", "per_second", "asked", "for", "way", "rule", "best", "ratio", "confirmed", "chance"]
     return pd.DataFrame(entries, columns=names)
-
-
-def ranked(rows: pd.DataFrame) -> dict[str, tuple[int, int]]:
-    """By way: (pairs of policies that it and the engine put in the same order by the gaps' tail, pairs that differ)."""
-    found = compared(rows)
-    found = found[(found["metric"] == tails(rows)["itl"]) & found["way"].isin(WAYS)].dropna(subset="predicted")
-    counted = {}
-    for way, said in found.groupby("way", sort=False):
-        same = every = 0
-        for _, group in said.groupby(["model", "per_second"]):
-            for one, two in combinations(group.to_dict("records"), 2):
-                a, b = one["measured"], two["measured"]
-                if a.high < b.low or b.high < a.low:
-                    every += 1
-                    same += (one["predicted"] < two["predicted"]) == (a.value < b.value)
-        counted[str(way)] = same, every
-    return counted
 
 
 def alone(rows: pd.DataFrame) -> pd.DataFrame:
