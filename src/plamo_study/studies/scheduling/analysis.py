@@ -132,7 +132,8 @@ def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
 def typical(rows: pd.DataFrame) -> Load:
     """The requests that the loads of these rows consist of, at which policies are compared."""
     used = traffic_of(usable(rows))
-    return load_of(next(used[used["per_second"].isin(loads(rows))].itertuples()))
+    compared_at = used[used["per_second"].isin(loads(rows))]
+    return load_of(next((compared_at if len(compared_at) else used).itertuples()))
 
 
 @once_a_frame

@@ -112,7 +112,9 @@ class StepModel:
     def slower(self, pace: float) -> "StepModel":
         """The same calls on a machine that takes `pace` times as long for each; what waking takes stays."""
         step, base, slope = (tuple(pace * each for each in of) for of in (self.step, self.base, self.slope))
-        return replace(self, step=step, base=base, slope=slope, per_key=pace * self.per_key, moving=pace * self.moving)
+        slow = replace(self, step=step, base=base, slope=slope, per_key=pace * self.per_key, moving=pace * self.moving)
+        slow.__dict__.update(drawn=self.drawn, wakings=self.wakings)  # the same residuals, drawn once
+        return slow
 
     @cached_property
     def drawn(self) -> dict[str, list[float]]:
