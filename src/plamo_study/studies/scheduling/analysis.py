@@ -17,7 +17,6 @@ from scipy.optimize import brentq
 
 from plamo_study.analysis import stats, timing
 from plamo_study.analysis.memo import once_a_frame
-from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.errors import StudyError
@@ -502,9 +501,9 @@ def refused(rows: pd.DataFrame) -> list[str]:
 
 
 def accuracy(found: pd.DataFrame, by: Sequence[str] = ("metric", "way"), limit: float = LIMIT) -> pd.DataFrame:
-    """How far off `compared` predictions are: `by`, `asked_of` (how many), `answered`, `within` (`limit`), `middle` (the
-    median of how far off the answered ones are, a share) and `worst`, the ratio furthest from 1, whose interval knows
-    that it was chosen."""
+    """How far off `compared` predictions are: `by`, `asked_of` (how many), `answered`, `within` (how many are at most
+    `limit` off), `middle` (the median of how far off the answered ones are, a share) and `worst`, the ratio furthest
+    from 1, whose interval knows that it was chosen."""
     entries = []
     for key, group in found.groupby(list(by), sort=False):
         known = [ratio for ratio in group["ratio"] if ratio is not None]
