@@ -14,7 +14,6 @@ from plamo_study.measure import energy, machine, watch, workloads
 from plamo_study.measure.cells import Idle
 from plamo_study.measure.recording import Recording, read
 from plamo_study.measure.rows import Evidence
-from plamo_study.studies.machines import show
 from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
 
 
@@ -216,14 +215,6 @@ def test_an_idle_row_that_was_measured_again_counts_once():
     assert [line.joules.n for line in twice.itertuples()] == [
         line.joules.n for line in analysis.per_token(found.rows).itertuples()
     ]
-
-
-def test_the_table_names_the_meter_and_without_one_says_why_there_is_none():
-    found = planted()
-    table = show.energy([(found.study, found.rows, found.facts)])
-    assert set(table.frame["meter"]) == {"RAPL package-0"}
-    nothing = planted(joules=False)
-    assert show.energy([(nothing.study, nothing.rows, nothing.facts)]).data.startswith("n/a: ")
 
 
 def test_a_frame_tells_joules_and_their_seconds(powercap):

@@ -12,7 +12,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import packing
 from plamo_study.measure.recording import LOCAL, OTHERS, REFERENCE
 from plamo_study.studies import registry
-from plamo_study.studies.machines import analysis, gpu, show
+from plamo_study.studies.machines import analysis, gpu
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
          "type_k": "f16", "type_v": "f16", "attention": "on", "read": 1e9}  # fmt: skip
@@ -29,27 +29,27 @@ def line(machine, seconds, roof, depth=128.0, **changed):
     return USUAL | entry | {"share": roof / seconds} | changed
 
 
-def test_machines_that_reach_the_same_share_foretell_one_another_exactly():
-    found = pd.DataFrame([line("a", 0.10, 0.05), line("b", 0.30, 0.15)])
-    told = analysis.predicted(found).iloc[0]
-    assert told["promised"].value == pytest.approx(0.30)
-    assert told["ratio"].value == pytest.approx(1.0)
-    assert told["ratio"].low == pytest.approx(0.9 / 1.1)
-    assert (told["same"], told["roof"]) == (pytest.approx(3.0), pytest.approx(2.0))
+def test_a_pair_holds_what_both_forecasts_start_from():
+    """The other machine reads half as fast, and its roof is three times as high."""
+    found = pd.DataFrame([line("a", 0.10, 0.05), line("b", 0.30, 0.15, read=0.5e9)])
+    told = analysis.pairs(found).iloc[0]
+    assert (told["known"], told["asked"]) == ("chip a", "chip b")
+    assert told["took_known"].value * told["roof_asked"] / told["roof_known"] == pytest.approx(0.30)
+    assert told["took_known"].value * told["read_known"] / told["read_asked"] == pytest.approx(0.20)
+    assert (told["share_known"], told["share_asked"]) == (pytest.approx(0.5), pytest.approx(0.5))
 
 
-def test_a_machine_twice_as_far_from_its_ceiling_is_missed_by_two():
-    found = pd.DataFrame([line("a", 0.10, 0.05), line("b", 0.60, 0.15)])
-    assert analysis.predicted(found)["ratio"].iloc[0].value == pytest.approx(2.0)
+def test_the_interval_of_a_miss_takes_both_intervals_at_their_worst():
+    took, promised = line("b", 0.60, 0.15)["measured"], line("a", 0.30, 0.15)["measured"]
+    ratio = analysis.quotient(took, promised)
+    assert ratio.value == pytest.approx(2.0)
+    assert (ratio.low, ratio.high) == (pytest.approx(2 * 0.9 / 1.1), pytest.approx(2 * 1.1 / 0.9))
 
 
-def test_beside_a_forecast_stands_what_the_bandwidths_alone_say():
-    """The other machine reads half as fast and multiplies as fast: a step waits for one, a prompt for the other."""
-    step = [line("a", 0.10, 0.05), line("b", 0.20, 0.10, read=0.5e9)]
-    prompt = [line("a", 1.0, 0.5, phase="prefill"), line("b", 1.0, 0.5, phase="prefill", read=0.5e9)]
-    told = analysis.predicted(pd.DataFrame([*step, *prompt])).set_index("phase")
-    assert told["ratio"].map(lambda ratio: ratio.value).tolist() == pytest.approx([1.0, 1.0])
-    assert told["read"].to_dict() == {"decode": pytest.approx(1.0), "prefill": pytest.approx(0.5)}
+def test_machines_that_share_no_pass_make_no_pair():
+    found = pd.DataFrame([line("a", 0.1, 0.05), line("b", 0.1, 0.05, n_seq=8)])
+    assert analysis.pairs(found).empty
+    assert {"took_known", "share_asked", "depth"} <= set(analysis.pairs(found))
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,14 @@ def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(stu
     assert found["machine"].nunique() >= 3
     assert found["share"].between(0.1, 1.1).all()
     assert set(analysis.machines(studies, found)["machine"]) == set(found["machine"])
-    told = analysis.predicted(found)
+    told = analysis.pairs(found)
     assert (told["known"] != told["asked"]).all()
-    drawn = show.shared(found)
-    assert set(drawn.groupby("name")["chip"].nunique()) >= {2}
 
 
 def test_a_pass_that_was_timed_twice_foretells_one_pass_and_not_two():
     twice = [line("a", 0.1, 0.05, 128.0), line("a", 0.1, 0.05, 131.0)]
     assert len(list(analysis.common(pd.DataFrame([*twice, line("b", 0.1, 0.05)])))) == 1
     assert len(list(analysis.common(pd.DataFrame([line("b", 0.1, 0.05), *twice])))) == 1
-
-
-def test_a_machine_alone_says_how_to_add_another(studies):
-    first = studies[0][1]["machine"].iloc[0]
-    alone = [(name, rows, facts) for name, rows, facts in studies if rows["machine"].iloc[0] == first]
-    assert "plamo-study rows add FILE" in show.finding(analysis.passes(alone), "shape").data
 
 
 def test_a_pack_that_is_tracked_is_recorded_and_one_that_is_not_is_live_only(tmp_path, monkeypatch):
@@ -187,7 +179,5 @@ def test_every_forecast_names_what_measures_it():
     assert {each["key"] for each in gpu.foretold()} == set(gpu.MEASURES)
 
 
-def test_without_a_gpu_the_forecasts_stand_unmeasured(studies):
+def test_no_recorded_machine_has_a_gpu(studies):
     assert not gpu.boards(studies)
-    assert len(show.foretold(studies).frame) == len(gpu.foretold())
-    assert "n/a" in show.gpu_gains(studies).data

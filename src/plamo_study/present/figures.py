@@ -3,11 +3,9 @@
 from typing import Any
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.stats import Estimate
-from plamo_study.present.sentences import CLOSE, is_close
 
 Chart = alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
 LONG_NAME = 24  # characters from which names of a legend stand one below the other
@@ -53,23 +51,3 @@ def whiskered(base: alt.Chart, axis: str, scale: alt.Scale | None = None, **poin
         base.mark_line().encode(y=y),
         base.mark_point().encode(y=y, **points),
     ]
-
-
-def on_a_line(data: pd.DataFrame, axes: tuple[str, str], which: str, title: str) -> Chart:
-    """Points `x` against `y`, both on scales of factors, by `which`, around the line on which both are equal.
-
-    `tip`: what a point is.
-    """
-    known = data[["x", "y"]].to_numpy() if len(data) else np.ones(1)
-    low, high = float(known.min()), float(known.max())
-    scale = alt.Scale(type="log", domain=[low / 1.1, high * 1.1], nice=False)
-    ticks = [value * 10.0**power for power in range(-6, 7) for value in (1, 2, 3, 5, 7)]
-    axis = alt.Axis(values=[tick for tick in ticks if low / 1.1 <= tick <= high * 1.1])
-    x = alt.X("x:Q", title=axes[0], scale=scale, axis=axis)
-    y = alt.Y("y:Q", title=axes[1], scale=scale, axis=axis)
-    line = alt.Chart(pd.DataFrame({"x": [low, high], "y": [low, high]})).mark_line(strokeDash=[4, 4], color="#6b7280")
-    colour, shape = marks(which, list(dict.fromkeys(data[which])))
-    points = alt.Chart(data).mark_point(size=50).encode(x=x, y=y, color=colour, shape=shape, tooltip=["tip:N"])
-    near = sum(map(is_close, data["y"] / data["x"]))
-    said = f"{near} of {len(data)} points lie within {CLOSE} times of the line on which both are equal."
-    return alt.layer(line.encode(x=x, y=y), points).properties(title=title, description=f"{title}. {said}", height=300)

@@ -1,7 +1,7 @@
-"""The same passes on several machines, and what one machine's rows predict for another from its ceilings alone.
+"""The same passes on several machines, in pairs: what notebook 13 forecasts one machine's times from another's with.
 
-A pass takes as many times its roof on one machine as on another: that is the whole prediction. The roof is the time
-that the nearer of a machine's two measured ceilings allows.
+Beside the times stand what forecasts can start from: how many bytes each machine reads a second, and the roof, which is
+the time that the nearer of its two measured ceilings allows.
 """
 
 from collections.abc import Iterator
@@ -128,25 +128,25 @@ def _nearest(known: pd.DataFrame, asked: pd.DataFrame) -> Iterator[tuple[Any, An
             yield left.pop(n), right.pop(m)
 
 
-def predicted(found: pd.DataFrame) -> pd.DataFrame:
-    """What one machine's rows say of the same pass on another: PASS, `depth`, `known` and `asked` (chips).
+def pairs(found: pd.DataFrame) -> pd.DataFrame:
+    """Every pass that two machines ran, one line a pair: what a forecast of one from the other starts with.
 
-    `promised`: seconds, as many times the roof of the one asked about; `measured` there; `ratio`, measured over
-    promised, an estimate whose interval takes both intervals at their worst. The other way
-    round the ratio is the inverse. Beside it what less would say, as ratios too: `read` that it takes longer as the
-    other machine reads slower, whatever it multiplies; `same` that it takes as long; `roof` what the ceilings allow.
+    PASS and `depth` (of the second); the chips `known` and `asked`, from whose rows and for whom; and of each, as
+    `..._known` and `..._asked`: `took` (estimate, s), `roof` (s), `read` (B/s), `share`.
     """
     entries = []
     for known, asked in common(found):
-        promised = known["measured"].scaled(asked.low / known["low"])
-        took = asked.measured
-        ratio = Estimate(
-            took.value / promised.value, took.low / promised.high, took.high / promised.low, min(took.n, promised.n)
-        )
         entry = {name: known[name] for name in PASS} | {"depth": asked.depth}
-        entry |= {"known": known["chip"], "asked": asked.chip, "promised": promised, "measured": took, "ratio": ratio}
-        same = took.value / known["measured"].value
-        entry |= {"read": same * asked.read / known["read"], "same": same, "roof": took.value / asked.low}
+        for side, line in (("known", known), ("asked", asked._asdict())):
+            entry |= {side: line["chip"], f"took_{side}": line["measured"], f"roof_{side}": line["low"]}
+            entry |= {f"read_{side}": line["read"], f"share_{side}": line["share"]}
         entries.append(entry)
-    names = [*PASS, "depth", "known", "asked", "promised", "measured", "ratio", "read", "same", "roof"]
-    return pd.DataFrame(entries, columns=names)
+    sides = [f"{name}_{side}" for side in ("known", "asked") for name in ("took", "roof", "read", "share")]
+    return pd.DataFrame(entries, columns=[*PASS, "depth", "known", "asked", *sides])
+
+
+def quotient(took: Estimate, promised: Estimate) -> Estimate:
+    """What a pass took over what was promised for it; the interval takes both intervals at their worst."""
+    return Estimate(
+        took.value / promised.value, took.low / promised.high, took.high / promised.low, min(took.n, promised.n)
+    )
