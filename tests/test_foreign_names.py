@@ -136,7 +136,7 @@ def executed(folder: Path) -> nbformat.NotebookNode:
     shown, known = DisplayFormatter(), {}
     for number, cell in enumerate(cell for cell in notebook.cells if cell.cell_type == "code"):
         parsed = ast.parse(cell.source)
-        last = parsed.body.pop() if isinstance(parsed.body[-1], ast.Expr) else None
+        last = parsed.body.pop() if parsed.body and isinstance(parsed.body[-1], ast.Expr) else None
         exec(compile(parsed, "cell", "exec"), known)
         known["source"] = "live"
         cell.outputs, cell.execution_count = [], number + 1
