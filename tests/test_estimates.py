@@ -17,6 +17,7 @@ from plamo_study.measurements import measurements, recording
 from plamo_study.present import charts, page_claims, theme
 from plamo_study.present.labels import table
 from plamo_study.present.page_claims import Claims
+from plamo_study.studies import registry
 
 
 @pytest.fixture
@@ -213,23 +214,7 @@ def test_what_crashed_keeps_a_line_and_has_no_number():
     assert not failed.usable.any()
 
 
-OPENED = (
-    "00-start-here",
-    "01-phase-asymmetry",
-    "02-roofline",
-    "03-batch-scaling",
-    "04-quantization",
-    "05-context-length",
-    "06-chunked-prefill",
-    "07-replicas",
-    "08-speculative",
-    "09-disaggregation",
-    "10-scheduling",
-    "11-serving",
-)
-
-
-@pytest.mark.parametrize("name", OPENED)
+@pytest.mark.parametrize("name", registry.NOTEBOOKS)
 def test_an_opened_notebook_on_recorded_rows_loads_no_engine(name):
     code = f"""
 import nbformat, sys

@@ -6,8 +6,6 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.ceilings import Place, Rate, every_kernel, limits as both_limits, main_place, measured, read
 from plamo_study.analysis.roofline import Ceilings, Model
 
-CEILING = {"memory": "read", "compute": "matmul"}
-
 
 def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
     """Per ceiling, kernel, device and thread count: `best` sample and `usual` (median over processes), B/s or FLOP/s.

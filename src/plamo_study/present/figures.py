@@ -1,7 +1,5 @@
 """Every figure of the notebooks. A figure takes tidy data, holds none, and reads itself aloud in its description."""
 
-from typing import Any
-
 import altair as alt
 import pandas as pd
 
@@ -41,13 +39,3 @@ def marks(field: str, names: list[str]) -> tuple[alt.Color, alt.Shape]:
     legend = alt.Legend(columns=1, labelLimit=500) if long else alt.Legend(columns=0)
     color = alt.Color(f"{field}:N", title=None, scale=domain, legend=legend)
     return color, alt.Shape(f"{field}:N", title=None, scale=domain, legend=legend)
-
-
-def whiskered(base: alt.Chart, axis: str, scale: alt.Scale | None = None, **points: Any) -> list[alt.Chart]:
-    """A line through points with their intervals, of data that `spread` made; `points`: how a point looks."""
-    y = alt.Y("value:Q", title=axis, scale=scale) if scale else alt.Y("value:Q", title=axis)
-    return [
-        base.mark_rule(strokeWidth=2).encode(y=alt.Y("low:Q", title=axis), y2="high:Q"),
-        base.mark_line().encode(y=y),
-        base.mark_point().encode(y=y, **points),
-    ]

@@ -7,7 +7,7 @@ keeps quiet about it.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plamo_study.analysis.stats import Estimate
@@ -32,13 +32,6 @@ def is_close(ratio: float) -> bool:
 def unless(ratio: Estimate) -> str:
     """What is said of a ratio whose interval holds 1."""
     return ", which is inconclusive" if ratio.above(1.0) == "inconclusive" else ""
-
-
-def closeness(ratios: Sequence[Estimate]) -> tuple[int, str]:
-    """How many of these are within CLOSE times, and in words how many of them with their whole interval."""
-    near = [ratio for ratio in ratios if is_close(ratio.value)]
-    sure = sum(ratio.within(1 / CLOSE, CLOSE) == "holds" for ratio in near)
-    return len(near), f"{sure} of these with the whole interval"
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ OF_FULL_SIZE = (  # as their titles say
     "08-speculative",
     "09-disaggregation",
     "12-levers",
+    "13-machines",
     "14-methods",
 )
 

@@ -12,7 +12,6 @@ from plamo_study.models.registry import ModelSpec
 from plamo_study.models.vocabulary import Vocabulary
 
 LICENCE = "MIT"
-TEXT_LICENCE = "PSF-2.0"
 
 
 def write(

@@ -27,7 +27,6 @@ GROUPS = {
     "scan and convolution": STATE,
     "norms, copies, other": REST,
 }
-AROUND = ("prepare", "callback", "finish")  # spans in which no node is computed
 HEAD = ("output.weight", "token_embd.weight")  # a tied head multiplies with the embedding
 WEIGHT = re.compile(r"blk\.\d+\.([a-z0-9_]+)(?:\.weight)?")
 LAYER = re.compile(r"(?:blk\.|cache_[a-z]_l|[a-z0-9]-)(\d+)\b")
