@@ -19,7 +19,7 @@ from plamo_study.studies import registry
 from plamo_study.studies.serving import endurance
 from plamo_study.studies.speculative import plan as speculation
 
-CLAIMS = 3  # of each notebook that FINDINGS repeats
+CLAIMS = 3  # lines of each notebook's that FINDINGS repeats
 README, USING, FINDINGS, ROWS = "README.md", "USING.md", "FINDINGS.md", "data/ROWS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
 BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
@@ -41,12 +41,9 @@ def _found(name: str) -> str:
     notebook = nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4)
     title, link = notebook.cells[0].source.removeprefix("# "), f"notebooks/{name}.ipynb"
     said = re.match(r"\*\*.+?\*\*", notebook.cells[1].source, re.DOTALL)
-    lines = list(stated(notebook))
-    first = list(dict.fromkeys(line["claim"] for line in lines))[:CLAIMS]
     rows = [
         f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} | {_where(notebook, line['claim'], link)} |"
-        for line in lines
-        if line["claim"] in first
+        for line in stated(notebook)[:CLAIMS]
     ]
     table = "\n".join(["| claim | of | measured | where |", "|---|---|---|---|", *rows]) if rows else ""
     parts = (f"### [{title}]({link})", said and said[0], _evidence(notebook), table)
