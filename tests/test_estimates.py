@@ -1,8 +1,6 @@
 """The small grammar of notebooks: estimates of groups, comparisons paired by block, claims, tables."""
 
 import math
-import subprocess
-import sys
 
 import nbformat
 import numpy as np
@@ -17,7 +15,6 @@ from plamo_study.measurements import measurements, recording
 from plamo_study.present import charts, page_claims, theme
 from plamo_study.present.labels import table
 from plamo_study.present.page_claims import Claims
-from plamo_study.studies import registry
 
 
 @pytest.fixture
@@ -212,20 +209,3 @@ def test_what_crashed_keeps_a_line_and_has_no_number():
     assert len(failed)
     assert failed.value.isna().all()
     assert not failed.usable.any()
-
-
-@pytest.mark.parametrize("name", registry.NOTEBOOKS)
-def test_an_opened_notebook_on_recorded_rows_loads_no_engine(name):
-    code = f"""
-import nbformat, sys
-from IPython.core.interactiveshell import InteractiveShell
-shell = InteractiveShell()
-for cell in nbformat.read({str(paths.NOTEBOOKS / name)!r} + ".ipynb", 4).cells:
-    if cell.cell_type == "code":
-        shell.run_cell(cell.source).raise_error()
-loaded = [each for each in sys.modules if each.split(".")[0] == "llama_cpp" or each == "plamo_study.engine.bindings"]
-print(loaded, file=sys.stderr)
-sys.exit(bool(loaded))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]

@@ -109,5 +109,5 @@ def test_the_readme_says_what_the_rows_say():
 
 @pytest.mark.parametrize("names", [Row.__struct_fields__, Request.__struct_fields__, ORDER])
 def test_every_column_stands_in_the_dictionary(names):
-    text = (paths.DATA / "README.md").read_text()
+    text = (paths.DATA / "ROWS.md").read_text()
     assert [name for name in names if f"`{name}`" not in text] == []
