@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from plamo_study import paths
 from plamo_study.cli import rows as commands
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
-from plamo_study.measure.rows import Fact, Failure, Row, content_id, row_key
+from plamo_study.measure.rows import Fact, Failure, Record, Row, content_id, row_key
 from plamo_study.studies.registry import STUDIES
 
 REFERENCE = paths.MEASURED / "reference"
@@ -49,13 +50,25 @@ def written(path: Path, text: bytes) -> Path:
     return path
 
 
+def first(records: list[Record], n: int = 100) -> list[Record]:
+    """All facts of a journal, and the first rows of each machine in it."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for record in records:
+        if isinstance(record, Row):
+            seen[record.machine] += 1
+        if not isinstance(record, Row) or seen[record.machine] <= n:
+            kept.append(record)
+    return kept
+
+
 def rows_of(machine: str, folder: Path) -> dict[str, Row]:
     found = [row for path in folder.glob("*.jsonl") for row in journal.latest_rows(journal.read(path))]
     return {row.key: row for row in found if row.machine == machine}
 
 
 def test_every_recorded_machine_s_rows_come_out_as_they_went_in(tmp_path, monkeypatch):
-    recorded = {path.stem: journal.read(path) for path in REFERENCE.glob("*.jsonl")}
+    recorded = {path.stem: first(journal.read(path)) for path in REFERENCE.glob("*.jsonl")}
     rows = [row for records in recorded.values() for row in journal.latest_rows(records)]
     machines = {row.machine for row in rows}
     assert len(machines) > 1
