@@ -50,7 +50,7 @@ def written(path: Path, text: bytes) -> Path:
     return path
 
 
-def first(records: list[Record], n: int = 100) -> list[Record]:
+def first(records: list[Record], n: int = 30) -> list[Record]:
     """All facts of a journal, and the first rows of each machine in it."""
     seen: Counter[str] = Counter()
     kept = []
