@@ -149,6 +149,16 @@ def test_a_reader_s_own_rows_stand_beside_the_reference_machine(ratio):
     assert shown["on this machine"].str.startswith("1.5").all()
 
 
+def test_a_fact_has_to_hold_of_every_line_and_of_none_nothing_is_claimed():
+    claim = Claims("", "recorded")
+    true, false = pd.Series([True, True]), pd.Series([True, False])
+    cases = ((true, None), (false, None), (true[:0], None), (True, [1]), (True, []), (None, [1]))
+    for number, (holds, of) in enumerate(cases):
+        claim.fact(f"sentence {number}", holds, of)
+    verdicts = [line["verdict"] for line in claim.checked()]
+    assert verdicts == ["holds", "does not hold", "inconclusive", "holds", "inconclusive", "does not hold"]
+
+
 @pytest.mark.parametrize("path", sorted(paths.NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_every_claim_of_a_committed_page_holds(path):
     assert [line for line in page_claims.stated(nbformat.read(path, 4)) if line["verdict"] != "holds"] == []

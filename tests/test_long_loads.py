@@ -19,7 +19,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import analysis, beside, crowd, endurance, soak, traffic
+from plamo_study.studies.serving import analysis, beside, crowd, endurance, results, soak, traffic
 from plamo_study.studies.serving.results import (
     AIPERF,
     OURS,
@@ -228,7 +228,7 @@ def test_a_soak_whose_server_died_is_written_read_back_and_told(stands_in, monke
     assert found.minutes[-1].ttft is None
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     soak.write(found, "reference")
-    assert soak.recorded("reference", "mini") == [found]
+    assert results.soaks("reference", "mini") == [found]
     told = endurance.minutes(endurance.soaks(page()))
     assert told["ttft"].isna().iloc[-1]
     assert endurance.runs([found])[["sent", "failed"]].iloc[0].tolist() == [found.sent, found.failed]
@@ -260,17 +260,17 @@ GONE, LEFT = [1, 6, 400, 90, 5, 2], [1, 2, 400, 3, 300, 90]
 
 def test_a_file_of_one_run_is_read_and_a_new_run_is_kept_beside_it(monkeypatch, tmp_path):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    assert soak.recorded("reference", "mini", held=True) == []
+    assert results.soaks("reference", "mini", held=True) == []
     before = {name: value for name, value in msgspec.to_builtins(held(GONE)).items()}
     for minute in before["minutes"]:
         del minute["fine"]  # as recorded before answers were counted by five seconds
     (tmp_path / "reference").mkdir()
     (tmp_path / "reference" / "11-held.mini.json").write_bytes(msgspec.json.encode(before))
-    assert soak.recorded("reference", "mini", held=True) == [held(GONE)]
+    assert results.soaks("reference", "mini", held=True) == [held(GONE)]
     soak.write(held(LEFT), "reference")
-    assert soak.recorded("reference", "mini", held=True) == [held(GONE), held(LEFT)]
+    assert results.soaks("reference", "mini", held=True) == [held(GONE), held(LEFT)]
     soak.write(held(GONE, patched=True), "reference")
-    assert len(soak.recorded("reference", "mini", held=True)) == 2, "the patched one is of another kind"
+    assert len(results.soaks("reference", "mini", held=True)) == 2, "the patched one is of another kind"
     told = endurance.runs(endurance.soaks(page(), held=True))
     assert told[["server", "run"]].to_numpy().tolist() == [[RELEASED, 1], [RELEASED, 2], [PATCHED, 1]]
 
@@ -280,7 +280,7 @@ def test_a_damaged_file_of_runs_is_named_with_what_makes_it_anew(monkeypatch, tm
     (tmp_path / "reference").mkdir()
     (tmp_path / "reference" / "11-held.mini.json").write_text("[{}]")
     with pytest.raises(StudyError, match="is damaged") as told:
-        soak.recorded("reference", "mini", held=True)
+        results.soaks("reference", "mini", held=True)
     assert told.value.mend == "plamo-study server soak"
 
 

@@ -341,13 +341,13 @@ def _run_all(
     `at_most`: more minutes than `minutes`, for what findings need alone. What nothing changed for is neither measured
     nor executed again. The first is executed at once: it can be read while the rest is measured.
     """
-    from plamo_study.publish import parameters, runs
+    from plamo_study.publish import parameters
     from plamo_study.studies import allowed
 
     values = {"source": source} | ({"scale": scale} if scale else {}) | values
     scale = scale or studies.RANDOM_WEIGHTS
     allowed.check(source=source, scale=scale)
-    found = sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
+    found = _in_order(notebooks)
     for path, assigned in parameters.assign(found, values).items():
         if path.stem in studies.NOTEBOOKS:
             allowed.check(**assigned)
@@ -355,15 +355,20 @@ def _run_all(
         return _run_alone(found, scale, source, values, minutes, force, json, published, at_most)
 
 
+def _in_order(notebooks: list[str]) -> list[Path]:
+    """Notebooks by number, those that show the rows of all others last."""
+    from plamo_study.publish import runs
+
+    return sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
+
+
 def _run_at_hand(minutes: float | None, force: bool) -> int:
     """Measure what a page can set beside the recorded rows, and publish the recorded pages with it; the exit code."""
-    from plamo_study.publish import runs
 
     with alone(paths.REPORTS / LOCK):
         well = cli_at_hand.measure(minutes)
-        found = sorted(runs.find_notebooks([]), key=lambda path: path.stem in studies.OF_ALL)
         scale, values = studies.RANDOM_WEIGHTS, {"source": "recorded"}  # each notebook at the scale it is recorded at
-        status = _run_alone(found, scale, "recorded", values, 0, force, json=False, published=True, at_most=0)
+        status = _run_alone(_in_order([]), scale, "recorded", values, 0, force, json=False, published=True, at_most=0)
     return status or int(not well)
 
 

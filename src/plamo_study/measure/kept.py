@@ -1,7 +1,7 @@
 """Results that are one file beside the journals, data/measured/<place>/<name>: written whole, read with their type."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,18 +27,23 @@ def write(data: bytes, place: str, name: str) -> Path:
     return target
 
 
-def keep(found: msgspec.Struct, place: str, name: str) -> Path:
+def keep(found: msgspec.Struct | list[Any], place: str, name: str) -> Path:
     """Keep a result of fields as JSON that people can read."""
     return write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, name)
 
 
 def load(place: str, name: str, kind: type[Kept], made_by: str) -> Kept | None:
     """A result; None where there is none. StudyError for a damaged file, which names what makes it anew."""
+    found: Kept | None = load_any(place, name, kind, made_by)
+    return found
+
+
+def load_any(place: str, name: str, kind: Any, made_by: str) -> Any:
+    """The same of any type that msgspec knows, unions and lists among them."""
     found = path(place, name)
     if not found.exists():
         return None
     try:
-        read: Kept = parsed(content(found), kind)
-        return read
+        return parsed(content(found), kind)
     except ValueError as error:
         raise StudyError(str(found), f"is damaged ({error})", made_by) from error

@@ -11,7 +11,7 @@ claim is given some beside the recorded ones (`here`). All claims of a page are 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import nbformat
@@ -67,6 +67,15 @@ class Claims:
         self._here[sentence] = [self._line(sentence, row, above, below, between) for row in own]
         self._stated[sentence] = lines
         return Verdicts(lines, self._here[sentence])
+
+    def fact(self, sentence: str, holds: Any, of: Sized | None = None) -> "Verdicts":
+        """State a plain fact about some lines; where there are none, nothing is claimed.
+
+        `holds`: whether it does, or a series of booleans that all have to be true. `of`: the lines, by default these.
+        """
+        if not len(holds if of is None else of):
+            return self(sentence, pd.DataFrame(), above=0)
+        return self(sentence, bool(holds.all() if isinstance(holds, pd.Series) else holds))
 
     def _line(
         self, sentence: str, row: Line, above: float | None, below: float | None, between: tuple[float, float] | None

@@ -57,7 +57,8 @@ async function draw(figure) {
   const lines = (vega) => (narrow ? stacked(vega, (room - AXIS) / SUBTITLE_CHARACTER) : vega);
   const patch = (vega) => fit(lines(vega), room);
   const options = { mode: "vega-lite", renderer: "svg", ast: true, actions: false, patch };
-  await window.vegaEmbed(drawing, shown, options);
+  if (figure.finalize) figure.finalize();
+  ({ finalize: figure.finalize } = await window.vegaEmbed(drawing, shown, options));
 }
 
 function drawAll() {
@@ -70,8 +71,11 @@ function drawAll() {
   }
 }
 
-let waiting = 0; // a window that changes its size is drawn for once it has been still
+let waiting = 0; // a window that changes its width is drawn for once it has been still
+let drawnAt = window.innerWidth; // on a telephone scrolling changes the height alone
 window.addEventListener("resize", () => {
+  if (window.innerWidth === drawnAt) return;
+  drawnAt = window.innerWidth;
   clearTimeout(waiting);
   waiting = setTimeout(drawAll, 150);
 });

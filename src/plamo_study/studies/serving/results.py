@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-from plamo_study.errors import StudyError
-from plamo_study.foreign import content, parsed
 from plamo_study.measure import kept
 
 HELD_AT = 2  # minutes before a server is held up
@@ -149,13 +147,8 @@ def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> 
 
     StudyError for a damaged file, which names what makes it anew.
     """
-    path = kept.path(place, soak_name(scale, held, patched))
-    if not path.exists():
-        return []
-    try:
-        found = parsed(content(path), Soak | list[Soak])  # one alone, as long as only the last one was kept
-    except ValueError as error:
-        raise StudyError(str(path), f"is damaged ({error})", SOAKED) from error
+    either = Soak | list[Soak]  # one alone, as long as only the last one was kept
+    found = kept.load_any(place, soak_name(scale, held, patched), either, SOAKED) or []
     return found if isinstance(found, list) else [found]
 
 

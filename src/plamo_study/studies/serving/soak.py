@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
-import msgspec
 import numpy as np
 import psutil
 
@@ -212,8 +211,5 @@ def sustained(scale: str, place: str) -> float:
 def write(found: Soak, place: str) -> Path:
     """Keep a soak beside those of its kind that ran before it."""
     name = results.soak_name(found.scale, bool(found.held_s), found.patched)
-    every = [*recorded(place, found.scale, bool(found.held_s), found.patched), found]
-    return kept.write(msgspec.json.format(msgspec.json.encode(every), indent=1), place, name)
-
-
-recorded = results.soaks
+    every = [*results.soaks(place, found.scale, bool(found.held_s), found.patched), found]
+    return kept.keep(every, place, name)
