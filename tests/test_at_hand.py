@@ -12,7 +12,7 @@ from plamo_study.analysis.estimates import compare
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, recording, runner
 from plamo_study.measure.cells import Decode, Gate, Prefill
-from plamo_study.models import registry
+from plamo_study.models import recipes
 from plamo_study.present import charts
 from plamo_study.present.page_claims import Claims
 from plamo_study.studies import at_hand, registry as studies
@@ -81,9 +81,8 @@ def test_every_file_of_a_core_study_is_judged_and_every_result_proved_once(name)
 
 def test_released_weights_are_measured_instead_where_they_were_fetched(tmp_path, monkeypatch):
     assert set(at_hand.asked()) == {(name, "shape") for name in at_hand.STUDIES}
-    for module in (paths, registry):
-        monkeypatch.setattr(module, "MODELS", tmp_path)
-    (tmp_path / registry.model_path(ATTENTION, "weights", "Q8_0").name).touch()
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
+    (tmp_path / recipes.model_path(ATTENTION, "weights", "Q8_0").name).touch()
     assert ("03-core", "weights") in at_hand.asked()
     assert {cell.model for cell in studies.STUDIES["03-core"].plan("weights").cells} == {ATTENTION}
     assert {cell.model for cell in studies.STUDIES["03-core"].plan("shape").cells} == {HYBRID}
@@ -91,8 +90,7 @@ def test_released_weights_are_measured_instead_where_they_were_fetched(tmp_path,
 
 
 def test_a_full_disk_is_said_with_what_is_needed_before_a_file_is_written(tmp_path, monkeypatch):
-    for module in (paths, registry):
-        monkeypatch.setattr(module, "MODELS", tmp_path)
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
     planned = [studies.STUDIES[name].plan(scale) for name, scale in at_hand.asked()]
     sizes = at_hand.missing(planned)
     assert 7.5e9 < sum(sizes.values()) < 8.6e9

@@ -13,7 +13,7 @@ from conftest import mini
 
 from plamo_study.measure import expected, machine, plan, watch
 from plamo_study.measure.rows import Evidence
-from plamo_study.models import registry
+from plamo_study.models import recipes
 from plamo_study.present import evidence
 from plamo_study.studies.machines import analysis as machines
 
@@ -124,7 +124,7 @@ def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac,
     large = tmp_path / "large.gguf"
     large.touch()
     os.truncate(large, 2 << 30)
-    monkeypatch.setattr(registry, "model_path", lambda *file: large)
+    monkeypatch.setattr(recipes, "model_path", lambda *file: large)
     assert expected.at_once(mini("gate")) == 2
     large.unlink()
     assert expected.at_once(mini("gate")) == 8

@@ -114,7 +114,7 @@ def project(tmp_path, monkeypatch, hub):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("PLAMO_STUDY_ROOT", str(tmp_path))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "home/token"))
-    monkeypatch.setattr(registry, "MODELS", tmp_path / "data/models")
+    monkeypatch.setattr(paths, "MODELS", tmp_path / "data/models")
     (tmp_path / "data").mkdir()
     pin(tmp_path, monkeypatch, "")
     return tmp_path
@@ -555,7 +555,7 @@ def test_the_list_says_what_is_pinned_here_and_whole(project, hub, monkeypatch):
 
 
 def test_the_list_shows_findings_only_of_the_bytes_that_are_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "MODELS", tmp_path)
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
     path = synthetic.make(plan.MATCHED, "mini", "Q8_0")
     known = {(plan.MATCHED, "mini"): registry.load(paths.MODELS_TOML)[plan.MATCHED, "mini"]}
 

@@ -12,8 +12,9 @@ import gguf
 import numpy as np
 import pytest
 
+from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.models import registry, synthetic, tensors, values
+from plamo_study.models import recipes, registry, synthetic, tensors, values
 
 MINIS = ("plamo-2-1b", "plamo-3-nict-2b")
 F32 = gguf.GGMLQuantizationType.F32
@@ -99,7 +100,7 @@ def test_minis_have_both_kinds_of_layer():
 )
 def test_unknown_model_scale_or_type_lists_the_known_ones(arguments: tuple[str, str, str], listed: str):
     with pytest.raises(StudyError, match=listed):
-        registry.model_path(*arguments)
+        recipes.model_path(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_a_folder_that_cannot_be_written_is_a_readable_error(tmp_path: Path):
 
 
 def test_make_writes_once_and_checks_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registry, "MODELS", tmp_path)
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
     path = synthetic.make("plamo-3-matched", "mini", "Q8_0")
     written = path.stat().st_mtime_ns
     assert synthetic.make("plamo-3-matched", "mini", "Q8_0").stat().st_mtime_ns == written

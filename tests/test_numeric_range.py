@@ -14,7 +14,7 @@ from plamo_study.engine.ranges import InputRanges
 from plamo_study.engine.session import SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import ranges
-from plamo_study.measure.cells import ROTATION
+from plamo_study.measure.cells import PLANTED, ROTATION
 from plamo_study.measure.checking import check
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
@@ -159,8 +159,8 @@ def grid():
     """Rows of planted cells of five types, and one of a worker that died, as a frame has them."""
     rows = []
     for dtype in ("F16", "BF16", "Q8_0", "Q5_1", "Q4_K"):
-        cell = mini("ranges", n_prompt=plan_ranges.PLANTED_TOKENS, label=ranges.PLANTED + dtype)
-        outcome = work(Job(cell=cell, path=str(mini_file())), 100)
+        cell = mini("ranges", n_prompt=plan_ranges.PLANTED_TOKENS, label=PLANTED + dtype)
+        outcome = work(Job(cell=cell, path=str(mini_file())), 100, worker=plan_ranges.WORKER)
         assert outcome.status == "ok", outcome.failure
         row = {"workload": "ranges", "label": cell.mode, "status": "ok", "model": HYBRID, **HERE}
         rows.append(row | {"series": outcome.measured.series, "checks": outcome.measured.checks})
@@ -254,7 +254,7 @@ def test_a_device_whose_casts_nobody_read_is_named():
 
 def test_a_file_without_rotation_never_returns_on_the_cpu():
     cell = mini("ranges", n_prompt=plan_ranges.ROTATED_TOKENS, label=ROTATION)
-    outcome = work(Job(cell=cell, path=str(mini_file())), 4)
+    outcome = work(Job(cell=cell, path=str(mini_file())), 4, worker=plan_ranges.WORKER)
     assert (outcome.status, outcome.failure.stage) == ("hang", ROTATION)
     assert cell.asks_whether
 

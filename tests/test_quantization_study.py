@@ -10,6 +10,7 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from darwin import ENGINE as APPLE
 from gguf import GGMLQuantizationType
 
+from plamo_study import paths
 from plamo_study.analysis import kernel_paths, roofline, stats
 from plamo_study.analysis.ceilings import by_type
 from plamo_study.analysis.files import files as files_of
@@ -162,13 +163,13 @@ def planned(*dtypes, model=HYBRID, **fields):
 def folder(tmp_path, monkeypatch):
     """A models folder of its own that holds the embedded F16 file."""
     os.link(mini_file(), tmp_path / mini_file().name)
-    monkeypatch.setattr(registry, "MODELS", tmp_path)
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
     return tmp_path
 
 
 def test_files_of_any_recipe_are_made_from_the_f16_file_and_stand_until_it_is_newer(folder):
     files.make_models(planned("Q4_0-ssm_out-F16"))
-    made = registry.model_path(HYBRID, "mini", "Q4_0-ssm_out-F16")
+    made = recipes.model_path(HYBRID, "mini", "Q4_0-ssm_out-F16")
     types = {tensor.kind: tensor.dtype for tensor in tensors.tensor_table(made)}
     assert (types["ssm_out"], types["ffn_up"]) == ("F16", "Q4_0")
     made.write_bytes(b"stands")
@@ -187,7 +188,7 @@ def test_candidates_of_a_quality_cell_are_needed_too():
 @pytest.mark.parametrize("name", ["Q9_0", "q4_0", "Q4_0-ssm_out", "Q4_0-ssm_out-Q9_0", "../Q4_0"])
 def test_a_type_nobody_knows_is_one_clear_error(name):
     with pytest.raises(StudyError, match="known: F32, F16, BF16, Q8_0"):
-        registry.model_path(HYBRID, "mini", name)
+        recipes.model_path(HYBRID, "mini", name)
 
 
 @pytest.mark.parametrize("name", [*recipes.RECIPES, "Q4_0-ffn_up-Q8_0-ssm_in-F16"])

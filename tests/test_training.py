@@ -123,7 +123,7 @@ def test_tokens_spell_any_text():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_types_are_written_from_the_committed_numbers(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "MODELS", tmp_path)
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
     spec = registry.spec(name, "mini")
     files = {dtype: synthetic.make(name, "mini", dtype) for dtype in registry.DTYPES}
     assert {dtype: tensors.sha256(path) for dtype, path in files.items()} == spec.sha256
@@ -135,7 +135,7 @@ def test_other_types_are_written_from_the_committed_numbers(name, tmp_path, monk
 
 
 def test_a_changed_or_absent_committed_file_names_the_command_that_brings_it_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "MODELS", tmp_path)
+    monkeypatch.setattr(paths, "MODELS", tmp_path)
     path = file(NAMES[0])
     with path.open("r+b") as opened:
         opened.seek(-1, 2)

@@ -5,10 +5,11 @@ import shutil
 import pytest
 from conftest import HYBRID, mini_file
 
+from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, frame, journal, plan, runner
 from plamo_study.measure.cells import Prefill
-from plamo_study.models import convert, registry, released, synthetic
+from plamo_study.models import convert, recipes, registry, released, synthetic
 from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
 
 MINI = mini_file()
@@ -18,7 +19,7 @@ CELL = Prefill(model=HYBRID, scale="weights", dtype="BF16", n_prompt=16)
 @pytest.fixture
 def models(tmp_path, monkeypatch):
     """An empty folder of models."""
-    monkeypatch.setattr(registry, "MODELS", tmp_path / "models")
+    monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
     (tmp_path / "models").mkdir()
     return tmp_path / "models"
 
@@ -64,7 +65,7 @@ def test_the_invented_model_has_no_released_weights(models):
 
 
 def test_a_recipe_names_a_file_too(models):
-    shutil.copy(MINI, registry.model_path(HYBRID, "weights", "Q4_0-ssm_out-F16"))
+    shutil.copy(MINI, recipes.model_path(HYBRID, "weights", "Q4_0-ssm_out-F16"))
     assert [path.name for path in models.iterdir()] == [f"{HYBRID}.weights.Q4_0-ssm_out-F16.gguf"]
     with pytest.raises(StudyError, match="unknown"):
-        registry.model_path(HYBRID, "mini", "Q9_0-ssm_out-F16")
+        recipes.model_path(HYBRID, "mini", "Q9_0-ssm_out-F16")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from plamo_study import paths
 from plamo_study.cli import report, report_models, scan as cli_scan
 from plamo_study.cli.options import Engine, Json, Replace, Scale, use_engine
 from plamo_study.cli.terminal import echo
@@ -87,7 +88,7 @@ def convert_model(
 
         registry.check_dtype(dtype)
         folder = hub.fetch(source, offline=True)
-        out = out or registry.MODELS / f"{source}.weights.{dtype}.gguf"
+        out = out or paths.MODELS / f"{source}.weights.{dtype}.gguf"
     if out is None:
         raise StudyError(
             source, "is a folder, so the file to write must be named", "plamo-study models convert DIR OUT"
@@ -119,7 +120,7 @@ def check(
             report.console.print(change, markup=False)
         file, sha256 = repair, ""
     found = checking.check(file, sha256, gate)
-    if file.resolve().is_relative_to(registry.MODELS.resolve()):  # what lies elsewhere is not listed
+    if file.resolve().is_relative_to(paths.MODELS.resolve()):  # what lies elsewhere is not listed
         _record(file, sha256, found)
     if json:
         for finding in found:

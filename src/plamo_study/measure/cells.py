@@ -190,7 +190,7 @@ class Scan(Comparison, frozen=True, kw_only=True):
     """Divergence tensor by tensor."""
 
 
-ROTATION = "lost rotation"
+ROTATION, PLANTED = "lost rotation", "planted "
 
 
 class Ranges(OnText, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from plamo_study.measure import journal, machine
 from plamo_study.measure.cells import Cell, Decode, File, Gate, OnModel, Prefill, Read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.rows import Row
-from plamo_study.models import registry
+from plamo_study.models import recipes
 
 USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of a cell of which nothing is known
 USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
@@ -81,7 +81,7 @@ def at_once(cell: Cell) -> int:
     """How many such cells run beside one another: what is timed runs alone, the rest as cores and memory allow."""
     if cell.is_timed:
         return 1
-    sizes = [path.stat().st_size for file in cell.files if (path := registry.model_path(*file)).exists()]
+    sizes = [path.stat().st_size for file in cell.files if (path := recipes.model_path(*file)).exists()]
     return machine.at_once(cell.n_threads, WORKER_BYTES + ORACLE_TIMES * sum(sizes))
 
 

@@ -36,7 +36,7 @@ def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = N
     it for. A released model of which nothing is here is left to `model_fact`.
     """
     for name, scale, dtype in needed(plan):
-        path = registry.model_path(name, scale, dtype)
+        path = recipes.model_path(name, scale, dtype)
         tell = partial(progress, path.name) if progress else None
         if dtype in written_types(name, scale):
             synthetic.make(name, scale, dtype, progress=tell)
@@ -62,7 +62,7 @@ def _source_of(path: Path, name: str, scale: str) -> Path | None:
 
     A released file stands whatever its age: somebody else may have made it.
     """
-    sources = [registry.model_path(name, scale, dtype) for dtype in SOURCES[scale]]
+    sources = [recipes.model_path(name, scale, dtype) for dtype in SOURCES[scale]]
     source = next((file for file in sources if file.exists()), None)
     if path.exists() and not (source and scale != "weights" and source.stat().st_mtime > path.stat().st_mtime):
         return None
@@ -76,7 +76,7 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
 
     Raises StudyError for a released file that is not here, or that has a blocking finding which nobody accepted.
     """
-    path = registry.model_path(name, scale, dtype)
+    path = recipes.model_path(name, scale, dtype)
     spec, found = _released(name, path) if scale == "weights" else (registry.spec(name, scale), [])
     accepted = os.environ.get(ACCEPT, "") if blocking(found) else ""
     words = (

@@ -8,7 +8,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import machine
 from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, Gate, MatMul, OnModel, Prefill, Read
 from plamo_study.measure.process import WORKER
-from plamo_study.models import registry
+from plamo_study.models import recipes, registry
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
 RECIPES = (
@@ -148,7 +148,7 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
 
 def planned_models(scale: str) -> tuple[str, ...]:
     """The models of a lean plan: those whose released weights are here at "weights", the others at "shape"."""
-    fetched = tuple(name for name in MODELS if any(registry.model_path(name, "weights", t).exists() for t in TYPES))
+    fetched = tuple(name for name in MODELS if any(recipes.model_path(name, "weights", t).exists() for t in TYPES))
     return fetched if scale == "weights" else tuple(name for name in MODELS if name not in fetched)
 
 
@@ -184,7 +184,7 @@ def change(cell: AnyCell, *, workload: str = "", **changes: Any) -> AnyCell:
 
 def model_file(cell: Cell) -> Path:
     """The GGUF a cell runs on, the first of several."""
-    return registry.model_path(*cell.files[0])
+    return recipes.model_path(*cell.files[0])
 
 
 def check_scale(scale: str) -> None:

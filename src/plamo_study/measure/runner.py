@@ -29,7 +29,7 @@ from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import Outcome, TimeUpError, work
 from plamo_study.measure.rows import SCHEMA, Conditions, Fact, Results, Row, content_id, row_key
 from plamo_study.measure.worker import Job
-from plamo_study.models import registry
+from plamo_study.models import recipes
 
 START_LIMIT_S = 60.0
 CALM_S = 15.0  # a sweep waits so long for a calm machine before it measures disturbed rows again
@@ -171,7 +171,7 @@ def check_time(plan: Plan, minutes: float) -> None:
         It is expected not to have.
 
     """
-    if minutes and not all(registry.model_path(*file).exists() for gate in needed_gates(plan) for file in gate.files):
+    if minutes and not all(recipes.model_path(*file).exists() for gate in needed_gates(plan) for file in gate.files):
         _check_time(plan.study, 60 * minutes, 0.0, *Expected(plan, {}).least())
 
 
@@ -474,7 +474,7 @@ class _Sweep:
 
     def _measure(self, task: Task) -> Row:
         started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
-        path, *others = [str(registry.model_path(*file)) for file in task.cell.files] or [""]
+        path, *others = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=others, replicate=task.replicate)
         do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=time.monotonic() + self._left_s())
         outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.worker)

@@ -13,7 +13,7 @@ from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import machine, proof, sessions, watch
-from plamo_study.measure.cells import Cell, Decode, Idle, MatMul, OnModel, Overhead, Prefill, Ranges, Read, Replay
+from plamo_study.measure.cells import Cell, Decode, Idle, MatMul, OnModel, Overhead, Prefill, Read, Replay
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Measured, passed
@@ -38,11 +38,6 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
         with watch.timed():
             time.sleep(cell.seconds)
         return Measured(samples_ns=[[cell.seconds * 10**9]])
-    if isinstance(cell, Ranges):
-        from plamo_study.measure import ranges  # with all of gguf, which takes as long to load as the engine
-
-        stage(cell.workload)
-        return ranges.run(cell, path, stage)
     assert isinstance(cell, OnModel)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):

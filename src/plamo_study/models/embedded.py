@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
-from plamo_study.models import gguf_file, numbers, registry, tensors
+from plamo_study.models import gguf_file, numbers, recipes, registry, tensors
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import TensorInfo
@@ -32,7 +32,7 @@ def make(spec: ModelSpec, dtype: str, progress: Progress | None = None) -> Path:
 
     Raises StudyError for an unknown type, when a file differs from its pin, and when the committed one is not here.
     """
-    path = registry.model_path(spec.name, spec.scale, dtype)
+    path = recipes.model_path(spec.name, spec.scale, dtype)
     registry.check_dtype(dtype)
     if not path.exists():
         if dtype != SOURCE:

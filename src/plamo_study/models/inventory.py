@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from plamo_study import paths
 from plamo_study.foreign import parsed
 from plamo_study.growing import growing
-from plamo_study.models import registry, snapshots, tensors
+from plamo_study.models import snapshots, tensors
 from plamo_study.models.registry import ModelSpec
 
 SHORT = 64 << 20  # bytes up to which a file is hashed while one waits
@@ -77,7 +78,7 @@ def _entry(spec: ModelSpec) -> Entry:
 
 def _ggufs(spec: ModelSpec) -> Iterator[FileHere]:
     start = f"{spec.name}.{spec.scale}."
-    for path in sorted(p for p in registry.MODELS.glob(f"{start}*.gguf") if not p.name.endswith(".imatrix.gguf")):
+    for path in sorted(p for p in paths.MODELS.glob(f"{start}*.gguf") if not p.name.endswith(".imatrix.gguf")):
         kind, size = path.name.removeprefix(start).removesuffix(".gguf"), path.stat().st_size
         sha256, found = recorded(path)
         if not sha256 and size <= SHORT:

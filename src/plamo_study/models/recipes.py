@@ -12,8 +12,9 @@ from typing import Any
 
 from gguf import GGMLQuantizationType
 
+from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.models import tensors
+from plamo_study.models import registry, tensors
 from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.models.finding import printable
 from plamo_study.models.imatrix import Imatrix
@@ -92,6 +93,18 @@ def by_name(name: str) -> Recipe:
         why = f"unknown; known: {', '.join(RECIPES)}, or a file type with -KIND-TYPE after it"
         raise StudyError(f"type {name!r}", why, CHOOSE)
     return found
+
+
+def model_path(name: str, scale: str, dtype: str) -> Path:
+    """Path of a registered model's file, data/models/<name>.<scale>.<dtype>.gguf; the file need not exist.
+
+    `dtype` is a tensor type or the name of a recipe; StudyError for any other, except at scale weights, where a
+    publisher chose the name.
+    """
+    known = registry.spec(name, scale)
+    if scale != "weights":
+        by_name(dtype)
+    return paths.MODELS / f"{known.name}.{known.scale}.{dtype}.gguf"
 
 
 def _exception(word: str) -> tuple[str, str]:

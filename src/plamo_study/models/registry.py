@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from plamo_study.errors import StudyError
-from plamo_study.paths import MODELS, MODELS_TOML
+from plamo_study.paths import MODELS_TOML
 
 SCALES = ("mini", "shape")
 DTYPES = ("F32", "F16", "BF16", "Q8_0")
@@ -219,19 +219,6 @@ def hub(name: str) -> Hub:
     if found is None:
         raise StudyError(f"model {name!r}", "no repository of its weights is known", f"add its hub to {MODELS_TOML}")
     return found
-
-
-def model_path(name: str, scale: str, dtype: str) -> Path:
-    """Where the file of a registered model lies: data/models/<name>.<scale>.<dtype>.gguf. It need not exist.
-
-    `dtype` is a tensor type or the name of a recipe of quantization (models/recipes.py); StudyError for any other.
-    """
-    from plamo_study.models import recipes  # it reads tensor tables, and those read this registry
-
-    known = spec(name, scale)
-    if scale != "weights":  # a released file may have a name of its publisher's
-        recipes.by_name(dtype)
-    return MODELS / f"{known.name}.{known.scale}.{dtype}.gguf"
 
 
 def check_dtype(dtype: str) -> None:

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed
 from plamo_study.growing import growing
-from plamo_study.models import registry, tensors
+from plamo_study.models import tensors
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.registry import Hub
 
@@ -53,7 +54,7 @@ class Snapshot:
 
 def root(name: str) -> Path:
     """Where the snapshots of a model lie: data/models/hub/<name>. It need not exist."""
-    return registry.MODELS / "hub" / name
+    return paths.MODELS / "hub" / name
 
 
 def folder_of(name: str, revision: str) -> Path:

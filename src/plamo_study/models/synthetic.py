@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
-from plamo_study.models import embedded, gguf_file, numbers, registry, tensors, values
+from plamo_study.models import embedded, gguf_file, numbers, recipes, registry, tensors, values
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.numbers import BLOCK
 from plamo_study.models.registry import ModelSpec
@@ -50,7 +50,7 @@ def make(name: str, scale: str, dtype: str, progress: Progress | None = None) ->
     Raises StudyError when an existing file is damaged, differs from its pinned hash (mini) or lacks the planned
     tensors (shape), and for everything `write`, `embedded.make` and `registry.spec` raise it for.
     """
-    spec, path = registry.spec(name, scale), registry.model_path(name, scale, dtype)
+    spec, path = registry.spec(name, scale), recipes.model_path(name, scale, dtype)
     if spec.trained:
         return embedded.make(spec, dtype, progress)
     if not path.exists():

@@ -18,7 +18,7 @@ from plamo_study.measure.process import work
 from plamo_study.measure.proof import TAIL_STEPS
 from plamo_study.measure.worker import Job
 from plamo_study.measure.workloads import WARM_STEPS, WARM_TOKENS
-from plamo_study.models import registry
+from plamo_study.models import recipes, registry
 
 STUDIES = ("01-core", "03-core", "04-core")  # the notebook of a study is called by the same two digits
 MINUTES = 11.0  # for measuring, where nobody says; written files come on top
@@ -59,10 +59,10 @@ def measured(name: str, scale: str) -> bool:
 def missing(found: Iterable[Plan]) -> dict[str, int]:
     """The files that are not here yet, with the bytes each will take, about; StudyError where the disk is too full."""
     lacking = {
-        registry.model_path(*file).name: int(registry.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8)
+        recipes.model_path(*file).name: int(registry.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8)
         for each in found
         for file in files.needed(each)
-        if not registry.model_path(*file).exists()
+        if not recipes.model_path(*file).exists()
     }
     paths.MODELS.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(paths.MODELS).free

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.models import embedded, registry, tensors
+from plamo_study.models import embedded, recipes, registry, tensors
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.vocabulary import Vocabulary
 from plamo_study.training import baselines, card, corpus, export, optimise, pieces, scoring, tokens
@@ -74,7 +74,7 @@ def train(name: str, tell: Tell, steps: int = 0, work: Path = WORK) -> Path:
         EVERY,
         report,
     )
-    path = export.write(spec, weights(model), vocabulary, registry.model_path(name, "mini", embedded.SOURCE))
+    path = export.write(spec, weights(model), vocabulary, recipes.model_path(name, "mini", embedded.SOURCE))
     HELD_OUT.write_bytes("".join(module.text for module in held_out).encode())
     PROSE.write_bytes(corpus.prose(held_out).encode())
     keep(path, spec, recipe, progress, (train_part, held_out, len(stream), vocabulary))
@@ -152,7 +152,7 @@ def pins(name: str) -> dict[str, str]:
     """SHA-256 by type of an embedded model's files, written afresh beside nothing: for data/models.toml."""
     from tempfile import TemporaryDirectory
 
-    spec, source = registry.spec(name, "mini"), registry.model_path(name, "mini", embedded.SOURCE)
+    spec, source = registry.spec(name, "mini"), recipes.model_path(name, "mini", embedded.SOURCE)
     with TemporaryDirectory() as folder:
         make = partial(embedded.convert, spec, source)
         files = {d: make(Path(folder) / f"{d}.gguf", d) for d in registry.DTYPES if d != embedded.SOURCE}

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 from gguf import GGMLQuantizationType
 
+from plamo_study.measure.cells import PLANTED
 from plamo_study.measure.tolerance import OFFLOADED
 from plamo_study.models import casts
 
 Series = Mapping[str, Sequence[float]]
-PROBE, PLANTED = "probe", "planted "
+PROBE = "probe"
 FAR = OFFLOADED["F16"]  # relative error of logits that rounding does not explain: only the size of the input changed
 PHASES = {"prompt": "mat-mul", "decode": "mat-vec"}  # phase -> path its products take
 WORDS = {"mat-vec": "one column", "mat-mul": "many columns"}

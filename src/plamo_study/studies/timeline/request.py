@@ -11,7 +11,7 @@ from plamo_study.measure.cells import Trace
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.worker import Job
-from plamo_study.models import registry
+from plamo_study.models import recipes
 from plamo_study.models.expected import read_spec
 from plamo_study.models.finding import blocking
 from plamo_study.models.header import read
@@ -42,7 +42,7 @@ def chosen(
         return plan.change(cell, model=Path(model).name), _checked(Path(model), n_prompt + n_gen)
     plan.check_scale(scale)
     cell = plan.change(cell, model=model, scale=scale, dtype=dtype or plan.DTYPE[scale])
-    path = registry.model_path(model, scale, cell.dtype)
+    path = recipes.model_path(model, scale, cell.dtype)
     plan.check_cell(cell)
     files.make_models(plan.Plan("trace", scale, (cell,), (), cell, 1, 0, LIMIT_S), made)
     return cell, _checked(path, n_prompt + n_gen) if scale == "weights" else path

@@ -23,7 +23,7 @@ from plamo_study.engine import quantizer
 from plamo_study.engine.nodes import Tensor
 from plamo_study.engine.ranges import InputRanges
 from plamo_study.errors import StudyError
-from plamo_study.measure import ranges
+from plamo_study.measure import range_probe
 from plamo_study.measure.cells import Ranges
 from plamo_study.measure.rows import Measured
 from plamo_study.models import casts, header, recipes
@@ -111,9 +111,9 @@ def _look(cell: Ranges, path: Path, layer: int) -> tuple[Finite, dict[str, np.nd
     were finite, and these by phase, (tokens, n_vocab)."""
     found: Finite = {}
     logits: dict[str, np.ndarray] = {}
-    with OneProduct(path, ranges.session_config(msgspec.structs.replace(cell, n_gen=0))) as model:
+    with OneProduct(path, range_probe.session_config(msgspec.structs.replace(cell, n_gen=0))) as model:
         model.layer = layer
-        tokens = ranges.tokens_of(cell, model)[: cell.n_prompt]
+        tokens = range_probe.tokens_of(cell, model)[: cell.n_prompt]
         for phase, size in (("prompt", len(tokens)), ("decode", 1)):
             model.clear()
             model.phase = phase

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from plamo_study.engine.ranges import InputRanges
-from plamo_study.measure import ranges
+from plamo_study.measure import range_probe
 from plamo_study.measure.cells import Ranges
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import tolerance
@@ -39,9 +39,9 @@ def run(cell: Ranges, stage: Callable[[str], None]) -> Measured:
 
 def _logits(cell: Ranges, path: Path, size: int) -> np.ndarray:
     """The logits behind the cell's tokens, evaluated so many at a time."""
-    config = ranges.session_config(msgspec.structs.replace(cell, n_gen=0))
+    config = range_probe.session_config(msgspec.structs.replace(cell, n_gen=0))
     with InputRanges(path, config, watch=False) as model:
-        tokens = ranges.tokens_of(cell, model)[: cell.n_prompt]
+        tokens = range_probe.tokens_of(cell, model)[: cell.n_prompt]
         for start in range(0, len(tokens), size):
             model.evaluate(tokens[start : start + size])
         return model.logits(size)[-1]
