@@ -11,9 +11,9 @@ import msgspec
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini
+from crosscheck.selfcheck import example_row
 
 from plamo_study import paths
-from plamo_study.crosscheck.selfcheck import example_row
 from plamo_study.errors import StudyError
 from plamo_study.measure import cells, frame, journal, plan
 from plamo_study.measure.cells import KINDS, ORDER, Decode, Prefill, Scan, canonical, columns

@@ -12,10 +12,10 @@ import nbformat
 import psutil
 import pytest
 from conftest import HYBRID, mini, mini_file
+from crosscheck import llama_bench
 from misbehaving import as_llama_server
 
 from plamo_study import children
-from plamo_study.crosscheck import llama_bench
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import plan, quantizing, server, serving

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 from conftest import mini, mini_file
+from crosscheck import llama_bench as crosscheck
 
-from plamo_study.crosscheck import llama_bench as crosscheck
 from plamo_study.errors import StudyError
 
 SCRIPT = """#!{python}

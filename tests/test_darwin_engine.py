@@ -6,11 +6,11 @@ from math import isnan
 
 import pytest
 from conftest import HYBRID, mini, mini_file
+from crosscheck import llama_bench
 from misbehaving import as_llama_server
 from test_replicas import replicas, run
 from test_workers import outcome
 
-from plamo_study.crosscheck import llama_bench
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import server

@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 import pytest
+from crosscheck.selfcheck import example_row
 
-from plamo_study.crosscheck.selfcheck import example_row
 from plamo_study.errors import StudyError
 from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.rows import SCHEMA, Fact

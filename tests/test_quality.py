@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
+from crosscheck import perplexity as crosscheck_perplexity
 from scipy import stats as distributions
 
 from plamo_study.analysis import clustered, divergence
-from plamo_study.crosscheck import perplexity as crosscheck_perplexity
 from plamo_study.engine.library import capture_log
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError

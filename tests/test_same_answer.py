@@ -2,10 +2,10 @@
 
 import msgspec
 import nbformat
+from crosscheck.selfcheck import example_row
 
 from plamo_study import paths
 from plamo_study.cli import main, report
-from plamo_study.crosscheck.selfcheck import example_row
 from plamo_study.measure.rows import Failure
 from plamo_study.measure.runner import Summary
 from plamo_study.studies import registry

@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from training import baselines, card, corpus, scoring
 
 from plamo_study import paths
 from plamo_study.engine.library import capture_log
@@ -18,7 +19,6 @@ from plamo_study.models import embedded, registry, synthetic, tensors
 from plamo_study.oracle import mamba as oracle_mamba
 from plamo_study.oracle.compare import agreement
 from plamo_study.oracle.forward import Oracle
-from plamo_study.training import baselines, card, corpus, scoring
 
 NAMES = ("plamo-2-1b", "plamo-3-nict-2b")
 DRAFTS = ("plamo-2-draft", "plamo-3-draft")
@@ -211,7 +211,7 @@ def pytorch():
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_and_oracle_agree_on_a_trained_mini(name):
     torch = pytorch()
-    from plamo_study.training.run import load
+    from training.run import load
 
     model = load(registry.spec(name, "mini"), file(name))
     ids = np.random.default_rng(0).integers(5, 2048, 600)
@@ -223,7 +223,7 @@ def test_torch_and_oracle_agree_on_a_trained_mini(name):
 
 def test_the_quadratic_scan_is_the_recurrent_one():
     torch = pytorch()
-    from plamo_study.training import architectures
+    from training import architectures
 
     random = np.random.default_rng(0)
     x, B, C = (random.normal(size=shape).astype(np.float32) for shape in ((300, 3, 8), (300, 16), (300, 16)))
@@ -237,8 +237,8 @@ def test_the_quadratic_scan_is_the_recurrent_one():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_short_training_lowers_the_loss_can_be_continued_and_gives_a_file_that_loads(name, tmp_path):
     pytorch()
-    from plamo_study.training import export, optimise, run
-    from plamo_study.training.architectures import Plamo
+    from training import export, optimise, run
+    from training.architectures import Plamo
 
     spec = replace(registry.spec(name, "mini"), **TINY)
     stream = np.tile(np.arange(5, 105, dtype=np.int32), 60)
@@ -271,7 +271,7 @@ def _stop_at(step: int):
 
 
 def _vocabulary(n: int):
-    from plamo_study.training import pieces
+    from training import pieces
 
     learnt = {f"word{i}": -5.0 - i / 100 for i in range(200)} | {c: -3.0 for c in "abc \n"}
     return pieces.vocabulary(learnt, n - 261)

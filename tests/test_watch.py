@@ -13,9 +13,9 @@ import msgspec
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
+from crosscheck import planted as crosscheck_watch
 from test_runner import small_plan
 
-from plamo_study.crosscheck import planted as crosscheck_watch
 from plamo_study.measure import disturbances, frame, journal, machine, process, runner, watch
 from plamo_study.measure.cells import Idle
 from plamo_study.measure.process import work

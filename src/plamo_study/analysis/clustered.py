@@ -41,7 +41,7 @@ def ratio_of_sums(numerators: Numbers, denominators: Numbers, among: int = 1) ->
 
 
 def sum_level(n: int) -> float:
-    """What an interval of `ratio_of_sums` covers at the least with n chunks, by `plamo-study selfcheck --coverage`."""
+    """The least coverage of an interval of `ratio_of_sums` with n chunks, by `tools/selfcheck.py --coverage`."""
     return next((level for least, level in SUM_LEVELS if n >= least), NAN)
 
 

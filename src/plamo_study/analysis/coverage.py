@@ -13,7 +13,7 @@ import pandas as pd
 from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.stats import Estimate
 
-NAME = "00-coverage.json"  # where `plamo-study selfcheck --coverage` keeps its lines, below data/measured/<place>
+NAME = "00-coverage.json"  # where `python tools/selfcheck.py --coverage` keeps its lines, below data/measured/<place>
 SIZES = tuple(range(3, 11))
 CHUNKS = (12, 16, 20, 24, 32, 40)  # of a text, beside the sizes above
 LEAST, MOST = 0.94, 0.98  # what an interval called 95 % may cover

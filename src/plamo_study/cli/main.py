@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from plamo_study import children, paths, progress
+from plamo_study import paths
 from plamo_study.cli import (
     at_hand as cli_at_hand,
     engine as cli_engine,
@@ -35,7 +35,7 @@ from plamo_study.cli.options import (
 )
 from plamo_study.cli.terminal import echo
 from plamo_study.engine import builds as engines
-from plamo_study.errors import StudyError, of_memory, of_system
+from plamo_study.errors import StudyError
 from plamo_study.measure import machine, plan, recording, runner
 from plamo_study.studies import at_hand, budget, cluster, registry as studies
 from plamo_study.studies.batching_law import plan as batching_law_plan
@@ -58,18 +58,8 @@ LAW_BATCHES = [1024, 2048, 4096]
 
 
 def main() -> None:
-    """Run the command line; what a user can mend becomes one message and exit code 2."""
-    progress.listen(report.step)
-    children.keep_python_safe()
-    try:
-        app(report.joined_parameters(sys.argv[1:]))
-    except (StudyError, OSError, MemoryError) as error:
-        system = of_system(error) if isinstance(error, OSError) else None
-        told = error if isinstance(error, StudyError) else of_memory(error) or system
-        if told is None:
-            raise
-        report.console.print(str(told), style="red", soft_wrap=True)
-        raise SystemExit(2) from None
+    """Run the command line."""
+    guarded(lambda: app(report.joined_parameters(sys.argv[1:])))
 
 
 @app.command()
@@ -208,51 +198,6 @@ def _publish() -> None:
     executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
     for page in pages.publish(executed, paths.REPORTS):
         report.console.print(f"published {report.short(page)}")
-
-
-@app.command()
-def selfcheck(
-    scale: Scale = "mini",
-    llama_bench: Annotated[
-        Path | None, typer.Option(help="a llama-bench to compare rates with, run interleaved")
-    ] = None,
-    batched_bench: Annotated[
-        Path | None, typer.Option(help="a llama-batched-bench to compare batched rates with, run interleaved")
-    ] = None,
-    perplexity: Annotated[
-        Path | None, typer.Option(help="a llama-perplexity to compare quality figures, time and disk with")
-    ] = None,
-    likwid_bench: Annotated[Path | None, typer.Option(help="a likwid-bench to run beside our ceilings")] = None,
-    disturb: Annotated[
-        bool, typer.Option(help="only hold the watch against busy processes planted beside 40 short sweeps")
-    ] = False,
-    reference: Annotated[bool, typer.Option(help="keep that comparison as the reference machine's")] = False,
-    rounds: Annotated[int, typer.Option(min=2, max=10_000, help="interleaved rounds of that comparison")] = 20,
-    coverage: Annotated[bool, typer.Option(help="only simulate how often every interval holds the truth")] = False,
-    studies: Annotated[
-        int, typer.Option(min=100, max=1_000_000, help="simulated studies per estimator, noise and size")
-    ] = 4000,
-    engine: Engine = None,
-    json: Annotated[bool, typer.Option("--json")] = False,
-) -> None:
-    """What the harness itself costs, and whether its rates agree with those of llama.cpp's own tools."""
-    from plamo_study.crosscheck import selfcheck as costs
-
-    place = report.place(reference)
-    if coverage:
-        lines = costs.covered(studies, place)
-        echo(lines) if json else report.coverage(lines)
-        raise typer.Exit(1 if any(line["judged"] == "wrong" for line in lines) else 0)
-    use_engine(engine)
-    plan.check_scale(scale)
-    if disturb:
-        found = costs.disturbed(place, 0)
-    else:
-        found = costs.selfcheck(scale, llama_bench, batched_bench, rounds, perplexity)
-    if likwid_bench:
-        found += costs.ceilings(scale, likwid_bench, rounds, place)
-    echo(found) if json else report.selfcheck(found)
-    raise typer.Exit(0 if all(check.ok for check in found) else 1)
 
 
 @app.command()

@@ -45,22 +45,6 @@ def make(
 
 
 @app.command()
-def train(
-    name: Annotated[str, typer.Argument(help="plamo-2-1b or plamo-3-nict-2b")],
-    steps: Annotated[int, typer.Option(help="0: the recipe's")] = 0,
-) -> None:
-    """Train an embedded model again on this Python's standard library; writes its file, record and card."""
-    from plamo_study.training import needs
-
-    needs.require()
-    from plamo_study.training import run
-
-    report_models.written(run.train(name, typer.echo, steps))
-    for dtype, digest in run.pins(name).items():
-        typer.echo(f'{dtype} = "{digest}"')
-
-
-@app.command()
 def fetch(
     name: Annotated[str, typer.Argument(help="a model whose release is known, e.g. plamo-2-1b")],
     revision: Annotated[str | None, typer.Option(help="commit, branch or tag; none: the pinned one")] = None,

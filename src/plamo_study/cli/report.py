@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import (
@@ -31,7 +31,6 @@ from plamo_study.studies import collect
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait for in vain
     import pandas as pd
 
-    from plamo_study.crosscheck.selfcheck import Check
     from plamo_study.publish.runs import RunEvent, RunResult
     from plamo_study.studies import fleet
 
@@ -161,14 +160,6 @@ def of_host(outcome: "fleet.Outcome") -> None:
     console.print(f"{where}{outcome.what}: {said}", style=style, soft_wrap=True)
 
 
-def selfcheck(checks: "list[Check]") -> None:
-    """The harness's own costs, measured beside what is wanted."""
-    shown = Table("check", "measured", "wanted", "verdict")
-    for check in checks:
-        shown.add_row(check.name, check.measured, check.wanted, "ok" if check.ok else Text("not met", "red"))
-    Terminal().print(shown)
-
-
 def step(done: int, total: int, what: str) -> None:
     """One line that moves: which step of how many. In a log a line now and then."""
     global _last_line
@@ -197,22 +188,6 @@ class Steps:
     def skip(self, n: int) -> None:
         """The next `n` steps have nothing to do."""
         del self.expected[self.done : self.done + n]
-
-
-def coverage(lines: list[dict[str, Any]]) -> None:
-    """How often each interval held the truth, by estimator and number of units; what is promised and broken is red."""
-    import pandas as pd
-
-    for estimator, group in pd.DataFrame(lines).groupby("estimator", sort=False):
-        noises = group["noise"].unique()
-        shown = Table("n", "called", *noises, title=str(estimator))
-        for n, of_size in group.groupby("n"):
-            cells = [
-                Text(f"{line['covers']:.1%}", "red" if line["judged"] == "wrong" else "")
-                for line in of_size.to_dict("records")
-            ]
-            shown.add_row(str(n), f"{of_size['level'].iloc[0]:.0%}", *cells)
-        Terminal().print(shown)
 
 
 def confusion(table: "pd.DataFrame") -> None:

@@ -16,5 +16,5 @@ def measured(cell: Cell, path: Path, replicate: int = 0) -> Measured:
     outcome = work(Job(cell=cell, path=str(path), replicate=replicate), LIMIT_S)
     if outcome.status != "ok":
         why = f"{outcome.status}: {outcome.failure.message if outcome.failure else ''}"
-        raise StudyError("selfcheck", f"its worker ended badly ({why})", "plamo-study selfcheck --scale mini")
+        raise StudyError("selfcheck", f"its worker ended badly ({why})", "python tools/selfcheck.py --scale mini")
     return outcome.measured

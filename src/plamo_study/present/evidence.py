@@ -361,7 +361,7 @@ def intervals() -> Table:
     """What an interval of the notebooks covers, by estimator and number of units, in the recorded simulation."""
     path = kept.path(REFERENCE, coverage.NAME)
     if not path.exists():
-        return Table(pd.DataFrame({"not simulated here": ["plamo-study selfcheck --coverage --reference"]}))
+        return Table(pd.DataFrame({"not simulated here": ["python tools/selfcheck.py --coverage --reference"]}))
     recorded = json.loads(path.read_text(encoding="utf-8"))
     lines = pd.DataFrame(recorded["lines"])
     columns: Columns = {

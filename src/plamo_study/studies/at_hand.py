@@ -84,7 +84,7 @@ def probed() -> Pace:
         outcome = work(Job(cell=cell), PROBE_LIMIT_S)
         if outcome.status != "ok":
             why = outcome.failure.why if outcome.failure else outcome.status
-            raise StudyError(f"the {cell.workload} probe", f"ended with {why}", "plamo-study selfcheck")
+            raise StudyError(f"the {cell.workload} probe", f"ended with {why}", "python tools/selfcheck.py")
         amount = outcome.measured.n_bytes or outcome.measured.n_flops
         rates.append(amount * 1e9 / sorted(sample[0] for sample in outcome.measured.samples_ns)[1])
     return Pace(*rates)

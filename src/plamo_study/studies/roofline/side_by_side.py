@@ -137,7 +137,9 @@ def _blas(core: str, cell: MatMul, products: int) -> dict[str, Any]:
     told = os.environ | ({"OPENBLAS_CORETYPE": core} if core else {})
     done = subprocess.run(command, capture_output=True, text=True, env=told, timeout=LIMIT_S, check=False)
     if done.returncode:
-        raise StudyError("NumPy's BLAS", f"failed ({done.stderr.strip().splitlines()[-1:]})", "plamo-study selfcheck")
+        raise StudyError(
+            "NumPy's BLAS", f"failed ({done.stderr.strip().splitlines()[-1:]})", "python tools/selfcheck.py"
+        )
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 

@@ -11,7 +11,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import kept
 
 NAME = "02-ceilings.json"
-INSTALL = "apt-get install likwid, then plamo-study selfcheck --likwid-bench /usr/bin/likwid-bench"
+INSTALL = "apt-get install likwid, then python tools/selfcheck.py --likwid-bench /usr/bin/likwid-bench"
 MARGIN = 0.10  # the read ceiling agrees with a STREAM-class tool's within this
 READ, MATMUL = "our read kernel", "our matrix product"
 AGAINST = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from plamo_study.growing import growing
-from plamo_study.training.architectures import Plamo
+from training.architectures import Plamo
 
 Tokens = NDArray[np.int32]
 ADAM = {"ssm_conv1d", "ssm_dt", "token_embd"}  # matrices that Muon's orthogonal steps do not suit

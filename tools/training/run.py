@@ -22,9 +22,9 @@ from plamo_study.errors import StudyError
 from plamo_study.models import embedded, recipes, registry, tensors
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.vocabulary import Vocabulary
-from plamo_study.training import baselines, card, corpus, export, optimise, pieces, scoring, tokens
-from plamo_study.training.architectures import Plamo
-from plamo_study.training.optimise import Progress, Recipe
+from training import baselines, card, corpus, export, optimise, pieces, scoring, tokens
+from training.architectures import Plamo
+from training.optimise import Progress, Recipe
 
 RECIPES = {
     "plamo-2-1b": Recipe(steps=2300),

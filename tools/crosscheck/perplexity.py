@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from crosscheck.llama_bench import ran
 from plamo_study import progress
 from plamo_study.analysis import divergence, stats
 from plamo_study.analysis.stats import Estimate
-from plamo_study.crosscheck.llama_bench import ran
 from plamo_study.errors import StudyError
 from plamo_study.measure import texts
 from plamo_study.measure.cells import Quality

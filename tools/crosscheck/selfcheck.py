@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from plamo_study import progress
-from plamo_study.analysis import coverage
-from plamo_study.analysis.stats import Estimate
-from plamo_study.crosscheck import (
+from crosscheck import (
     llama_bench as crosscheck,
     perplexity as crosscheck_perplexity,
     planted as crosscheck_watch,
 )
+from plamo_study import progress
+from plamo_study.analysis import coverage
+from plamo_study.analysis.stats import Estimate
 from plamo_study.measure import disturbances, files, journal, kept, machine, once, plan
 from plamo_study.measure.cells import Overhead, Prefill, Quality
 from plamo_study.measure.process import work

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from plamo_study.models.vocabulary import DEFAULTS, Vocabulary
-from plamo_study.training.corpus import Module
+from training.corpus import Module
 
 LONGEST = 16  # characters of a piece
 # Where the learner cuts: a word with the blank before it and the signs after it, signs, a line's end with the next

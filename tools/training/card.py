@@ -20,7 +20,7 @@ Two small language models in the architectures of PLaMo 2 and PLaMo 3 as llama.c
 quantization has something to lose: a random model shows speed and no quality. They are **not** PLaMo's weights, have
 seen nothing but Python, and answer nothing.
 
-This file is written from `training.json` by `plamo-study models train`.
+This file is written from `training.json` by `python tools/train.py`.
 
 {models}
 
@@ -119,7 +119,7 @@ def render(record: dict[str, Any]) -> str:
         stages=", ".join(f"{share:.0%} in windows of {window:,}" for share, window in recipe["stages"]),
         cool_down=recipe["cool_down"],
         continuations="\n\n".join(_continuation(name, model) for name, model in models.items()),
-        commands="\n    ".join(f"plamo-study models train {name}" for name in models),
+        commands="\n    ".join(f"python tools/train.py {name}" for name in models),
     )
 
 

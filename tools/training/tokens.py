@@ -11,7 +11,7 @@ from plamo_study.engine.tokenizer import Tokenizer
 from plamo_study.models import gguf_file
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.vocabulary import Vocabulary
-from plamo_study.training.corpus import Module
+from training.corpus import Module
 
 
 def streams(found: Iterable[Module], spec: ModelSpec, vocabulary: Vocabulary) -> list[NDArray[np.int32]]:

@@ -1,0 +1,22 @@
+"""What every command of this project runs in: progress on the console, and clear messages instead of tracebacks."""
+
+from collections.abc import Callable
+
+from plamo_study import children, progress
+from plamo_study.cli import report
+from plamo_study.errors import StudyError, of_memory, of_system
+
+
+def guarded(command: Callable[[], object]) -> None:
+    """Run a command line; what a user can mend becomes one message and exit code 2."""
+    progress.listen(report.step)
+    children.keep_python_safe()
+    try:
+        command()
+    except (StudyError, OSError, MemoryError) as error:
+        system = of_system(error) if isinstance(error, OSError) else None
+        known = error if isinstance(error, StudyError) else of_memory(error) or system
+        if known is None:
+            raise
+        report.console.print(str(known), style="red", soft_wrap=True)
+        raise SystemExit(2) from None
