@@ -1,8 +1,8 @@
 """The harness held against what it should do, and our figures beside those of other tools.
 
 python tools/selfcheck.py                                      # what the harness costs: seconds
-python tools/selfcheck.py --coverage --reference               # how often every interval holds the truth, simulated
-python tools/selfcheck.py --disturb --reference                # the watch against busy processes planted beside sweeps
+python tools/selfcheck.py --coverage --reference               # how often every interval holds the truth
+python tools/selfcheck.py --disturb --reference                # the watch against planted busy processes
 python tools/selfcheck.py --likwid-bench /usr/bin/likwid-bench # ceilings; likewise --llama-bench, --perplexity
 """
 

@@ -21,6 +21,7 @@ from plamo_study.cli import (
     trace as cli_trace,
 )
 from plamo_study.cli.alone import alone
+from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import (
     LIMIT,
     Accept,
