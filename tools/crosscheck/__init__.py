@@ -1,1 +1,1 @@
-"""Our figures beside those of other tools, and the harness beside what it should do."""
+"""Our figures compared with those of other tools, and the harness with its requirements."""

@@ -1,4 +1,4 @@
-"""Our rates beside those of llama.cpp's own tools: same libraries, same file, runs interleaved, ratios paired by round.
+"""Our rates against those of llama.cpp's own tools: same libraries and file, interleaved runs, ratios paired by round.
 
 A tool is a path to a binary the user built; nothing here builds or downloads one.
 """
@@ -45,7 +45,7 @@ def batched_bench(cell: OnModel, path: Path, tool: Path, rounds: int) -> dict[st
 
 
 def _ratios(cell: Cell, path: Path, rounds: int, command: list[str], names: tuple[str, ...]) -> dict[str, Estimate]:
-    """Their seconds over ours for what `names` tells, one run of each per round, the order alternating."""
+    """Their seconds over ours for each of `names`, one run of each tool per round, in alternating order."""
     ours, theirs = [], []
     for number in progress.counted(range(rounds), f"beside {Path(command[0]).name}, {' and '.join(names)}"):
         if number % 2:
@@ -57,7 +57,7 @@ def _ratios(cell: Cell, path: Path, rounds: int, command: list[str], names: tupl
 
 
 def _our_seconds(cell: Cell, path: Path, replicate: int) -> list[float]:
-    """Seconds of the packed prompts, if that is what the cell times too, and of its samples."""
+    """Seconds of the packed prompts, if the cell times them too, and of its samples."""
     found = measured(cell, path, replicate)
     samples = median(sum(repetition) for repetition in found.samples_ns)
     fills = found.prefill_ns if isinstance(cell, Decode) and cell.policy == "packed" else []
@@ -65,7 +65,7 @@ def _our_seconds(cell: Cell, path: Path, replicate: int) -> list[float]:
 
 
 def _their_seconds(command: list[str]) -> list[float]:
-    """What a tool timed, in seconds: llama-batched-bench the prompts and the steps, llama-bench one of them."""
+    """A tool's times in seconds: prompts and steps from llama-batched-bench, one of them from llama-bench."""
     done = ran(command)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
@@ -83,7 +83,7 @@ def _command(tool: Path, path: Path, cell: OnModel) -> list[str]:
 
 
 def ran(command: list[str]) -> subprocess.CompletedProcess[bytes]:
-    """A tool run with the shared libraries that our workers load."""
+    """Run a tool with the shared libraries that our workers load."""
     folder = os.path.abspath(os.environ.get("LLAMA_CPP_LIB_PATH") or builds.installed_libraries())
     env = os.environ | dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), folder)
     return subprocess.run(command, capture_output=True, env=env, cwd=children.NOWHERE, timeout=LIMIT_S, check=False)

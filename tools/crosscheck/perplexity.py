@@ -1,4 +1,4 @@
-"""Our quality figures beside llama-perplexity's: same libraries, files, text and chunks; its time and disk beside ours.
+"""Our quality figures against llama-perplexity's, on the same libraries, files, text and chunks; also time and disk.
 
 The tool runs once on the reference, writing its log-probabilities to a file, and once per candidate, reading them, with
 `-b` = `-c`: at its default it packs four chunks as parallel sequences, which PLaMo 2 mixes up. The file
@@ -56,7 +56,7 @@ class Figure:
 
     @property
     def agrees(self) -> bool:
-        """Within 1 % of the tool's figure, or within what it can tell."""
+        """Within 1 % of the tool's figure, or within its resolution."""
         return bool(abs(self.ours - self.theirs) <= max(ALIKE * abs(self.theirs), self.resolution))
 
 
@@ -97,7 +97,7 @@ def compare(cell: Quality, path: Path, tool: Path, rounds: int = 1) -> Compariso
 
 
 def lines(model: str, compared: Comparison) -> list[tuple[str, str, str, bool]]:
-    """What is compared, what was found, what is wanted, and whether they agree: for a self-check."""
+    """Lines of a self-check: name, result, requirement, and whether they agree."""
     figures = compared.figures
     told = [f for f in figures if f.theirs and abs(f.theirs) * ALIKE > f.resolution]
     worst = max(told, key=lambda f: abs(f.ours / f.theirs - 1))
@@ -117,7 +117,7 @@ def lines(model: str, compared: Comparison) -> list[tuple[str, str, str, bool]]:
 
 
 def run_tool(cell: Quality, path: Path, tool: Path) -> tuple[dict[str, str], float, int]:
-    """What the tool prints of each file, the reference first, its seconds, and the bytes of its log-probabilities."""
+    """The tool's output by file, the reference first; its seconds; the bytes of its log-probabilities."""
     settings = {"-c": cell.n_ctx, "-b": cell.n_ctx, "-ub": cell.n_ubatch, "-t": cell.n_threads}
     settings |= {"--chunks": cell.n_chunks or -1}
     common = [*(str(word) for setting in settings.items() for word in setting), *offload(cell.n_gpu_layers)]
@@ -147,7 +147,7 @@ def parse(text: str) -> dict[str, float]:
 
 
 def our_figures(cell: Quality, ours: Measured) -> dict[str, dict[str, float]]:
-    """The same quantities of every file from our series."""
+    """Our values of the same quantities by file, from the series of `ours`."""
     total = {name: float(np.sum(values)) for name, values in ours.series.items()}
     n = total["tokens"]
     found = {name: {"perplexity": float(np.exp(total[f"nll/{name}"] / n))} for name in (cell.dtype, *cell.candidates)}
@@ -160,7 +160,7 @@ def our_figures(cell: Quality, ours: Measured) -> dict[str, dict[str, float]]:
 
 
 def resolution(quantity: str, theirs: float, ours: Measured) -> float:
-    """How finely the tool can tell a quantity: half of its last printed digit, and what its rounding does to it."""
+    """The tool's resolution of a quantity: half its last printed digit plus the effect of its rounding."""
     n = float(np.sum(ours.series["tokens"]))
     if quantity == "RMS Δp":
         return 5e-6 + NOISE**2 / 2 / max(theirs, 5e-6)
@@ -172,10 +172,10 @@ def resolution(quantity: str, theirs: float, ours: Measured) -> float:
 
 
 def _output(command: list[str], last: str) -> tuple[str, float]:
-    """What a run prints, up to its `last` figure, and its seconds.
+    """A run's output, complete up to its `last` figure, and its seconds.
 
-    llama.cpp's logger drops what it has not written when a tool ends (common/log.cpp says so): such a run is repeated
-    and not counted.
+    llama.cpp's logger drops unwritten lines when a tool ends (see common/log.cpp); such a run is repeated and not
+    counted.
     """
     for _ in range(ATTEMPTS):
         start = time.perf_counter()

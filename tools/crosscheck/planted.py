@@ -1,4 +1,4 @@
-"""Short sweeps, in half of which a busy process runs beside one block: the watch is held against what was planted."""
+"""Short sweeps, half of them with a busy process beside one block, to test the watch on planted disturbances."""
 
 import random
 import subprocess
@@ -16,7 +16,7 @@ from plamo_study.measure.disturbances import BLOCKS, LOADS, Planted, Trial, bloc
 from plamo_study.measure.rows import Row
 
 SWEEPS = 40
-CALM_S = 120.0  # a sweep waits so long for a calm machine
+CALM_S = 120.0  # longest wait of a sweep for a calm machine
 SPIN = "import time\nend = time.time() + 120\nwhile time.time() < end: pass"  # ends by itself if all else fails
 
 
@@ -74,7 +74,7 @@ class _Planting:
     """Starts busy processes in one row and ends them in the next, and remembers when rows and processes ran."""
 
     def __init__(self, processes: int, block: int, order: int, delay: float, lasts: float):
-        """Begin and end so far into their rows, as shares of the time of the row before."""
+        """`delay`, `lasts`: when the load begins and ends in its rows, as shares of the previous row's time."""
         self.processes, self.at, self.delay, self.lasts = processes, (block, order), delay, lasts
         self.row_s = 0.0
         self.running: list[subprocess.Popen[bytes]] = []
@@ -83,7 +83,7 @@ class _Planting:
         self.began = self.ended = self.row_began = 0.0
 
     def hear(self, event: runner.Progress) -> None:
-        """The runner's news: a row is about to begin, or has ended."""
+        """Handle the runner's progress: a row is about to begin, or has ended."""
         if event.row is not None:
             self.spans[event.row.key] = self.row_began, time.monotonic()
             self.row_s = time.monotonic() - self.row_began
@@ -100,14 +100,14 @@ class _Planting:
         self.running = [subprocess.Popen(children.python("-c", SPIN)) for _ in range(self.processes)]
 
     def end(self) -> None:
-        """End the load; its CPU time is not asked for yet, or it would be booked on the runner's ended worker."""
+        """End the load without reaping it: its CPU time would be booked on the runner's ended worker."""
         for process in self.running:
             process.kill()
         if self.running and not self.ended:
             self.ended = time.monotonic()
 
     def over(self) -> None:
-        """The sweep is over: forget what was to come, end the load, and leave nothing behind."""
+        """Clean up after the sweep: cancel pending timers, end the load and wait for its processes."""
         for timer in self.timers:
             timer.cancel()
         self.end()

@@ -1,4 +1,4 @@
-"""What the harness costs, and whether its rates are those of llama.cpp's own tools: measured, never assumed."""
+"""The cost of the harness, and whether its rates match those of llama.cpp's own tools: measured, never assumed."""
 
 import json
 import tempfile
@@ -27,7 +27,7 @@ from plamo_study.studies.quality import plan as plan_quality
 from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings, side_by_side_ratios as ceilings_check
 
 OVERHEAD_LIMIT = 0.01  # of a decode step, at shape
-HITS, FALSE_ALARMS = 0.95, 0.05  # of disturbed blocks marked at least, of undisturbed ones at most
+HITS, FALSE_ALARMS = 0.95, 0.05  # least share of disturbed blocks marked, largest of undisturbed ones
 READ_LIMIT_S = 1.0
 JOURNAL_ROWS = 100_000
 APPENDED_ROWS = 200
@@ -37,7 +37,7 @@ PERPLEXITY_ROUNDS = 5
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One measured cost: what was found and what is wanted, as text with units, and whether they agree."""
+    """One measured cost: result and requirement as text with units, and whether they agree."""
 
     name: str
     measured: str
@@ -48,9 +48,9 @@ class Check(msgspec.Struct, frozen=True):
 def selfcheck(
     scale: str, llama_bench: Path | None, batched_bench: Path | None, rounds: int, perplexity: Path | None = None
 ) -> list[Check]:
-    """All checks on the first model of the studies at `scale`; with a tool of llama.cpp's, our figures beside its own.
+    """All checks on the first model of the studies at `scale`; with llama.cpp's tools, also our figures against theirs.
 
-    With `perplexity` the quality of every type of both models is held against llama-perplexity's.
+    With `perplexity` the quality of every type of both models is compared with llama-perplexity's.
     """
     cell = Overhead(model=plan.MODELS[0], scale=scale, dtype=plan.DTYPE[scale], depth=16, n_gen=64)
     cell = plan.change(cell, n_threads=machine.performance_cores())
@@ -68,12 +68,12 @@ def selfcheck(
 
 
 def written(done: int, total: int) -> None:
-    """Tell of a model that is written first, in MB."""
+    """Report the progress of writing the model, in MB."""
     progress.tell(done >> 20, total >> 20, "MB of the model written")
 
 
 def covered(studies: int, place: str) -> list[dict[str, Any]]:
-    """How often each interval holds the truth, simulated, and how that is judged; kept in data/measured/<place>."""
+    """The simulated coverage of each interval, and its verdict; kept in data/measured/<place>."""
     total = sum(len(coverage.NOISE) * len(estimator.sizes) for estimator in coverage.ESTIMATORS)
     lines = []
     for line in coverage.simulate(studies):
@@ -109,14 +109,14 @@ def _beside(entry: dict[str, Any]) -> Check:
 
 
 def disturbed(place: str, seed: int) -> list[Check]:
-    """Plant busy processes beside half of forty short sweeps, and count what the watch marks; kept in `place`."""
+    """Plant busy processes beside half of forty short sweeps, and count the blocks the watch marks; kept in `place`."""
     found = crosscheck_watch.trial(seed)
     disturbances.write(found, place)
     return barks(found)
 
 
 def barks(found: disturbances.Trial) -> list[Check]:
-    """The lines of a trial: all sweeps, by load, and what other guests of the machine did meanwhile."""
+    """The checks of a trial: all sweeps, by load, and the effect of the machine's other guests."""
     lines = []
     for entry in disturbances.by_load(found).to_dict("records"):
         hits, alarms = entry["hits"], entry["alarms"]
@@ -145,7 +145,7 @@ def overhead(cell: Overhead, path: Path) -> Check:
 
 
 def start_up() -> Check:
-    """Spawn a worker, load the engine's libraries, answer, end."""
+    """Measure the time for a worker to start, load the engine's libraries, answer and end."""
     seconds = (
         median(work(Job(), once.LIMIT_S).elapsed_ns for _ in progress.counted(range(STARTS), "worker start-up")) / 1e9
     )
@@ -184,7 +184,7 @@ def alike(name: str, ratio: Estimate) -> Check:
 
 
 def example_row() -> Row:
-    """A row the size of a prefill's, for the journal's own speed."""
+    """A row of a prefill's size, to time the journal."""
     cell = Prefill(model=plan.MODELS[0], scale="mini", dtype="F16", n_prompt=512, n_threads=2, repetitions=3)
     checks: dict[str, float | bool] = {
         "second_path_error": 1.234e-3,

@@ -1,6 +1,6 @@
 """PLaMo 2 and PLaMo 3 as PyTorch modules, whole windows at a time, with the tensors of a GGUF as parameters.
 
-The same computation as `plamo_study.oracle`, in a form that trains: attention over all pairs, the Mamba scan in its
+The same computation as `plamo_study.oracle`, in trainable form: attention over all pairs, the Mamba scan in its
 quadratic form, a piece of the window at a time. Parameters carry the names and shapes of `ModelSpec.tensor_shapes`,
 norm gains are the effective ones, and `ssm_a` is kept as log(-a), so that it stays negative.
 """
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from plamo_study.models.registry import ModelSpec
 
-CHUNK = 128  # tokens of the scan that are taken as one matrix
+CHUNK = 128  # tokens of the scan computed as one matrix
 NORMS = {"post_attention_norm": 1 / 5, "post_ffw_norm": 1 / (5 * math.sqrt(5))}  # gains a release starts from
 EMBEDDING_STD = 0.05
 
@@ -107,7 +107,7 @@ def rotation(n_tokens: int, d: int, theta: float) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on (..., n_tokens, d): feature i turns with feature i + d/2."""
+    """Rotary positions on (..., n_tokens, d): feature i rotates with feature i + d/2."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
@@ -130,7 +130,7 @@ def _piece(
     x: Tensor, dt: Tensor, a: Tensor, B: Tensor, C: Tensor, state: Tensor | None, last: bool
 ) -> tuple[Tensor, Tensor | None]:
     """One piece of the scan and the state after it, (n, heads, d, d_state); none after the last piece."""
-    decay = (dt * a).cumsum(dim=1).transpose(1, 2)  # (n, heads, T): logarithm of what is left of the state before
+    decay = (dt * a).cumsum(dim=1).transpose(1, 2)  # (n, heads, T): log of the remaining share of the initial state
     n_tokens = x.shape[1]
     future = torch.ones(n_tokens, n_tokens, dtype=torch.bool).triu(1)
     between = (decay[..., :, None] - decay[..., None, :]).masked_fill(future, -torch.inf).exp()
@@ -160,7 +160,7 @@ def _key(name: str) -> str:
 
 
 def _start(name: str, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Random matrices of spread 1/√inputs; gains of one or what a release starts from; Mamba's usual rates."""
+    """Initial values: matrices of spread 1/√inputs, norm gains of one or a release's, Mamba's usual rates."""
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
     n = shape[0]
     if name == "token_embd.weight":

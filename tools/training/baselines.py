@@ -1,4 +1,4 @@
-"""What a trained model has to beat on the same split: byte n-grams, and two compressors for orientation.
+"""Baselines that a trained model must beat on the same split: byte n-grams, and two compressors for orientation.
 
 All figures are bits per byte of the held-out text.
 """
@@ -29,13 +29,13 @@ def ngram(train: bytes, held_out: bytes, orders: tuple[int, ...] = (1, 3, 5)) ->
 
 
 def compressors(held_out: bytes) -> dict[str, float]:
-    """Bits per byte of the held-out text alone, packed at the highest level: no training text behind them."""
+    """Bits per byte of the held-out text alone, compressed at the highest level, without training text."""
     packed = {"xz": lzma.compress(held_out, preset=9 | lzma.PRESET_EXTREME), "zlib": zlib.compress(held_out, 9)}
     return {name: 8 * len(data) / len(held_out) for name, data in packed.items()}
 
 
 class _Counts:
-    """How often every n-gram stands in a text, and after how many different bytes each history goes on."""
+    """Counts of every n-gram in a text, and of the different bytes that follow each history."""
 
     def __init__(self, text: bytes, n: int):
         self.grams, self.counts = np.unique(_grams(text, n), return_counts=True)
@@ -52,7 +52,7 @@ def _interpolated(counts: _Counts, asked: NDArray[np.uint64], shorter: NDArray[n
 
 
 def _grams(text: bytes, n: int) -> NDArray[np.uint64]:
-    """The last n bytes up to every position as one number; before the text there are zeros."""
+    """The last n bytes at every position as one number; zeros precede the text."""
     values = np.frombuffer(bytes(n - 1) + text, np.uint8).astype(np.uint64)
     grams = np.zeros(len(text), np.uint64)
     for i in range(n):

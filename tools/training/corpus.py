@@ -1,7 +1,7 @@
 """The training text: the running Python's standard library, and the modules of it that are held out.
 
-A module is held out by a hash of its path, so nobody chooses. Left out are the test suites (many installations lack
-them), what pip installs, files that are mostly tables of literals, files that are not UTF-8, and exact duplicates.
+A hash of its path decides whether a module is held out. Excluded are test suites (many installations lack them), what
+pip installs, files that are mostly tables of literals, files that are not UTF-8, and exact duplicates.
 
 It knows no tokens.
 """
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SALT = "plamo-study/3"  # the first that holds out 150 to 250 kB, at least 12 modules, none of them above a quarter
-ONE_IN = 40  # modules: one of so many is held out
+ONE_IN = 40  # one module in this many is held out
 NO_PART = {"site-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
 TABLE_LINE = re.compile(r"\s*(?:['\"](?!['\"]{2})|0[xX]|\d|\()")  # begins with a text, a number or a tuple
-LONG_TEXT = 20  # words of a docstring that says something
-LONG_LINE = 40  # characters from which a line that occurs twice is hardly chance
+LONG_TEXT = 20  # words from which a docstring counts as prose
+LONG_LINE = 40  # characters from which a repeated line is hardly chance
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Module:
 
 
 def modules(root: Path | None = None) -> list[Module]:
-    """The modules below `root` (default: this Python's standard library) that are used, in the order of their paths."""
+    """The modules below `root` (default: this Python's standard library), sorted by path, without the excluded ones."""
     root = root or Path(sysconfig.get_path("stdlib"))
     found: dict[str, Module] = {}
     for path in sorted(root.rglob("*.py")):
@@ -56,7 +56,7 @@ def is_table(text: str) -> bool:
 
 
 def is_held_out(path: str) -> bool:
-    """Decided by the path alone: SHA-256 of salt and path, modulo `ONE_IN`."""
+    """Whether a module is held out, by its path alone: SHA-256 of salt and path, modulo `ONE_IN`."""
     digest = hashlib.sha256(f"{SALT}/{path}".encode()).digest()
     return int.from_bytes(digest[:8], "little") % ONE_IN == 0
 
@@ -95,7 +95,7 @@ def _long_lines(text: str) -> list[str]:
 
 
 def _text(path: Path) -> str:
-    """The text as it stands in the file, "" when it is not UTF-8."""
+    """The unchanged text of a file, "" when it is not UTF-8."""
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""What training needs beside the usual packages."""
+"""The packages that training needs beyond the usual ones."""
 
 from importlib.util import find_spec
 

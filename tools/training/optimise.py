@@ -1,7 +1,7 @@
 """The training loop: batches of windows, Muon for the blocks' matrices, AdamW for the rest, a learning curve.
 
 Muon: Jordan et al. 2024, kellerjordan.github.io/posts/muon; AdamW: Loshchilov & Hutter, arXiv:1711.05101. It takes
-token streams and knows neither files of text nor the engine.
+token streams and knows neither text files nor the engine.
 """
 
 import math
@@ -74,10 +74,10 @@ def train(
     every: int = 100,
     report: Callable[[Plamo, Progress], None] | None = None,
 ) -> Progress:
-    """Train `model` in place on windows of `stream` (one line of token ids, every document behind its bos).
+    """Train `model` in place on windows of `stream` (one sequence of token ids, a bos before every document).
 
-    `held_out` is asked every `every` steps, then `checkpoint` is written and `report` called. A checkpoint that is
-    there is continued.
+    Every `every` steps `held_out` is evaluated, `checkpoint` written and `report` called. An existing checkpoint is
+    resumed.
     """
     optimisers, progress = _optimisers(model, recipe), Progress()
     if checkpoint and checkpoint.exists():
@@ -104,7 +104,7 @@ def train(
 
 
 def bits(model: Plamo, streams: Sequence[Tokens], window: int = 1024) -> float:
-    """Total -log2 p of the tokens of `streams` behind the first of each, windows without overlap.
+    """Total -log2 p of the tokens of `streams` after the first of each, in windows without overlap.
 
     The first token of a window is predicted from the one before it alone.
     """
@@ -134,7 +134,7 @@ def _step(model: Plamo, optimisers: Sequence[Any], batch: torch.Tensor, recipe: 
 
 
 def _batches(stream: Tokens, recipe: Recipe, skip: int) -> Iterator[torch.Tensor]:
-    """Windows of one token more than they predict, in random order, every epoch cut at another offset."""
+    """Windows in random order, each one token longer than its prediction; every epoch is cut at another offset."""
     random, ids = np.random.default_rng(recipe.seed), torch.from_numpy(stream.astype(np.int64))
     starts: list[int] = []
     window = 0

@@ -1,7 +1,7 @@
 """The shared vocabulary of the trained models: a unigram model's pieces, in the form the plamo2 tokenizer wants.
 
-The `tokenizers` library learns the pieces (Kudo 2018, arXiv:1804.10959). The engine finds the likeliest way to spell
-a text with them, without regard to where the learner cut it. It does not tokenize.
+The `tokenizers` library learns the pieces (Kudo 2018, arXiv:1804.10959). The engine finds the likeliest segmentation of
+a text into them, regardless of where the learner cut it. It does not tokenize.
 """
 
 import json
@@ -14,17 +14,17 @@ from plamo_study.models.vocabulary import DEFAULTS, Vocabulary
 from training.corpus import Module
 
 LONGEST = 16  # characters of a piece
-# Where the learner cuts: a word with the blank before it and the signs after it, signs, a line's end with the next
-# line's indentation, blanks. A piece lies within one such part.
+# The learner cuts into: a word with the space before it and the punctuation after it, punctuation, a line end with the
+# next line's indentation, spaces. A piece lies within one such part.
 PARTS = r"[^\S\n]?\w+[^\w\s]*(?:\n[ \n]*)?|[^\w\s]+(?:\n[ \n]*)?|\n[ \n]*| +"
 ASCII = "\n\t" + "".join(map(chr, range(0x20, 0x7F)))
-NEVER = -20.0  # log-probability of a character that never stands alone in the text
+NEVER = -20.0  # log-probability of a character that never occurs alone in the text
 
 
 def learn(train: Iterable[Module], n_vocab: int) -> Vocabulary:
     """A vocabulary of `n_vocab` tokens: 5 special ones, 256 bytes, and pieces with log-probabilities as scores.
 
-    Lines with other characters than ASCII are left out: their characters are spelt in bytes.
+    Lines with non-ASCII characters are left out; such characters are spelt in bytes.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
@@ -57,7 +57,7 @@ def vocabulary(learnt: dict[str, float], n_pieces: int) -> Vocabulary:
 
 
 def kept(path: Path, train: Iterable[Module], n_vocab: int) -> Vocabulary:
-    """The vocabulary kept in `path`, learnt and written there when there is none."""
+    """The vocabulary in `path`, learnt and written first if the file is missing."""
     if not path.exists():
         path.write_text(
             json.dumps(asdict(learn(train, n_vocab)), ensure_ascii=False, indent=0) + "\n", encoding="utf-8"

@@ -1,6 +1,6 @@
 """From the standard library to an embedded model: corpus, vocabulary, training, file, record, model card.
 
-The recipes of the committed models stand here. It knows no mathematics of training.
+It holds the recipes of the committed models, not the training algorithm.
 """
 
 import platform
@@ -43,7 +43,7 @@ Tell = Callable[[str], None]
 def train(name: str, tell: Tell, steps: int = 0, work: Path = WORK) -> Path:
     """Train the mini of a model, put it among the models, record it and write the card; returns the file's path.
 
-    What a killed training left in `work` is continued. `steps` shortens the recipe. `tell` is given lines to show.
+    An interrupted training in `work` is resumed. `steps` shortens the recipe. `tell` receives status lines.
     Raises StudyError for a model without a recipe.
     """
     if name not in RECIPES:
@@ -149,7 +149,7 @@ def _model(
 
 
 def pins(name: str) -> dict[str, str]:
-    """SHA-256 by type of an embedded model's files, written afresh beside nothing: for data/models.toml."""
+    """SHA-256 by type of an embedded model's files, rewritten in a temporary folder, for data/models.toml."""
     from tempfile import TemporaryDirectory
 
     spec, source = registry.spec(name, "mini"), recipes.model_path(name, "mini", embedded.SOURCE)

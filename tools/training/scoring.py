@@ -1,4 +1,4 @@
-"""What a finished file is worth: bits per byte of held-out text and a greedy continuation, through the engine."""
+"""The quality of a finished file: bits per byte of held-out text and a greedy continuation, through the engine."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ PROMPT = 'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a 
 
 
 def bits_per_byte(path: Path, texts: Sequence[str], window: int = WINDOW, n_threads: int = 1) -> float:
-    """Total -log2 p of all tokens of `texts`, each text behind a bos, over their length in UTF-8 bytes; on the CPU.
+    """Total -log2 p of all tokens of `texts`, each text after a bos, over their length in UTF-8 bytes; on the CPU.
 
     Windows of `window` tokens do not overlap; the first token of a window is predicted from the one before it alone.
     """
@@ -44,7 +44,7 @@ def surprise(logits: NDArray[np.float32], targets: NDArray[np.int64]) -> float:
 
 
 def continuation(path: Path, prompt: str = PROMPT, n_tokens: int = 120) -> str:
-    """What the file says behind `prompt`, always taking the likeliest token; ends early at the end of text."""
+    """The greedy continuation of `prompt`, up to `n_tokens` tokens; ends early at the end of text."""
     capture_log([])
     with Tokenizer(path) as tokenizer, Session(path, SessionConfig(2048)) as session:
         ids = [tokenizer.bos, *tokenizer.encode(prompt).tolist()]

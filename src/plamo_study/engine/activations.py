@@ -1,10 +1,10 @@
-"""What goes into the matrix products of a model: sums of squares per input column, through llama.cpp's callback.
+"""Sums of squares per input column of a model's matrix products, through llama.cpp's callback.
 
-The graph is stopped at every product of a block's weights, as llama-imatrix does. It does not know files, texts'
-encodings or the quantizer, and it leaves out products with experts, which PLaMo has not.
+The graph stops at every product with a block's weights, as in llama-imatrix. Products with experts are left out: PLaMo
+has none. It does not know files, text encodings or the quantizer.
 
 Every call evaluates ONE sequence. llama-imatrix packs n_batch / n_ctx pieces of text as parallel sequences, which
-PLaMo 2 mixes up in llama.cpp 0c1e57098 (mixed prompts, D2): its sums are those of another computation.
+PLaMo 2 mixes up in llama.cpp 0c1e57098 (mixed prompts, D2): its sums belong to another computation.
 """
 
 from pathlib import Path
@@ -20,14 +20,14 @@ LARGEST = float(np.finfo(np.float32).max)  # files hold the sums as float32
 
 
 class InputSquares(WatchedModel):
-    """A model that sums the squares of what it multiplies its blocks' matrices with, while it evaluates texts.
+    """A model that sums the squared inputs of its blocks' matrices while it evaluates texts.
 
-    `sums`: by tensor name, (n_columns,) float64; `counts`: the tokens summed over. `config` sets room and threads.
+    `sums`: by tensor name, (n_columns,) float64; `counts`: the tokens summed over. `config` sets context and threads.
 
     Raises
     ------
     EngineError
-        The file does not load, a text is refused, an input is not finite, or the build lays tensors out otherwise.
+        The file does not load, a text is refused, an input is not finite, or the build's tensor layout differs.
 
     """
 
@@ -37,9 +37,9 @@ class InputSquares(WatchedModel):
         super().__init__(path, config)
 
     def add(self, tokens: np.ndarray) -> None:
-        """Evaluate one piece of text by itself, every position an output, and add what its products saw.
+        """Evaluate one piece of text alone, with outputs at every position, and add its products' squared inputs.
 
-        As in llama-imatrix the first token gives way to the beginning-of-text token where the model wants one.
+        As in llama-imatrix, the beginning-of-text token replaces the first token if the model uses one.
         """
         self.clear()
         tokens = np.array(tokens)
@@ -48,7 +48,7 @@ class InputSquares(WatchedModel):
         self.evaluate(tokens)
 
     def wanted(self, node: Tensor) -> bool:
-        """Products of a block's weights with F32 inputs."""
+        """Whether a node is a product of a block's weights with F32 inputs."""
         if self.op(node) != "MUL_MAT":
             return False
         return name_of(node.src[0]).startswith("blk.") and node.src[1].contents.type == F32
@@ -62,7 +62,7 @@ class InputSquares(WatchedModel):
             raise EngineError(f"{name} is more than one matrix")
         rows = self.values(inputs).reshape(-1, inputs.contents.ne[0])
         total = self.sums.get(name, 0.0) + np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
-        if not (total <= LARGEST).all():  # NaN is not smaller either
-            raise EngineError(f"what is multiplied with {name} is not finite, or its squares exceed float32")
+        if not (total <= LARGEST).all():  # also catches NaN
+            raise EngineError(f"the input of {name} is not finite, or its squares exceed float32")
         self.sums[name] = total
         self.counts[name] = self.counts.get(name, 0) + len(rows)

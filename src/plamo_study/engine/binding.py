@@ -1,4 +1,4 @@
-"""The bindings' own text loop, `Llama.generate`, with and without somebody who drafts for it."""
+"""The bindings' own text loop, `Llama.generate`, with or without drafted tokens."""
 
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-Draft = Callable[[np.ndarray], np.ndarray]  # tokens so far (n,) to what is expected next
+Draft = Callable[[np.ndarray], np.ndarray]  # tokens so far (n,) to the drafted next ones
 
 
 def generate(path: Path, prompt: Sequence[int], n: int, n_ctx: int, draft: Draft | None = None) -> list[int]:
-    """The `n` tokens that follow a prompt greedily, by `Llama.generate` on the CPU; `draft`: who drafts for it.
+    """The `n` greedy tokens after a prompt, from `Llama.generate` on the CPU; `draft` proposes tokens for it.
 
     Raises RuntimeError where llama.cpp refuses a batch.
     """
@@ -23,7 +23,7 @@ def generate(path: Path, prompt: Sequence[int], n: int, n_ctx: int, draft: Draft
             assert draft is not None
             return draft(input_ids).astype(np.intc)
 
-    draft_model = Drafts() if draft else None  # without op_offload a build with a GPU leaves that alone
+    draft_model = Drafts() if draft else None  # op_offload=False keeps a build with a GPU off it
     model = Llama(str(path), n_ctx=n_ctx, logits_all=True, verbose=False, op_offload=False, draft_model=draft_model)
     try:
         tokens = model.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0)

@@ -1,7 +1,7 @@
-"""llama-cpp-python's ctypes bindings by themselves.
+"""llama-cpp-python's ctypes bindings without the rest of the package.
 
-Its package imports Jinja, DiskCache and hundreds of typed dictionaries as well: half of what a worker imports, and
-every row has a worker.
+The package also imports Jinja, DiskCache and hundreds of typed dictionaries: half of what a worker imports, and every
+row starts a worker.
 """
 
 import sys
@@ -14,7 +14,7 @@ PACKAGE, BINDINGS = "llama_cpp", "llama_cpp.llama_cpp"
 
 
 def _bindings() -> ModuleType:
-    """The bindings' module. The package stays unloaded, for whoever wants the rest of it."""
+    """The bindings' module. The package itself stays unloaded, so that it can still be imported normally."""
     spec = find_spec(PACKAGE)
     if PACKAGE in sys.modules or spec is None:
         return import_module(BINDINGS)

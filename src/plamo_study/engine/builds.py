@@ -1,8 +1,8 @@
-"""Corrected builds of llama.cpp by name: the locked sdist, patched, one library of it compiled.
+"""Corrected builds of llama.cpp by name: the locked sdist, patched, with one library recompiled.
 
-That library, nearly always libllama, is all that differs from the installed engine; every other one is the installed
-one, copied. So a difference in speed or result between two builds is the patches'. A build with one more backend brings
-that backend's library, and the one that registers it.
+Only that library, nearly always libllama, differs from the installed engine; the others are copies of the installed
+ones. So any difference in speed or results between two builds comes from the patches. A build with an additional
+backend also contains that backend's library and the one that registers it.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ NOTE = "engine.toml"
 PARTS = ("src", "include", "ggml", "cmake", "vendor", "licenses", "CMakeLists.txt", "LICENSE")
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 RPATH = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
-# What llama.cpp's CMake asks of a ggml that is already built: the two libraries that libllama names.
+# llama.cpp's CMake needs this from a ggml that is already built: the two libraries that libllama links.
 GGML_CONFIG = """\
 foreach(name ggml-base ggml)
     add_library(ggml::${name} SHARED IMPORTED)
@@ -50,15 +50,15 @@ OPTIONS = (
 )  # fmt: skip
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
 MISSING = "plamo-study engine list"
-COMPILER_HELP = "see above; a full disk and a missing compiler are usual"
-ASIDE = ("patches", "tests", "target", "libraries", "packages")  # of a definition: says how it is made, not what it is
+COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
+ASIDE = ("patches", "tests", "target", "libraries", "packages")  # keys that say how a build is made, not what it is
 
-OnStep = Callable[[str, int, int], None]  # what is done now, steps finished, steps in all (0: unknown)
+OnStep = Callable[[str, int, int], None]  # current task, steps finished, total steps (0: unknown)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A build: what it corrects (codes of `measure.defects`), and whether it is here: "yes", "no" or "outdated"."""
+    """A build: what it corrects (codes of `measure.defects`), and whether it is built: "yes", "no" or "outdated"."""
 
     name: str
     here: str
@@ -77,7 +77,7 @@ def entries() -> list[Entry]:
 
 
 def definitions() -> dict[str, dict[str, Any]]:
-    """Name to description, what it corrects, and its patches, as `data/upstream/engines.toml` says; none without it."""
+    """Definitions by name from `data/upstream/engines.toml`; empty without that file."""
     return tomllib.loads(DEFINED.read_text(encoding="utf-8")) if DEFINED.exists() else {}
 
 
@@ -90,20 +90,20 @@ def definition(name: str) -> dict[str, Any]:
 
 
 def folder(name: str) -> Path:
-    """Where a build lies once it is made."""
+    """The folder of a build; it need not exist."""
     return paths.DATA / "engines" / name
 
 
 def note(path: Path) -> dict[str, Any]:
-    """What a build says of itself in its `engine.toml`; empty when it says nothing."""
+    """The contents of a build's `engine.toml`; empty without one."""
     file = path / NOTE
     return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def resolve(name_or_folder: str) -> Path:
-    """The folder of a build by its name, or the folder itself; StudyError when no build lies there."""
+    """The folder of a build by its name, or the folder itself; StudyError when it holds no build."""
     path = Path(name_or_folder)
-    if name_or_folder in definitions():  # a folder that lies here under this name is none of ours
+    if name_or_folder in definitions():  # not a folder of this name in the working directory
         path = folder(name_or_folder)
         if not _is_current(name_or_folder):
             raise StudyError(
@@ -124,7 +124,7 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
     Raises
     ------
     StudyError
-        An unknown name, no compiler or CMake, no network, a file with another hash, a patch that does not apply, a
+        An unknown name, no compiler or CMake, no network, a hash mismatch, a patch that does not apply, a
         compiler error, a full disk.
 
     """
@@ -192,7 +192,7 @@ def _abort_line(log: str) -> str:
 
 
 def fetch() -> Path:
-    """The sdist that requirements.lock names by hash, downloaded by pip unless it is here; nothing is compiled."""
+    """The sdist that requirements.lock pins by hash, downloaded by pip if missing; nothing is compiled."""
     release, sha256 = locked()
     if (installed := version(PACKAGE)) != release:
         raise StudyError(
@@ -203,7 +203,7 @@ def fetch() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(f"{PACKAGE}=={release} --hash=sha256:{sha256}\n", path.parent)
     if not path.exists() or sha256_of(path) != sha256:
-        raise StudyError(str(path), f"has not the hash of requirements.lock, {sha256[:12]}…", f"rm {path}")
+        raise StudyError(str(path), f"does not match the hash in requirements.lock, {sha256[:12]}…", f"rm {path}")
     return path
 
 
@@ -212,12 +212,12 @@ def locked() -> tuple[str, str]:
     text = (paths.ROOT / "requirements.lock").read_text(encoding="utf-8")
     found = re.search(rf"^{PACKAGE}==(\S+).*\n\s+--hash=sha256:([0-9a-f]{{64}})\s*$", text, re.MULTILINE)
     if not found:
-        raise StudyError("requirements.lock", f"names no single file of {PACKAGE}", "git checkout requirements.lock")
+        raise StudyError("requirements.lock", f"does not pin one file of {PACKAGE}", "git checkout requirements.lock")
     return found[1], found[2]
 
 
 def unpack(sdist: Path, into: Path, parts: Sequence[str] = PARTS) -> Path:
-    """These parts of llama.cpp's folder in the sdist, by default what libllama needs; returns the folder."""
+    """Unpack parts of llama.cpp from the sdist, by default those libllama needs; returns llama.cpp's folder."""
     with tarfile.open(sdist) as archive:
         root = archive.next()
         assert root is not None
@@ -229,10 +229,10 @@ def unpack(sdist: Path, into: Path, parts: Sequence[str] = PARTS) -> Path:
 
 
 def apply(patch: Path, source: Path) -> None:
-    """Apply a unified diff to a source tree as it stands, exactly or not at all; StudyError when it does not apply."""
+    """Apply a unified diff to a source tree, exactly or not at all; StudyError when it does not apply."""
     if not shutil.which("git"):
         raise StudyError("git", "not found, and patches are applied with `git apply`", "install git")
-    outside = os.environ | {"GIT_CEILING_DIRECTORIES": str(source.resolve().parent)}  # this tree is no part of ours
+    outside = os.environ | {"GIT_CEILING_DIRECTORIES": str(source.resolve().parent)}  # not our repository
     done = subprocess.run(
         ["git", "apply", "--whitespace=nowarn", str(patch.resolve())],
         cwd=source, env=outside, capture_output=True, text=True,
@@ -256,8 +256,8 @@ def compile_target(
 ) -> None:
     """Compile a target against the ggml of the installed package, or a part of ggml; `into` / bin holds the result.
 
-    The sdist's headers are used. `turned_on`: those of OPTIONS that the target needs; `options`: further ones of
-    CMake's, as NAME=VALUE; `packages`: of Debian, which they need.
+    The sdist's headers are used. `turned_on`: the OPTIONS that the target needs; `options`: further CMake options as
+    NAME=VALUE; `packages`: the Debian packages that those need.
     """
     config = into / "ggml-config"
     config.mkdir(parents=True, exist_ok=True)
@@ -269,7 +269,7 @@ def compile_target(
         "CMAKE_INSTALL_RPATH": RPATH,
         **{f"LLAMA_{option}": "ON" if option in turned_on else "OFF" for option in OPTIONS},
     }
-    if target.startswith("ggml"):  # as the Makefile builds the installed one, and says why
+    if target.startswith("ggml"):  # as in the Makefile, which gives the reason
         values |= {"CMAKE_C_FLAGS": "-U__AMX_INT8__", "CMAKE_CXX_FLAGS": "-U__AMX_INT8__"}
     else:
         values |= {
@@ -280,7 +280,7 @@ def compile_target(
         }
     command = [tools["cmake"], "-G", "Ninja", "-S", str(source), "-B", str(into)]
     on_step("configuring", 0, 0)
-    own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as it reached the installed engine's build
+    own = shlex.split(os.environ.get("CMAKE_ARGS", ""))  # as in the installed engine's build
     own += [f"-D{option}" for option in options]
     how = f"Debian: apt-get install {' '.join(packages)}" if packages else COMPILER_HELP
     _run([*command, *(f"-D{key}={value}" for key, value in values.items()), *own], "CMake", lambda line: None, how)
@@ -290,7 +290,7 @@ def compile_target(
 
 
 def assemble(libraries: Sequence[str], built: Path, into: Path) -> Path:
-    """The installed engine's libraries with these replaced, or joined, by those in `built`; returns the folder."""
+    """Copy the installed libraries, with `libraries` replaced or added from `built`; returns the folder `into`."""
     replaced = [f"lib{library}.*" for library in libraries]
     shutil.copytree(installed_libraries(), into, ignore=shutil.ignore_patterns(*replaced, "*.a"))
     for file in (file for pattern in replaced for file in built.glob(pattern)):
@@ -307,7 +307,7 @@ def installed_libraries() -> Path:
 
 
 def _is_current(name: str) -> bool:
-    """Whether a build is here and its patches, sources and installed libraries are what they would be now."""
+    """Whether a build exists and its patches, sources and installed libraries are unchanged."""
     asked = tomllib.loads(_note_text(definition(name)))
     return note(folder(name)) | {"description": asked["description"]} == asked
 
@@ -320,7 +320,7 @@ def _note_text(asked: dict[str, Any]) -> str:
     )
     said = {key: value for key, value in asked.items() if key not in ASIDE}
     said |= {"source": f"{PACKAGE} {release}, sha256 {sha256}", "ggml": f"sha256 {ggml.hexdigest()}"}
-    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())  # such JSON is TOML, too
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in said.items())  # such JSON is also TOML
     return f"{lines}\n[patches]\n{patches}"
 
 
@@ -331,7 +331,7 @@ def sha256_of(path: Path) -> str:
 
 
 def tools_found() -> dict[str, str]:
-    """CMake and Ninja, of this environment or of the system, and a C++ compiler; StudyError for what is missing."""
+    """Paths of CMake and Ninja, from this environment or the system. StudyError if one or a C++ compiler is missing."""
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = {name: shutil.which(name, path=places) for name in ("cmake", "ninja")}
     for name, path in found.items():
@@ -362,7 +362,7 @@ def _download(requirement: str, into: Path) -> None:
 
 
 def _run(command: Sequence[str], what: str, on_line: Callable[[str], None], how: str = COMPILER_HELP) -> None:
-    """Run a tool, every line of its output to `on_line`; StudyError with its last lines when it fails."""
+    """Run a tool and pass each output line to `on_line`; StudyError with the first error lines when it fails."""
     said = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -396,19 +396,19 @@ def _check_loads(made: Path) -> None:
 
 
 def _last_words(text: str) -> str:
-    return " ".join(text.strip().splitlines()[-1:]) or "it failed without a word"
+    return " ".join(text.strip().splitlines()[-1:]) or "it failed without output"
 
 
 @contextmanager
 def room(partial: Path) -> Iterator[None]:
-    """A fresh folder to work in, gone afterwards; what the disk refuses is a StudyError."""
+    """A fresh working folder, removed afterwards; disk errors become StudyError."""
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
         yield
     except OSError as error:
         raise StudyError(
-            str(partial), f"{error.strerror or error}", "make room: a build takes some 400 MB while it runs"
+            str(partial), f"{error.strerror or error}", "make room: a build needs about 400 MB while it runs"
         ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""A sequence's state at any depth, made from that of a short one by repeating its cells; and what a context takes.
+"""A sequence's state at any depth, built by repeating a short one's cells; and the memory a context reserves.
 
-A step costs what its depth costs, whatever stands in the cells, so a deep memory can be filled in milliseconds instead
-of being computed for minutes. What comes out of it is no continuation of any text. The layout is llama.cpp 0c1e57098's
-(`state_write` of llama_kv_cache, llama_kv_cache_iswa and llama_memory_hybrid); a build that lays states out otherwise
-is refused. It does not know what is timed.
+The cost of a step depends on its depth, not on the cells' contents, so a deep memory can be filled in milliseconds
+instead of computed in minutes. Its outputs continue no text. The layout is that of llama.cpp 0c1e57098 (`state_write`
+of llama_kv_cache, llama_kv_cache_iswa and llama_memory_hybrid); a build with another layout is refused. It does not
+know what is timed.
 """
 
 import re
@@ -26,9 +26,9 @@ COMPUTE_SIZE = re.compile(r"compute buffer size = +([\d.]+) MiB")
 
 @dataclass(frozen=True)
 class Memory:
-    """What a context reserved, as the engine's log says it, in bytes; `cells` of each key-value cache, in tokens.
+    """Bytes that a context reserved, from the engine's log; `cells`: size of each key-value cache in tokens.
 
-    PLaMo 2 has one cache and a recurrent state; PLaMo 3 has a cache of its full layers and one of its sliding layers.
+    PLaMo 2 has one cache and a recurrent state; PLaMo 3 has a cache for its full layers and one for its sliding layers.
     """
 
     kv: float
@@ -38,7 +38,7 @@ class Memory:
 
 
 def memory(log: Sequence[str]) -> Memory:
-    """What the log of a context says it reserved."""
+    """The memory that a context reserved, from its log."""
     text = "".join(log)
     caches = KV_SIZE.findall(text)
     kv = sum(float(size) for size, _ in caches)
@@ -47,14 +47,14 @@ def memory(log: Sequence[str]) -> Memory:
 
 
 def filled(session: Session, state: bytes, depth: int, cells: Sequence[int]) -> bytes:
-    """The state of a sequence of `depth` tokens, its caches holding the cells of `state` over and over.
+    """The state of a sequence of `depth` tokens, its caches filled by repeating the cells of `state`.
 
-    `cells`: the room of each cache in tokens; a cache that is smaller than the depth holds the last positions.
+    `cells`: size of each cache in tokens; a cache smaller than the depth holds the last positions.
 
     Raises
     ------
     EngineError
-        The state is not laid out as this module knows it.
+        The state's layout is unknown.
 
     """
     view = _Reader(state)
@@ -73,7 +73,7 @@ def filled(session: Session, state: bytes, depth: int, cells: Sequence[int]) -> 
 
 
 class _Reader:
-    """Little-endian numbers and arrays off the front of a state."""
+    """Reads little-endian numbers and arrays from a state, front to back."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0

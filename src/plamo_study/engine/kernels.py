@@ -20,8 +20,8 @@ GGML_TYPES = {  # ggml.h, enum ggml_type
 }  # fmt: skip
 PACKED = b"CPU_REPACK"  # ggml-cpu/repack.cpp: the buffer whose tensors are laid out for the processor's own kernels
 ACCELERATOR = 3  # ggml-backend.h, enum ggml_backend_dev_type: used together with the CPU backend, as BLAS is
-Kernel = Literal["packed", "blas", "plain"]  # of a product: weights laid out anew, BLAS, or the backend's own
-DISTINCT_ROWS = 64  # of a matrix of random weights; the rest repeats them, which no kernel notices
+Kernel = Literal["packed", "blas", "plain"]  # of a product: repacked weights, BLAS, or the backend's own
+DISTINCT_ROWS = 64  # of a random matrix; the other rows repeat them, which does not affect speed
 SEED = 0
 _int64 = ctypes.c_int64
 
@@ -33,8 +33,8 @@ class _InitParams(ctypes.Structure):  # ggml.h, struct ggml_init_params
 def read_times(n_bytes: int, n_threads: int, repetitions: int) -> list[int]:
     """Nanoseconds to read `n_bytes` once with `n_threads` pinned threads, per repetition.
 
-    The kernel is BLAS sdot of an array with itself: two FLOPs per four bytes and no store. Take `n_bytes` at least four
-    times the last-level cache. macOS cannot pin threads; there they only run in parallel.
+    The kernel is BLAS sdot of an array with itself: two FLOPs per four bytes and no store. Use at least four times the
+    last-level cache as `n_bytes`. macOS cannot pin threads; there they only run in parallel.
     """
     parts = np.array_split(np.ones(n_bytes // 4, dtype=np.float32), n_threads)
     with threadpool_limits(1):
@@ -47,9 +47,9 @@ def matmul_times(
     """Nanoseconds for one ggml product of weights (rows x inner, type `dtype`) and inputs (inner x columns, F32).
 
     `shape` is (rows, inner, columns): 2 * rows * inner * columns FLOPs. Many columns measure the compute ceiling of a
-    prefill; one column, the bandwidth ceiling of a decode step. `gpu` takes ggml's best device, else what the engine
-    takes for weights in the host's memory. `packed`: lay the weights out as the engine does when it loads a model,
-    where it has a packed kernel for them.
+    prefill; one column, the bandwidth ceiling of a decode step. `gpu`: use ggml's best device, else the backend the
+    engine uses for weights in host memory. `packed`: repack the weights as the engine does when it loads a model, if it
+    has a packed kernel for them. Returns one time per repetition and the kernel used.
     """
     rows, inner, columns = shape
     base, registry = ggml("ggml-base"), ggml("ggml")
@@ -89,9 +89,9 @@ def matrix_bytes(dtype: str, rows: int, inner: int) -> int:
 
 
 def _accelerator(base: ctypes.CDLL, registry: ctypes.CDLL, product: ctypes.c_void_p) -> ctypes.c_void_p | None:
-    """The backend beside the CPU's own that the engine prefers for a product in the host's memory, where one takes it.
+    """The accelerator backend that the engine prefers for a product in host memory, None without one.
 
-    On a Mac that is Accelerate, from 32 columns on; elsewhere a build has to be told to have one.
+    On a Mac this is Accelerate, from 32 columns on; elsewhere a build must enable one.
     """
     device = _call(registry.ggml_backend_dev_by_type, ACCELERATOR)
     base.ggml_backend_dev_supports_op.restype = ctypes.c_bool
@@ -110,7 +110,7 @@ def _set_threads(base: ctypes.CDLL, backend: ctypes.c_void_p, n_threads: int) ->
 def _place(
     base: ctypes.CDLL, store: ctypes.c_void_p, weights: ctypes.c_void_p, backend: ctypes.c_void_p, packed: bool
 ) -> ctypes.c_void_p:
-    """Memory for a context of one matrix: the backend's own or, where its kernels have another layout, that one's."""
+    """A buffer for a context of one matrix: packed if requested and supported, else the backend's own."""
     kind = _packed_buffers(base, backend) if packed else None
     if kind:
         buffer = _call(base.ggml_backend_alloc_ctx_tensors_from_buft, store, kind)
@@ -123,7 +123,7 @@ def _place(
 
 
 def _packed_buffers(base: ctypes.CDLL, backend: ctypes.c_void_p) -> ctypes.c_void_p | None:
-    """The CPU backend's kind of memory for packed weights; None for another backend, or a build without it."""
+    """The CPU backend's buffer type for packed weights; None for other backends and builds without it."""
     device = _call(base.ggml_backend_get_device, backend)
     library = _call(base.ggml_backend_dev_backend_reg, device)
     found = _call(base.ggml_backend_reg_get_proc_address, library, b"ggml_backend_dev_get_extra_bufts")

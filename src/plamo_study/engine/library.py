@@ -1,4 +1,4 @@
-"""Which build of llama.cpp is loaded, and what it says of itself.
+"""The loaded build of llama.cpp and its description of itself.
 
 `LLAMA_CPP_LIB_PATH` (our `--engine DIR`) chooses the build; it must be set before this module is imported,
 which is why every measurement has its own process.
@@ -18,12 +18,12 @@ from typing import Any
 from plamo_study.engine.bindings import llama
 
 LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas", "ggml-vulkan")
-GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: with memory of its own, and in the host's
+GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its own memory, and one in the host's
 _keep_alive: list[Any] = []
 
 
 def library_files() -> list[Path]:
-    """The shared libraries that make up the loaded engine, the ones llama-cpp-python picks by name."""
+    """The loaded engine's shared libraries, as llama-cpp-python selects them by name."""
     folder = Path(llama._base_path)
     found = [
         next(folder.glob(f"lib{name}.so"), None) or next(folder.glob(f"lib{name}.dylib"), None) for name in LIBRARIES
@@ -41,7 +41,7 @@ def describe() -> dict[str, Any]:
 
     `commit` is "unknown" for a build from the sdist, which carries no git history: the hash is the identity.
     """
-    from importlib.metadata import version  # loads much, and a worker that measures says nothing of itself
+    from importlib.metadata import version  # slow to import, and measuring workers do not need it
 
     digest = hashlib.sha256()
     for path in library_files():
@@ -60,10 +60,10 @@ def describe() -> dict[str, Any]:
 
 
 def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The GPUs the loaded engine can compute on: of each the `name` ggml gives it, `chip`, `memory_bytes`.
+    """GPUs that the loaded engine can use, each with ggml's `name`, its `chip` and `memory_bytes`.
 
-    `log`: what the engine said since before it was first asked anything; of a GPU on Metal it tells whether its tensor
-    units are used (`tensor`), which a system too old for them and an environment variable turn off.
+    `log`: the engine's log from its first call on. For a Metal GPU it shows whether tensor units are used (`tensor`);
+    an old system or an environment variable can turn them off.
     """
     tensor = has_tensor_units(log)
     base, registry = ggml("ggml-base"), ggml("ggml")
@@ -84,24 +84,24 @@ def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
-    """By the name of a GPU, whether Metal said that it uses its tensor units (ggml-metal-device.m)."""
+    """Whether Metal reports using tensor units, by GPU name (ggml-metal-device.m)."""
     told = re.findall(r"GPU name: +(\S+) .*?has tensor += (true|false)", "".join(log), re.DOTALL)
     return {name: said == "true" for name, said in told}
 
 
 def _own_words() -> dict[str, Any]:
-    """What a build's own `engine.toml` says of it: `description`, and `corrects`, codes of `measure.defects`."""
+    """The build's own `engine.toml`: `description`, and `corrects`, codes of `measure.defects`; empty without one."""
     note = Path(llama._base_path) / "engine.toml"
     return tomllib.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
 
 
 def window() -> int:
-    """The attention window in tokens that this build gives PLaMo 2, 0 for none, as in the released engine."""
+    """The attention window that this build applies to PLaMo 2, in tokens; 0, as in the released engine, for none."""
     return int(_own_words().get("window", 0))
 
 
 def corrects() -> tuple[str, ...]:
-    """What this build lacks or adds, by the codes of its `engine.toml`; nothing for the released engine."""
+    """What this build corrects or adds, as codes of its `engine.toml`; empty for the released engine."""
     return tuple(_own_words().get("corrects", ()))
 
 

@@ -1,4 +1,4 @@
-"""The micro-batches that the engine really forms of a call, seen in the graphs it computes."""
+"""The micro-batches that the engine forms from a call, read from the graphs it computes."""
 
 from pathlib import Path
 from typing import Any
@@ -7,12 +7,12 @@ from plamo_study.engine.bindings import llama
 from plamo_study.engine.nodes import Tensor
 from plamo_study.engine.session import Session, SessionConfig, context_params
 
-# What the first layer hands on, in plamo2.cpp and plamo3.cpp: one column a token. The last keeps only the outputs.
+# Outputs of the first layer in plamo2.cpp and plamo3.cpp, one column per token. The last layer keeps only output rows.
 FIRST_LAYER = (b"ffn_residual-0", b"l_out-0")
 
 
 class MicroBatches(Session):
-    """A session that notes the tokens of every graph it computes, in `sizes`. Looking costs time: time nothing here.
+    """A session that records the token count of every graph in `sizes`. The callback costs time: do not time it.
 
     Raises EngineError as its base class does.
     """

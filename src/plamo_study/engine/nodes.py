@@ -1,7 +1,7 @@
-"""A model whose graph nodes are looked at while it evaluates, through llama.cpp's evaluation callback.
+"""A model whose graph nodes are inspected during evaluation, through llama.cpp's evaluation callback.
 
-The plumbing stands here once: ggml's tensor struct, reading a tensor from wherever its backend keeps it, and one model
-with one sequence. It does not know which nodes matter: a subclass says which are wanted and what to do with them.
+Shared plumbing: ggml's tensor struct, reading a tensor from its backend's memory, and one model with one sequence. It
+does not know which nodes matter: a subclass decides which are wanted and what to do with them.
 """
 
 import ctypes
@@ -43,16 +43,16 @@ Tensor._fields_ = (
 
 
 class WatchedModel:
-    """A model and a context of one sequence of `config.n_ctx_seq` tokens whose nodes a subclass sees.
+    """A model with a context of one sequence (`config.n_ctx_seq` tokens) whose nodes a subclass inspects.
 
-    `watch` False makes the same context without a callback, to tell what watching costs. `model`: a loaded model to
+    `watch` False makes the same context without a callback, to measure the cost of watching. `model`: a loaded model to
     use instead of loading the file; whoever loaded it frees it.
 
     Raises
     ------
     EngineError
-        The file does not load, a batch is refused, or the build lays tensors out otherwise; also what `see` raises,
-        as its text.
+        The file does not load, a batch is refused, or the build's tensor layout differs; also any exception of `see`,
+        with its text.
 
     """
 
@@ -83,7 +83,7 @@ class WatchedModel:
             llama.llama_model_free(self.model)
 
     def wanted(self, node: Tensor) -> bool:
-        """Whether this node is to be seen."""
+        """Whether to call `see` for this node."""
         raise NotImplementedError
 
     def see(self, node: Tensor) -> None:
@@ -91,7 +91,7 @@ class WatchedModel:
         raise NotImplementedError
 
     def tokenize(self, text: bytes) -> np.ndarray:
-        """Token ids (n_tokens,) int32 of a UTF-8 text, with what the model's tokenizer puts around one."""
+        """Token ids (n_tokens,) int32 of a UTF-8 text, including the tokens that the model adds around it."""
         return tokenize(self._vocab, text)
 
     def clear(self) -> None:
@@ -100,7 +100,7 @@ class WatchedModel:
         self.n_past = 0
 
     def evaluate(self, tokens: np.ndarray, every: bool = True) -> None:
-        """The next tokens of the sequence in one `llama_decode`; every position is an output, or the last one."""
+        """Evaluate the sequence's next tokens in one `llama_decode`; outputs at every position or only the last."""
         n = len(tokens)
         batch = llama.llama_batch_init(n, 0, 1)
         batch.n_tokens = n
@@ -131,7 +131,7 @@ class WatchedModel:
         return self._ops[number]
 
     def values(self, tensor: Any) -> np.ndarray:
-        """A copy of an F32 or F16 tensor from wherever its backend keeps it, in NumPy order, strides as they are.
+        """A copy of an F32 or F16 tensor from its backend's memory, in NumPy order and with the tensor's strides.
 
         `tensor`: pointer to a `Tensor`.
         """
@@ -142,25 +142,25 @@ class WatchedModel:
         return np.lib.stride_tricks.as_strided(data.view(np.dtype(NUMBERS[described.type])), shape, strides)
 
     def _on_node(self, address: int, ask: bool, _: int) -> bool:
-        """Asked: is this node wanted? Then told that it is computed; False would end the evaluation."""
+        """With `ask`: whether the node is wanted. Without: it is computed; returning False ends the evaluation."""
         try:
             node = Tensor.from_address(address)
             if ask:
                 return self.wanted(node)
             self.see(node)
-        except Exception as error:  # ctypes would print it and go on
+        except Exception as error:  # ctypes would only print it
             self._error = str(error)
         return not self._error
 
 
 def name_of(tensor: Any) -> str:
-    """A tensor's name through a pointer to it; a backend's copy is called like `CUDA0#blk.0.ffn_up.weight#0`."""
+    """A tensor's name from a pointer to it; a backend's copy is named like `CUDA0#blk.0.ffn_up.weight#0`."""
     parts = tensor.contents.name.decode(errors="replace").split("#")
     return str(parts[1] if len(parts) > 1 else parts[0])
 
 
 def ggml_base() -> ctypes.CDLL:
-    """libggml-base with the signatures used here. EngineError when it lays tensors out otherwise."""
+    """libggml-base with the signatures used here. EngineError when its tensor layout differs."""
     base = ggml("ggml-base")
     base.ggml_tensor_overhead.restype = base.ggml_nbytes.restype = ctypes.c_size_t
     base.ggml_op_name.restype, base.ggml_op_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
@@ -168,5 +168,5 @@ def ggml_base() -> ctypes.CDLL:
     base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
     base.ggml_backend_tensor_get.restype = None
     if base.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + OBJECT_SIZE:
-        raise EngineError("this build lays tensors out otherwise than ggml 0c1e57098")
+        raise EngineError("this build's tensor layout is not that of ggml 0c1e57098")
     return base

@@ -1,6 +1,6 @@
-"""What every part of a model adds, as the engine computes it: the sums after each mixer and each feed-forward.
+"""A model's residual sums after each mixer and each feed-forward, as the engine computes them.
 
-It stops the graph at those sums and at nothing else. It does not know what they should be: see oracle/judge.py.
+The graph stops at those sums only. It does not know their correct values: see oracle/judge.py.
 """
 
 import ctypes
@@ -28,16 +28,16 @@ class PartSums(WatchedModel):
         super().__init__("", session.config, model=session.model)
 
     def wanted(self, node: Tensor) -> bool:
-        """The two sums of every layer."""
+        """Whether a node is one of the two sums of a layer."""
         return SUM.fullmatch(node.name.decode(errors="replace")) is not None
 
     def see(self, node: Tensor) -> None:
-        """Keep the rows."""
+        """Keep the node's rows."""
         name: Any = SUM.fullmatch(node.name.decode(errors="replace"))
         part = MIXER if name[1] == "attn_residual" else FEED_FORWARD
         rows = self.values(ctypes.pointer(node)).reshape(-1, node.ne[0])
         self._found.setdefault((int(name[2]), part), []).append(rows)
 
     def sums(self) -> Sums:
-        """By (layer, part): the sum after it, (n_tokens, hidden) float32, tokens in the order they were evaluated."""
+        """Residual sums by (layer, part), (n_tokens, hidden) float32, tokens in evaluation order."""
         return {place: np.concatenate(rows) for place, rows in self._found.items()}

@@ -1,4 +1,4 @@
-"""llama.cpp's own quantizer, called in this process: it can abort, so call it in a process made for it.
+"""llama.cpp's own quantizer, called in this process. It can abort, so give it a process of its own.
 
 It does not know recipes or importance matrices as files: types are numbers, sums are arrays.
 """
@@ -30,12 +30,12 @@ def quantize(
     requantize: bool = False,
     dry_run: bool = False,
 ) -> None:
-    """Write `out`: `source` as llama_ftype `file_type`, with a line of llama.cpp's log per tensor.
+    """Write `out`: `source` as llama_ftype `file_type`, logging one line per tensor.
 
-    `patterns` are (regular expression, ggml type), the first that matches a tensor's name decides; they count only
-    when the file type is a quantized one. `imatrix` holds the mean square per input column, float32, by tensor name;
+    `patterns`: (regular expression, ggml type) pairs; the first one that matches a tensor's name decides. They apply
+    only to a quantized file type. `imatrix` holds the mean square per input column, float32, by tensor name;
     `metadata` goes into the file (texts are cut at 127 bytes). `n_threads` 0 means all.
-    Raises EngineError when llama.cpp refuses, or is another build than the binding was made for.
+    Raises EngineError when llama.cpp refuses, or the build does not match the binding.
     """
     llama.llama_backend_init()
     params = llama.llama_model_quantize_default_params()
@@ -53,7 +53,7 @@ def quantize(
 
 
 def check_layout(params: llama.llama_model_quantize_params) -> None:
-    """EngineError unless the defaults of llama.h stand where the binding expects them, the last field included."""
+    """EngineError unless llama.h's defaults are where the binding expects them, including the last field."""
     found = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)
     flags = (params.allow_requantize, params.only_copy, params.pure, params.keep_split, params.dry_run)
     pointers = (params.imatrix, params.kv_overrides, params.tt_overrides, params.prune_layers)
@@ -104,7 +104,7 @@ def _cut(text: str) -> bytes:
 
 
 def _array(kind: Any, entries: list[Any]) -> Any:
-    """A C array as the pointer a parameter takes. ctypes keeps the entries' texts alive through it, we keep it."""
+    """A pointer to a C array. The array keeps the entries' texts alive; `_keep_alive` keeps the array."""
     array = (kind * len(entries))(*entries)
     _keep_alive.append((array, entries))
     return ctypes.cast(array, ctypes.POINTER(kind))

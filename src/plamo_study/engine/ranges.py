@@ -1,7 +1,7 @@
 """The largest numbers that enter and leave every matrix product of a model, through llama.cpp's callback.
 
-Products of weights, the two products inside attention (or the query of a flash attention, which makes both), and what
-goes into the key/value cache, where it takes the cache's type. It does not know what a backend makes of a number.
+Covered: products with weights, the two products inside attention (or the query of a flash attention, which computes
+both), and values stored in the key/value cache, which take its type. It does not know how a backend casts a number.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import numpy as np
 from plamo_study.engine.nodes import F32, Tensor, WatchedModel, name_of
 from plamo_study.engine.session import SessionConfig
 
-NO_LAYER = -1  # of the output matrix
+NO_LAYER = -1  # layer of the output matrix
 BLOCKS = (16, 32)  # numbers whose sum some backends keep beside quantized activations
 CACHE = re.compile(r"cache_([kv])_l(\d+)")
 LAYER = re.compile(r"-(\d+)$")  # llama.cpp's names of nodes end in the layer
@@ -22,10 +22,10 @@ LAYER = re.compile(r"-(\d+)$")  # llama.cpp's names of nodes end in the layer
 
 @dataclass
 class Range:
-    """What one product has seen: sizes are largest absolute values, of finite numbers.
+    """Largest absolute values met in one product, over finite numbers.
 
-    `weight_type`: ggml's number of the type the inputs meet. `largest`: of the inputs; `sums`: of the sums of 16 and
-    32 inputs in a row; `output`: of the results. `not_finite`: inputs that were infinite or no numbers.
+    `weight_type`: ggml's number of the type the inputs are multiplied with. `largest`: of the inputs; `sums`: of the
+    sums of 16 and 32 consecutive inputs; `output`: of the results. `not_finite`: inputs that were infinite or NaN.
     """
 
     weight_type: int
@@ -35,9 +35,9 @@ class Range:
     not_finite: int = 0
 
     def take_in(self, values: np.ndarray) -> None:
-        """Widen by an array of inputs, rows along its last axis."""
+        """Widen the range by an array of inputs with rows along its last axis."""
         rows = values.reshape(-1, values.shape[-1])
-        if not rows.size:  # of a micro-batch that nobody wants logits of
+        if not rows.size:  # a micro-batch without outputs
             return
         self.largest = max(self.largest, _largest(rows))
         self.not_finite += int(rows.size - np.isfinite(rows).sum())
@@ -47,7 +47,7 @@ class Range:
 
 
 class InputRanges(WatchedModel):
-    """A model that keeps the ranges of its products' inputs while it evaluates tokens, in the phase that is set.
+    """A model that records the ranges of its products' inputs during evaluation, under the current `phase`.
 
     `found`: by (phase, kind, layer). A kind is a weight's name without block and `.weight`, or "kq", "kqv", "cache_k",
     "cache_v".
@@ -59,7 +59,7 @@ class InputRanges(WatchedModel):
         super().__init__(path, config, watch)
 
     def wanted(self, node: Tensor) -> bool:
-        """Products, flash attention, and rows stored in a key/value cache; F32 inputs only."""
+        """Whether a node is a product, a flash attention or a store into a key/value cache, with F32 inputs."""
         op = self.op(node)
         if op == "SET_ROWS":
             return bool(CACHE.search(node.name.decode(errors="replace"))) and node.src[0].contents.type == F32
@@ -88,7 +88,7 @@ def _stored(node: Tensor) -> tuple[str, int]:
 
 
 def _asked(node: Tensor) -> tuple[str, int]:
-    """Kind and layer of a flash attention's query: the node has no name, its keys have."""
+    """Kind and layer of a flash attention's query, from its keys: the node itself has no name."""
     cache = CACHE.search(name_of(node.src[1]))
     return "kq", int(cache[2]) if cache else NO_LAYER
 

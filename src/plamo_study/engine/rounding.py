@@ -1,7 +1,7 @@
-"""What a tensor type does to numbers: ggml's own encoding and decoding of rows, in memory.
+"""The effect of a tensor type on numbers: ggml's own encoding and decoding of rows, in memory.
 
-It knows types by ggml's number and nothing of models. Encoding is the reference one, which is what llama.cpp's
-quantizer uses for a tensor without an importance matrix.
+It knows types by ggml's number and nothing about models. Encoding is ggml's reference implementation, which llama.cpp's
+quantizer uses for tensors without an importance matrix.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from plamo_study.engine.library import ggml
 F32 = 0  # ggml.h, enum ggml_type
 BLOCK = 32  # weights that share a scale in every type here; a multiple of it is a super-block
 MEDIAN_OF_NORMAL = 0.67449  # median of |x| of a standard normal x
-PIECE = 1 << 22  # weights worked on at a time
+PIECE = 1 << 22  # weights processed at a time
 
 _TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
@@ -34,7 +34,7 @@ class _Traits(ctypes.Structure):
 
 
 def decode(raw: np.ndarray, dtype: int) -> np.ndarray:
-    """The float32 numbers (n,) that the bytes of a ggml type stand for. `raw`: contiguous uint8 of whole blocks."""
+    """Float32 numbers (n,) decoded from the bytes of a ggml type. `raw`: contiguous uint8 of whole blocks."""
     if dtype == F32:
         return raw.view(np.float32)
     traits = _traits(dtype)
@@ -44,7 +44,7 @@ def decode(raw: np.ndarray, dtype: int) -> np.ndarray:
 
 
 def encode(values: np.ndarray, dtype: int) -> np.ndarray:
-    """Float32 numbers as the bytes (uint8) of a ggml type; their number is a multiple of the type's block."""
+    """Bytes (uint8) of a ggml type that encode float32 numbers; whole blocks of the type only."""
     values = np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
     if dtype == F32:
         return values.view(np.uint8)
@@ -57,9 +57,9 @@ def encode(values: np.ndarray, dtype: int) -> np.ndarray:
 def with_structureless_error(raw: np.ndarray, kept: int, dtype: int, rng: np.random.Generator) -> np.ndarray:
     """A tensor's bytes in type `kept`, plus the rounding error that type `dtype` makes on numbers without structure.
 
-    Those numbers are normal draws, in every block of 32 of the size that the block's weights typically have: their
-    median magnitude, which outliers do not move. So the error is independent of the weights, and is as large as the
-    type's error is where weights are well behaved.
+    Those numbers are normal draws. Each block of 32 is scaled to the typical size of its weights, from their median
+    magnitude, which outliers do not affect. So the error is independent of the weights and as large as the type's error
+    on well-behaved weights.
     """
     blocks = raw.size // _traits(kept).type_size if kept != F32 else raw.size // 4
     step = PIECE * (raw.size // blocks)

@@ -1,9 +1,9 @@
-"""llama-server from the locked sdist: one binary for every build of the engine, which it loads as libraries.
+"""llama-server from the locked sdist: one binary for all builds of the engine, which it loads as libraries.
 
-Its own sources are touched by no engine's patch, so it is compiled once, against the installed ggml; libllama is
-compiled along the way and not kept. A second one, patched, is made only for who asks for it: PATCHES, of the server's
-own sources, and of nothing that computes. Which libllama and ggml a server runs on is said when it is started, by the
-folder it finds its libraries in: the installed engine's, or that of a build of `engine.builds`.
+No engine patch touches the server's own sources, so it is compiled once, against the installed ggml; the libllama
+compiled along the way is discarded. A second, patched binary is made only on request: PATCHES change the server's own
+sources and nothing that computes. A server's libllama and ggml are chosen when it starts, by the folder it finds its
+libraries in: the installed engine's, or that of a build of `engine.builds`.
 """
 
 import json
@@ -17,18 +17,18 @@ from plamo_study.engine.builds import NOTE, PARTS, SUFFIX, OnStep, fetch, folder
 BINARY = "llama-server"
 STOCK = "stock"
 TURNED_ON = ("BUILD_COMMON", "BUILD_TOOLS", "BUILD_SERVER")
-OWN = ("llama-common", "llama-server-impl", "mtmd")  # libraries beside it; libllama and ggml are an engine's
+OWN = ("llama-common", "llama-server-impl", "mtmd")  # libraries beside it; an engine brings libllama and ggml
 PATCHES = ("server-wakeups",)  # of data/upstream/patches
 PLACES = {"src": "libllama", "common": "common", "vendor": "others' libraries", "tools": "server and tools"}
 
 
 def home(patched: bool = False) -> Path:
-    """Where the binary lies once it is made."""
+    """The folder of the binary; it need not exist."""
     return folder("server-patched" if patched else "server")
 
 
 def built(patched: bool = False) -> Path | None:
-    """The binary that `build` made of the sources and patches that are here now, if there is one."""
+    """The binary that `build` made from the current sources and patches, None without one."""
     return home(patched) / BINARY if note(home(patched)) == tomllib.loads(_note_text(patched)) else None
 
 
@@ -45,10 +45,10 @@ def libraries(engine: str = STOCK) -> Path:
 def build(
     engine: str = STOCK, on_step: OnStep = lambda *step: None, patched: bool = False
 ) -> tuple[Path, dict[str, float]]:
-    """Make the binary and, if it is not here, the engine; returns the binary and where the time of compiling went.
+    """Make the binary and, if it is missing, the engine; returns the binary and compile times.
 
-    Seconds of compiler processes by part of the sources, empty where nothing had to be compiled. Raises StudyError as
-    `engine.builds.build` does.
+    Times are seconds of compiler processes by part of the sources, empty when nothing had to be compiled. Raises
+    StudyError as `engine.builds.build` does.
     """
     if engine != STOCK:
         builds.build(engine, on_step)
@@ -77,7 +77,7 @@ def build(
 
 
 def spent_by_part(log: str) -> dict[str, float]:
-    """Seconds of compiling by part of the sources, from Ninja's log: start and end in ms, mtime, output, hash."""
+    """Compile seconds by part of the sources, from Ninja's log: start and end in ms, mtime, output, hash."""
     spent: dict[str, float] = {}
     for line in log.splitlines():
         fields = line.split("\t")

@@ -17,7 +17,7 @@ FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_a
 Part = Literal["everything", "fixed"]
 STATE_PARTS = {"everything": 0, "fixed": llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY}
 DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
-NO_DEVICES = (ctypes.c_void_p * 1)()  # a list of GPUs that ends at once
+NO_DEVICES = (ctypes.c_void_p * 1)()  # an empty list of GPUs
 
 
 class EngineError(RuntimeError):
@@ -28,10 +28,10 @@ class EngineError(RuntimeError):
 class SessionConfig:
     """Parameters of model and context, in llama.cpp's own terms.
 
-    `n_ctx_seq` is the room of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
+    `n_ctx_seq` is the context of one sequence in tokens; llama.cpp's n_ctx is that times `n_seq_max`.
     `n_gpu_layers` < 0 means all; by default nothing is computed on a GPU. `swa_full`: sliding layers keep every token
     (llama.cpp's tools: their window only).
-    `n_rs_seq`: tokens whose recurrent states are kept, to go back to; engines that cannot take it for 0.
+    `n_rs_seq`: past tokens whose recurrent states are kept for rollback; engines without rollback use 0.
     """
 
     n_ctx_seq: int
@@ -67,7 +67,7 @@ class Session:
         self._attach(model, config)
 
     def beside(self, config: SessionConfig) -> "Session":
-        """A session of its own on the same loaded model, which has to end before this one does."""
+        """A second session on the same loaded model; it must end before this one."""
         found = Session.__new__(Session)
         found._attach(self.model, config)
         found._owns_model = False
@@ -107,11 +107,11 @@ class Session:
 
     @property
     def bos(self) -> int | None:
-        """The token that begins a text, None where the model's vocabulary says that it wants none."""
+        """The beginning-of-text token, None if the model's vocabulary does not use one."""
         return int(llama.llama_vocab_bos(self.vocab)) if llama.llama_vocab_get_add_bos(self.vocab) else None
 
     def tokenize(self, text: bytes) -> np.ndarray:
-        """Token ids (n_tokens,) int32 of a UTF-8 text, with what the model's tokenizer puts around one."""
+        """Token ids (n_tokens,) int32 of a UTF-8 text, including the tokens that the model adds around it."""
         return tokenize(self.vocab, text)
 
     def piece_bytes(self, tokens: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ class Session:
         return np.array(lengths, dtype=np.int64)[where]
 
     def piece(self, token: int) -> bytes:
-        """A token's own text, as the vocabulary writes it."""
+        """A token's text as the vocabulary stores it."""
         return bytes(llama.llama_vocab_get_text(self.vocab, token))
 
     def is_end(self, token: int) -> bool:
@@ -149,12 +149,12 @@ class Session:
         return {seq: np.stack(rows if every else rows[-1:]) for seq, rows in logits.items()}
 
     def evaluate(self, call: Sequence[tuple[int, np.ndarray]]) -> dict[int, np.ndarray]:
-        """One `llama_decode` of the next tokens of several sequences, in this order; each sequence's last logits."""
+        """Evaluate the next tokens of several sequences in one `llama_decode`; last logits (n_vocab,) by sequence."""
         seq_ids = np.concatenate([np.full(len(tokens), seq, dtype=np.int32) for seq, tokens in call])
         return dict(self._evaluate(np.concatenate([tokens for _, tokens in call]), seq_ids, every=False))
 
     def evaluate_at(self, tokens: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-        """One `llama_decode` of the next tokens (n,) of sequence 0; logits (n_rows, n_vocab) at some of them."""
+        """Evaluate the next tokens (n,) of sequence 0 in one `llama_decode`; logits (n_rows, n_vocab) at `rows`."""
         n = len(tokens)
         self._token[:n], self._seq[:n], self._output[:n] = tokens, 0, 0
         self._output[list(rows)] = 1
@@ -164,10 +164,10 @@ class Session:
         return np.stack([self.logits(row) for row in rows])
 
     def verify(self, drafts: Mapping[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
-        """One `llama_decode` of the next tokens (n,) of several sequences; logits (n - silent, n_vocab) at the last.
+        """Evaluate the next tokens (n,) of each sequence in one `llama_decode`; logits (n - silent, n_vocab).
 
-        `silent`: first tokens of each whose logits nobody asks for. Views of the engine's buffer, which the next call
-        overwrites.
+        `silent`: leading tokens of each sequence evaluated without logits. The logits are views of the engine's buffer,
+        which the next call overwrites.
         """
         n, rows, asked = 0, {}, 0
         for seq, tokens in drafts.items():
@@ -192,7 +192,7 @@ class Session:
     def score(self, tokens: np.ndarray, first: int) -> np.ndarray:
         """Evaluate a text (n,) alone, in one `llama_decode`; logits (n - 1 - first, n_vocab) at first ... n - 2.
 
-        A view of the engine's buffer, which the next call overwrites: row i is what was expected at first + 1 + i.
+        A view of the engine's buffer, which the next call overwrites: row i predicts token first + 1 + i.
         """
         self.clear()
         self._output[:] = 0
@@ -204,7 +204,7 @@ class Session:
         return self.outputs(len(tokens) - 1 - first)
 
     def outputs(self, n: int) -> np.ndarray:
-        """The `n` output rows of the last `llama_decode`, (n, n_vocab) float32: a view, which the next overwrites."""
+        """The `n` output rows of the last `llama_decode`, (n, n_vocab) float32: a view that the next one overwrites."""
         return np.ctypeslib.as_array(llama.llama_get_logits(self.context), shape=(n, self.n_vocab))
 
     def logits(self, row: int = 0) -> np.ndarray:
@@ -219,9 +219,9 @@ class Session:
         return self.read_state(seq).tobytes()
 
     def read_state(self, seq: int, part: Part = "everything") -> np.ndarray:
-        """The same as an array (n_bytes,) uint8 that the engine wrote into: nothing is copied a second time.
+        """A sequence's state as an array (n_bytes,) uint8 that the engine fills, without a second copy.
 
-        `part`: "fixed" leaves out the keys and values that can be removed token by token.
+        `part`: "fixed" omits keys and values that can be removed token by token.
         """
         flags = STATE_PARTS[part]
         buffer = np.empty(llama.llama_state_seq_get_size_ext(self.context, seq, flags), np.uint8)
@@ -229,9 +229,9 @@ class Session:
         return buffer[:written]
 
     def set_state(self, seq: int, state: bytes | np.ndarray, n_past: int, part: Part = "everything") -> None:
-        """Put a saved state into a sequence. `n_past` is the number of tokens it stands for.
+        """Restore a saved state into a sequence. `n_past`: the number of tokens that the state covers.
 
-        A "fixed" part leaves keys and values where they are: those from `n_past` on are removed.
+        A "fixed" part leaves keys and values in place, except that those from `n_past` on are removed.
         """
         buffer = np.frombuffer(state, np.uint8)
         size = buffer.size
@@ -239,25 +239,25 @@ class Session:
             raise EngineError(f"llama.cpp refused the state for sequence {seq}")
         self.n_past[seq] = n_past
         if part == "fixed" and not self.remove_tail(seq, n_past):
-            raise EngineError(f"llama.cpp kept the tokens from {n_past} on of sequence {seq}")
+            raise EngineError(f"llama.cpp did not remove sequence {seq}'s tokens from {n_past} on")
 
     @property
     def n_kept(self) -> int:
-        """Tokens of a sequence that the engine can take back from a recurrent state, as it said; 0 for none."""
+        """Tokens that the engine can roll back in a sequence's recurrent state, as it reports; 0 for none."""
         return int(llama.llama_n_rs_seq(self.context))
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the model keeps a state that it cannot read back token by token, alone or beside keys and values."""
+        """Whether the model has a recurrent state, which cannot be undone token by token, also beside a KV cache."""
         return bool(llama.llama_model_is_recurrent(self.model) or llama.llama_model_is_hybrid(self.model))
 
     def move(self, source: int, target: int) -> None:
-        """Let a sequence go on in another place, whose own is forgotten; its own place is free then."""
+        """Move the sequence in slot `source` to slot `target`, replacing its sequence; `source` is free afterwards."""
         self.set_state(target, self.read_state(source), self.n_past[source])
         self.remove_tail(source, 0)
 
     def held(self, seq: int) -> int:
-        """Tokens that the memory holds of a sequence, by the last position in it; 0 for none."""
+        """Tokens of a sequence in memory, from its last position; 0 for none."""
         return int(llama.llama_memory_seq_pos_max(self.memory, seq)) + 1
 
     def remove_tail(self, seq: int, position: int) -> bool:
@@ -307,7 +307,7 @@ class Session:
 
 
 def _bytes_of(buffer: np.ndarray) -> Any:
-    """A pointer to an array's bytes, as llama.cpp takes it."""
+    """A pointer to an array's bytes, of the type that llama.cpp expects."""
     return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
@@ -322,9 +322,9 @@ def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:
 
 
 def model_params(config: SessionConfig) -> llama.llama_model_params:
-    """What llama.cpp is told when it loads a model: with no layers on a GPU, to leave the GPU alone.
+    """llama.cpp's model parameters. Without layers on a GPU, the GPU is not used at all.
 
-    Else a build with one computes calls of 32 tokens or more there, weights copied each time (`op_offload`).
+    If it stayed listed, calls of 32 tokens or more would run there, copying the weights each time (`op_offload`).
     """
     params = llama.llama_model_default_params()
     params.n_gpu_layers = config.n_gpu_layers
@@ -336,7 +336,7 @@ def model_params(config: SessionConfig) -> llama.llama_model_params:
 
 
 def context_params(config: SessionConfig) -> llama.llama_context_params:
-    """What llama.cpp is told when it makes a context."""
+    """llama.cpp's context parameters."""
     params = llama.llama_context_default_params()
     params.n_ctx = config.n_ctx_seq * config.n_seq_max
     for name in ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"):

@@ -1,7 +1,7 @@
 """A recorded request as data: phases, the spans that fill them, and the graph nodes behind the spans.
 
-The engine's recorder writes it, analysis and export read it. It holds no engine and says nothing about what a node
-costs. Times are nanoseconds of one monotonic clock.
+The engine's recorder writes it; analysis and export read it. It needs no engine and assigns no costs to nodes. Times
+are nanoseconds of one monotonic clock.
 """
 
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ Kind = Literal["prepare", "operator", "callback", "finish"]
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor as ggml describes it: `shape` in ggml's order, the fastest dimension first; `n_bytes` of its elements.
+    """A tensor as ggml describes it: `shape` in ggml's order, fastest dimension first; `n_bytes` counts its elements.
 
-    A view counts what it shows, not what it is a view of.
+    A view counts its own elements, not those of the tensor behind it.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Node:
-    """A graph node: its result, the operation that makes it (e.g. "MUL_MAT", "SWIGLU") and what goes in."""
+    """A graph node: its result, the operation that makes it (e.g. "MUL_MAT", "SWIGLU") and its inputs."""
 
     result: Operand
     op: str
@@ -42,11 +42,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a phase. `node`: index into the timeline's nodes, -1 where none was computed.
+    """An interval of a phase. `node`: index into the timeline's nodes, -1 where none was computed.
 
     prepare: llama.cpp splits the batch, builds and allocates the graph, sets its inputs. operator: one node is computed
-    and waited for. callback: the recorder itself, and the scheduler's loop around it. finish: llama.cpp's end of the
-    call, and the logits are copied.
+    and waited for. callback: the recorder itself and the scheduler's loop around it. finish: the end of llama.cpp's
+    call and the copy of the logits.
     """
 
     kind: Kind
@@ -62,7 +62,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Phase:
-    """PREFILL or one DECODE_STEP, filled with spans from its start to its end without a gap."""
+    """PREFILL or one DECODE_STEP; its spans cover it without gaps."""
 
     name: str
     start: int

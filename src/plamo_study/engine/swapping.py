@@ -1,10 +1,10 @@
-"""Models composed in memory from two files of one model: each tensor as the one or as the other file has it.
+"""Models composed in memory from two files of one model: each tensor comes from one file or the other.
 
-The engine builds such a model from a header and a function that hands out tensor data, so types and kernels are those
-of a written file of that mixture, nothing is quantized again and nothing is written. Memory: one composed model; both
-files are mapped. Two things differ from a file that is loaded: a tied output head is a second copy of the embeddings,
-and the CPU's repacked layouts are not used (llama.cpp forbids them here), so logits equal those of the file loaded
-without them, bit for bit, and those of the file loaded as usual up to the order of additions.
+The engine builds such a model from a header and a function that supplies tensor data. Types and kernels are those of a
+file written with that mixture; nothing is requantized or written. Memory: one composed model; both files are mapped.
+Two things differ from loading a file. A tied output head is a second copy of the embeddings. The CPU's repacked layouts
+are not used (llama.cpp forbids them here), so logits equal those of a file loaded without them bit for bit, and those
+of a file loaded as usual up to the order of additions.
 
 It does not know which tensors are worth swapping.
 """
@@ -22,7 +22,7 @@ from plamo_study.engine.library import ggml
 from plamo_study.engine.session import EngineError, Session, SessionConfig, model_params
 
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
-NEUTRAL = (".scale", ".input_scale")  # factors of types that neither file has: the engine asks for them, 1 leaves all
+NEUTRAL = (".scale", ".input_scale")  # scales of types in neither file: the engine asks for them, 1 has no effect
 SCRATCH = 1 << 16  # bytes of a ggml context that holds one tensor's description
 
 
@@ -37,7 +37,7 @@ class Place:
 
 
 class Composer:
-    """Two mapped files of one model. `differing`: names of the tensors whose type is not the same in both.
+    """Two mapped files of one model. `differing`: names of the tensors whose types differ.
 
     Raises EngineError for a file that cannot be read, and for two files that do not hold the same tensors.
     """
@@ -57,7 +57,7 @@ class Composer:
     ) -> "Composed":
         """A session on the reference with the tensors named in `swapped` taken from the candidate.
 
-        `replaced`: other bytes (uint8) for tensors of the reference, in its own types.
+        `replaced`: bytes (uint8) that replace tensors of the reference, in the reference's types.
         """
         header = self._header(self.path)
         data, types = self._pieces(swapped, replaced or {})
@@ -137,14 +137,14 @@ class Composer:
 
 
 class Composed(Session):
-    """A session on a model that is there already; it frees the model with itself."""
+    """A session on a loaded model, which it frees when it closes."""
 
     def __init__(self, model: Any, config: SessionConfig):
         self._attach(model, config)
 
 
 def as_plain_file(path: Path, config: SessionConfig) -> Composed:
-    """A session on one file, loaded without the CPU's repacked layouts: what a composed model equals bit for bit."""
+    """A session on one file without the CPU's repacked layouts: a composed model equals it bit for bit."""
     params = model_params(config)
     params.use_extra_bufts = False
     model = llama.llama_model_load_from_file(str(path).encode(), params)

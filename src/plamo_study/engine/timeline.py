@@ -1,10 +1,10 @@
 """One request recorded operator by operator, through llama.cpp's evaluation callback.
 
-The callback wants every node that computes something, so ggml's scheduler computes node by node and waits for each one.
-A node's time is from the callback's return to its next call; the callback's own time is a span of its own. Backends
+The callback requests every node that computes something, so ggml's scheduler computes one node at a time and waits for
+it. A node's time runs from the callback's return to its next call; the callback's own time is a separate span. Backends
 that fuse nodes or overlap them (GPUs; on the CPU an RMS norm and the product after it) cannot do so while recorded.
 
-It knows neither what a node is for nor what it costs. Views are not waited for: they compute nothing.
+It knows neither a node's purpose nor its cost. Views are not waited for: they compute nothing.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ clock = time.perf_counter_ns
 
 
 class Call(NamedTuple):
-    """One node between two calls of the callback: stamps in nanoseconds, and ggml's structs of it and its sources."""
+    """One node between two calls of the callback: timestamps in nanoseconds, ggml's structs of it and its sources."""
 
     asked: int
     answered: int
@@ -42,7 +42,7 @@ class Call(NamedTuple):
 class Recorder(Session):
     """A second context on the model of an open session, with its own memory, in which every node is recorded.
 
-    `views` True waits for views too: nothing is computed, so their time is what recording a node costs at least.
+    `views` True waits for views too: nothing is computed, so their time is the least cost of recording a node.
     """
 
     def __init__(self, session: Session, views: bool = False):
@@ -66,7 +66,7 @@ class Recorder(Session):
         llama.llama_free(self.context)  # the model is the session's
 
     def record(self, prompt: np.ndarray, following: np.ndarray) -> tuple[Timeline, list[np.ndarray]]:
-        """One request (see `request`) with every operator in it; its logits after each phase."""
+        """Record every operator of one request (see `request`); its timeline and the logits after each phase."""
         self._seen.clear()
         self._left.clear()
         llama.llama_perf_context_reset(self.context)
@@ -77,7 +77,7 @@ class Recorder(Session):
         return self._timeline(start, end, stamps, calls), logits
 
     def engine_clock(self) -> int:
-        """Nanoseconds that llama.cpp itself says the last request's evaluations took."""
+        """Nanoseconds of the last request's evaluations, as reported by llama.cpp."""
         told = llama.llama_perf_context(self.context)
         return round((told.t_p_eval_ms + told.t_eval_ms) * 1e6)
 
@@ -86,7 +86,7 @@ class Recorder(Session):
         super()._run(n_tokens)
 
     def _on_node(self, address: int, ask: bool, _: int) -> bool:
-        """Asked: wait for this node? Then told that it is computed. Structs are copied now and read after the run."""
+        """With `ask`: whether to wait for the node. Without: it is computed; its structs are copied and read later."""
         if ask:
             self._asked = self._asked or clock()
             wanted = self.views or self._is_computed(ctypes.c_int.from_address(address + OP).value)
@@ -135,7 +135,7 @@ class Recorder(Session):
 def request(session: Session, prompt: np.ndarray, following: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
     """One request from an empty memory: a prompt (n_prompt,), then one decode step for each of `following` (n_gen,).
 
-    Time stamps in nanoseconds around every phase, (1 + n_gen) + 1 of them, and the logits (n_vocab,) after each.
+    Returns (1 + n_gen) + 1 timestamps in nanoseconds around the phases, and the logits (n_vocab,) after each phase.
     """
     session.clear()
     stamps = [clock()]

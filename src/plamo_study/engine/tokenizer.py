@@ -1,4 +1,4 @@
-"""The tokenizer of a model file alone: text to token ids and back, without loading weights."""
+"""A model file's tokenizer: text to token ids and back, without loading weights."""
 
 import ctypes
 from pathlib import Path
@@ -41,14 +41,14 @@ class Tokenizer:
         llama.llama_model_free(self._model)
 
     def encode(self, text: str, add_special: bool = False) -> NDArray[np.int32]:
-        """Token ids (n_tokens,) of a text and nothing around it, or what the model's tokenizer puts there.
+        """Token ids (n_tokens,) int32 of a text; `add_special` adds the tokens that the model puts around it.
 
-        A special token's name within the text becomes that token: this kind of tokenizer makes no difference.
+        The name of a special token in the text becomes that token: this tokenizer type does not distinguish them.
         """
         return tokenize(self._vocab, text.encode(), add_special=add_special)
 
     def decode(self, ids: NDArray[np.int32]) -> bytes:
-        """The bytes that token ids spell; special tokens spell nothing."""
+        """The text of token ids as bytes; special tokens add nothing."""
         buffer, spelt = ctypes.create_string_buffer(LONGEST), []
         for token in ids.tolist():
             n = llama.llama_token_to_piece(self._vocab, token, buffer, LONGEST, 0, False)

@@ -1,1 +1,1 @@
-"""Which GGUF: the registry of shapes, synthetic files in those shapes, and what a file holds."""
+"""Model files: the registry of shapes, synthetic files in those shapes, and the contents of a GGUF."""

@@ -1,8 +1,8 @@
-"""What backends cast the inputs of matrix products to, and whether numbers of a given size survive it.
+"""The types to which backends cast the inputs of matrix products, and whether numbers of a given size survive.
 
-The table is read from data/published: what stands in llama.cpp 0c1e57098's own sources, file and line beside every
-entry. Measuring, checking and analysis must agree on it, so it lies below all of them. It does not know which numbers
-a model produces, and a limit on results is necessary, not sufficient: partial sums may be larger than the result.
+The table is read from data/published and comes from llama.cpp 0c1e57098's own sources, with file and line for every
+entry. Measuring, checking and analysis must agree on it, so it is below all of them. It does not know which numbers a
+model produces. A limit on results is necessary, not sufficient: partial sums may be larger than the result.
 """
 
 import csv
@@ -18,12 +18,12 @@ from plamo_study.errors import StudyError
 
 TABLE = paths.PUBLISHED / "backend-casts.csv"
 BACKENDS = ("CPU x86", "CPU ARM", "Metal", "CUDA", "Vulkan")
-ON_GPUS = {"Metal": "MTL", "CUDA": "CUDA", "Vulkan": "Vulkan"}  # backend -> how ggml's names of its devices begin
-TENSOR = "Metal tensor units"  # of an M5 and later, where the engine says that it uses them
+ON_GPUS = {"Metal": "MTL", "CUDA": "CUDA", "Vulkan": "Vulkan"}  # backend -> prefix of ggml's names of its devices
+TENSOR = "Metal tensor units"  # of an M5 and later, if the engine reports using them
 BLAS = "OpenBLAS x86"  # of products with many columns only; the others are the CPU's
 PATHS = ("mat-vec", "mat-mul")
 ROUNDS_UP = 65520 / 65504  # F16 rounds to its largest number what lies below 65,520
-INSIDE = ("kq", "kqv", "cache_k", "cache_v")  # products that meet the key/value cache, and what it stores
+INSIDE = ("kq", "kqv", "cache_k", "cache_v")  # products with the key/value cache, and the values it stores
 SERIES = {"largest": "largest", "sum of 16": "sum16", "sum of 32": "sum32", "output": "output"}
 
 
@@ -31,8 +31,8 @@ SERIES = {"largest": "largest", "sum of 16": "sum16", "sum of 32": "sum32", "out
 class Cast:
     """One entry: on this backend and path, weights of `types` meet inputs cast to `cast`.
 
-    `of` says which number the limit is on: "largest" input, "sum of 16" or "sum of 32" inputs in a row, "output".
-    `limit` is the largest number that survives, infinite for a type with the range of F32. `columns`: of the inputs.
+    `of` names the number that is limited: "largest" input, "sum of 16" or "sum of 32" consecutive inputs, "output".
+    `limit` is the largest number that survives, infinite for types with F32's range. `columns`: those of the inputs.
     """
 
     backend: str
@@ -55,7 +55,7 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """Whether the number stays finite; what F16 rounds down to its largest number does."""
+        """Whether the number stays finite; F16 rounds numbers slightly above its largest down to it."""
         return self.factor < ROUNDS_UP
 
 
@@ -80,14 +80,14 @@ def load(path: Path = TABLE) -> tuple[Cast, ...]:
 
 
 def entries(backend: str, dtype: str, path: str) -> list[Cast]:
-    """What is known of one product; none for a type that the table does not hold."""
+    """The entries for one product; none for a type that the table does not hold."""
     return [cast for cast in load() if cast.backend == backend and cast.path == path and dtype in cast.types]
 
 
 def verdict(backend: str, dtype: str, path: str, numbers: Mapping[str, float]) -> Verdict | None:
     """Whether numbers of these sizes survive the cast, judged by the entry they come closest to; None if unknown.
 
-    `numbers`: sizes by the names of `Cast.of`; what is not given is not judged.
+    `numbers`: sizes by the names of `Cast.of`; missing ones are not judged.
     """
     judged = [
         Verdict(numbers[cast.of] / cast.limit if cast.of in numbers else 0.0, cast)
@@ -103,30 +103,30 @@ def limit(backend: str, dtype: str, path: str = "mat-mul") -> Cast | None:
 
 
 def met(kind: str, dtype: str) -> str:
-    """The type that a product's input meets, as the table names it: a cache's is told from a weight's."""
+    """The type that a product's input meets, as the table names it: a cache's is distinguished from a weight's."""
     return f"KV-{dtype}" if kind in INSIDE else dtype
 
 
 def host(machine: str) -> str:
-    """The CPU backend of a machine as `platform.machine()` names it."""
+    """The CPU backend of a machine, named as by `platform.machine()` names it."""
     return "CPU ARM" if machine.lower().startswith(("arm", "aarch")) else "CPU x86"
 
 
 def of_device(gpu: Mapping[str, Any]) -> str:
-    """The backend of a GPU by its fact: the `name` ggml gives it ("CUDA0"), and whether its `tensor` units are used.
+    """The backend of a GPU from its facts: ggml's `name` ("CUDA0"), and whether its `tensor` units are used.
 
     StudyError for one whose casts are not in the table.
     """
     known = [name for name, start in ON_GPUS.items() if gpu["name"].startswith(start)]
     if not known:
-        raise StudyError(f"device {gpu['name']}", "its backend's casts are not read", f"add lines to {TABLE.name}")
+        raise StudyError(f"device {gpu['name']}", "the table lacks its backend's casts", f"add lines to {TABLE.name}")
     return TENSOR if gpu.get("tensor") else known[0]
 
 
 def of_engine(corrects: Sequence[str], machine: str, path: str, gpu: Mapping[str, Any] | None = None) -> str:
-    """The backend that computes products of a path, by what a build adds and the machine it runs on.
+    """The backend that computes products on a path, from the build's additions and the machine.
 
-    `gpu`: the fact of the device that holds the weights, None where the CPU does; as for `of_device`.
+    `gpu`: facts of the device that holds the weights, as for `of_device`; None for the CPU.
     """
     if gpu:
         return of_device(gpu)

@@ -1,7 +1,7 @@
-"""Whether a GGUF can be trusted with a measurement: all that can be known before an engine sees it.
+"""Whether a GGUF can be trusted for a measurement: everything that can be checked without an engine.
 
-It does not know what an engine makes of the file (measure/checking.py does), nor whether finite, well-formed weights
-are those that were released: a pinned SHA-256 does.
+It does not know how an engine handles the file (measure/checking.py does), nor whether finite, well-formed weights are
+the released ones: a pinned SHA-256 does.
 """
 
 import re
@@ -20,10 +20,10 @@ from plamo_study.models.tokenizer_check import tokenizer_findings
 
 
 def inspect(path: Path, sha256: str = "", progress: Progress | None = None) -> tuple[list[Finding], Header | None]:
-    """Findings about a file that no engine has seen, and its header where that can be read.
+    """Findings about a file, without an engine, and its header if it can be read.
 
-    `sha256`: 64 hex digits it should have. `progress` is called with (bytes done, bytes in all) while weights are
-    searched. Raises StudyError where there is no file, or `sha256` is no hash.
+    `sha256`: the expected 64 hex digits. `progress` is called with (bytes done, bytes in all) while weights are
+    searched. Raises StudyError when the file is missing or `sha256` is no hash.
     """
     found = _hash_findings(path, sha256)
     try:
@@ -47,7 +47,7 @@ def _hash_findings(path: Path, sha256: str) -> list[Finding]:
 
 
 def _static_findings(header: Header, progress: Progress | None) -> list[Finding]:
-    """What the file itself shows. Weights are read only where every tensor lies where it should."""
+    """Findings from the file itself. Weights are read only if every tensor is in its place."""
     spec, found = read_spec(header)
     layout = layout_findings(header)
     found += layout

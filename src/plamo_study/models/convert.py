@@ -1,11 +1,11 @@
 """Released PLaMo weights (Hugging Face safetensors) as a GGUF file, without PyTorch and without remote code.
 
 Tensors are converted a chunk at a time, so memory does not depend on the model. The file has the tensors, order and
-types of `tensors.planned_table`: what `tensors.stays_f32` names is F32, the rest has the type asked for. head_count
+types of `tensors.planned_table`: `tensors.stays_f32` tensors are F32, the rest has the requested type. head_count
 is one number, not the per-layer array of llama.cpp's own conversion, which makes the engine lose RoPE.
 
-`hf_config` says which configuration keys decide what, `hf_names` how values change, `vocabulary` what becomes of the
-tokenizer. This module does not fetch and does not check quality: `check` does.
+`hf_config` interprets the configuration, `hf_names` converts values, and `vocabulary` converts the tokenizer. This
+module does not fetch and does not check quality: `check` does.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from plamo_study.models.hf_names import Rule
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import TensorInfo
 
-MARGIN = 64 << 20  # bytes on disk for header and vocabulary, below 16 MiB, and for whatever else is going on
+MARGIN = 64 << 20  # bytes on disk for header and vocabulary, below 16 MiB, and for other writers
 UNUSED = ".rotary_emb.inv_freq"  # end of names of tensors that follow from the configuration
 
 
@@ -44,7 +44,7 @@ def convert(source: Path, out: Path, dtype: str, progress: Progress | None = Non
 
     `progress` is called with (bytes done, bytes in all). An existing `out` is replaced once the new file is whole;
     nothing is left behind on failure.
-    Raises StudyError for a folder that is damaged or no PLaMo 2 or 3, a tensor that is missing, too many or has
+    Raises StudyError for a folder that is damaged or no PLaMo 2 or 3, a tensor that is missing, extra or has
     another shape, a number that is not finite or that `dtype` cannot hold, and too little free space.
     """
     registry.check_dtype(dtype)
@@ -65,7 +65,7 @@ def plan(source: Path, spec: ModelSpec, dtype: str) -> list[Step]:
     rules = hf_names.rules(spec)
     needed = {rule.name for rule in rules.values()}
     ignored = {name for name in stored if name.endswith(UNUSED)}
-    if spec.tied:  # the reference takes the embeddings then, whatever the file holds
+    if spec.tied:  # the reference then uses the embeddings, whatever the file holds
         ignored.add("lm_head.weight")
     if missing := [name for name in needed if name not in stored]:
         raise hf.damaged(f"{source}, tensor {min(missing)}", f"is missing, {len(missing)} of {len(needed)} are")

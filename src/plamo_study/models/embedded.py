@@ -28,7 +28,7 @@ KEPT = ("general.name", "general.description", "general.license")
 
 
 def make(spec: ModelSpec, dtype: str, progress: Progress | None = None) -> Path:
-    """The path of a trained model's file: the committed one, or one written from it when it is missing.
+    """The path of a trained model's file: the committed one, or one written from it if missing.
 
     Raises StudyError for an unknown type, when a file differs from its pin, and when the committed one is not here.
     """

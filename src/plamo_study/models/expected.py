@@ -1,7 +1,7 @@
-"""Which tensors a PLaMo file must hold, as its own metadata says, and what is wrong with that metadata.
+"""The tensors that a PLaMo file must hold by its own metadata, and the faults of that metadata.
 
-The types and ranges are those llama.cpp's loader insists on (src/llama-model.cpp `load_hparams`, src/models/plamo2.cpp
-and plamo3.cpp), checked before anything believes them. It does not look at tensors.
+Types and ranges are those that llama.cpp's loader requires (src/llama-model.cpp `load_hparams`, src/models/plamo2.cpp
+and plamo3.cpp), checked before they are used. It does not look at tensors.
 """
 
 import math
@@ -16,7 +16,7 @@ from plamo_study.models.registry import ARCHS, ModelSpec
 MAX_LAYERS = 512  # llama-hparams.h, LLAMA_MAX_LAYERS
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
 MAX_WIDTH = 1 << 20  # of any layer; the widest PLaMo has 32,768
-SIZES_KNOWN = {"head-count-array", "rope-dimensions", "split"}  # blocking, but the sizes of the tensors are plain
+SIZES_KNOWN = {"head-count-array", "rope-dimensions", "split"}  # blocking, but the tensor sizes are still known
 REPAIR = "plamo-study models check FILE --repair OUT"
 HANG = "lost rotation (D1): llama.cpp takes the rotary dimensions from layer 0, and the CPU backend never returns"
 
@@ -33,7 +33,7 @@ class FileSpec(ModelSpec):
 
 
 def read_spec(header: Header) -> tuple[FileSpec | None, list[Finding]]:
-    """What the file says it is, and every reason not to believe it; no spec where a size is in doubt."""
+    """The spec that the file states, and every reason to doubt it; no spec when a size is in doubt."""
     arch = header.text("general.architecture")
     if arch not in ARCHS:
         why = f"general.architecture is {arch!r:.60}, not one of {', '.join(ARCHS)}"
@@ -47,7 +47,7 @@ def read_spec(header: Header) -> tuple[FileSpec | None, list[Finding]]:
 
 
 def rope_findings(spec: FileSpec) -> list[Finding]:
-    """Rotary bases and window against the registry's model of this shape, or against its architecture's."""
+    """Findings on rotary bases and window, against the registry's model of this shape, or its architecture's."""
     known = [s for s in registry.load().values() if s.arch == spec.arch]
     model = next((s for s in known if _sizes_of(s) == _sizes_of(spec)), None)
     against = [model] if model else known
@@ -116,7 +116,7 @@ def _window(keys: "_Keys") -> dict[str, Any]:
 
 
 class _Keys:
-    """Typed access to an architecture's keys; what is wrong is collected, and a harmless value returned instead."""
+    """Typed access to an architecture's keys; faults are collected, and a harmless value is returned instead."""
 
     def __init__(self, header: Header, arch: str):
         self.header, self.arch = header, arch
@@ -165,7 +165,7 @@ class _Keys:
         return values
 
     def uniform(self, name: str, values: list[int]) -> int:
-        """The one number that all layers have; those with 0 are left out."""
+        """The one number that all layers have; layers with 0 are left out."""
         distinct = sorted(set(values) - {0})
         if len(distinct) != 1:
             self.block("key-range", f"{self.arch}.{name} is {listed(values)}; PLaMo has one number for all layers")
@@ -198,7 +198,7 @@ class _Keys:
         return {"kv_heads": kv_heads, "recurrent": recurrent}
 
     def vocabulary(self) -> int:
-        """Number of tokens: what llama.cpp takes the embedding's rows from."""
+        """Number of tokens, from which llama.cpp takes the embedding's rows."""
         record = self.header.records.get("tokenizer.ggml.tokens")
         n_tokens = record.count if record and (record.kind, record.item) == (ARRAY, STRING) else 0
         said = self.integer("vocab_size", default=n_tokens, low=0)
@@ -208,7 +208,7 @@ class _Keys:
         return n_tokens
 
     def finish(self, values: dict[str, Any]) -> None:
-        """What concerns no single size: rotary scaling, and files that are one part of several."""
+        """Checks beyond single sizes: rotary scaling, and files that are one part of several."""
         kind = self.header.text(f"{self.arch}.rope.scaling.type")
         if kind not in (None, *ROPE_SCALINGS):
             self.block("key-range", f"rope.scaling.type is {printable(kind)}, not one of {', '.join(ROPE_SCALINGS)}")

@@ -1,10 +1,10 @@
-"""Bring the released weights of a model from the hub, verified: `fetch(name)` is the folder of a complete snapshot.
+"""Download a model's released weights from the hub, verified: `fetch(name)` is the folder of a complete snapshot.
 
-Files go to data/models/hub/<name>/<commit>/, not to the hub's own cache: that one starts a cut file anew, holds links
-instead of files, and would let a project folder that is moved to another machine lose its weights.
+Files go to data/models/hub/<name>/<commit>/, not to the hub's own cache: that one restarts an interrupted file, holds
+links instead of files, and would lose the weights when a project folder moves to another machine.
 
-Which repository, commit and hashes are meant stands in data/models.toml. Of an unpinned model, what came first is
-recorded and held to from then on. It does not know what is inside a file: check.py and convert.py do.
+data/models.toml names repository, commit and hashes. For an unpinned model, the first download is recorded and binding
+from then on. It does not know the contents of a file: check.py and convert.py do.
 """
 
 import fcntl
@@ -49,14 +49,14 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 def fetch(name: str, progress: Progress | None = None, offline: bool = False, revision: str | None = None) -> Path:
     """The folder with the released files of a model, downloaded where they are not here, every file verified.
 
-    Needed are the pinned files; where none is pinned, configuration, tokenizer, safetensors, licence and README.
-    `revision` is a commit, branch or tag. Without it, it is the pinned commit; unpinned, what is here already, and
-    else the repository's main branch as it stands. `progress` is called with (bytes done, bytes in all), also while
-    files that are here are verified. `offline` asks nobody: what is here must be whole.
+    The pinned files are needed; without pins, configuration, tokenizer, safetensors, licence and README. `revision` is
+    a commit, branch or tag; by default the pinned commit; without one the local snapshot, else the current main branch.
+    `progress` is called with (bytes done, bytes in all), also while local files are verified. `offline` contacts no
+    server: the local files must be complete.
 
     Raises StudyError for an unknown model, a refusal of the hub (it says what to accept or set, and shows no token),
     too little free space, a file that is not what was pinned, recorded or announced (it is deleted), and a folder
-    that cannot be written. What came before a failure is kept unfinished, and a later call goes on from there.
+    that cannot be written. A failed download is kept, and a later call resumes it.
     """
     hub, offline = registry.hub(name), offline or constants.HF_HUB_OFFLINE
     download = _Download(name, hub, revision, progress)
@@ -72,7 +72,7 @@ def fetch(name: str, progress: Progress | None = None, offline: bool = False, re
 
 
 class _Download:
-    """One snapshot on its way to data/models/hub/<name>."""
+    """The download of one snapshot to data/models/hub/<name>."""
 
     def __init__(self, name: str, hub: registry.Hub, revision: str | None, progress: Progress | None):
         self.name, self.hub, self.progress = name, hub, progress
@@ -82,12 +82,12 @@ class _Download:
         self.done = self.total = 0
 
     def damaged(self, here: Snapshot) -> dict[str, str]:
-        """What is wrong with the files of a complete snapshot, by name."""
+        """Faults in the files of a complete snapshot, by name."""
         folder = snapshots.folder_of(self.name, here.revision)
         return snapshots.faults(folder, here, snapshots.pins(self.hub, here.revision), self.progress)
 
     def absent(self, damaged: Mapping[str, str]) -> StudyError:
-        """Why nothing here can be used while nobody may be asked."""
+        """The error when no local snapshot is usable offline."""
         mend = f"{self.again}, without --offline and HF_HUB_OFFLINE"
         for file, fault in damaged.items():
             return StudyError(f"{self.name}, {file}", fault, f"{mend}: it brings that file again")
@@ -95,7 +95,7 @@ class _Download:
         return StudyError(f"model {self.name!r}", f"{which} not here", mend)
 
     def run(self, here: Snapshot | None = None, damaged: Mapping[str, str] | None = None) -> Path:
-        """Bring what is missing. `here` is a snapshot with `damaged` files: its commit is the one to ask for."""
+        """Download what is missing. `here`: a snapshot with `damaged` files, whose commit is requested again."""
         self.asked = self.asked or (here.asked if here else constants.DEFAULT_REVISION)
         with _alone(snapshots.root(self.name)), _quiet(), transfer.bounded():
             asked = self._question()
@@ -130,7 +130,7 @@ class _Download:
             raise ValueError("an answer about another commit")
         names = {file.rfilename: file for file in info.siblings or [] if _needed(file.rfilename)}
         if len(names) > MOST_FILES:
-            why = f"lists {len(names):,} files that would be brought, more than {MOST_FILES:,}"
+            why = f"lists {len(names):,} files that would be downloaded, more than {MOST_FILES:,}"
             raise StudyError(self.hub.repository, why, "name a repository of one model in data/models.toml")
         return commit, sorted(map(_wanted, names.values()), key=lambda file: (file.size, file.name))
 
@@ -152,7 +152,7 @@ class _Download:
         return snapshots.finish(folder, Snapshot(self.hub.repository, folder.name, self.asked, now, held))
 
     def _bring(self, path: Path, file: Wanted, commit: str, asked: Question) -> str:
-        """The SHA-256 of one file, brought unless it is here already."""
+        """The SHA-256 of one file, downloaded unless it is here already."""
         digest, fault = transfer.checked(path, file)
         if not fault:
             return digest
@@ -170,12 +170,12 @@ class _Download:
 
 
 def _needed(name: str) -> bool:
-    """Whether a file of the repository is wanted: by its name, which must not leave the folder."""
+    """Whether a file of the repository is needed, by its name, which must not point outside the folder."""
     return bool(PLAIN.fullmatch(name)) and any(fnmatchcase(name, pattern) for pattern in NEEDED)
 
 
 def _wanted(listed: RepoSibling) -> Wanted:
-    """A listed file with what verifies it; ValueError or TypeError when the list does not say."""
+    """A listed file with its size and hashes; ValueError or TypeError when the list lacks them."""
     size, sha256, git = listed.size, "", listed.blob_id or ""
     if listed.lfs:
         size, sha256, git = listed.lfs.size, listed.lfs.sha256, ""
@@ -185,7 +185,7 @@ def _wanted(listed: RepoSibling) -> Wanted:
 
 
 def _expected(hub: registry.Hub, files: list[Wanted], expected: Mapping[str, str]) -> list[Wanted]:
-    """The files with the hashes they are expected to have. StudyError, before any download, where that cannot be."""
+    """The files with their expected hashes. StudyError, before any download, when these cannot be met."""
     names = {file.name for file in files}
     if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
         mend = "name a repository with config.json and *.safetensors in data/models.toml"
@@ -205,7 +205,7 @@ MEND_PIN = "correct the pin in data/models.toml, or name another --revision, if 
 
 @contextmanager
 def _explaining(asked: Question) -> Iterator[None]:
-    """Whatever the client raises becomes a message. Its cause is cut off: it may quote what the server wrote."""
+    """Turn whatever the client raises into a StudyError, without its cause, which may quote the server."""
     try:
         yield
     except (StudyError, transfer.CorruptError):
@@ -216,7 +216,7 @@ def _explaining(asked: Question) -> Iterator[None]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Only one download of a model at a time; OSErrors of the folder become messages. An empty folder is removed."""
+    """Allow one download of a model at a time; OSErrors of the folder become messages. Removes an empty folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
@@ -236,7 +236,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The client logs retries, and what servers tell it to say; here the message at the end says it."""
+    """Silence the client's log of retries and server text; the message at the end covers them."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

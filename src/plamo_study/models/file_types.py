@@ -1,6 +1,6 @@
-"""llama.cpp's file types, as far as studies use them."""
+"""llama.cpp's file types, as far as the studies use them."""
 
-FILE_TYPES = {  # name: llama.h's enum llama_ftype, and the type of a matrix that no rule treats otherwise
+FILE_TYPES = {  # name: llama.h's enum llama_ftype, and the type of a matrix without a special rule
     "F32": (0, "F32"),
     "F16": (1, "F16"),
     "BF16": (32, "BF16"),

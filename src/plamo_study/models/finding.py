@@ -1,4 +1,4 @@
-"""What a check says of a file: one thing found, how bad it is, what proves it, and what mends it."""
+"""One finding of a check: its severity, the evidence and the remedy."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SHOWN = 4  # names listed before the rest is only counted
 
 @dataclass(frozen=True)
 class Finding:
-    """`blocking`: numbers from this file mean nothing; `warning`: they may; `note`: good to know.
+    """`blocking`: numbers from this file are meaningless; `warning`: they may be; `note`: for information.
 
     `code` is stable, for scripts; `evidence` and `mend` are sentences for people.
     """
@@ -26,12 +26,12 @@ class Finding:
 
 
 def blocking(findings: Iterable[Finding]) -> list[Finding]:
-    """Those that forbid using the file."""
+    """The findings that forbid using the file."""
     return [finding for finding in findings if finding.severity == "blocking"]
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
-    """Worst first, otherwise as found."""
+    """The findings by descending severity, otherwise in their order."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -43,7 +43,7 @@ def listed(names: Iterable[object]) -> str:
 
 
 def printable(value: object, longest: int = 80) -> str:
-    """Text out of a stranger's file, cut short and without control characters."""
+    """Text from an untrusted file, truncated and without control characters."""
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
     text = plain(text[:longest], kept="")
     return text[:longest] + ("…" if len(text) > longest else "")

@@ -1,6 +1,6 @@
-"""Infinities and NaNs among a file's weights, found in pieces of constant memory.
+"""The search for infinities and NaNs among a file's weights, in pieces of constant memory.
 
-Float types are looked at number by number, block types by their F16 scales, as llama.cpp's own validation does
+Float types are checked number by number, block types by their F16 scales, as llama.cpp's own validation does
 (ggml-quants.c, ggml_validate_row_data). It does not know whether finite weights are the right ones.
 """
 
@@ -14,9 +14,9 @@ from plamo_study.models.gguf_file import Progress
 from plamo_study.models.header_parts import Header, TensorRecord
 
 PIECE = 8 << 20  # bytes read at a time
-# A number is infinite or NaN when all bits of its exponent are set: the words, and these bits.
+# A number is infinite or NaN when all bits of its exponent are set; by type, its words and these bits.
 EXPONENT = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-# Bytes at which the F16 scales of a block lie (ggml-common.h)
+# Byte offsets of the F16 scales in a block (ggml-common.h)
 SCALES: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("Q1_0", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
@@ -30,7 +30,7 @@ SCALES: dict[str, tuple[int, ...]] = {
 
 
 def finite_findings(header: Header, progress: Progress | None = None) -> list[Finding]:
-    """Tensors with numbers that are not finite. The layout must have been checked: every byte is read once."""
+    """Findings on tensors with non-finite numbers. Check the layout first: every byte is read once."""
     total = sum(tensor.n_bytes for tensor in header.tensors)
     bad: dict[str, int] = {}
     unknown: set[str] = set()
@@ -59,7 +59,7 @@ def _findings(bad: dict[str, int], unknown: set[str]) -> list[Finding]:
 
 
 def _count(file: BinaryIO, start: int, tensor: TensorRecord) -> int:
-    """Numbers, or scales of blocks, that are not finite."""
+    """The count of non-finite numbers, or of non-finite block scales."""
     _, size = tensor.block
     step, n, left = PIECE // size * size, 0, tensor.n_bytes
     file.seek(start)

@@ -1,6 +1,6 @@
-"""Writing a GGUF file: whole or not at all, tensors a chunk at a time, and the keys that follow from a shape.
+"""Writing a GGUF file, whole or not at all: tensors in chunks, and the keys that follow from a shape.
 
-It knows no weights and no vocabulary: who calls it brings them.
+The caller supplies weights and vocabulary.
 """
 
 import shutil
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 def check_space(path: Path, n_bytes: int) -> None:
-    """Make the folder of `path`; StudyError unless `n_bytes` fit on its disk."""
+    """Make the folder of `path`; StudyError unless its disk has `n_bytes` free."""
     path.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(path.parent).free
     if free < n_bytes:
@@ -32,7 +32,7 @@ def check_space(path: Path, n_bytes: int) -> None:
 
 @contextmanager
 def writing(path: Path, arch: str) -> Iterator[gguf.GGUFWriter]:
-    """A writer whose file becomes `path` when the block ends well; nothing is left behind when it does not.
+    """A writer whose file becomes `path` when the block succeeds; nothing is left behind when it fails.
 
     StudyError for a folder that cannot be written.
     """
@@ -44,9 +44,9 @@ def writing(path: Path, arch: str) -> Iterator[gguf.GGUFWriter]:
 
 
 def add_shape(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, heads: list[int] | None = None) -> None:
-    """The keys llama.cpp's loader reads, as they follow from a spec and the type of its weights.
+    """Add the keys that llama.cpp's loader reads, as they follow from a spec and its weights' type.
 
-    head_count is a scalar: an array with 0 at layer 0, as `heads` may give one, makes the engine lose RoPE.
+    head_count is a scalar: an array with 0 at layer 0, which `heads` can pass, makes the engine lose RoPE.
     """
     kv_heads = [spec.kv_heads_of(layer) for layer in range(spec.layers)]
     writer.add_file_type(FILE_TYPES[dtype][0])
@@ -68,7 +68,7 @@ def add_shape(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, heads: list[
 def stream(
     writer: gguf.GGUFWriter, parts: Sequence[tuple[TensorInfo, Iterator[NDArray[Any]]]], progress: Progress | None
 ) -> None:
-    """Write everything, tensors in chunks: `GGUFWriter.write_tensor_data` wants whole tensors of up to 0.4 GB."""
+    """Write everything, tensors in chunks: `GGUFWriter.write_tensor_data` needs whole tensors of up to 0.4 GB."""
     for t, _ in parts:
         writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.n_bytes, gguf.GGMLQuantizationType[t.dtype])
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF that may come from anybody: bounded time, bounded memory, one clear error per damage.
+"""Reads the header of an untrusted GGUF: bounded time, bounded memory, one clear error per kind of damage.
 
 Layout (ggml/src/gguf.cpp): magic, version, number of tensors, number of keys, key/value records, tensor records,
 padding to the alignment, tensor data. At most MAX_HEADER bytes are read, no count is believed before the bytes it
@@ -27,7 +27,7 @@ DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 20
 
 
 class HeaderError(StudyError):
-    """A header that cannot be used; `code` says which kind of damage it is."""
+    """An unusable header; `code` names the kind of damage."""
 
     def __init__(self, path: Path, code: str, why: str):
         super().__init__(str(path), why, AGAIN)
@@ -37,7 +37,7 @@ class HeaderError(StudyError):
 def read(path: Path) -> Header:
     """The header of a GGUF file.
 
-    Raises HeaderError (a StudyError) for a header that llama.cpp would refuse or that is out of all proportion, and
+    Raises HeaderError (a StudyError) for a header that llama.cpp would refuse or that exceeds this module's limits, and
     StudyError for a path that is no readable file.
     """
     if not path.is_file():
@@ -62,7 +62,7 @@ class _Parser:
         for number in range(n_keys):
             record = self._record(number)
             if record.key in records:
-                raise self._damage("duplicate-key", f"key {printable(record.key)} stands in the file twice")
+                raise self._damage("duplicate-key", f"key {printable(record.key)} is in the file twice")
             records[record.key] = record
         keys_end, alignment = self.at, self._alignment(records.get("general.alignment"))
         tensors = [self._tensor(number) for number in range(n_tensors)]
@@ -149,18 +149,18 @@ class _Parser:
             raise self._damage("name", f"the name of {what} is not text: {self.data[start : start + 40]!r}") from None
 
     def _count(self, what: str, most: int, least_bytes: int) -> int:
-        """A number of things, believed only where they can fit into what is left of the file."""
+        """A count, trusted only if its items can fit into the rest of the file."""
         n = self._number("<Q", f"the number of {what}")
         if n > most or n * least_bytes > self.size - self.at:
             room = f"{self.size - self.at:,} bytes are left"
-            raise self._damage("absurd-count", f"{n:,} {printable(what)}: {room}, and at most {most:,} are believed")
+            raise self._damage("absurd-count", f"{n:,} {printable(what)}: {room}, and at most {most:,} are accepted")
         return n
 
     def _number(self, form: str, what: str) -> int:
         return int(struct.unpack_from(form, self.data, self._skip(struct.calcsize(form), what))[0])
 
     def _skip(self, n: int, what: str) -> int:
-        """Move over n bytes; returns where they start."""
+        """Skip n bytes; returns their start."""
         start, self.at = self.at, self.at + n
         if self.at > self.size:
             short = f"needs {self.at:,} bytes for {printable(what)}, the file has {self.size:,}"

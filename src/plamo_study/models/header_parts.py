@@ -1,4 +1,4 @@
-"""What a GGUF header consists of: key/value records and tensor records, with their places in the file."""
+"""The parts of a GGUF header: key/value records and tensor records, with their places in the file."""
 
 import struct
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Record:
     """One key with its value: `kind` a GGUF type, `item` its elements' type (else `kind`), `count` its length or 1.
 
     `start`, `payload` and `end` are positions in the file, in bytes: of the key's length, of the first element, and
-    behind the last one.
+    after the last one.
     """
 
     key: str
@@ -35,7 +35,7 @@ class Record:
 
     @property
     def type_name(self) -> str:
-        """Such as u32, or "array of u32"."""
+        """The type's name, e.g. u32 or "array of u32"."""
         name = TYPE_NAMES[self.item]
         return f"array of {name}" if self.kind == ARRAY else name
 
@@ -57,7 +57,7 @@ class TensorRecord:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """NumPy order (out, in), leading ones left out, as llama.cpp compares shapes."""
+        """Shape in NumPy order (out, in), leading ones left out, as llama.cpp compares shapes."""
         dims = list(self.dims)
         while len(dims) > 1 and dims[-1] == 1:
             dims.pop()

@@ -1,7 +1,7 @@
-"""Weights in Hugging Face layout: which tensor lies where in which safetensors file. Reads headers, never weights.
+"""Weights in Hugging Face layout: the place of every tensor in its safetensors file. Reads headers, never weights.
 
-Everything here may come from a stranger. Sizes are bounded before anything is read, an index may only name files of
-its own folder, and whatever is wrong becomes one StudyError. It does not know PLaMo.
+The files are untrusted. Sizes are bounded before anything is read, an index may only name files of
+its own folder, and every fault becomes one StudyError. It does not know PLaMo.
 """
 
 import json
@@ -25,7 +25,7 @@ LONGEST_SHAPE = 4  # dimensions
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor lies: `start` is the byte of `path` it begins at, `shape` as in PyTorch, (out, in)."""
+    """The place of a tensor: it begins at byte `start` of `path`. `shape` is as in PyTorch, (out, in)."""
 
     path: Path
     dtype: str
@@ -39,7 +39,7 @@ class Stored:
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
-    """A JSON object from a file of at most `limit` bytes. StudyError when it is missing, larger or anything else."""
+    """A JSON object from a file of at most `limit` bytes. StudyError when it is missing, larger or no object."""
     size = size_of(path)
     if size > limit:
         raise StudyError(str(path), f"has {size:,} bytes, more than {limit:,}", f"name another folder, or {FETCH}")

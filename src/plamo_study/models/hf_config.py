@@ -13,7 +13,7 @@ Keys, as the reference models use them:
 - PLaMo 3 rotary bases: rope_parameters.full_attention.rope_theta, or rope_theta, or rope_global_theta, for the full
   layers; rope_parameters.sliding_attention.rope_theta, or rope_local_theta, for the sliding ones.
 - PLaMo 3 windows: window_size, or sliding_window as a number or as one entry per layer, null for full ones;
-  sliding_window_pattern. Published defaults of bases and windows differ, so all of them must be there.
+  sliding_window_pattern. Published defaults of bases and windows differ, so all of them must be given.
 - PLaMo 3 YaRN: rope_scaling_factor other than 1, with initial_context_length.
 
 It does not read weights or vocabularies. The one key of its own is mamba_head_dim, which `released` writes for mini
@@ -56,7 +56,7 @@ SIZES = {
 }
 LARGEST = {"layers": 512, "vocab": 2**18, "context_length": 2**32 - 1}  # 512: the engine's own limit
 LARGEST_SIZE = 2**20  # of every other size: far above released ones, and absurd ones must not cost memory or time
-ONLY = {  # what the engine computes, whatever the configuration says; all of these may be absent
+ONLY = {  # the only values that the engine supports; every key may be absent
     "mamba_enabled": True,
     "mamba_step": 2,
     "attention_bias": False,
@@ -202,7 +202,7 @@ def _positive(path: Path, config: dict[str, Any], key: str) -> float:
 
 
 def _name(folder: Path, config: dict[str, Any]) -> str:
-    """What the model calls itself, else the repository a snapshot of the hub's cache belongs to, else the folder."""
+    """The model's own name, else the repository of a snapshot in the hub's cache, else the folder's name."""
     given = config.get("_name_or_path")
     if isinstance(given, str) and given and given.count("/") < 2 and given.isprintable():
         return given[:200]

@@ -1,7 +1,7 @@
-"""Names and values of the tensors in released PLaMo files against those in GGUF files.
+"""The mapping of tensor names and values between released PLaMo files and GGUF files.
 
-Released norms are offsets from the number a layer starts with, and decay rates are logarithms: `Rule` says how each
-tensor becomes what the engine wants, as llama.cpp's conversion/plamo.py does it.
+Released norms are offsets from the number a layer starts with, and decay rates are logarithms: `Rule` converts each
+tensor to the engine's form, as llama.cpp's conversion/plamo.py does.
 """
 
 from dataclasses import dataclass
@@ -59,8 +59,8 @@ class Rule:
     logarithm: bool = False
 
     def to_gguf(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Released values (float32 or float64) as the engine wants them. exp is rounded once, from float64."""
-        with np.errstate(all="ignore"):  # what does not fit becomes infinite: the caller asks
+        """Released values (float32 or float64) in the engine's form. exp is rounded once, from float64."""
+        with np.errstate(all="ignore"):  # what does not fit becomes infinite: the caller checks
             if self.logarithm:
                 return (-np.exp(values.astype(np.float64))).astype(np.float32)
             values = values.astype(np.float32, copy=False)
@@ -69,9 +69,9 @@ class Rule:
     def to_released(self, values: NDArray[np.float32]) -> NDArray[Any]:
         """The inverse: float32, and float64 for logarithms.
 
-        `to_gguf` gives back the same bits for logarithms, without an offset, with any offset from half to twice of
-        it, and with offset 1 from 1/2 to 2^23; other values come back to within one unit in the last place of the
-        larger of value and offset.
+        `to_gguf` restores the same bits for logarithms, without an offset, for values from half to twice any offset,
+        and for values from 1/2 to 2^23 with offset 1; other values come back to within one unit in the last place of
+        the larger of value and offset.
         """
         if self.logarithm:
             return np.log(-values.astype(np.float64))

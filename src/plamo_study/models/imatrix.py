@@ -1,7 +1,7 @@
 """Importance matrices on disk, in the GGUF format of llama.cpp's llama-imatrix (tools/imatrix/imatrix.cpp).
 
-For every weight matrix W of y = W x: the sum of x_j² per input column j over all tokens seen, and their number. The
-quantizer weighs the rounding error of column j by the mean. It does not know how the sums come about.
+For every weight matrix W of y = W x, a file holds the sum of x_j² per input column j over all tokens, and their number.
+The quantizer weighs the rounding error of column j by the mean. It does not know the origin of the sums.
 """
 
 from contextlib import closing
@@ -39,7 +39,7 @@ class Imatrix:
     chunk_size: int = 0
 
     def means(self) -> dict[str, NDArray[np.float32]]:
-        """Mean square per input column, what the quantizer takes; ones where no token was counted."""
+        """Mean square per input column, as the quantizer needs it; ones where no token was counted."""
         return {
             name: sums / np.float32(self.counts[name]) if self.counts[name] else np.ones_like(sums)
             for name, sums in self.sums.items()
@@ -47,7 +47,7 @@ class Imatrix:
 
 
 def write(path: Path, imatrix: Imatrix) -> Path:
-    """Write `path` as llama-imatrix would, entries in the order of their names; nothing half-written is left behind.
+    """Write `path` as llama-imatrix would, entries sorted by name; nothing half-written is left behind.
 
     Raises StudyError when the folder cannot be written.
     """
@@ -74,7 +74,7 @@ def _fill(writer: gguf.GGUFWriter, imatrix: Imatrix) -> None:
 
 
 def read(path: Path) -> Imatrix:
-    """Read an importance matrix of llama-imatrix or of `write`. It takes no more memory than the file is long.
+    """Read an importance matrix from llama-imatrix or `write`, in no more memory than the file's size.
 
     Raises StudyError when the file is missing, damaged, in the older format without GGUF header, has experts (PLaMo
     has none), or holds values that are not finite.

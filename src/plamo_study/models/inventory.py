@@ -1,7 +1,7 @@
-"""What is known and what is here: for every model and scale its licence, pin, files, hashes and findings.
+"""The known models and their local files: licence, pin, files, hashes and findings of every model and scale.
 
-It reads names, sizes, records and short files, so it answers at once; it never opens a model file of any size, and
-shows a hash or a finding of such a file only where one was recorded (`record`) for the bytes that are there now.
+It reads only names, sizes, records and short files, so it answers at once. For a large model file it shows a hash or
+findings only if `record` kept them for the bytes that are there now.
 """
 
 import json
@@ -16,7 +16,7 @@ from plamo_study.growing import growing
 from plamo_study.models import snapshots, tensors
 from plamo_study.models.registry import ModelSpec
 
-SHORT = 64 << 20  # bytes up to which a file is hashed while one waits
+SHORT = 64 << 20  # bytes up to which a file is hashed on the spot
 SEVERITIES = ("blocking", "warning", "note")
 
 
@@ -24,7 +24,7 @@ SEVERITIES = ("blocking", "warning", "note")
 class FileHere:
     """One file, or one snapshot of released files: `kind` is its type or recipe, or "released" with the commit.
 
-    `sha256` is "" where nobody has read all of the file; for a snapshot it is that of the largest file.
+    `sha256` is "" until the whole file has been read; for a snapshot it is that of the largest file.
     `checked`: what the last check found ("1 blocking, 2 warning", "nothing found"), "" where none is recorded.
     """
 
@@ -99,13 +99,13 @@ def _released(name: str) -> Iterator[FileHere]:
         yield FileHere(str(folder), kind, snapshot.size, largest.sha256, checked)
 
 
-# ---------------------------------------------------------------- what a check found, beside the file
+# ---------------------------------------------------------------- findings recorded beside the file
 
 
 def record(path: Path, sha256: str, findings: Iterable[Mapping[str, str]]) -> Path:
     """Keep what a check found beside a model file, as <file>.findings.json, and return that path.
 
-    `findings` are the fields of each, `severity` among them; `sha256` is the file's, "" where it was not taken.
+    `findings` are the fields of each, `severity` among them; `sha256` is the file's, "" if not computed.
     """
     stat, rows = path.stat(), [dict(finding) for finding in findings]
     kept = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256, "findings": rows}

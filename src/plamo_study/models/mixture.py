@@ -1,7 +1,7 @@
-"""Which type llama.cpp's quantizer gives each tensor of a PLaMo file, by file type.
+"""The type that llama.cpp's quantizer gives each tensor of a PLaMo file, by file type.
 
-The rules are those of `llama_tensor_get_type` in llama.cpp's src/llama-quant.cpp (commit 0c1e57098), as far as the
-tensors of PLaMo meet them. It does not know recipes or files, and another build may choose otherwise.
+The rules are those of `llama_tensor_get_type` in llama.cpp's src/llama-quant.cpp (commit 0c1e57098), as far as they
+apply to PLaMo's tensors. It does not know recipes or files, and another build may choose otherwise.
 """
 
 from collections import Counter
@@ -20,13 +20,13 @@ ATTN_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K"}
 
 
 def quantizable(tensor: TensorInfo) -> bool:
-    """Matrices but norms and the convolution (`tensor_allows_quantization`); a matrix of one row counts as a vector."""
+    """Whether a tensor is a matrix of several rows, but no norm or convolution (`tensor_allows_quantization`)."""
     is_matrix = len(tensor.shape) > 1 and tensor.shape[0] > 1
     return is_matrix and tensor.name.endswith(".weight") and not tensors.stays_f32(tensor.name)
 
 
 class Mixture:
-    """The type of each tensor, asked in the quantizer's order: several rules count the tensors met so far."""
+    """The type of each tensor, to be asked for in the quantizer's order: several rules count the tensors met so far."""
 
     def __init__(self, file_type: str, table: list[TensorInfo], facts: dict[str, Any], imatrix: bool):
         self.file_type, self.default, self.imatrix = file_type, FILE_TYPES[file_type][1], imatrix
@@ -37,7 +37,7 @@ class Mixture:
         self.met: Counter[str] = Counter()
 
     def choose(self, tensor: TensorInfo) -> str:
-        """The type the quantizer wants for the next matrix. Matrices with an exception are not asked, nor counted."""
+        """The type the quantizer wants for the next matrix. Skip matrices with an exception: they do not count."""
         kind = tensor.kind
         if self.default in FLOATS:
             return self.default
@@ -74,7 +74,7 @@ def _more_bits(i: int, n: int) -> bool:
 
 
 def fitting(wanted: str, columns: int) -> str:
-    """The type a matrix gets when its rows of `columns` weights are no whole number of the wanted type's blocks."""
+    """The wanted type or, when rows of `columns` weights are not whole blocks of it, the one that replaces it."""
     if columns % _block(wanted) == 0:
         return wanted
     smaller = SMALLER_BLOCKS.get(wanted, wanted)

@@ -22,9 +22,9 @@ STORED: dict[str, np.dtype[Any]] = {
 
 
 def chunks(file: BinaryIO, start: int, n_elements: int, dtype: str) -> Iterator[NDArray[Any]]:
-    """The `n_elements` numbers that lie in `file` from byte `start`, one dimension, `CHUNK` at a time.
+    """`n_elements` numbers of `file` from byte `start`, in one-dimensional chunks of at most `CHUNK`.
 
-    They come as float32, F64 as float64. Q8_0 needs whole blocks of 32. EOFError when the file ends early.
+    The chunks are float32; F64 stays float64. Q8_0 needs whole blocks of 32. EOFError when the file ends early.
     """
     file.seek(start)
     per_item = BLOCK if dtype == "Q8_0" else 1
@@ -37,7 +37,7 @@ def chunks(file: BinaryIO, start: int, n_elements: int, dtype: str) -> Iterator[
 
 
 def widen(raw: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Numbers as they are stored (see `STORED`) as float32, one dimension; F64 stays float64."""
+    """Stored numbers (see `STORED`) as float32, one dimension; F64 stays float64."""
     if dtype == "BF16":
         return (raw.astype(np.uint32) << 16).view(np.float32)
     if dtype == "Q8_0":
@@ -48,7 +48,7 @@ def widen(raw: NDArray[Any], dtype: str) -> NDArray[Any]:
 def narrow(values: NDArray[np.float32], dtype: str) -> NDArray[Any]:
     """Float32 numbers as the items of a GGML type (see `STORED`), rounded to nearest even; Q8_0 as `_q8_0`.
 
-    What F16 cannot hold becomes infinite: ask `is_finite`.
+    Numbers beyond F16's range become infinite: check with `is_finite`.
     """
     if dtype == "BF16":
         bits = values.view(np.uint32)
@@ -69,14 +69,14 @@ def is_finite(items: NDArray[Any], dtype: str) -> bool:
 def _q8_0(values: NDArray[np.float32]) -> NDArray[Any]:
     """One scale, max |x| / 127, per 32 numbers, and x / scale rounded to whole numbers, halves away from zero.
 
-    The same operations in the same order as llama.cpp's `quantize_row_q8_0_ref`: the same bytes.
+    Same operations in the same order as llama.cpp's `quantize_row_q8_0_ref`, so the bytes are equal.
     """
     blocks = values.reshape(-1, BLOCK)
-    with np.errstate(all="ignore"):  # blocks of zeros divide by zero, numbers that are not finite go wrong: is_finite
+    with np.errstate(all="ignore"):  # blocks of zeros divide by zero, non-finite numbers give garbage: see is_finite
         scale = np.abs(np.maximum(blocks.max(axis=1), -blocks.min(axis=1))) / np.float32(127)  # abs: zeros have signs
         inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
         x = blocks * inverse[:, None]
-        x += np.copysign(ALMOST_HALF, x)  # then cutting off the fraction rounds halves away from zero
+        x += np.copysign(ALMOST_HALF, x)  # truncation then rounds halves away from zero
         items = np.empty(len(blocks), STORED["Q8_0"])
         items["scale"], items["q"] = scale, x
     return items

@@ -40,7 +40,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Step:
-    """One tensor as it is and as it becomes. `wanted` is its type if its rows were divisible by that type's block."""
+    """One tensor before and after. `wanted`: the type it would get if its rows were divisible by that type's block."""
 
     before: TensorInfo
     after: TensorInfo
@@ -117,7 +117,7 @@ def _exception(word: str) -> tuple[str, str]:
 
 
 def chosen(name: str | None, file_type: str | None, keep: Sequence[str] = ()) -> Recipe:
-    """The recipe a command line means by --recipe or --type. StudyError when it gives both, or neither."""
+    """The recipe that --recipe or --type selects. StudyError when both or neither are given."""
     words = [word for word in (name, file_type) if word]
     if len(words) != 1:
         why = "names a recipe and a type" if words else f"names no recipe; known: {', '.join(RECIPES)}"
@@ -126,14 +126,14 @@ def chosen(name: str | None, file_type: str | None, keep: Sequence[str] = ()) ->
 
 
 def default_out(source: Path, recipe: Recipe) -> Path:
-    """Where a quantized file goes unless told otherwise: beside its source, the recipe in place of the type."""
+    """The default path of a quantized file: beside its source, with the recipe in place of the type."""
     stem, _, last = source.stem.rpartition(".")
     kept = stem if stem and last.upper() in KEPT else source.stem
     return source.with_name(f"{kept}.{recipe.name}.gguf")
 
 
 def plan_sizes(source: Path, recipe: Recipe, imatrix: Imatrix | bool = False, requantize: bool = False) -> list[Step]:
-    """What becomes of every tensor, in the quantizer's order. Reads the header only.
+    """Every tensor before and after quantization, in the quantizer's order. Reads the header only.
 
     An importance matrix changes some types (True: there will be one) and, when given, must be this model's.
     Raises StudyError for a source that cannot be read, is one part of several, or is quantized already (unless
@@ -161,8 +161,8 @@ def by_kind(steps: Sequence[Step]) -> list[KindSize]:
 def quantizer_arguments(recipe: Recipe) -> tuple[int, list[tuple[str, int]], dict[str, int]]:
     """The recipe as `llama_model_quantize` takes it: llama_ftype, (pattern, ggml type) pairs, metadata to override.
 
-    The quantizer reads patterns only when the file type is a quantized one. So a float type with exceptions goes in
-    as Q8_0 with a last pattern that matches everything, and the file type is put right in the metadata.
+    The quantizer reads patterns only when the file type is a quantized one. So a float type with exceptions is passed
+    as Q8_0 with a last pattern that matches everything, and the metadata corrects the file type.
     """
     file_type, default = FILE_TYPES[recipe.file_type]
     patterns = [(rf"^(blk\.[0-9]+\.)?{re.escape(kind)}\.weight$", _ggml(dtype)) for kind, dtype in recipe.keep]
@@ -203,7 +203,7 @@ def _types(side: list[TensorInfo]) -> str:
 
 
 def _order(source: Path, name: str) -> tuple[int, bytes]:
-    """llama.cpp's order of tensors: by block, then by name; what belongs to no block comes first."""
+    """llama.cpp's order of tensors: by block, then by name; tensors outside blocks come first."""
     if not name.startswith("blk."):
         return -1, name.encode()
     block = re.match(r"blk\.([0-9]+)\..", name)
@@ -238,7 +238,7 @@ def _check_kinds(source: Path, recipe: Recipe, table: list[TensorInfo]) -> None:
 
 
 def _check_imatrix(imatrix: Imatrix, source: Path, steps: list[Step]) -> None:
-    """Every matrix inside a block that is quantized has its entry, of its width: the quantizer only warns."""
+    """Require an entry of the right width for every quantized matrix in a block: the quantizer only warns."""
     for step in steps:
         if step.before.layer is None or step.after.dtype in FLOATS or step.before.dtype == step.after.dtype:
             continue

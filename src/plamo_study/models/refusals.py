@@ -1,6 +1,6 @@
-"""What the hub's refusals mean for the one who asked: each becomes a StudyError that says what to accept or set.
+"""The hub's refusals, each as a StudyError that says what to accept or set.
 
-Nothing that a server wrote enters a message, so a token that it sends back is never shown. It knows no files.
+No text from a server enters a message, so a token that it echoes is never shown. It knows no files.
 """
 
 import errno
@@ -17,9 +17,9 @@ TOKENS = "a token with read access (made in the account settings of the hub)"
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked of the hub: which revision, at which endpoint, and whether a token went with it.
+    """A request to the hub: the revision, the endpoint, and whether a token was sent.
 
-    `again` is the command that asks once more.
+    `again`: the command that repeats the request.
     """
 
     hub: Hub
@@ -30,7 +30,7 @@ class Question:
 
 
 def explained(error: Exception, asked: Question) -> StudyError:
-    """The message for whatever the hub's client raised. The error itself is left out: it may quote the server."""
+    """A StudyError for whatever the hub's client raised. The error itself is left out: it may quote the server."""
     return _refused(error, asked) or _failed(error, asked)
 
 
@@ -38,13 +38,13 @@ def _refused(error: Exception, asked: Question) -> StudyError | None:
     repository, page = asked.hub.repository, f"{asked.endpoint}/{asked.hub.repository}"
     match error:
         case errors.GatedRepoError() if asked.with_token:
-            why = f"is gated, and the account of this token has not been let in (licence: {asked.hub.licence})"
+            why = f"is gated, and the account of this token has no access (licence: {asked.hub.licence})"
             return StudyError(repository, why, f"accept its terms at {page} with that account, then {asked.again}")
         case errors.GatedRepoError():
             why = f"is gated: its licence ({asked.hub.licence}) must be accepted first, and no token is set"
             return StudyError(repository, why, f"accept its terms at {page}, then HF_TOKEN=<read token> {asked.again}")
         case errors.RepositoryNotFoundError():
-            why = "is not on the hub, or is private" + ("" if asked.with_token else ", which no token was set to see")
+            why = "is not on the hub, or is private" + ("" if asked.with_token else ", and no token is set")
             mend = f"correct the repository in data/models.toml; if it is private, set HF_TOKEN to {TOKENS}"
             return StudyError(repository, why, mend)
         case errors.RevisionNotFoundError():
@@ -55,7 +55,7 @@ def _refused(error: Exception, asked: Question) -> StudyError | None:
         case errors.DisabledRepoError():
             return StudyError(repository, "has been disabled", f"see {page}")
         case errors.OfflineModeIsEnabled():
-            return StudyError(repository, "is not asked for: HF_HUB_OFFLINE is set", f"unset it, then {asked.again}")
+            return StudyError(repository, "is not contacted: HF_HUB_OFFLINE is set", f"unset it, then {asked.again}")
         case errors.HfHubHTTPError():
             return _by_status(error.response.status_code, asked)
     return None
@@ -67,11 +67,11 @@ def _by_status(status: int, asked: Question) -> StudyError:
         why = "the hub does not accept the token that was sent" if asked.with_token else "the hub wants a token"
         return StudyError(repository, f"{why} (401)", f"set HF_TOKEN to {TOKENS}, or unset it where none is needed")
     if status == 403:
-        why = "the token may not read this repository (403)" if asked.with_token else "is not for everybody (403)"
+        why = "the token may not read this repository (403)" if asked.with_token else "is not public (403)"
         page = f"{asked.endpoint}/{repository}"
         return StudyError(repository, why, f"see its terms at {page}, and set HF_TOKEN to {TOKENS} that covers it")
     if status == 429:
-        why = "the hub limits how often it may be asked (429)"
+        why = "the hub's rate limit is reached (429)"
         more = "" if asked.with_token else "; with HF_TOKEN set the limit is higher"
         return StudyError(repository, why, f"wait some minutes, then {asked.again}; it resumes{more}")
     return StudyError(repository, f"the hub answered {status}", f"wait, then {asked.again}; it resumes")

@@ -48,7 +48,7 @@ class ModelSpec:
 
     Sizes are element counts, `context_length` and `window` are tokens. Mamba fields are 0 for PLaMo 3,
     window fields 0 for PLaMo 2. `trained`: its F16 file is committed (models/embedded.py), not random. `values`: how
-    random weights are drawn (models/values.py), "" as in every study but the one that compares them.
+    random weights are drawn (models/values.py), "" in every study but the one that compares them.
     """
 
     name: str
@@ -103,7 +103,7 @@ class ModelSpec:
         return self.window > 0 and (layer + 1) % self.window_pattern != 0
 
     def kv_heads_of(self, layer: int) -> int:
-        """Key/value heads of a layer, 0 for Mamba: what tells the engine that a layer is recurrent."""
+        """Key/value heads of a layer, 0 for Mamba, by which the engine knows recurrent layers."""
         return 0 if self.is_mamba(layer) else self.kv_heads
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -172,7 +172,7 @@ def load(path: Path = MODELS_TOML) -> dict[tuple[str, str], ModelSpec]:
 
 
 def _with_values(own: dict[str, Any], models: dict[str, Any]) -> dict[str, Any]:
-    """The entry of the model that `own` is like, at full size only, with other values in the same tensors."""
+    """The full-size entry of the model that `own` names as `like`, with other values in the same tensors."""
     known = models[own["like"]]
     return {name: known[name] for name in ("arch", "parameters") if name in known} | {
         "assumptions": [*known.get("assumptions", ()), f"random weights, {own['values']}"],
@@ -210,7 +210,7 @@ def spec(name: str, scale: str) -> ModelSpec:
 
 
 def hub(name: str) -> Hub:
-    """Where a model's weights are released. StudyError for an unknown model, and for one without a release."""
+    """The repository of a model's released weights. StudyError for an unknown model or one without a release."""
     known = {n: spec.hub for (n, _), spec in load().items()}
     if name not in known:
         why = f"not in the registry; known: {', '.join(known)}"

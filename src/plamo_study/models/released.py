@@ -1,8 +1,8 @@
-"""The inverse of `convert`: a GGUF of this project written as a released repository, for tests of the whole road.
+"""The inverse of `convert`: a GGUF of this project written as a released repository, for round-trip tests.
 
-Matrices get the type asked for; norms, biases and Mamba scalars stay F32 and the logarithms of decay rates are F64,
-where real releases have one type for everything. That is what makes the way back exact: `Rule.to_released` says for
-which values. It does not write model code or a model card.
+Matrices get the requested type; norms, biases and Mamba scalars stay F32 and the logarithms of decay rates are F64,
+where real releases have one type for everything. This makes the round trip exact: `Rule.to_released` says for which
+values. It does not write model code or a model card.
 """
 
 import json
@@ -32,7 +32,7 @@ ARCHITECTURES = {arch: name for name, arch in reversed(hf_config.ARCHITECTURES.i
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor to write: where the GGUF has it, from byte `start`, and what the released file calls it."""
+    """One tensor to write: its place in the GGUF, from byte `start`, and its released name."""
 
     tensor: TensorInfo
     start: int
@@ -87,7 +87,7 @@ def spec_of(path: Path) -> ModelSpec:
 
 
 def configuration(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """config.json of a spec: what `hf_config.read` turns into the same spec, with the engine's full attention."""
+    """The config.json that `hf_config.read` turns back into this spec, with the engine's full attention."""
     config = {key: getattr(spec, name) for name, key in hf_config.SIZES[spec.arch].items()}
     config |= {"architectures": [ARCHITECTURES[spec.arch]], "model_type": spec.arch, "_name_or_path": spec.name}
     config |= {"rms_norm_eps": spec.rms_eps, "rope_theta": spec.rope_theta, "tie_word_embeddings": spec.tied}
@@ -100,7 +100,7 @@ def configuration(spec: ModelSpec, dtype: str) -> dict[str, Any]:
 
 
 def _read(path: Path, spec: ModelSpec, dtype: str) -> tuple[list[Part], vocabulary.Vocabulary]:
-    """Reads the header only. Tensors come by falling item size, as the format's own library orders them."""
+    """Reads only the header. Tensors are ordered by falling item size, as in the format's own library."""
     reader, rules = GGUFReader(path), hf_names.rules(spec)
     parts = []
     for found in reader.tensors:

@@ -1,7 +1,7 @@
-"""Writes a file again with its metadata put right and its tensor data byte for byte the same.
+"""Rewrites a file with corrected metadata and byte for byte the same tensor data.
 
-Records that are right are copied as they stand, unknown keys included. It mends what metadata alone can mend, and
-refuses a file that would still be unusable afterwards. It never judges whether a rope theta is the right one.
+Correct records are copied unchanged, including unknown keys. It repairs only what metadata alone can repair, and
+refuses a file that would stay unusable. It never judges whether a rope theta is the right one.
 """
 
 import struct
@@ -70,7 +70,7 @@ def _changes(header: Header, rope_theta: float | None) -> dict[str, tuple[bytes,
 
 
 def _mended(header: Header, changes: Iterable[str]) -> set[str]:
-    """Codes of the blocking findings that these changes take away."""
+    """Codes of the blocking findings that these changes remove."""
     mistyped = {
         k for k in (PREFIX + name for name in SPECIAL) if k in header.records and header.records[k].kind != UINT32
     }
@@ -98,7 +98,7 @@ def _refuse_in_place(path: Path, out: Path) -> None:
 
 
 def _write(header: Header, changes: dict[str, bytes], partial: Path) -> None:
-    """The same file with some records replaced and new ones behind them; offsets count from the data and stay."""
+    """The same file with some records replaced and new ones appended; offsets are relative to the data and stay."""
     records = [changes.get(key, header.data[r.start : r.end]) for key, r in header.records.items()]
     records += [record for key, record in changes.items() if key not in header.records]
     opening = b"GGUF" + struct.pack("<IQQ", header.version, len(header.tensors), len(records))

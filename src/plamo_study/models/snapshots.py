@@ -1,4 +1,4 @@
-"""Snapshots: the files of one commit of a released repository, and the record of what came.
+"""Snapshots: the files of one commit of a released repository, and a record of the download.
 
 data/models/hub/<model>/<commit>/ holds the files and fetched.json. A folder named <commit>.partial is an unfinished
 download; it takes its final name in one step when every file is verified, so a folder with a record is complete.
@@ -38,7 +38,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What came: repository and commit, what was asked for (a branch, a tag, the commit), and when (ISO 8601, UTC)."""
+    """A download's record: repository, commit, requested revision (branch, tag or commit), time (ISO 8601, UTC)."""
 
     repository: str
     revision: str
@@ -104,9 +104,9 @@ def find(name: str, revision: str | None) -> Snapshot | None:
 def faults(
     folder: Path, snapshot: Snapshot, pins: Mapping[str, str], progress: Progress | None = None
 ) -> dict[str, str]:
-    """What is wrong with the files of a snapshot, by file name; every byte is read and hashed.
+    """Faults in the files of a snapshot, by file name; every byte is read and hashed.
 
-    A pin counts more than the record. Also names files that are pinned and not there.
+    A pin overrides the record. A pinned file that is missing is a fault, too.
     """
     found, done = {name: "is pinned, and not there" for name in pins.keys() - snapshot.files.keys()}, 0
     for name, file in snapshot.files.items():
@@ -138,7 +138,7 @@ def git_blob(path: Path) -> str:
 
 
 def reopen(folder: Path, damaged: Mapping[str, str]) -> None:
-    """Take a snapshot back to an unfinished download without its damaged files; what was recorded still holds."""
+    """Take a snapshot back to an unfinished download without its damaged files; the record stays valid."""
     for name in damaged:
         (folder / name).unlink(missing_ok=True)
     unfinished = partial(folder)
@@ -147,7 +147,7 @@ def reopen(folder: Path, damaged: Mapping[str, str]) -> None:
 
 
 def partial(folder: Path) -> Path:
-    """Where a snapshot grows before it is complete."""
+    """The folder of a snapshot until it is complete."""
     return folder.with_name(folder.name + ".partial")
 
 

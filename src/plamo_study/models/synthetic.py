@@ -1,8 +1,8 @@
-"""GGUF files with random weights in a model's exact shapes: for speed, which notebook 05 holds against other values.
+"""GGUF files with random weights in a model's exact shapes, for speed; notebook 05 compares them with other values.
 
 Every weight is q · step with q a whole number in -127..127 (triangular) and one step per 32 weights, itself a
 whole number 5..16 times a power of two. Such a product fits F32, F16 and Q8_0 exactly, so these three files of
-one seed hold the same numbers; BF16 rounds. Only exact or correctly rounded arithmetic is used and each tensor has
+one seed hold equal numbers; BF16 rounds. Only exact or correctly rounded arithmetic is used and each tensor has
 its own random stream, so the same spec, type and seed give the same bytes on any machine.
 
 It does not know PLaMo: the weights are noise scaled so that activations keep a size of about one.
@@ -45,7 +45,7 @@ GAINS = {"token_embd": 0.25, "output": 0.25, "ssm_dt": 0.5}  # of the weights' s
 
 
 def make(name: str, scale: str, dtype: str, progress: Progress | None = None) -> Path:
-    """The path of a registered model, written when it is missing: random weights (seed 0), or the trained ones.
+    """The path of a registered model, written if missing: with random weights (seed 0), or the trained ones.
 
     Raises StudyError when an existing file is damaged, differs from its pinned hash (mini) or lacks the planned
     tensors (shape), and for everything `write`, `embedded.make` and `registry.spec` raise it for.

@@ -1,6 +1,6 @@
-"""Whether a file's tensors are the ones its metadata asks for, of usable types, and where they should lie.
+"""Whether a file's tensors are those its metadata requires, of usable types and in the right places.
 
-It reads no weights: models/finite.py does.
+Weights are read only in models/finite.py.
 """
 
 import platform
@@ -17,7 +17,7 @@ KEEP = "quantize again with --keep ssm_out=bf16: plamo-study models quantize"
 
 
 def layout_findings(header: Header) -> list[Finding]:
-    """Types, row lengths and places. llama.cpp wants the tensors one after the other in the order of the header."""
+    """Findings about types, row lengths and places: llama.cpp requires the tensors contiguous and in header order."""
     found: list[Finding] = []
     expected = 0
     for tensor in header.tensors:
@@ -53,7 +53,7 @@ def _cut(header: Header, need: int) -> list[Finding]:
 
 
 def tensor_findings(header: Header, spec: ModelSpec) -> list[Finding]:
-    """Missing, additional and misshapen tensors, and types that llama.cpp cannot use there."""
+    """Findings about missing, additional and misshapen tensors, and types that llama.cpp cannot use there."""
     wanted, here = spec.tensor_shapes(), {tensor.name: tensor for tensor in header.tensors}
     return [
         *_names("tensor-missing", "are missing", wanted.keys() - here.keys()),
@@ -95,7 +95,7 @@ def _types(tensors: list[TensorRecord]) -> Iterator[Finding]:
 def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
     """Half-precision overflow (D5): the input of `ssm_out` is unnormalised, and some backends cast it to F16.
 
-    `gpu`: weights lie on a GPU, Metal's or CUDA's. How large the input becomes, only the gate's probe tells.
+    `gpu`: weights are on a GPU, Metal's or CUDA's. Only the gate's probe shows how large the input becomes.
     """
     types = sorted({t.type_name for t in header.tensors if t.name.endswith("ssm_out.weight")})
     backends = ("Metal", "CUDA") if gpu else (casts.host(platform.machine()),)

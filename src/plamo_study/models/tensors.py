@@ -1,4 +1,4 @@
-"""What a GGUF file holds: tensor table, metadata, hash. Reads headers only; weights stay on disk."""
+"""The contents of a GGUF file: tensor table, metadata, hash. Reads headers only; weights stay on disk."""
 
 import functools
 import hashlib
@@ -20,7 +20,7 @@ from plamo_study.models.registry import ARCHS, ModelSpec
 MAKE = "plamo-study models make"
 OTHER = f"name a PLaMo file, or make one: {MAKE}"
 REMAKE = f"delete the file, then {MAKE}"
-LONGEST = 256  # entries of the longest array that is told; only the vocabulary is longer
+LONGEST = 256  # entries of the longest array in `metadata`; only vocabularies are longer
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class TensorInfo:
 
 
 def stays_f32(name: str) -> bool:
-    """Norms, biases, the convolution and the Mamba scalars are F32 in every file (the converter's rule)."""
+    """Whether a tensor is F32 in every file: norms, biases, the convolution, Mamba scalars (the converter's rule)."""
     kind = name.removesuffix(".weight").rsplit(".", 1)[-1]
     return kind.endswith("_norm") or kind in {"bias", "ssm_a", "ssm_d", "ssm_conv1d"}
 
 
 def planned_table(spec: ModelSpec, dtype: str) -> list[TensorInfo]:
-    """The tensor table that a file of this spec and type has, in file order, without any file."""
+    """The tensor table of a file of this spec and type, in file order; needs no file."""
     shapes = spec.tensor_shapes().items()
     return [TensorInfo(name, "F32" if stays_f32(name) else dtype, shape) for name, shape in shapes]
 
 
 def tensor_table(path: Path) -> list[TensorInfo]:
-    """The tensors of a PLaMo GGUF in file order. StudyError on a file that is missing, damaged or no PLaMo."""
+    """The tensors of a PLaMo GGUF in file order. StudyError for a missing or damaged file, or one that is no PLaMo."""
     return [TensorInfo(t.name, t.type_name, t.dims[::-1]) for t in _open(path).tensors]
 
 
@@ -79,7 +79,7 @@ def metadata(path: Path) -> dict[str, Any]:
 
 
 def _told(value: Any, kind: int) -> Any:
-    """A value with arrays as lists, texts as texts and truths as such."""
+    """A value with arrays as lists, strings decoded and booleans as bool."""
     if kind == BOOL:
         return bool(value)
     if isinstance(value, list):
@@ -88,7 +88,7 @@ def _told(value: Any, kind: int) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file as 64 hex digits, read in pieces; once a process while the file stays as it is.
+    """SHA-256 of a file as 64 hex digits, read in pieces; cached per process while the file is unchanged.
 
     Raises StudyError when it cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Whether a file's vocabulary is one that llama.cpp's plamo2 tokenizer can be built from and cuts text right with.
+"""Whether llama.cpp's plamo2 tokenizer can be built from a file's vocabulary and segments text correctly with it.
 
 Rules from src/llama-vocab.cpp (`llm_tokenizer_plamo2`): every byte token must exist, of type byte, and not at id 0;
 two tokens with one text abort; a score is multiplied by 1e4, where -1000 means "unknown character" and below -2000
@@ -17,7 +17,7 @@ PREFIX = "tokenizer.ggml."
 UNUSED, BYTE = 5, 6  # llama.h, enum llama_token_type
 SENTINEL = -1000.0
 LONGEST = 512  # bytes of a token: building the tokenizer takes time cubic in it
-SPECIAL = {  # key → text of the token it should name
+SPECIAL = {  # key → text of its token
     "unknown_token_id": b"<|plamo:unk|>",
     "bos_token_id": b"<|plamo:bos|>",
     "eos_token_id": b"<|plamo:eos|>",
@@ -39,7 +39,7 @@ def tokenizer_findings(header: Header) -> list[Finding]:
 
 
 def special_ids(header: Header) -> dict[str, int]:
-    """Keys of special tokens that are missing or point nowhere, with the ids of their known texts where they exist."""
+    """Missing or invalid special-token keys, with the ids of their known texts where these exist."""
     words = header.records.get(f"{PREFIX}tokens")
     if words is None or (words.kind, words.item) != (ARRAY, STRING):
         return {}

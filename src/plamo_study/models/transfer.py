@@ -1,8 +1,8 @@
-"""One file from the hub to the disk: resumed where it was cut, verified before it gets its name.
+"""One file from the hub to the disk: resumed after an interruption, verified before it gets its name.
 
-The hub's own client transfers; what it lacks is kept here: a partial file that outlives the process, a body that may
-not be longer than announced, and the hash of what came. It goes by plain HTTP, which can be resumed byte by byte, and
-asks for 10 MiB at a time, so a cut costs less than that. It knows no models.
+The hub's own client does the transfer. This module adds what the client lacks: a partial file that outlives the
+process, a limit at the announced length, and the hash of the result. Plain HTTP can be resumed at any byte; the client
+requests 10 MiB at a time, so an interruption costs less than that. It knows no models.
 """
 
 import os
@@ -23,15 +23,15 @@ from plamo_study.errors import StudyError
 from plamo_study.models import snapshots, tensors
 
 MEND = "check HF_ENDPOINT and the network (a proxy, a login page?)"
-RESETS = 3  # connections in a row that are reset without a new byte; every other failure the client retries itself
+RESETS = 3  # consecutive connections reset without a new byte; the client itself retries all other failures
 PAUSE_S = 1.0  # between two of them, as long as the client waits
 MOST_TOLD = 4 << 20  # bytes of a list of files or a refusal; the list of 10,000 files is shorter
-LEAST, LEAST_S = 64 << 10, 60.0  # bytes that come in so many seconds, or the body has ended
+LEAST, LEAST_S = 64 << 10, 60.0  # bytes that must arrive in this many seconds, or the transfer is aborted
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One file as it must be: bytes, its SHA-256 and the id git gives its content ("" where nobody told)."""
+    """One file as it must be: bytes, its SHA-256 and the id git gives its content ("" if unknown)."""
 
     name: str
     size: int
@@ -45,7 +45,7 @@ class CorruptError(Exception):
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Within the block no answer to the hub's client is without end: in time and, but for files, in bytes."""
+    """Within the block, every answer to the hub's client is bounded in time and, except for files, in bytes."""
     client = get_session()
     before = client.event_hooks
     client.event_hooks = {**before, "response": [*before.get("response", []), _bound]}
@@ -57,7 +57,7 @@ def bounded() -> Iterator[None]:
 
 def _bound(response: httpx2.Response) -> None:
     if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise StudyError(response.url.host, "compresses what was asked for as it is", MEND)
+        raise StudyError(response.url.host, "compresses a body that was requested uncompressed", MEND)
     assert isinstance(response.stream, httpx2.SyncByteStream)
     is_file = response.status_code in (200, 206) and not response.url.path.startswith("/api/")
     response.stream = _Bounded(response.stream, response.url.host, None if is_file else MOST_TOLD)
@@ -89,7 +89,7 @@ class _Bounded(httpx2.SyncByteStream):
 
 
 def checked(path: Path, file: Wanted) -> tuple[str, str]:
-    """The SHA-256 of a file on disk and what is wrong with it, "" for nothing; every byte is read."""
+    """The SHA-256 of a file on disk and its fault, "" for none; every byte is read."""
     if not path.is_file():
         return "", "is missing"
     size = path.stat().st_size
@@ -104,7 +104,7 @@ def checked(path: Path, file: Wanted) -> tuple[str, str]:
 
 
 def check_space(folder: Path, files: Sequence[Wanted]) -> None:
-    """StudyError unless what is missing of `files` fits on the disk of `folder`."""
+    """StudyError unless the missing bytes of `files` fit on the disk of `folder`."""
     need = sum(file.size - min(file.size, _here(folder / file.name)) for file in files)
     free = shutil.disk_usage(folder).free
     if free < need:
@@ -118,15 +118,15 @@ def _here(path: Path) -> int:
 
 
 def unfinished(path: Path) -> Path:
-    """Where a file grows before it is verified."""
+    """The path of a file until it is verified."""
     return path.with_name(path.name + ".partial")
 
 
 def transfer(url: str, path: Path, file: Wanted, headers: dict[str, str], report: Callable[[int], None]) -> str:
-    """Bring one file to `path` and return its SHA-256; `report` is called with the bytes of it that are here.
+    """Bring one file to `path` and return its SHA-256; `report` is called with its bytes so far.
 
-    Raises CorruptError when what came is not `file`, and whatever the client raises when it gives up; what came until
-    then is kept beside `path`, and the next call goes on from there.
+    Raises CorruptError when the result is not `file`, and whatever the client raises when it gives up; the received
+    bytes are kept beside `path`, and the next call resumes there.
     """
     growing = unfinished(path)
     path.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def transfer(url: str, path: Path, file: Wanted, headers: dict[str, str], report
 
 def _grow(url: str, growing: Path, file: Wanted, headers: dict[str, str], report: Callable[[int], None]) -> None:
     bar = type("Bar", (_Bar,), {"size": file.size, "report": staticmethod(report)})
-    whole = {**headers, "Accept-Encoding": "identity"}  # a range of a compressed body would be of other bytes
+    whole = {**headers, "Accept-Encoding": "identity"}  # ranges of a compressed body would differ
     resets = 0
     with growing.open("ab") as target:
         while resets < RESETS:
@@ -169,7 +169,7 @@ def _grow(url: str, growing: Path, file: Wanted, headers: dict[str, str], report
 
 
 class _Bar:
-    """What the client takes for its progress bar: counts bytes, and ends a body that is longer than announced."""
+    """Passed to the client as its progress bar: counts bytes, and ends a body that is longer than announced."""
 
     size: int
     report: Any
@@ -184,7 +184,7 @@ class _Bar:
         return None
 
     def update(self, n: int = 1) -> None:
-        """Count `n` bytes more, or fewer where the server starts anew."""
+        """Count `n` bytes more, or fewer when the server restarts."""
         self.position += n
         if self.position > self.size:
             raise OSError("longer than announced")

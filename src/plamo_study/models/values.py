@@ -1,14 +1,14 @@
 """Other values in the tensors of a synthetic file, to see whether speed depends on them.
 
-`lifelike`: what trained matrices look like. Weights have heavy tails (Student's t with 5 degrees of freedom), rows have
-scales of their own, and one input in 64 weighs four times as much (outlier features: Dettmers et al. 2022,
+`lifelike`: values like those of trained matrices. Weights have heavy tails (Student's t with 5 degrees of freedom),
+rows have scales of their own, one input in 64 weighs four times as much (outlier features: Dettmers et al. 2022,
 "LLM.int8()"). Norms differ from entry to entry by a tenth. `denormal`: numbers below 1.2e-38, which some processors
-compute slowly, where a model can get them. The Mamba states hold nothing else, every fourth input of the projections
-is one, and attention is so sharp that most softmax weights underflow. `again`: the usual values drawn anew, a control:
-what differs between these two files is no matter of what their weights are like. `scales`: the usual values, but the
-scale of every block is its own, as in trained files, where a usual tensor has four scales in all.
+compute slowly, wherever a model can contain them. The Mamba states hold nothing else, every fourth input of the
+projections is one, and attention is so sharp that most softmax weights underflow. `again`: the usual values drawn anew,
+as a control: a difference between these two files is not due to the kind of weights. `scales`: the usual values, but
+every block has its own scale, as in trained files; a usual tensor has four scales in all.
 
-It does not train: what a model says with such weights means as little as with the usual ones.
+It does not train: a model's output with such weights is as meaningless as with the usual ones.
 """
 
 import hashlib
@@ -29,13 +29,13 @@ OUTLIER_EVERY, OUTLIER = 64, 4.0  # inputs, and how many times as heavy one of t
 NORM_SPREAD = 0.1
 TINY = 1e-39  # below the least normal float32
 SHARP = 5.0  # of query and key norms: scores spread by 25, and most lie 87 below the largest
-QUIET = 0.03  # of what attention adds: so sharp a one would make every rounding a large difference
+QUIET = 0.03  # of attention's output: attention this sharp would magnify every rounding
 TINY_EVERY = 4
 CHUNK = 1 << 22  # weights drawn at a time
 
 
 def lifelike(tensor: TensorInfo, spread: float, seed: int) -> Iterator[NDArray[Any]]:
-    """The matrix, rows in chunks, as items of its GGML type; `spread`: the weights' standard deviation."""
+    """A matrix in chunks of rows, as items of its GGML type; `spread`: the weights' standard deviation."""
     rng = _rng(tensor, seed)
     n_in = tensor.shape[-1]
     n_rows = tensor.n_elements // n_in
@@ -51,7 +51,7 @@ def lifelike(tensor: TensorInfo, spread: float, seed: int) -> Iterator[NDArray[A
 
 
 def small(kind: str, tensor: TensorInfo, usual: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
-    """Norms and Mamba's vectors of a file with values of this kind, from the `usual` ones."""
+    """Norms and Mamba vectors with values of this kind, derived from the `usual` ones."""
     if kind == LIFELIKE and "norm" in tensor.kind:
         spread = _rng(tensor, seed).standard_normal(usual.size, dtype=np.float32)
         return (usual * np.exp(NORM_SPREAD * spread)).astype("<f4")

@@ -1,8 +1,8 @@
-"""The vocabulary of a PLaMo: read from tokenizer.jsonl and tokenizer_config.json or from a GGUF, written as either.
+"""The vocabulary of a PLaMo, read from tokenizer.jsonl and tokenizer_config.json or from a GGUF, written in either.
 
 Rules follow llama.cpp's conversion (`_set_vocab_plamo`), with two differences. Padding entries score -999 instead of
--1000, the one score the engine takes for the end of a list of candidates. And a special token that
-tokenizer_config.json does not name gets the reference tokenizer's default instead of being left out.
+-1000, the score that the engine reads as the end of its candidates. And a special token that tokenizer_config.json does
+not name gets the reference tokenizer's default instead of being left out.
 
 It does not tokenize.
 """
@@ -22,9 +22,9 @@ from plamo_study.models import hf
 
 TOKENS_LIMIT = 128 << 20  # bytes of tokenizer.jsonl; the released ones are below 16 MiB
 LINE_LIMIT = 1 << 16  # bytes of one of its lines
-PADDING_SCORE = -999.0  # worse than any way to spell the text
+PADDING_SCORE = -999.0  # worse than any segmentation of a text
 SENTINEL = -10_000_000  # score · 1e4 that ends the engine's search early
-LARGEST_SCORE = 1e5  # beyond it the engine's whole numbers overflow
+LARGEST_SCORE = 1e5  # beyond it the engine's integers overflow
 TYPES = {"UNKNOWN": TokenType.UNKNOWN, "CONTROL": TokenType.CONTROL, "BYTE": TokenType.BYTE}
 NAMES = {int(kind): name for name, kind in TYPES.items()}
 DEFAULTS = {  # of the reference tokenizer; the last one ends a turn and has no key of its own
@@ -41,7 +41,7 @@ KEY = "tokenizer.ggml."
 class Vocabulary:
     """Tokens with scores (log-probabilities) and GGUF token types by id; ids of special tokens by role.
 
-    `flags`: add_bos_token and add_eos_token where the source says so.
+    `flags`: add_bos_token and add_eos_token if the source sets them.
     """
 
     tokens: list[str]
@@ -52,7 +52,7 @@ class Vocabulary:
     chat_template: str = ""
 
     def add_to(self, writer: gguf.GGUFWriter) -> None:
-        """The tokenizer's part of a GGUF's metadata."""
+        """Add the tokenizer's metadata to a GGUF."""
         writer.add_tokenizer_model("plamo2")
         writer.add_tokenizer_pre("default")
         writer.add_token_list(self.tokens)
@@ -67,7 +67,7 @@ class Vocabulary:
             writer.add_chat_template(self.chat_template)
 
     def write_hf(self, folder: Path, arch: str) -> None:
-        """tokenizer.jsonl, tokenizer_config.json and, when there is one, chat_template.jinja. Padding is left out."""
+        """Write tokenizer.jsonl, tokenizer_config.json and, if there is one, chat_template.jinja. Omits padding."""
         with (folder / "tokenizer.jsonl").open("w", encoding="utf-8") as file:
             for token, score, kind in zip(self.tokens, self.scores, self.types, strict=True):
                 if kind != TokenType.UNUSED:
@@ -144,7 +144,7 @@ def _rows(path: Path, n_vocab: int) -> list[tuple[str, float, TokenType]]:
 
 
 def _row(row: Any) -> tuple[str, float, TokenType]:
-    """[text, score, type, ...]; the type may be missing. ValueError when it is anything else."""
+    """[text, score, type, ...]; the type may be missing. ValueError for anything else."""
     if not isinstance(row, list) or len(row) < 2 or not isinstance(row[0], str) or not row[0]:
         raise ValueError("a row must be [text, score, type]")
     if type(row[1]) not in (int, float):

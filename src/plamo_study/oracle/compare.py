@@ -1,11 +1,11 @@
-"""How far two sets of logits lie apart, and whether that is rounding or a different computation."""
+"""The distance between two sets of logits, and whether it is rounding or a different computation."""
 
 import sys
 from dataclasses import dataclass
 
 import numpy as np
 
-NOT_FINITE = sys.float_info.max  # error of what holds a number that is not finite: JSON has no infinity, max() no NaN
+NOT_FINITE = sys.float_info.max  # the error when a number is not finite: JSON has no infinity, max() no NaN
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def relative_error(a: np.ndarray, b: np.ndarray) -> float:
     """Largest ‖a − b‖₂ / ‖b‖₂ over positions; a and b are (n_positions, n_vocab) or (n_vocab,), b the reference.
 
     Unrelated logits of equal size give √2. Measured per position, so that one wrong position among many shows; by the
-    Euclidean norm, because a ratio of largest entries hangs on two single logits. NOT_FINITE when a logit is not
+    Euclidean norm, because a ratio of largest entries depends on two single logits. NOT_FINITE when a logit is not
     finite. Raises ValueError when the shapes differ.
     """
     if np.shape(a) != np.shape(b):
@@ -38,7 +38,7 @@ def relative_error(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def agreement(engine_logits: np.ndarray, oracle_logits: np.ndarray, tolerance: float = 5e-3) -> Agreement:
-    """Hold the engine's logits against the oracle's, both (n_positions, n_vocab) or (n_vocab,).
+    """Compare the engine's logits with the oracle's, both (n_positions, n_vocab) or (n_vocab,).
 
     Top-1 is compared where the oracle's margin (first minus second logit, over the largest magnitude of the position)
     is above the tolerance; elsewhere rounding may decide. Logits that are not finite never agree.

@@ -1,7 +1,7 @@
-"""Forward passes with one planted fault each: what a wrong engine would show, to hold the tolerance of a gate against.
+"""Forward passes with one planted fault each: the errors of a wrong engine, to validate a gate's tolerance.
 
-A fault at a boundary stands in the middle of the text, where a micro-batch could end. The first five are the defects
-met in llama.cpp; what they do to several sequences is planted into one text.
+A fault at a boundary is in the middle of the text, where a micro-batch could end. The first five are defects found in
+llama.cpp; their effects on several sequences are planted into one text.
 """
 
 import numpy as np
@@ -30,14 +30,14 @@ class MixedPrompts(Oracle):
 
 
 class MisplacedStates(Oracle):
-    """D3: the second half starts from the state that stood there before, not from the one written last."""
+    """D3: the second half starts from an older state, not from the one written last."""
 
     def _scanned(self, x: np.ndarray, dt: np.ndarray, a: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
         return _skipping(slice(len(x) // 4, len(x) // 2), x, dt, a, B, C)
 
 
 class SplitProjections(Oracle):
-    """D4: one product of many rows made in pieces. Harmless: only the order of sums may differ."""
+    """D4: one product of many rows computed in pieces. Harmless: only the order of sums may differ."""
 
     def _projected(self, x: np.ndarray, name: str) -> np.ndarray:
         pieces = [piece for piece in np.array_split(x, PIECES) if len(piece)]
@@ -54,7 +54,7 @@ class HalfPrecisionOverflow(Oracle):
 
 
 class SwappedHeads(Oracle):
-    """Heads 0 and 1 change places."""
+    """Heads 0 and 1 are swapped."""
 
     def _rotated(self, x: np.ndarray, theta: float) -> np.ndarray:
         x = super()._rotated(x, theta)
@@ -93,7 +93,7 @@ def _swapped(x: np.ndarray) -> np.ndarray:
 
 
 def _skipping(lost: slice, x: np.ndarray, dt: np.ndarray, a: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
-    """The scan, its second half from a state that the `lost` tokens of the first never entered."""
+    """The scan, with its second half starting from a state without the first half's `lost` tokens."""
     kept = np.delete(np.arange(len(x)), lost)
     first, second = mamba.scan(x, dt, a, B, C), mamba.scan(x[kept], dt[kept], a, B[kept], C[kept])
     half = len(x) // 2

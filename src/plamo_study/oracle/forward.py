@@ -11,12 +11,12 @@ from plamo_study.oracle import layers, mamba
 from plamo_study.oracle.weights import Weights
 
 ARCHITECTURES = ("plamo2", "plamo3")
-SLIDING_PATTERN = 8  # every 8th layer of PLaMo 3 NICT sees the whole text; also what a file without the key means
+SLIDING_PATTERN = 8  # every 8th layer of PLaMo 3 NICT sees the whole text; also the default of a file without the key
 SLIDING_THETA = 1e4  # rotary base of the sliding layers where the file names none
 
 
 class Oracle:
-    """The forward pass of one GGUF file of PLaMo 2 or PLaMo 3, every weight type that `gguf` can dequantise.
+    """The forward pass of one GGUF file of PLaMo 2 or PLaMo 3, for every weight type that `gguf` can dequantise.
 
     A decoder of pre- and post-normed residual blocks: x ← x + norm(mixer(norm(x))), x ← x + norm(ffn(norm(x))).
     PLaMo 2 mixes by Mamba where `head_count_kv` is 0 and by full attention elsewhere; PLaMo 3 by attention, sliding in
@@ -25,11 +25,11 @@ class Oracle:
     `path`: the file, or another oracle of it, whose weights are shared.
 
     Weights are taken as stored and everything else is float32. llama.cpp's CPU backend also rounds the input of each
-    matrix product to the type of the weights. `round_activations` does the same,
-    which tells that rounding from a wrong computation; logits are then this backend's, not the model's.
+    matrix product to the type of the weights. `round_activations` does the same, to distinguish that rounding from a
+    wrong computation; the logits are then this backend's, not the model's.
 
-    llama.cpp applies no window to PLaMo 2, though its configurations publish one. `window` (tokens, 0 for none) is that
-    of a build that does; PLaMo 3 has its own in the file.
+    llama.cpp applies no window to PLaMo 2, though its configurations publish one. `window`: that of a build that does,
+    in tokens (0 for none); PLaMo 3 has its own in the file.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class Oracle:
         return self.head(x if positions is None else x[list(positions)])
 
     def embedded(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        """What enters layer 0, (n_tokens, hidden)."""
+        """The input of layer 0, (n_tokens, hidden) float32."""
         return self._weights.rows("token_embd.weight", np.asarray(tokens, dtype=np.int64))
 
     def is_mamba(self, layer: int) -> bool:
@@ -80,18 +80,18 @@ class Oracle:
         return bool(self._n_head_kv[layer] == 0)
 
     def mixed(self, layer: int, x: np.ndarray) -> np.ndarray:
-        """What a layer's mixer adds to `x` (n_tokens, hidden), the whole text up to there."""
+        """A layer's mixer output, to be added to `x` (n_tokens, hidden); `x` covers the whole text so far."""
         block, mixer = f"blk.{layer}.", self._mamba if self.is_mamba(layer) else self._attention
         return self._norm(mixer(layer, self._norm(x, block + "attn_norm.weight")), block + "post_attention_norm")
 
     def fed(self, layer: int, x: np.ndarray) -> np.ndarray:
-        """What a layer's feed-forward adds to `x` (n_tokens, hidden)."""
+        """A layer's feed-forward output, to be added to `x` (n_tokens, hidden)."""
         block = f"blk.{layer}."
         fed = self._feed_forward(block, self._norm(x, block + "ffn_norm.weight"))
         return self._norm(fed, block + "post_ffw_norm")
 
     def head(self, x: np.ndarray) -> np.ndarray:
-        """Logits (n_tokens, n_vocab) of what leaves the last layer."""
+        """Logits (n_tokens, n_vocab) from the output `x` of the last layer."""
         return self._weights.linear(self._norm(x, "output_norm.weight"), self._head)
 
     def _feed_forward(self, block: str, x: np.ndarray) -> np.ndarray:
@@ -123,7 +123,7 @@ class Oracle:
         y = self._scanned(u, dt, array(block + "a").ravel(), B, C) + array(block + "d").reshape(-1, 1) * u
         return linear(self._gated(layers.silu(z) * y).reshape(len(x), -1), block + "out.weight")
 
-    # What follows stands alone so that faults.py can replace it.
+    # These steps are separate methods so that faults.py can replace them.
 
     def _rotated(self, x: np.ndarray, theta: float) -> np.ndarray:
         return layers.rotate(x, theta)
@@ -153,7 +153,7 @@ class Oracle:
         return window, float(self._value("rope.freq_base_swa", SLIDING_THETA))
 
     def _slides(self, layer: int) -> bool:
-        """True for a sliding layer: all but every pattern-th, or as an array in the file says layer by layer."""
+        """Whether a layer slides: all but every pattern-th do, or an array in the file decides layer by layer."""
         pattern = self._value("attention.sliding_window_pattern", SLIDING_PATTERN)
         if isinstance(pattern, list):
             return bool(pattern[layer])

@@ -1,8 +1,8 @@
-"""The engine held against the oracle part by part, and what planted faults would show on the same scale.
+"""The engine compared with the oracle part by part, and the errors of planted faults on the same scale.
 
 Rounding grows through a model: activations of a Q8_0 file are rounded to 8 bits before every product, and on random
-weights the logits of a right engine end up some per cent off. So every part is judged by itself: the oracle is given
-what entered the part in the engine, and what the part adds is compared. A part's error is that of one or two products.
+weights the logits of a correct engine end up a few per cent off. So every part is judged separately: the oracle gets
+the part's input from the engine, and the part's contribution is compared. Its error is that of one or two products.
 """
 
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from plamo_study.oracle.forward import Oracle
 
 @dataclass
 class Judged:
-    """`logits` of the oracle alone (n_tokens, n_vocab); relative errors of the engine's parts, one a layer, and head.
+    """The oracle's own `logits` (n_tokens, n_vocab); relative errors of the engine's parts, one per layer, and head.
 
-    Of parts only there are no such logits: what enters the first layer stands there.
+    With `parts_only`, `logits` holds the input of the first layer instead.
 
-    `faults`: by name, the error that a part with this fault would have, in the first and the last layer of its kind.
+    `faults`: by name, a part's error with this fault, in the first and the last layer of its kind.
     """
 
     logits: np.ndarray
@@ -39,10 +39,10 @@ def judge(
 ) -> Judged:
     """Judge one text. `sums`: the engine's residual sums by (layer, "mixer" or "feed-forward"), (n_tokens, hidden).
 
-    `parts_only`: every part of every layer and the head, which takes a third of the time; no logits of the oracle alone
-    and no planted faults.
+    `parts_only`: every part of every layer and the head, without the oracle's own logits and planted faults, in a third
+    of the time.
 
-    Raises KeyError where the engine showed no such part.
+    Raises KeyError for a part that the engine did not report.
     """
     free = forced = oracle.embedded(tokens)
     found, planted = Judged(free), set[int]() if parts_only else _first_and_last(oracle)

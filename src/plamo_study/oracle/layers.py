@@ -1,4 +1,4 @@
-"""What both architectures are made of: norm, rotary positions, attention, gated feed-forward."""
+"""Building blocks of both architectures: norm, rotary positions, attention, gated feed-forward."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def rotate(x: np.ndarray, theta: float) -> np.ndarray:
     """Rotary position embedding (Su et al. 2021, arXiv:2104.09864) over the whole head, row t at position t.
 
-    x is (n_tokens, n_head, d). Pairs are split by halves: feature i turns with feature i + d/2 by the angle
+    x is (n_tokens, n_head, d). Pairs are split by halves: feature i rotates with feature i + d/2 by the angle
     t · theta^(-2i/d). Angles are taken in float64: position · frequency loses digits in float32.
     """
     n_tokens, _, d = x.shape
@@ -31,7 +31,7 @@ def rotate(x: np.ndarray, theta: float) -> np.ndarray:
 
 
 def visible(n_tokens: int, window: int | None) -> np.ndarray:
-    """Boolean (query, key): a key is seen from its own position on, and with a window only at distances below it."""
+    """Boolean (query, key): keys up to the query's position are visible, with a window only at distances below it."""
     distance = np.arange(n_tokens)[:, None] - np.arange(n_tokens)
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 

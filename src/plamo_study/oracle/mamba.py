@@ -26,7 +26,7 @@ def split_bcdt(bcdt: np.ndarray, d_state: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 def causal_convolution(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """y_t = silu(Σ_j kernel_j · x_{t-K+1+j}) per channel: the last tap is the present, what precedes the text is zero.
+    """y_t = silu(Σ_j kernel_j · x_{t-K+1+j}) per channel: the last tap is the current token, zeros precede the text.
 
     x is (n_tokens, d_inner), kernel (d_inner, K).
     """

@@ -12,11 +12,11 @@ from gguf.quants import dequantize, quantize
 from plamo_study.errors import StudyError
 
 CACHE_ELEMENTS = 2**26  # files up to this many weights (256 MiB of float32) are dequantised once and kept
-BLOCK_ELEMENTS = 2**24  # larger files: one layer is kept at a time, and of other tensors at most so many weights exist
+BLOCK_ELEMENTS = 2**24  # larger files: one layer is kept at a time, and at most this many weights of other tensors
 LAYER = re.compile(r"blk\.\d+\.")
 
-# Type to which llama.cpp's CPU backend rounds what it multiplies with weights of a type (ggml-cpu.c, vec_dot_type).
-# Q4_1 and Q5_1 are met with Q8_1, which is Q8_0 with its sums beside it.
+# Type to which llama.cpp's CPU backend rounds the inputs of products, by weight type (ggml-cpu.c, vec_dot_type).
+# Q4_1 and Q5_1 use Q8_1, which is Q8_0 plus block sums.
 ROUNDED_TO = {t: t for t in (Type.F16, Type.BF16, Type.Q8_0)}
 ROUNDED_TO |= {t: Type.Q8_0 for t in (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1)}
 ROUNDED_TO |= {t: Type.Q8_K for t in (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K)}
@@ -29,7 +29,7 @@ class Weights:
     Raises
     ------
     StudyError
-        The file is missing or is no GGUF; later, a key or a tensor asked for is not in it.
+        The file is missing or is no GGUF; later, a requested key or tensor is missing.
 
     """
 
@@ -50,7 +50,7 @@ class Weights:
         return name in self._tensors
 
     def value(self, key: str, default: Any = None) -> Any:
-        """A metadata value as Python knows it (number, text, list); `default` None makes the key mandatory."""
+        """A metadata value as a Python number, text or list; `default` None makes the key mandatory."""
         field = self._reader.get_field(key)
         if field is not None:
             return field.contents()
@@ -91,7 +91,7 @@ class Weights:
         return self._cache[name]
 
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
-        """y = x Wᵀ for x (n_tokens, in) and W (out, in); what is not kept is dequantised a block of rows at a time."""
+        """y = x Wᵀ for x (n_tokens, in) and W (out, in); uncached weights are dequantised a block of rows at a time."""
         n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
         to = ROUNDED_TO.get(self._tensor(name).tensor_type) if self._round else None
         x = x if to is None else rounded(x, to)
@@ -121,14 +121,14 @@ class Weights:
 
 
 def rounded(x: np.ndarray, to: Type) -> np.ndarray:
-    """`x` (n_tokens, in) as it is after a type has held it, float32."""
+    """`x` (n_tokens, in) after rounding to a type and back, float32."""
     return _rounded_to_q8_k(x) if to == Type.Q8_K else dequantize(quantize(x, to), to)
 
 
 def _rounded_to_q8_k(x: np.ndarray) -> np.ndarray:
     """Q8_K, which `gguf` cannot write (ggml-quants.c, quantize_row_q8_K_ref).
 
-    Each block of 256 takes the step that puts its largest magnitude at -127, and whole numbers up to 127.
+    Each block of 256 uses the step that maps its largest magnitude to -127, and whole numbers up to 127.
     """
     blocks = x.reshape(-1, K_BLOCK).astype(np.float32)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)

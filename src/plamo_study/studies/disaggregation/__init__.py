@@ -1,1 +1,1 @@
-"""Notebook 09: a prompt evaluated in one process and answered in another, by bytes, time and identity."""
+"""Notebook 09: prompts prefilled in one process and decoded in another: bytes, time and identity."""

@@ -1,4 +1,4 @@
-"""What a shipment takes and from which length it pays, and what sharing out the work does to those who wait.
+"""Cost of a shipment, the prompt length from which it pays, and the effect of splitting the work on waiting requests.
 
 Frames in, estimates out. A process is one number: the median of its repetitions.
 """
@@ -27,10 +27,10 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process: CELL, `block`, `verdict`, seconds of PHASES, `n_bytes`.
+    """One row per process: CELL, `block`, `verdict`, seconds of PHASES, `n_bytes`.
 
-    `identical`: whether all logits are the same in every bit; `error`: how far they are from those of the sender,
-    relative.
+    `identical`: whether all logits are bit-identical to the sender's; `error`: their relative distance from
+    them.
     """
     found = rows[(rows["workload"] == "shipment") & (rows["status"] == "ok")]
     entries = []
@@ -44,7 +44,7 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_length(rows: pd.DataFrame) -> pd.DataFrame:
-    """The processes of the usual cache, attention and threads, as fast as it goes: curves over length are of these."""
+    """Processes with the usual cache, attention and threads and no link limit: the basis of curves over length."""
     found = processes(usable(rows))
     usual = (found["type_k"] == USUAL["type_k"]) & (found["flash_attn"] == USUAL["flash_attn"])
     return found[usual & (found["link_bps"] == 0) & (found["n_threads"] == found["n_threads"].max())]
@@ -54,7 +54,7 @@ def by_length(rows: pd.DataFrame) -> pd.DataFrame:
 def shares(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
     """Time to ship over time to evaluate again, by model, link and length: `ratio`, paired by block.
 
-    By law: what both sides did, measured, and the bytes over the link.
+    Shipping: the measured time of both sides, plus the bytes over the link by formula.
     """
     entries = []
     for (model, n), group in by_length(rows).groupby(["model", "n_prompt"]):
@@ -66,15 +66,15 @@ def shares(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
 
 
 def _shipping(found: pd.DataFrame, link: int) -> pd.Series:
-    """Seconds to ship over a link of so many bits per second: what both sides did, measured, and the bytes by law."""
+    """Seconds to ship over a link of `link` bits per second: measured on both sides, plus the bytes by formula."""
     return found[list(HANDLED)].sum(axis=1) + 8 * found["n_bytes"] / link
 
 
 def crossings(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
-    """From which length on shipping is faster than evaluating again: `model`, `link`, `first` (tokens), `outcome`.
+    """Length from which shipping beats evaluating again: `model`, `link`, `longest`, `first` (tokens), `outcome`.
 
-    `outcome`: "from" a length within the measured ones (`first`), "always" or "never" at all of them, "inconclusive"
-    where an interval does not say which.
+    `outcome`: "from" a length in the measured range (`first`), "always" or "never" at all lengths, "inconclusive"
+    where an interval leaves it open.
     """
     ratios, entries = shares(rows, links), []
     for (model, link), group in ratios.groupby(["model", "link"]):
@@ -93,7 +93,7 @@ def crossings(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFram
 
 
 def _by_block(rows: pd.DataFrame, model: str, link: int) -> pd.DataFrame:
-    """Shipping over evaluating again: a line a length, a column a block that has all lengths."""
+    """Shipping over evaluating again: one row per length, one column per block that has all lengths."""
     found = by_length(rows)
     found = found[found["model"] == model].drop_duplicates(["n_prompt", "block"], keep="last")
     ratio = _shipping(found, link) / found["prefill"]
@@ -104,8 +104,8 @@ def _by_block(rows: pd.DataFrame, model: str, link: int) -> pd.DataFrame:
 def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Every prediction beside what was measured, per cell: `what`, `promised`, `measured`, `ratio` paired by block.
 
-    bytes: by formula. send: the bytes over the link. save, load and prefill of the longest prompts: from the two
-    longest of those up to REPEATED tokens.
+    bytes: by formula. send: the bytes over the link. save, load and prefill of the longest prompts: extrapolated from
+    the two longest prompts of at most REPEATED tokens.
     """
     used = usable(rows)
     found, entries = processes(used), []
@@ -127,9 +127,9 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
 
 
 def _from_shorter(found: pd.DataFrame, n_prompt: int, n_bytes: float) -> dict[str, pd.Series]:
-    """Seconds of save, load and prefill of a longer prompt by block, from the two longest of these.
+    """Seconds of save, load and prefill of a longer prompt by block, extrapolated from the two longest in `found`.
 
-    Saving and loading grow with the bytes, a token's share of a prompt's time with the prompt's length.
+    Saving and loading grow with the bytes; prefill time per token grows with the prompt's length.
     """
     lengths = sorted(found["n_prompt"].unique())[-2:]
     if len(lengths) < 2:
@@ -145,9 +145,9 @@ def _from_shorter(found: pd.DataFrame, n_prompt: int, n_bytes: float) -> dict[st
 
 
 def services(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process of a load: LOADED, `mode`, `block` and, as `measures.waits` has them, WAITS.
+    """One row per process of a load: LOADED, `mode`, `block`, and WAITS as `measures.waits` defines them.
 
-    `per_second`: requests as they really came.
+    `per_second`: the rate at which requests really arrived.
     """
     entries = []
     for row in rows[(rows["workload"] == "service") & (rows["status"] == "ok")].itertuples():
@@ -179,10 +179,10 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def capacity(rows: pd.DataFrame) -> pd.DataFrame:
-    """Requests per second that each arrangement can take at most, by law, from parts measured alone in these blocks.
+    """Maximum requests per second of each arrangement, by formula, from parts measured alone in the same blocks.
 
-    `shared`: an engine reads a prompt, then its share of the steps of all. `split`: the slower of half the threads
-    reading and half of them writing. `two`: the same with all threads on each side, which takes a second machine.
+    `shared`: one engine prefills a prompt, then does its share of the batched steps. `split`: the slower of half the
+    threads prefilling and half of them decoding. `two`: the same with all threads on each side, on two machines.
     """
     used, entries = usable(rows), []
     asked = used[used["workload"] == "service"]
@@ -214,8 +214,8 @@ def capacity(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def identity(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model, attention, cache and threads: shipments, how many are the same in every bit, the largest error, the
-    lengths."""
+    """Per model, attention, cache and threads: number of shipments, bit-identical ones, largest error, and
+    lengths in tokens."""
     entries = []
     how = ["model", "flash_attn", "type_k", "n_threads"]
     for key, group in processes(rows).groupby(how):

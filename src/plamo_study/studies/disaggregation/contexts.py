@@ -1,4 +1,4 @@
-"""A context's side of a shipment: what it must share with another one, and how it takes a state or stays as it was."""
+"""A context's side of a shipment: what two contexts must have in common, and how one loads a state or refuses it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,18 +14,18 @@ from plamo_study.studies.disaggregation import wire
 from plamo_study.studies.disaggregation.wire import Origin, State
 
 A_CELL = 16  # bytes at most of a token's position and sequence
-FRAME = 1 << 17  # bytes at most of what describes caches and layers, and of the rounding in the engine's log
+FRAME = 1 << 17  # bytes at most of the descriptions of caches and layers, and of rounding in the engine's log
 
 
 def origin(path: Path, config: SessionConfig) -> Origin:
-    """What a context of this file and configuration shares with those that can take its states."""
+    """Properties that a context of this file and configuration shares with those that can load its states."""
     same = {name: getattr(config, name) for name in Origin.__struct_fields__ if hasattr(config, name)}
     return Origin(model=tensors.sha256(path), engine=library.describe()["sha256"], **same)
 
 
 @dataclass(frozen=True)
 class Receiver:
-    """A context that takes states of its own kind. `log`: what the engine said when it was made."""
+    """A context that loads states of its own kind. `log`: the engine's log from its creation."""
 
     session: Session
     own: Origin
@@ -34,22 +34,22 @@ class Receiver:
 
     @cached_property
     def most_bytes(self) -> int:
-        """More than any state of one sequence can have: what the engine reserved for all of them."""
+        """Upper limit of one sequence's state in bytes: the memory that the engine reserved for all sequences."""
         memory = filling.memory(self.log)
         return int(memory.kv + memory.state) + A_CELL * sum(memory.cells) + FRAME
 
     def check(self, told: State) -> None:
-        """StudyError for an announced state that this context must not take; nothing is read of it yet."""
+        """StudyError for an announced state that this context must not load; none of it has been read yet."""
         session = self.session
         wire.check(told, self.own, session.config.n_ctx_seq, self.most_bytes, session.n_vocab, self.n_requests)
 
     def load(self, seq: int, told: State, data: np.ndarray) -> None:
-        """Put a state that was checked and verified into a sequence.
+        """Load a checked and verified state into a sequence.
 
         Raises
         ------
         StudyError
-            The engine refuses it, or finds other tokens in it than announced. The sequence is empty then.
+            The engine refuses it, or it does not hold the announced number of tokens. The sequence is then empty.
 
         """
         try:

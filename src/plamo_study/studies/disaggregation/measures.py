@@ -1,4 +1,4 @@
-"""What a row of this study measured, as `measurements` lists it: phases of a shipment, waits of a load."""
+"""Measured values of this study's rows, as `measurements` lists them: phases of a shipment, waits of a load."""
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -13,7 +13,7 @@ Measured = tuple[str, str, float, np.ndarray]  # metric, unit, value, samples
 
 
 def shipment(row: Mapping[str, Any]) -> Iterator[Measured]:
-    """Seconds of each of PHASES ("step" as "first step"), the state's bytes, and how far the answer moved."""
+    """Seconds of each of PHASES ("step" as "first step"), the state's bytes, and the error of the answer."""
     times = np.array(row["samples_ns"], float) / NS
     for phase, samples in zip(PHASES, times.T, strict=True):
         yield "first step" if phase == "step" else phase, "s", float(np.median(samples)), samples
@@ -24,7 +24,7 @@ def shipment(row: Mapping[str, Any]) -> Iterator[Measured]:
 
 
 def service(row: Mapping[str, Any]) -> Iterator[Measured]:
-    """Waits of the requests that arrived, as `waits` has them, each with the samples behind it."""
+    """Metrics of a load, as `waits` defines them, each with its samples."""
     units = {"throughput": "tokens/s", "arrivals": "1/s"}
     for name, (value, samples) in waits(row["requests"]).items():
         yield name, units.get(name, "s"), value, samples
@@ -40,7 +40,7 @@ def waits(requests: list[Any]) -> dict[str, tuple[float, np.ndarray]]:
     throughput
         Tokens per second, from the first arrival to the last token.
     arrivals
-        Requests per second as they really came; few drawn gaps are not their mean.
+        Requests per second as they really arrived; the mean of few random gaps differs from the nominal one.
     """
     first = np.array([each.token_ns[0] - each.arrived_ns for each in requests]) / NS
     gaps = np.array([after - before for each in requests for before, after in pairwise(each.token_ns)]) / NS

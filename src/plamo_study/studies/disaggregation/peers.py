@@ -1,4 +1,4 @@
-"""The other process: started, waited for, and ended with this one, whichever of both dies first and how."""
+"""The sending process: started, waited for, and ended with this one, whichever dies first."""
 
 import select
 import socket
@@ -14,11 +14,11 @@ from plamo_study.studies.disaggregation import sender, wire
 from plamo_study.studies.disaggregation.requests import Asking
 from plamo_study.studies.disaggregation.sender import Hello, Order
 
-LOOK_S = 0.1  # between two looks at whether the sender still lives
+LOOK_S = 0.1  # between two checks that the sender is alive
 
 
 class Sender(threading.Thread):
-    """Runs the sending process until it ends; then `outcome` says how."""
+    """Thread that runs the sending process until it ends; `outcome` then holds the result."""
 
     def __init__(self, cell: Shipment | Asking, path: Path, end: socket.socket, lengths: list[int]):
         super().__init__(daemon=True)
@@ -34,7 +34,7 @@ class Sender(threading.Thread):
 
 @contextmanager
 def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[tuple[Sender, socket.socket]]:
-    """A sender of this cell on its way, and the connection to it; it is gone when this ends well.
+    """Start a cell's sender and yield it with the connection to it; wait for its end on exit.
 
     `lengths`: tokens of each request's prompt.
     """
@@ -51,17 +51,17 @@ def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) ->
 
 
 def called(thread: Sender, peer: socket.socket) -> int:
-    """The sender's pid, when it is ready. StudyError where it ended before it called."""
+    """Wait until the sender is ready; its pid. StudyError if it ended before that."""
     while not select.select([peer], [], [], LOOK_S)[0]:
         if not thread.is_alive():
             raise StudyError("the sender", "ended before it called", "start it again")
     pid = wire.receive(peer, Hello).pid
-    thread.end.close()  # the sender has it now, and its end is to be the connection's
+    thread.end.close()  # the sender owns it now, and its end must close the connection
     return pid
 
 
 def told(thread: Sender, error: StudyError) -> StudyError:
-    """The error, and how the sender ended where that is known."""
+    """The error, with the reason of the sender's end if it is known."""
     failure = thread.outcome.failure if thread.outcome else None
     if failure is None:
         return error

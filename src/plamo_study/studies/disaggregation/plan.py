@@ -1,7 +1,7 @@
-"""Which cells the study of disaggregation measures: shipments by length, cache and link, and requests under load.
+"""Cells of the disaggregation study: shipments by length, cache and link, and requests under load.
 
-Lengths go beyond `context_length`, which is only what a model was trained with: what a state weighs does not depend on
-it. Beside them the parts that laws are made of: prompts and steps with all threads and with half.
+Lengths go beyond `context_length`, which is only the training length: the size of a state does not depend on it. The
+plan also measures the parts that formulas need: prompts and steps with all threads and with half.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, t
 
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
 PLAIN = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # without flash attention
-SMALL = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # with keys and values in 8 bits
+SMALL = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # with 8-bit keys and values
 ONE_THREAD = {"mini": (512, 2048), "shape": (), "weights": ()}  # decoded by one thread, beyond the small model's window
-TRAINED = 2048  # tokens that every model was trained with at least
+TRAINED = 2048  # least training length of the models, in tokens
 LINKED = {"mini": 2048, "shape": 128, "weights": 128}  # tokens shipped over links of every speed
 LINKS = (10**8, 10**9, 10**10, 10**11)  # bits per second
-REPEATED = {"mini": 2048, "shape": 512, "weights": 512}  # up to so many tokens, REPETITIONS in a process
+REPEATED = {"mini": 2048, "shape": 512, "weights": 512}  # most tokens with REPETITIONS in a process
 REPETITIONS = {"mini": 3, "shape": 1, "weights": 1}  # at full size reading the prompt again takes longest of all
 STEPS = 4  # decoded on both sides of a shipment
 ASKED = {"mini": (512, 32), "shape": (128, 16), "weights": (128, 16)}  # tokens of a request and of its answer
@@ -75,7 +75,7 @@ def _shipment(base: Shipment, n_prompt: int) -> Shipment:
 
 
 def _rank(cell: Cell, scale: str) -> int:
-    """What is left out last: what no page can do without, parts, the highest load, links and caches, other loads."""
+    """Priority under a time limit: 0 required, 1 parts, 2 highest load, 3 links, caches, 4 other loads, 5 longest."""
     if isinstance(cell, Service):
         return 2 if cell.per_second == LOADS[scale][-1] else 4
     if not isinstance(cell, Shipment):

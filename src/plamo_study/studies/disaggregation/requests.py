@@ -1,4 +1,4 @@
-"""What both processes of a cell know without telling one another: contexts, tokens, arrivals; and how each steps."""
+"""Facts that both processes of a cell derive independently: contexts, tokens, arrivals; and how each decodes."""
 
 import time
 
@@ -17,22 +17,22 @@ Asking = Service | Traffic  # cells in which requests arrive
 
 
 def receiving(cell: Shipment | Asking) -> SessionConfig:
-    """The context that answers."""
+    """Configuration of the context that decodes answers."""
     return _config(cell, cell.n_threads - reading_threads(cell))
 
 
 def sending(cell: Shipment | Asking) -> SessionConfig:
-    """The context that evaluates prompts, one after the other; it has the same `n_seq_max`, or states would not fit."""
+    """Configuration of the context that prefills prompts one by one; with the same `n_seq_max`, so that states fit."""
     return _config(cell, reading_threads(cell) or cell.n_threads)
 
 
 def is_split(cell: Asking) -> bool:
-    """Whether one process reads what another answers."""
+    """Whether one process prefills and another decodes."""
     return (cell.rule if isinstance(cell, Traffic) else cell.mode) == SPLIT
 
 
 def reading_threads(cell: Shipment | Asking) -> int:
-    """Threads that read while others write: half of them where the work is split, none where it is not."""
+    """Threads that prefill while others decode: half of them if the work is split, else 0."""
     return max(cell.n_threads // 2, 1) if not isinstance(cell, Shipment) and is_split(cell) else 0
 
 
@@ -43,7 +43,7 @@ def _config(cell: Shipment | Asking, n_threads: int) -> SessionConfig:
 
 
 def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:
-    """Random prompts, (n, n_tokens) int32: one a repetition, or one a request, which is as long as the longest with its
+    """Random tokens, (n, n_tokens) int32: a prompt per repetition, or per request the longest prompt with its
     answer."""
     rng = np.random.default_rng(cell.seed)
     n, length = (cell.repetitions, cell.n_prompt) if isinstance(cell, Shipment) else (
@@ -52,19 +52,19 @@ def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:
 
 
 def arrivals(cell: Asking) -> list[int]:
-    """When each request arrives, in ns since the first: as people do who know nothing of one another."""
+    """Arrival time of each request in ns since the first, with independent exponential gaps."""
     gaps = np.random.default_rng([cell.seed, 1]).exponential(1e9 / cell.per_second, cell.n_requests)
     return since_first(gaps).astype(np.int64).tolist()
 
 
 def wait_until(at_ns: int) -> None:
-    """Sleep until the clock says so."""
+    """Sleep until `clock` reaches `at_ns`."""
     if (left := at_ns - clock()) > 0:
         time.sleep(left / 1e9)
 
 
 def warm(session: Session, prompt: np.ndarray) -> None:
-    """Evaluate a micro-batch and some steps, save and load the state: everything that is timed later, once."""
+    """Evaluate a micro-batch and some steps, save and load the state: everything that is timed later, once untimed."""
     session.prefill({0: prompt[: session.config.n_ubatch]})
     session.set_state(0, session.read_state(0), session.n_past[0])
     if session.n_past[0] + WARM_STEPS <= session.config.n_ctx_seq:
@@ -73,7 +73,7 @@ def warm(session: Session, prompt: np.ndarray) -> None:
 
 
 def greedy(session: Session, token: int, n_steps: int) -> np.ndarray:
-    """The logits (n_steps, n_vocab) of steps of sequence 0 from a token on, each with the likeliest one of the last."""
+    """Logits (n_steps, n_vocab) of greedy decode steps of sequence 0, beginning with `token`."""
     rows = []
     for _ in range(n_steps):
         session.decode({0: token})

@@ -1,4 +1,4 @@
-"""The process that evaluates prompts and ships their states: it dies with the worker that started it."""
+"""The process that prefills prompts and ships their states; it ends with the worker that started it."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ from plamo_study.studies.disaggregation.wire import Origin, Reply, State, clock
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sender is started with: the cell, its file, and the number of the open connection to the receiver.
+    """Input of the sender: the cell, its model file, and the file descriptor of the connection to the receiver.
 
     `lengths`: tokens of each request's prompt.
     """
@@ -28,26 +28,26 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(wire.Strict, frozen=True, kw_only=True):
-    """The sender is ready: its process."""
+    """Message that the sender is ready, with its process id."""
 
     pid: int
 
 
 class Start(wire.Strict, frozen=True, kw_only=True):
-    """The receiver is ready: the clock at which it all begins."""
+    """Message that the receiver is ready, with the `clock` time of the start (ns)."""
 
     at_ns: int = 0
 
 
 class Proof(wire.Strict, frozen=True, kw_only=True):
-    """Before the logits of the steps that the sender did itself with what it had shipped."""
+    """Header of the logits that the sender computed from the state it shipped."""
 
     n_steps: int
     n_vocab: int
 
 
 def serve(order: Order) -> Measured:
-    """Ship what the cell asks for; the receiver keeps the times."""
+    """Ship all states of the cell; the receiver records the times."""
     cell, path = order.cell, Path(order.path)
     config = requests.sending(cell)
     with Session(path, config) as session:
@@ -63,12 +63,12 @@ def serve(order: Order) -> Measured:
             else:
                 due = zip(requests.arrivals(cell), prompts, order.lengths, strict=True)
                 _ship_all(peer, session, own, [(arrives, prompt[:n]) for arrives, prompt, n in due])
-            wire.receive(peer, Reply)  # the receiver counts this process's time as long as it lives
+            wire.receive(peer, Reply)  # the receiver reads this process's CPU time while it lives
     return Measured()
 
 
 def _ship_and_prove(peer: socket.socket, session: Session, cell: Shipment, own: Origin, prompt: np.ndarray) -> None:
-    """Ship a state, then go on with it here as if it had never moved."""
+    """Ship a state, then continue decoding from it here and send the logits as proof."""
     token = _ship(peer, session, own, prompt, 0, cell.link_bps)
     rows = requests.greedy(session, token, cell.n_gen)
     wire.send(peer, Proof(n_steps=len(rows), n_vocab=session.n_vocab))
@@ -76,7 +76,7 @@ def _ship_and_prove(peer: socket.socket, session: Session, cell: Shipment, own: 
 
 
 def _ship_all(peer: socket.socket, session: Session, own: Origin, due: list[tuple[int, np.ndarray]]) -> None:
-    """Evaluate prompts as they arrive, one after the other, and ship each state at once."""
+    """Prefill prompts one by one as they arrive, and ship each state immediately."""
     began = wire.receive(peer, Start).at_ns
     for number, (arrives, prompt) in enumerate(due):
         requests.wait_until(began + arrives)
@@ -84,7 +84,7 @@ def _ship_all(peer: socket.socket, session: Session, own: Origin, due: list[tupl
 
 
 def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray, number: int, bps: int) -> int:
-    """Evaluate a prompt and ship its state; the first token of the answer. StudyError where the receiver refuses."""
+    """Prefill a prompt and ship its state; the answer's first token. StudyError if the receiver refuses."""
     session.clear()
     began = clock()
     token = int(session.prefill({0: prompt})[0][-1].argmax())

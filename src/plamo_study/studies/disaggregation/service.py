@@ -1,8 +1,8 @@
-"""Requests arrive over time and are answered, by one engine or by two that share the work.
+"""A cell of kind "service": requests arrive over time and are answered by one engine, or by two that split the work.
 
-Shared: an engine with all threads evaluates each prompt as it comes, while nobody else gets a token, and then decodes
-all sequences together. Split: a process with half of the threads evaluates prompts and ships states here, where the
-other half decodes. Tokens are given beforehand, so that every answer can be held against itself alone.
+Shared: an engine with all threads prefills each prompt as it comes, while running answers wait, and then decodes all
+sequences together. Split: a process with half of the threads prefills prompts and ships states here, where the other
+half decodes. Tokens are given beforehand, so that every answer can be checked against the same tokens alone.
 """
 
 import queue
@@ -29,7 +29,7 @@ from plamo_study.studies.disaggregation.requests import Asking
 from plamo_study.studies.disaggregation.sender import Start
 from plamo_study.studies.disaggregation.wire import Reply, State, clock
 
-HEAD_START_NS = 50_000_000  # between the agreed beginning and now, so that both processes are there in time
+HEAD_START_NS = 50_000_000  # from now to the agreed start, so that both processes are ready
 
 
 @dataclass(frozen=True)
@@ -42,28 +42,28 @@ class Asked:
 
 @dataclass
 class Answer:
-    """A request being answered: tokens it holds, when each token of its answer came, and its logits at the end."""
+    """A request being answered: tokens held, time of each answer token (ns), and the last logits."""
 
     number: int
     n_past: int
     token_ns: list[int] = field(default_factory=list)
     logits: np.ndarray | None = None
-    moved_ns: tuple[int, int] = (0, 0)  # its state: saved, checked and sent until it is here, and loaded
+    moved_ns: tuple[int, int] = (0, 0)  # time to save, check and send its state, and to load it
 
 
-Admit = Callable[[int, bool], Answer | None]  # into a sequence; whether to wait for one
+Admit = Callable[[int, bool], Answer | None]  # (sequence, whether to wait for a request)
 
 
 def run(cell: Service, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do a cell of kind "service", as `answered` does: all requests are of one length."""
+    """Measure a cell of kind "service" with `answered`; all requests have the same length."""
     n = cell.n_requests
     return answered(cell, Asked([cell.n_prompt] * n, [cell.n_gen] * n), path, stage)
 
 
 def answered(cell: Asking, asked: Asked, path: Path, stage: Callable[[str], None]) -> Measured:
     """Answer requests of these lengths, which arrive as the cell says. `requests`: arrivals and tokens; `samples_ns`:
-    when the last token came; `series`: "error" of every answer and, where the work is split, "shipped" and "loaded"
-    (s): the sender is kept by the first, and everybody who is answered by the second.
+    time of the last token; `series`: "error" of every answer and, if the work is split, "shipped" and "loaded"
+    (s): the first occupies the sender, and the second delays all running answers.
 
     A request's first token counts when the process that answers has it: after the prompt, or after the shipment.
     """
@@ -100,8 +100,8 @@ def answered(cell: Asking, asked: Asked, path: Path, stage: Callable[[str], None
 
 
 def _serve(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, admit: Admit) -> list[Answer]:
-    """Admit whoever is there as long as there is room, then decode everybody's next token; the answers in order."""
-    active: list[Answer] = []  # the place in the list is the sequence: those in use are always the first
+    """Admit waiting requests while there is room, then decode a token for all; the answers in order of arrival."""
+    active: list[Answer] = []  # an index is a sequence; those in use are always the first ones
     done: list[Answer] = []
     while len(done) < cell.n_requests:
         while len(active) < cell.n_seq and len(active) + len(done) < cell.n_requests:
@@ -122,7 +122,7 @@ def _serve(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, adm
 
 
 def _leave(session: Session, active: list[Answer], seq: int) -> Answer:
-    """Take an answer out; the last sequence moves to its place, so that no call of the hybrid begins past the first."""
+    """Remove an answer; the last sequence moves to its place, so that no hybrid call starts past the first one."""
     gone, last = active[seq], len(active) - 1
     session.remove_tail(seq, 0)
     if seq != last:
@@ -136,7 +136,7 @@ def _leave(session: Session, active: list[Answer], seq: int) -> Answer:
 def _source(
     cell: Asking, asked: Asked, path: Path, receiver: Receiver, tokens: np.ndarray
 ) -> Iterator[tuple[Admit, int, tuple[int, ...]]]:
-    """Where requests come from: how one is admitted, when it all begins, and the pids of other processes at work."""
+    """Source of requests: a function to admit one, the start time (ns), and the pids of other processes at work."""
     if requests.is_split(cell):
         with peers.started(cell, path, asked.prompt) as (thread, peer):
             pid = peers.called(thread, peer)
@@ -151,7 +151,7 @@ def _source(
 
 
 def _prompts(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, began: int) -> Admit:
-    """Requests whose prompts are evaluated here, in order of arrival."""
+    """Source of requests that are prefilled here, in order of arrival."""
     due = [(number, began + arrives) for number, arrives in enumerate(requests.arrivals(cell))]
 
     def admit(seq: int, wait: bool) -> Answer | None:
@@ -168,7 +168,7 @@ def _prompts(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, b
 
 
 class _Inbox(threading.Thread):
-    """Takes shipments from the wire while others are decoded; `admit` loads the next into a sequence."""
+    """Thread that receives shipments during decoding; `admit` loads the next one into a sequence."""
 
     def __init__(self, receiver: Receiver, peer: socket.socket, n: int):
         super().__init__(daemon=True)
@@ -177,7 +177,7 @@ class _Inbox(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Receive and answer, one shipment after the other; an error is handed over and ends it."""
+        """Receive and acknowledge shipments one by one; an error is passed on and ends the thread."""
         try:
             for _ in range(self.n):
                 told, data, taken = shipment.arrived(self.receiver, self.peer)
@@ -187,7 +187,7 @@ class _Inbox(threading.Thread):
             self.came.put(error)
 
     def admit(self, seq: int, wait: bool) -> Answer | None:
-        """The next shipment, in a sequence; its first token came with it."""
+        """Load the next shipment into a sequence; None if there is none yet. Its first token came with it."""
         try:
             found = self.came.get(block=wait)
         except queue.Empty:
@@ -202,7 +202,7 @@ class _Inbox(threading.Thread):
 
 
 def _error(session: Session, stream: np.ndarray, answer: Answer) -> float:
-    """How far an answer's last logits are from those of its tokens alone."""
+    """Relative error of an answer's last logits to those of the same tokens alone."""
     assert answer.logits is not None
     return relative_error(answer.logits, proof.alone(session, 0, stream[: answer.n_past]))
 

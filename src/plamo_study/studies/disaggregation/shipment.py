@@ -1,7 +1,7 @@
-"""A cell of kind "shipment": the receiver's side. The sender evaluates a prompt; its state comes here and goes on.
+"""A cell of kind "shipment", receiver's side: the sender prefills a prompt, and decoding continues here from its state.
 
-Proof: the sender goes on as well, as if nothing had moved, and its logits come after the state. They must agree as two
-right computations do; whether they agree in every bit is told beside it.
+Proof: the sender also continues from its own copy of the state and sends its logits. They must agree within the
+tolerance; whether they are bit-identical is recorded, too.
 """
 
 import socket
@@ -27,10 +27,10 @@ from plamo_study.studies.disaggregation.wire import Reply, State, clock
 
 
 def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell. `samples_ns`: per repetition the times of PHASES.
+    """Measure one cell. `samples_ns`: per repetition the times of PHASES.
 
-    prefill and save on the sender's side, check on both (SHA-256), send from when the state is called for until its
-    last byte is here, load and the first decode step here. `n_bytes`: of the state.
+    prefill and save: on the sender's side. check: on both (SHA-256). send: from the receiver's request until the last
+    byte has arrived. load and step, the first decode step: here. `n_bytes`: of the state.
     """
     log: list[str] = []
     library.capture_log(log)
@@ -64,7 +64,7 @@ def run(cell: Shipment, path: Path, stage: Callable[[str], None]) -> Measured:
 def _shipped(
     receiver: Receiver, peer: socket.socket, pid: int, cell: Shipment
 ) -> tuple[list[int], int, np.ndarray, np.ndarray]:
-    """One shipment: times of PHASES, bytes, the logits of the steps here, and those of the same steps there."""
+    """One shipment: times of PHASES (ns), bytes, and logits (n_gen, n_vocab) of the same steps here and there."""
     session = receiver.session
     session.clear()
     with watch.timed(pid):
@@ -85,12 +85,12 @@ def _shipped(
 
 
 def received(receiver: Receiver, peer: socket.socket, seq: int) -> tuple[State, dict[str, int]]:
-    """Take the next state into a sequence: its header, and nanoseconds of "send", "check" and "load" on this side.
+    """Load the next state into a sequence: its header, and nanoseconds of "send", "check" and "load" on this side.
 
     Raises
     ------
     StudyError
-        It must not or cannot be taken. The sender is told why, and the sequence is empty.
+        The state is refused or cannot be loaded. The sender gets the reason, and the sequence is empty.
 
     """
     told, data, taken = arrived(receiver, peer)
@@ -104,12 +104,12 @@ def received(receiver: Receiver, peer: socket.socket, seq: int) -> tuple[State, 
 
 
 def arrived(receiver: Receiver, peer: socket.socket) -> tuple[State, np.ndarray, dict[str, int]]:
-    """The next state that this context may take, whole and as it was sent; nothing of it is in the context yet.
+    """Receive the next state that this context may load, complete and verified; the context is not changed yet.
 
     Raises
     ------
     StudyError
-        It must not be taken. The sender is told why.
+        The state is refused. The sender gets the reason.
 
     """
     try:
@@ -127,7 +127,7 @@ def arrived(receiver: Receiver, peer: socket.socket) -> tuple[State, np.ndarray,
 
 
 def refuse(peer: socket.socket, error: StudyError) -> None:
-    """Tell the sender why its message is not taken, where it still listens."""
+    """Send the sender the reason for a refusal, if it still listens."""
     try:
         wire.send(peer, Reply(refused=f"{error.what} {error.why}"))
     except StudyError:

@@ -1,8 +1,8 @@
-"""Messages between two processes over TCP: a JSON header of limited length, and bytes once these are wanted.
+"""Messages between two processes over TCP: a JSON header of limited length, and bytes once the receiver accepts them.
 
-A peer is not trusted: no message is unpickled, no length is believed before it was held against a limit, nobody is
-waited for without end, and bytes that are not those announced are refused. It knows neither engine nor model.
-The connection is made by one process, which hands one end to the other: nobody else on the machine can take part.
+A peer is not trusted: no message is unpickled, every length is checked against a limit, every wait has a limit, and
+bytes that differ from those announced are refused. The module knows neither engine nor model.
+One process makes the connection and hands one end to the other, so no other process on the machine can join.
 """
 
 import hashlib
@@ -20,9 +20,9 @@ LOOPBACK = "127.0.0.1"
 MAGIC, VERSION = b"PLST", 1
 PREFIX = struct.Struct(">4sHI")  # magic, version, bytes of the header
 MOST_HEADER = 1 << 16
-PIECE = 1 << 16  # bytes that a limited sender sends at once
+PIECE = 1 << 16  # bytes that a rate-limited sender sends at once
 PATIENCE_S = 60.0  # without a byte
-OWN_S = 3600.0  # the same between two processes of one cell: a prompt may take minutes, and the runner ends a hang
+OWN_S = 3600.0  # between two processes of one cell: a prompt may take minutes, and the runner ends a hang
 AGAIN = "send it again"
 
 clock = time.perf_counter_ns  # one clock for all processes of a machine
@@ -34,7 +34,7 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Origin(Strict, frozen=True, kw_only=True):
-    """What two contexts must share for one to go on where the other stopped."""
+    """Properties that two contexts must share for one to continue from the other's state."""
 
     model: str  # SHA-256 of the file
     engine: str  # SHA-256 of the libraries
@@ -47,7 +47,7 @@ class Origin(Strict, frozen=True, kw_only=True):
 
 
 class Spent(Strict, frozen=True, kw_only=True):
-    """What was done with a state before it was announced, in nanoseconds."""
+    """Nanoseconds spent on a state before it was announced."""
 
     prefill: Annotated[int, msgspec.Meta(ge=0)]
     save: Annotated[int, msgspec.Meta(ge=0)]
@@ -55,25 +55,25 @@ class Spent(Strict, frozen=True, kw_only=True):
 
 
 class State(Strict, frozen=True, kw_only=True):
-    """Before a sequence's state: where it comes from and what it stands for."""
+    """Header of a sequence's state: its origin and contents."""
 
     origin: Origin
     request: int = 0
     n_tokens: int  # evaluated, and in the state
-    token: int  # the first of the answer: in no state, and a recurrent one cannot go back to find it
+    token: int  # first of the answer: not in the state, and a recurrent state cannot go back to compute it
     n_bytes: int
     sha256: str  # of these bytes
     spent: Spent  # on the sender's side
 
 
 class Reply(Strict, frozen=True, kw_only=True):
-    """What the receiver says of a state, announced or sent: welcome, or why not."""
+    """The receiver's reply to an announced or sent state: accepted, or the reason for a refusal."""
 
     refused: str = ""
 
 
 def pair(patience_s: float = PATIENCE_S) -> tuple[socket.socket, socket.socket]:
-    """Both ends of a connection over loopback. No port stays open, and whoever else called at it was sent away."""
+    """Both ends of a loopback connection. No port stays open, and connections from any other caller are closed."""
     with socket.create_server((LOOPBACK, 0)) as door:
         near = socket.create_connection(door.getsockname(), PATIENCE_S)
         while True:
@@ -91,15 +91,15 @@ def ready(peer: socket.socket, patience_s: float = PATIENCE_S) -> socket.socket:
 
 
 def send(peer: socket.socket, header: msgspec.Struct) -> None:
-    """A header. Raises StudyError where the peer is gone, or takes nothing any more."""
+    """Send a header. Raises StudyError if the peer is gone or no longer accepts data."""
     told = msgspec.json.encode(header)
     _give(peer, PREFIX.pack(MAGIC, VERSION, len(told)) + told)
 
 
 def push(peer: socket.socket, data: np.ndarray, bps: int = 0) -> None:
-    """The bytes that a header announced, at most `bps` bits per second (0: as fast as it goes).
+    """Send the bytes that a header announced, at most `bps` bits per second (0: unlimited).
 
-    A piece goes out when a link of this speed would have carried its last bit. Raises StudyError as `send` does.
+    A piece is sent when a link of this speed would have delivered its last bit. Raises StudyError as `send` does.
     """
     start, left = clock(), data.data.cast("B")
     for at in range(0, len(left), PIECE):
@@ -114,16 +114,16 @@ def _give(peer: socket.socket, data: bytes | memoryview) -> None:
     try:
         peer.sendall(data)
     except OSError as error:
-        raise StudyError("the peer", f"takes nothing any more ({error})", "start it again") from error
+        raise StudyError("the peer", f"no longer accepts data ({error})", "start it again") from error
 
 
 def offer(peer: socket.socket, told: State, data: np.ndarray, bps: int = 0) -> None:
-    """Announce a state, send it when the peer wants it, and hear that it took it.
+    """Announce a state, send it once the peer accepts, and wait for its confirmation.
 
     Raises
     ------
     StudyError
-        The peer refuses the state, before or after it came, or is gone.
+        The peer refuses the state, before or after the transfer, or is gone.
 
     """
     send(peer, told)
@@ -138,12 +138,12 @@ def _accepted(peer: socket.socket) -> None:
 
 
 def receive(peer: socket.socket, kind: type[Message]) -> Message:
-    """The next header.
+    """Receive the next header, of the given kind.
 
     Raises
     ------
     StudyError
-        It is not this protocol's, is longer than a header may be, or says something else than asked for; the peer is
+        The header is of another protocol, too long, or not of this kind; or the peer is
         gone or silent.
 
     """
@@ -159,7 +159,7 @@ def receive(peer: socket.socket, kind: type[Message]) -> Message:
 
 
 def take(peer: socket.socket, n_bytes: int) -> np.ndarray:
-    """Just so many bytes, (n_bytes,) uint8; StudyError where the peer ends or stays silent before."""
+    """Receive exactly `n_bytes` bytes, (n_bytes,) uint8; StudyError if the peer ends or falls silent before."""
     data = np.empty(n_bytes, np.uint8)
     left = data.data
     while left:
@@ -176,16 +176,16 @@ def take(peer: socket.socket, n_bytes: int) -> np.ndarray:
 
 
 def digest(data: np.ndarray) -> str:
-    """SHA-256 of some bytes, 64 hex digits."""
+    """SHA-256 of an array's bytes, 64 hex digits."""
     return hashlib.sha256(data.data).hexdigest()
 
 
 def check(told: State, own: Origin, room: int, most_bytes: int, n_vocab: int, n_requests: int) -> None:
-    """StudyError for a state that this context must not take: of another origin, too long, or of an impossible size.
+    """StudyError for a state that this context must not load: of another origin, too long, or of an impossible size.
 
-    Nor for a token that is none of its vocabulary, or a request that nobody made.
+    Also for a token outside of its vocabulary, or an unknown request.
 
-    Nothing has been allocated or read of it yet.
+    None of it has been allocated or read yet.
     """
     for name in Origin.__struct_fields__:
         theirs, ours = getattr(told.origin, name), getattr(own, name)
@@ -201,6 +201,6 @@ def check(told: State, own: Origin, room: int, most_bytes: int, n_vocab: int, n_
 
 
 def verify(told: State, data: np.ndarray) -> None:
-    """StudyError for bytes that are not those that the sender hashed."""
+    """StudyError for bytes that differ from those that the sender hashed."""
     if digest(data) != told.sha256:
         raise StudyError("the state", "is not what was sent: its SHA-256 differs", AGAIN)

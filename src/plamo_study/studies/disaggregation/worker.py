@@ -1,4 +1,4 @@
-"""The process that the cells of this study run in: the one that receives, and starts the one that sends."""
+"""The process that runs the cells of this study: the receiver, which starts the sender."""
 
 from plamo_study.measure import worker
 from plamo_study.studies.disaggregation import service, shipment

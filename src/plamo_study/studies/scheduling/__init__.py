@@ -1,1 +1,1 @@
-"""Notebook 10: who is served when, by policy: a simulator, and the engine that says how wrong it is."""
+"""Notebook 10: scheduling policies: a simulator, and the engine that shows how wrong it is."""

@@ -1,9 +1,9 @@
-"""Predicted against live: how far off the clock is, by policy and load, and whether it picks what the engine confirms.
+"""Predictions against live loads: how far off the simulator is, and whether it picks a policy that the engine confirms.
 
-Every load is predicted from the others, in three ways (WAYS): by the simulation, by what was measured at the nearest of
-them, and by queueing theory. Each is asked twice: without knowing how fast the machine would be, and told the pace of
-each process (PACED), because a virtual machine has several. Frames in, estimates out. A process is one number. The
-simulation serves the same requests at the same times as the engine.
+Every load is predicted from the others by three methods (WAYS): simulation, the measurement at the nearest load, and
+queueing theory. Each predicts twice: without the speed of the machine, and given the pace of each process (PACED),
+because a virtual machine's pace varies. Frames in, estimates out. A process is one number. The simulation serves the
+same requests at the same times as the engine.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,19 +35,19 @@ WAYS = ("simulation", "nearest load", "theory")
 PACED = {f"{way}, paced": way for way in WAYS}
 PROCESS = ["model", "rule", "per_second", "block"]
 PREDICTED = ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p95", "ttft_p99", "itl_p50", "itl_p90", "itl_p95", "itl_p99")
-SEEDS, ASKED = 5, 4000  # simulations of one load, of which the middle counts: so many, or of so many requests in all
-LIMIT = 0.15  # how far off a prediction may be before it is called unusable
+SEEDS, ASKED = 5, 4000  # simulations of one load, whose median counts: at least SEEDS, and ASKED requests in all
+LIMIT = 0.15  # largest error of a usable prediction
 MISSING = "plamo-study measure 10-scheduling"
-IDLE = (0.0, 0.005, AWAKE_S, 0.02, 0.08)  # s: classes of idleness, each up to the next
+IDLE = (0.0, 0.005, AWAKE_S, 0.02, 0.08)  # s: lower bounds of the classes of idle time
 Seconds = Callable[[int], float]  # by tokens
 
 
 def figures(
     ttft: np.ndarray, tpot: np.ndarray, gaps: tuple[np.ndarray, np.ndarray], rate: tuple[int, float], load: Load
 ) -> dict[str, float]:
-    """METRICS of one load: `waits`; tokens a second; and the share of requests served within what the load says.
+    """METRICS of one load: `waits`, tokens per second, and the share of requests served within the load's limits.
 
-    `ttft`, `tpot`: seconds to the first token and, in the mean, for each further one, by request; `gaps`: seconds and
+    `ttft`, `tpot`: seconds to the first token and mean seconds per further one, by request; `gaps`: seconds and
     how many waited; `rate`: tokens written, and seconds from the first arrival to the last token.
     """
     well = float(in_time(ttft, tpot, load.within).mean())
@@ -57,7 +57,7 @@ def figures(
 def waits(ttft: np.ndarray, gaps: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
     """Means and QUANTILES (s) of first tokens, by request, and of gaps, each counted for those who waited.
 
-    A percentile that there are too few for (`stats.NEEDED`) is NaN.
+    A percentile with too few values (`stats.NEEDED`) is NaN.
     """
     found: dict[str, float] = {}
     for what, values, weights in (("ttft", ttft, np.ones(len(ttft))), ("itl", *gaps)):
@@ -69,12 +69,12 @@ def waits(ttft: np.ndarray, gaps: tuple[np.ndarray, np.ndarray]) -> dict[str, fl
 
 
 def in_time(ttft: np.ndarray, tpot: np.ndarray, within: tuple[float, float]) -> np.ndarray:
-    """Which requests were served within what a load says."""
+    """Whether each request was served within the load's limits, (n,) bool."""
     return (ttft <= within[0]) & (tpot <= within[1])  # type: ignore[no-any-return] # an array
 
 
 def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
-    """METRICS of a simulation; `arrives`: when requests arrived, where the load's own times are later ones."""
+    """METRICS of a simulation; `arrives`: the original arrival times (s), if the load's own are later."""
     asked = arrives or served.load.arrives
     rate = served.written, float(served.finish.max()) - asked[0]
     return figures(served.first - np.asarray(asked), served.tpot, (served.gaps, served.weights), rate, served.load)
@@ -82,13 +82,13 @@ def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, f
 
 @once_a_frame
 def live(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process of traffic: LOADED, `block`, METRICS and `busy`, the share of the time that the engine computed
-    (NaN where its calls are not known). Disturbed ones only of a model that has no others."""
+    """One row per process of traffic: LOADED, `block`, METRICS and `busy`, the share of time that the engine computed
+    (NaN if its calls are unknown). Disturbed processes are used only for a model without others."""
     return _taken(_judged(traffic_of(usable(rows))))
 
 
 def measures(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same, a line a process and metric, as `estimate` and `compare` take it: LOADED, `block`, `machine`, `metric`
+    """`live` with one row per process and metric, for `estimate` and `compare`: LOADED, `block`, `machine`, `metric`
     (of METRICS, or "busy") and `value` (s, tokens a second, or a share)."""
     taken = live(rows).drop_duplicates([*LOADED, "block"], keep="last")
     return taken.melt([*LOADED, "block", "machine"], ["busy", *METRICS], "metric").dropna(subset="value")
@@ -115,7 +115,7 @@ def _judged(used: pd.DataFrame) -> pd.DataFrame:
 
 
 def unjudged(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
-    """Model, load and policy of the cells whose every process something disturbed, where a model has others."""
+    """Model, load and policy of the cells whose processes were all disturbed, where the model has undisturbed ones."""
     used = traffic_of(usable(rows))
     names = ["model", "per_second", "label"]
     kept = set(map(tuple, _judged(used)[names].to_numpy().tolist()))
@@ -129,7 +129,7 @@ def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def typical(rows: pd.DataFrame) -> Load:
-    """The requests that the loads of these rows consist of, at which policies are compared."""
+    """Requests of the loads at which policies are compared."""
     used = traffic_of(usable(rows))
     compared_at = used[used["per_second"].isin(loads(rows))]
     return load_of(next((compared_at if len(compared_at) else used).itertuples()))
@@ -137,7 +137,7 @@ def typical(rows: pd.DataFrame) -> Load:
 
 @once_a_frame
 def loads(rows: pd.DataFrame) -> tuple[float, ...]:
-    """The loads at which several policies were measured, each of which is predicted from the others."""
+    """Loads (1/s) at which several policies were measured; each is predicted from the others."""
     policies_at = traffic_of(usable(rows)).groupby("per_second")["label"].nunique()
     return tuple(sorted(policies_at[policies_at > 1].index))
 
@@ -156,7 +156,7 @@ def _models(own: pd.DataFrame, rows: pd.DataFrame) -> dict[str, StepModel]:
 
 
 def _same(other: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
-    """Calls of another study that were made on the machine and at the scale of this one."""
+    """Calls of another study on the same machine and at the same scale."""
     return other[other["machine"].isin(set(own["machine"])) & other["scale"].isin(set(own["scale"]))]
 
 
@@ -166,7 +166,7 @@ def _command(rows: pd.DataFrame) -> str:
 
 @once_a_frame
 def fitted(rows: pd.DataFrame, without: float = 0.0) -> dict[str, StepModel]:
-    """A step model for each model: of calls measured alone, and of traffic at all `loads` but that one."""
+    """Step model by model: fitted on calls measured alone, and on traffic at all `loads` except `without`."""
     found = observed.calls(rows)
     known = found["per_second"].isin(set(loads(rows)) - {without})
     own = pd.concat([observed.parts_of(found), found[(found["workload"] == "traffic") & known]])
@@ -175,8 +175,8 @@ def fitted(rows: pd.DataFrame, without: float = 0.0) -> dict[str, StepModel]:
 
 @once_a_frame
 def paced(rows: pd.DataFrame, without: float = 0.0) -> tuple[dict[str, StepModel], pd.Series]:
-    """Each process's pace by PROCESS, the seconds of its calls over what `fitted` says of them; and step models of the
-    calls that each was fitted on, divided by the pace of their process."""
+    """Step models by model, and each process's pace by PROCESS: the seconds of its calls over those that `fitted`
+    predicts. The models are fitted on the same calls, divided by the pace of their process."""
     found, known = observed.calls(rows), fitted(rows, without)
     found = found[found["n_threads"] == found["n_threads"].max()]
     said = [
@@ -194,7 +194,7 @@ def paced(rows: pd.DataFrame, without: float = 0.0) -> tuple[dict[str, StepModel
 
 @once_a_frame
 def half(rows: pd.DataFrame) -> dict[str, StepModel]:
-    """The same of the parts with half of the threads; none where there is but one."""
+    """Step models of the parts with half of the threads; empty if there is only one thread."""
     found = observed.calls(rows)
     if found["n_threads"].nunique() < 2:
         return {}
@@ -204,14 +204,14 @@ def half(rows: pd.DataFrame) -> dict[str, StepModel]:
 
 @once_a_frame
 def with_threads(rows: pd.DataFrame, n_threads: int) -> dict[str, StepModel]:
-    """A step model for each model of which the parts were measured with so many threads."""
+    """Step model by model, of the parts that were measured with `n_threads` threads."""
     own = observed.parts_of(observed.calls(rows))
     return _models(own[own["n_threads"] == n_threads], rows)
 
 
 def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
-    """What a fit on another study's rows says of the calls of traffic here: `model`, `kind`, `calls`, `refused` (those
-    outside of what was measured there) and `ratio`, measured over said, by process."""
+    """Predictions of this traffic's calls by a fit on another study: `model`, `kind`, `calls`, `refused` (calls
+    outside its measured range) and `ratio`, measured over predicted, by process."""
     own = observed.calls(rows)
     own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS) & (own["idle"] < AWAKE_S)]  # NaN: neither
     foreign = _same(observed.calls(other), own)
@@ -235,8 +235,8 @@ def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
 
 @once_a_frame
 def after_idle(rows: pd.DataFrame) -> pd.DataFrame:
-    """What the first call of a prompt takes beyond the fit, by how long nothing had been computed: `model`, `idle` (one
-    of IDLE), `calls`, `more` (s, in the middle) and `more_p90`, over processes."""
+    """Extra time of a prompt's first call over the fit, by idle time before it: `model`, `idle` (one
+    of IDLE), `calls`, `more` (s, median) and `more_p90` (s), over processes."""
     own = observed.calls(rows)
     own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS) & (own["decoding"] == 0) & (own["before"] == 0)]
     known, entries = fitted(rows), []
@@ -258,13 +258,13 @@ def _said(known: StepModel, call: list[int]) -> float:
 
 
 def simulated(load: Load, rule: str, model: StepModel, slots: int, simulations: int = 0) -> dict[str, float]:
-    """METRICS of a load by a policy: the middle of so many simulations; 0: of `seeds`."""
+    """METRICS of a load by a policy: the median of `simulations` simulations, or of `seeds` if 0."""
     seen = range(simulations or seeds(load))
     return _middle([of_served(serve(load, policies.named(rule), Simulated(model, n), slots)) for n in seen])
 
 
 def seeds(load: Load) -> int:
-    """Simulations of a load: the fewer requests it has, the more of its 99th percentile is luck."""
+    """Number of simulations of a load: with fewer requests, more of its 99th percentile is chance."""
     return max(SEEDS, -(-ASKED // len(load)))
 
 
@@ -274,12 +274,12 @@ def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
 
 @once_a_frame
 def predictions(rows: pd.DataFrame) -> pd.DataFrame:
-    """What each of WAYS and PACED says of a load that it does not know, a line a model, load, policy, METRICS and way.
+    """Predictions of each load without its own data, one row per model, load, policy, metric of METRICS and `way`.
 
-    Theory is not asked about the split engine, which is two servers one behind the other, and nothing is paced whose
-    calls are not known. `asked`: "between" loads that are known, or "beyond" them. `predicted`; `measured`, over
-    processes; `ratio`, the first over the second, None where either is missing. `refused`: why the simulation did not
-    answer.
+    Theory does not cover the split engine, which is two servers in series, and nothing is paced whose
+    calls are unknown. `asked`: whether the load is "between" known ones or "beyond" them. `predicted`; `measured`, over
+    processes; `ratio`, predicted over measured, None if either is missing. `refused`: why the simulation gave
+    no prediction.
     """
     entries = []
     used = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
@@ -302,19 +302,19 @@ def predictions(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _asked(per_second: float, known: set[float]) -> str:
-    """Whether a load lies between others that are known, or beyond them."""
+    """Whether a load is "between" known ones or "beyond" them, or "none known"."""
     if not known:
         return "none known"
     return "between" if min(known) < per_second < max(known) else "beyond"
 
 
 def _unknown(row: Any, rows: pd.DataFrame) -> float:
-    """The load that nothing may be fitted on when this one is predicted; 0 for one that nothing is fitted on anyway."""
+    """The load (1/s) to exclude from fits when this one is predicted; 0 for a load that no fit uses."""
     return float(row.per_second) if row.per_second in loads(rows) else 0.0
 
 
 def nearest(others: pd.DataFrame, per_second: float) -> dict[str, pd.Series]:
-    """METRICS by block at that one of some loads which is nearest, and its rate; nothing where there is none."""
+    """METRICS by block at the nearest of the other loads, and its rate; empty if there is none."""
     if others.empty:
         return {}
     at = min(set(others["per_second"]), key=lambda each: (abs(each - per_second), each))
@@ -323,7 +323,7 @@ def nearest(others: pd.DataFrame, per_second: float) -> dict[str, pd.Series]:
 
 
 def _simulated(rows: pd.DataFrame, row: Any) -> tuple[dict[str, Any], str]:
-    """What the simulation says of a load without knowing it, or nothing and why."""
+    """The simulation's prediction of a load without its data; empty with the reason if it refuses."""
     load, without = load_of(row), _unknown(row, rows)
     try:
         if row.label == SPLIT:
@@ -340,7 +340,7 @@ def _theory(rows: pd.DataFrame, row: Any) -> dict[str, Any]:
 
 
 def _paced(rows: pd.DataFrame, row: Any, others: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """What each way says of a load that it knows nothing of but the pace of every process, by block."""
+    """Prediction by each method of a load, by block, given nothing of the load but the pace of each process."""
     known, pace = paced(rows, _unknown(row, rows))
     if (row.model, row.label, row.per_second) not in pace.index.droplevel("block"):
         return {}
@@ -362,11 +362,11 @@ def _paced(rows: pd.DataFrame, row: Any, others: pd.DataFrame) -> dict[str, dict
 
 
 def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: int) -> dict[str, float]:
-    """`ttft_*` and `well` of a load by Pollaczek and Khinchine: one server that is busy for a request's whole work.
+    """`ttft_*` (s) and `well` of a load by Pollaczek and Khinchine: one server, busy for each request's whole work.
 
-    The work: its prompt in the policy's chunks, and its answer's share of steps, alone where the policy serves one at a
-    time, else of all slots. A first token waits and is read. The mean wait is exact for such a server; percentiles take
-    waits for exponential, but for the requests that find nobody there. Nothing where the load is more than it can take.
+    The work: its prompt in the policy's chunks, and its answer's share of steps: steps of one sequence for the policy
+    "one at a time", else of all slots. A first token's time is wait plus prefill. The mean wait is exact for such a
+    server; percentiles assume exponential waits of those who wait. Empty if the load exceeds the capacity.
     """
     size, together = policies.chunk(rule), 1 if rule == "one at a time" else slots
     reading = np.array([_reading(model, n, size) for n in load.prompt])
@@ -389,7 +389,7 @@ def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: in
 
 
 def _reading(model: StepModel, n: int, size: int) -> float:
-    """Seconds that a prompt of so many tokens takes in chunks of a size, in the mean over calls."""
+    """Mean seconds to read a prompt of `n` tokens in chunks of `size`."""
     chunks = [(min(size, n - before), before) for before in range(0, n, size)]
     return sum(model.seconds(0, 0, *chunk) for chunk in chunks) * float(np.mean(model.factors["chunk"]))
 
@@ -401,11 +401,11 @@ def _known(halves: dict[str, StepModel], model: str, rows: pd.DataFrame) -> Step
 
 
 def shipping(rows: pd.DataFrame, model: str, without: float = 0.0) -> tuple[Seconds, Seconds]:
-    """Seconds of moving a state by its tokens: saved, checked and sent, which keeps the sender; loaded, which keeps the
-    receiver. The medians of the shipments at all loads but that one, between the lengths that were shipped by a
-    straight line, beyond them the nearest.
+    """Seconds to move a state, by its tokens: to save, check and send it, which occupies the sender; to load it, which
+    occupies the receiver. Medians of the shipments at all loads except `without`, interpolated linearly between the
+    shipped lengths, and constant beyond them.
 
-    Raises StudyError where nothing was shipped at those loads.
+    Raises StudyError if nothing was shipped at those loads.
     """
     used = traffic_of(usable(rows))
     used = used[(used["label"] == SPLIT) & (used["model"] == model)]
@@ -426,7 +426,7 @@ def _between(by_tokens: pd.Series) -> Seconds:
 
 
 def _held_against(said: Any, taken: pd.Series) -> dict[str, Any]:
-    """A prediction, one number or one by block, beside what processes measured, by block."""
+    """A prediction, one number or one per block, beside the measured values by block."""
     measured = stats.median(taken.tolist())
     if said is None:
         return {"predicted": stats.NAN, "measured": measured, "ratio": None}
@@ -435,17 +435,17 @@ def _held_against(said: Any, taken: pd.Series) -> dict[str, Any]:
     said = said.astype(float)
     entry: dict[str, Any] = {"predicted": float(said.median()), "measured": measured}
     both = pd.concat([said, taken], axis=1, join="inner").to_numpy()
-    known = len(both) and (both > 0).all()  # nobody may have been served in time; a percentile may be missing
+    known = len(both) and (both > 0).all()  # `well` may be 0; a percentile may be missing
     return entry | {"ratio": stats.ratio(both[:, 0].tolist(), both[:, 1].tolist()) if known else None}
 
 
 @once_a_frame
 def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
     """The same requests served by llama-server, and its rule simulated with as many threads: `model`, `per_second`,
-    METRICS, each with `NAME_WAY`, predicted over measured, for every way, and `http` (s), what a request takes that
-    asks for nothing.
+    METRICS, each with `NAME_WAY`, predicted over measured, for every way, and `http` (s), the time of an empty
+    request.
 
-    The rule is that of the policy "shared", but for prompts that arrive together: the server reads them in one call.
+    The rule is that of the policy "shared", except that the server reads prompts that arrive together in one call.
     """
     used = usable(rows)
     used = used[(used["workload"] == "traffic") & (used["label"] == SERVER) & (used["status"] == "ok")]
@@ -473,13 +473,13 @@ def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def tails(rows: pd.DataFrame) -> dict[str, str]:
-    """The highest percentile of first tokens, and of gaps, that every load has requests enough for."""
+    """Highest percentile of first tokens and of gaps for which every load has enough requests, as METRICS."""
     known = live(rows)[METRICS].notna().all()
     return {what: next(f"{what}_{q}" for q in reversed(QUANTILES) if known[f"{what}_{q}"]) for what in ("ttft", "itl")}
 
 
 def aims(rows: pd.DataFrame) -> tuple[str, str]:
-    """What a policy is picked for, the least of each: P90 of first tokens where it is known, and the gaps' tail."""
+    """Metrics that a policy should minimize: P90 of first tokens, or a lower one if unknown, and the gaps' tail."""
     known = tails(rows)
     return min(known["ttft"], "ttft_p90"), known["itl"]
 
@@ -487,7 +487,7 @@ def aims(rows: pd.DataFrame) -> tuple[str, str]:
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
     """The `predictions` of the loads at which policies are compared, where the simulation answered.
 
-    All ways are judged on the same loads: where it refuses, nobody is judged.
+    All ways are judged on the same loads: those that the simulation predicts.
     """
     found = predictions(rows)
     answered = found.groupby(LOADED)["refused"].transform("max") == ""
@@ -495,15 +495,15 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def refused(rows: pd.DataFrame) -> list[str]:
-    """Why the simulation did not answer, each reason once."""
+    """Reasons why the simulation refused a prediction, each once."""
     found = predictions(rows)["refused"]
     return sorted(set(found[found != ""]))
 
 
 def accuracy(found: pd.DataFrame, by: Sequence[str] = ("metric", "way"), limit: float = LIMIT) -> pd.DataFrame:
-    """How far off `compared` predictions are: `by`, `asked_of` (how many), `answered`, `within` (how many are at most
-    `limit` off), `middle` (the median of how far off the answered ones are, a share) and `worst`, the ratio furthest
-    from 1, whose interval knows that it was chosen."""
+    """Errors of `compared` predictions: `by`, `asked_of` (number asked for), `answered`, `within` (number at most
+    `limit` off), `middle` (median relative error of the answered ones) and `worst`, the ratio furthest
+    from 1, with an interval corrected for the selection."""
     entries = []
     for key, group in found.groupby(list(by), sort=False):
         known = [ratio for ratio in group["ratio"] if ratio is not None]
@@ -517,9 +517,9 @@ def accuracy(found: pd.DataFrame, by: Sequence[str] = ("metric", "way"), limit: 
 
 
 def picks(rows: pd.DataFrame) -> pd.DataFrame:
-    """What each way would pick at each load, by what it is picked for: `rule`, `best` (of the live engine), `ratio`,
-    live, of the one over the other, `confirmed` (the same, or not shown to be worse), and `chance`, the share of the
-    policies of which that is so. A way that says nothing of a quantity picks nothing."""
+    """Policy that each way picks at each load and metric: `rule`, `best` (on the live engine), `ratio`, live, of the
+    pick over the best, `confirmed` (the same, or not shown to be worse), and `chance`, the share of policies
+    that would be confirmed. A way without a prediction of the metric picks nothing."""
     entries = []
     taken = live(rows).drop_duplicates([*LOADED, "block"], keep="last").set_index("block")
     every = compared(rows)
@@ -544,8 +544,8 @@ def picks(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def alone(rows: pd.DataFrame) -> pd.DataFrame:
-    """One machine by itself, at loads that no way knows, a line a process: its `pace`, the share of requests served in
-    time, as `measured`, as each of WAYS says who do not know the pace, and `paced`, as the simulation that does."""
+    """One machine at loads that no way knows, one row per process: its `pace`, and the share of requests served in
+    time, `measured`, predicted by each of WAYS without the pace, and `paced`, simulated with it."""
     entries = []
     found = predictions(rows)
     found = found[(found["metric"] == "well") & ~found["per_second"].isin(loads(rows))]
@@ -573,7 +573,7 @@ FINE = 1500  # requests of a simulation over loads
 
 
 def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load:
-    """Requests of a load's lengths, over and over in an order of their own, so many a second."""
+    """`n` requests with a load's lengths, drawn at random, at `per_second` requests a second (Poisson)."""
     rng = np.random.default_rng([n, round(per_second * 1000), seed])
     which = rng.integers(0, len(load), n)
     arrives = since_first(rng.exponential(1 / per_second, n))
@@ -597,8 +597,8 @@ def over_loads(
 def over_memory(
     load: Load, rule: str, model: StepModel, slots: int, per_second: float, rooms: Iterable[int]
 ) -> pd.DataFrame:
-    """A policy at one rate by memory and by what is done when it is full: `room` (tokens), `full` ("wait", "recompute"
-    or "save"), `preempted` and METRICS. A state is loaded and saved as fast as a sequence moves."""
+    """A policy at one rate, by memory size and action when it is full: `room` (tokens), `full` ("wait", "recompute"
+    or "save the state"), `preempted` and METRICS. A state is loaded and saved as fast as a sequence moves."""
     entries = []
     asked = at_rate(load, per_second)
     for room in rooms:
@@ -610,13 +610,13 @@ def over_memory(
 
 
 class Receiver(Simulated):
-    """A machine to which states come that were read elsewhere: of a prompt it only loads the state."""
+    """A machine that receives states from another one: instead of reading a prompt it only loads its state."""
 
     def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
-        """The time after a call."""
+        """The time after a call (s)."""
         if chunk:
             self.now += self.loads(chunk)
-            self._slept = False  # what waking takes was measured of prompts
+            self._slept = False  # wake-up times were measured on prompts
             return self.now
         return super().call(decoding, step, keys, reading, 0, 0)
 
@@ -624,10 +624,10 @@ class Receiver(Simulated):
 def disaggregated(
     load: Load, model: StepModel, slots: int, moves: tuple[Seconds, Seconds], simulations: int = 0
 ) -> dict[str, float]:
-    """METRICS of a load that one machine reads and another answers; `model` is each one's, half of a shared one's.
+    """METRICS of a load that one machine prefills and another decodes; `model` is each one's, half of a shared machine.
 
-    `moves`: seconds that the state of so many tokens keeps the sender, and the receiver, as `shipping` tells. What
-    lies between these is left out: sockets, and processes that wake. `simulations`: 0 for `seeds` of the load.
+    `moves`: seconds by tokens that a state occupies the sender and the receiver, as in `shipping`. The time
+    between them is left out: sockets, and processes that wake. `simulations`: 0 for `seeds` of the load.
     """
     ships, loads = moves
     runs = []
@@ -639,9 +639,9 @@ def disaggregated(
 
 
 def capacity(load: Load, model: StepModel, slots: int) -> float:
-    """Requests a second that a machine takes at most with whole prompts and full slots: λ (t_p + o t_b / b) < 1.
+    """Most requests a second of a machine with whole prompts and full slots: λ (t_p + o t_b / b) < 1.
 
-    `t_p`: a prompt of the load, in the mean; `o`: tokens of an answer, in the mean; `t_b`: a step of all `b` slots.
+    `t_p`: mean seconds of a prompt; `o`: mean tokens of an answer; `t_b`: seconds of a step of all `b` slots.
     """
     read = float(np.mean([model.seconds(0, 0, n, 0) for n in load.prompt]))
     held = int(np.mean(load.prompt) + np.mean(load.output) / 2)
@@ -650,8 +650,8 @@ def capacity(load: Load, model: StepModel, slots: int) -> float:
 
 
 def needed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Machines that a load needs, over those that just keep up, by simulation: `model`, `pattern`, `balance`,
-    `n_machines`, `needed` (over repetitions; infinite where not even the most that was tried is enough), and of those
+    """Machines that a load needs, relative to those that just keep up, by simulation: `model`, `pattern`, `balance`,
+    `n_machines`, `needed` (over repetitions; infinite if even the most that was tried is not enough), and of those
     machines `well`, `ttft_p99` and `itl_p99` (s)."""
     entries = []
     names = ["well", "ttft_p99", "itl_p99"]

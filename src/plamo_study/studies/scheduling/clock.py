@@ -1,6 +1,6 @@
-"""A simulated machine: the clock that a step model drives. And how requests are shared out among several.
+"""A simulated machine, whose clock a step model drives, and methods to share requests out among several machines.
 
-Deterministic by seed: the same load, policy, model and seed give the same times in every bit.
+Deterministic by seed: the same load, policy, model and seed give bit-identical times.
 """
 
 import heapq
@@ -16,12 +16,12 @@ STEADY = dict.fromkeys(("step", "chunk", "both"), [1.0] * DRAWN)
 
 
 class Simulated:
-    """A machine whose calls take what a step model says, times a residual drawn from those of its fit, in stretches.
+    """A machine whose calls take the step model's time, multiplied by residuals drawn from its fit in stretches.
 
-    The first call after idleness takes what the model says and what waking took when it was measured.
+    The first call after an idle time takes the model's time plus a measured wake-up time.
 
-    `noisy`: whether any of this is drawn at all. `loads`: seconds to put a state of so many tokens into a sequence, and
-    to save one.
+    `noisy`: whether residuals and wake-ups are drawn at all. `loads`: seconds to load a state of a given number of
+    tokens into a sequence, or to save it.
     """
 
     def __init__(
@@ -31,19 +31,19 @@ class Simulated:
         drawn = model.drawn if noisy else STEADY
         self._step, self._chunk, self._both = (drawn[name] for name in ("step", "chunk", "both"))
         self._wakings, self._slept = model.wakings if noisy else [], False
-        self._next = int(np.random.default_rng(seed).integers(DRAWN))  # where in them it begins
+        self._next = int(np.random.default_rng(seed).integers(DRAWN))  # where in the residuals it begins
         self._chunks: dict[tuple[int, int], float] = {}
         self._low, self._high = model.range.decoding
         self._constants, self._per_key, self._held = model.step, model.per_key, model.range.held
 
     def wait(self, until: float) -> float:
-        """Idle until then; the time."""
+        """Idle until the time `until` (s); the time then."""
         self._slept = bool(self._wakings) and until - self.now >= AWAKE_S
         self.now = until
         return until
 
     def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
-        """The time after a call; StudyError for one outside of what the model was fitted on."""
+        """The time after a call (s); StudyError for a call outside the range that the model was fitted on."""
         n = self._next = (self._next + 1) & (DRAWN - 1)
         many = len(decoding) if step else 0
         if self._slept:
@@ -53,7 +53,7 @@ class Simulated:
             if self._low <= many <= self._high and keys <= many * self._held:
                 self.now += (self._constants[many - self._low] + self._per_key * keys) * self._step[n]
             else:
-                self.model.seconds(many, keys, 0, 0)  # says what is missing
+                self.model.seconds(many, keys, 0, 0)  # raises the error that names what is missing
         elif many:
             self.now += self.model.seconds(many, keys, chunk, before) * self._both[n]
         else:
@@ -64,7 +64,7 @@ class Simulated:
         return self.now
 
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
-        """The time after others moved up: those at the end, and the one being read."""
+        """The time after a sequence left and others moved up: the last one, and the one being read."""
         self.now += self.model.moving * ((slot < len(decoding) - 1) + (reading >= 0))
         return self.now
 
@@ -80,20 +80,20 @@ class Simulated:
 
 
 def chosen(load: Load, which: Sequence[int]) -> Load:
-    """Some requests of a load."""
+    """The requests of a load with the given indices."""
     arrives = [load.arrives[n] for n in which]
     return Load(arrives, [load.prompt[n] for n in which], [load.output[n] for n in which], load.within)
 
 
 def round_robin(load: Load, n: int) -> list[range]:
-    """Every n-th request to the same machine: the numbers of the requests of each."""
+    """Indices of each machine's requests if every n-th request goes to the same machine."""
     return [range(first, len(load), n) for first in range(n)]
 
 
 def least_work(load: Load, n: int, work: Sequence[float]) -> list[list[int]]:
-    """Each request to the machine that is done first with what it has, by the `work` (s) of each request alone.
+    """Indices of each machine's requests if each goes to the one that finishes its queue first, by `work` (s).
 
-    The numbers of the requests of each. Where machines serve one request at a time and the work is exact, this is one
+    `work`: of each request alone. Where machines serve one request at a time and the work is exact, this is one
     queue before n servers.
     """
     free = [(0.0, machine) for machine in range(n)]
@@ -106,8 +106,8 @@ def least_work(load: Load, n: int, work: Sequence[float]) -> list[list[int]]:
 
 
 def read_elsewhere(load: Load, model: StepModel, ships: Callable[[int], float], seed: int = 0) -> Load:
-    """The same requests as they reach the side that answers: read one after the other on another machine, whole, each
-    shipped in `ships(tokens)` seconds before the next is read, as notebook 09's sender does.
+    """The same requests as they reach the decoding machine. Another machine prefills each prompt whole, one at a time,
+    and ships it in `ships(tokens)` seconds before it reads the next, as notebook 09's sender does.
     """
     machine, now, there = Simulated(model, seed), 0.0, []
     for arrives, prompt in zip(load.arrives, load.prompt, strict=True):

@@ -1,6 +1,6 @@
-"""What theory says about queues, to hold the clock against. Rates per second, times in seconds.
+"""Closed formulas of queueing theory, to check the simulator against. Rates per second, times in seconds.
 
-Every function gives the mean time that a request waits before it is served, in a steady state.
+The queue functions give the mean wait of a request before its service, in a steady state.
 """
 
 from math import factorial
@@ -20,7 +20,7 @@ def mm1(arrivals: float, mean: float) -> float:
 
 
 def md1(arrivals: float, mean: float) -> float:
-    """One server, constant service times: half of that."""
+    """One server, constant service times: half the wait of `mm1`."""
     return mg1(arrivals, mean, mean**2)
 
 
@@ -40,15 +40,15 @@ def em1(arrivals: float, mean: float, phases: int) -> float:
 
 
 def exponential_wait(seconds: np.ndarray, wait: float, busy: float) -> np.ndarray:
-    """The share of requests that wait at most so long at one server, if those who wait do so exponentially.
+    """Share of requests that wait at most `seconds` at one server, if waits are exponential; shape of `seconds`.
 
-    `wait`: in the mean over all; `busy`: the share of the time that the server is, and so of the requests that wait.
+    `wait`: mean over all requests; `busy`: share of the time that the server is busy, and so of requests that wait.
     Exact for exponential service times: 1 - ρ exp(-ρ t / W).
     """
     return np.where(seconds < 0, 0.0, 1 - busy * np.exp(-busy * np.maximum(seconds, 0) / wait))
 
 
 def standard_error(values: np.ndarray, batches: int = 50) -> float:
-    """Of the mean of values that depend on one another: from the means of stretches (batch means)."""
+    """Standard error of the mean of correlated values, from the means of `batches` stretches (batch means)."""
     means = [part.mean() for part in np.array_split(values, batches)]
     return float(np.std(means, ddof=1) / batches**0.5)

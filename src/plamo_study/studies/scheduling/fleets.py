@@ -1,8 +1,8 @@
-"""How many machines a load needs: days of requests shared out among simulated ones, whose calls were measured.
+"""Number of machines that a load needs: days of requests shared out among simulated machines with measured calls.
 
-Once requests are shared out, machines know nothing of one another. So all requests are shared out among all machines,
-and only some of these, drawn at random, are simulated: what they do, the others do in the mean. Ten thousand machines
-cost little more than one.
+Once requests are shared out, machines are independent. So all requests are shared out among all machines, but only a
+random sample of the machines is simulated and represents the others. Ten thousand machines cost little more than
+one.
 """
 
 import time
@@ -24,22 +24,22 @@ from plamo_study.studies.scheduling.fleets_plan import CALLS, WELL, digest
 from plamo_study.studies.scheduling.loop import Load, Served, serve
 from plamo_study.studies.scheduling.steps import StepModel
 
-SAMPLE = 40  # machines' days that are simulated of every load
-MOST, HALVINGS = 64.0, 7  # times as many machines as just keep up: the most that is tried; steps of the search
+SAMPLE = 40  # machine-days simulated of every load
+MOST, HALVINGS = 64.0, 7  # most machines tried, relative to those that just keep up; steps of the search
 Figures = dict[str, float]
 
 
 def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Seek the fewest machines, as often as the cell says, each time for other requests.
+    """Find the fewest machines, once per repetition of the cell, each time with other requests.
 
-    Series, a number each time that machines were tried: `repetition`; `machines`, over those that just keep up; `well`,
+    Series, one number per trial: `repetition`; `machines`, relative to those that just keep up; `well`,
     the share of the simulated requests that were served in time; `ttft_p99` and `itl_p99` (s). Valid where every
     request went to one machine and has all of its tokens.
 
     Raises
     ------
     StudyError
-        The journal that the cell names is not here.
+        The journal that the cell names is missing.
 
     """
     stage("fit")
@@ -58,7 +58,7 @@ def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
 
 
 def measured_calls(cell: Fleet) -> pd.DataFrame:
-    """The rows whose calls a fleet is simulated by; StudyError where no journal here is the one that the cell names."""
+    """Rows of calls that a fleet's simulation is fitted on; StudyError if no journal here has the cell's SHA-256."""
     for source, place in (("live", LOCAL), ("recorded", REFERENCE)):
         same = digest(journal_path(CALLS, cell.scale, place)) == cell.rows_sha256
         if same and (found := read(CALLS, source, cell.scale)):
@@ -68,8 +68,8 @@ def measured_calls(cell: Fleet) -> pd.DataFrame:
 
 
 def fewest(served: Callable[[float], Figures]) -> Iterator[Figures]:
-    """What was tried while the fewest machines were sought that serve WELL of all requests in time, by halving the
-    logarithm. One line only where MOST times as many as keep up are not enough."""
+    """Trials of a bisection (in the logarithm) for the fewest machines that serve WELL of all requests in time.
+    A single trial if even MOST times the machines that keep up are not enough."""
     found = served(MOST)
     yield found
     low, high = 0.0, float(np.log2(MOST))
@@ -81,7 +81,7 @@ def fewest(served: Callable[[float], Figures]) -> Iterator[Figures]:
 
 
 class Days:
-    """Requests of some days for a fleet, drawn once. More machines for a load are the same requests further apart.
+    """Requests of some days for a fleet, drawn once. More machines mean the same requests further apart.
 
     `complete`: whether, so far, every request went to one machine and those simulated got all of their tokens.
     """
@@ -92,12 +92,12 @@ class Days:
         rate = analysis.capacity(typical, model, cell.n_seq)
         asked = (analysis.at_rate(typical, n * rate, n * cell.n_requests, seed * many + day) for day in range(many))
         self.days = [traffic.shaped(load, cell.pattern) for load in asked]
-        self.each = 1 / rate / float(np.mean(typical.prompt))  # s of work for a token of a prompt
+        self.each = 1 / rate / float(np.mean(typical.prompt))  # s of work per prompt token
         draw = np.random.default_rng([cell.seed, seed])
         self.drawn = [draw.choice(n, min(n, SAMPLE), replace=False).tolist() for _ in range(many)]
 
     def served(self, machines: float) -> Figures:
-        """What becomes of those simulated with so many machines, over those that just keep up."""
+        """Figures of the simulated machines, with `machines` times as many as just keep up."""
         found: list[Served] = []
         for load, drawn in zip(self.days, self.drawn, strict=True):
             asked = replace(load, arrives=(np.array(load.arrives) * machines).tolist())
@@ -115,7 +115,7 @@ class Days:
         return {"machines": machines, "well": well, "ttft_p99": waits["ttft_p99"], "itl_p99": waits["itl_p99"]}
 
     def _shares(self, asked: Load) -> Sequence[Sequence[int]]:
-        """The numbers of each machine's requests."""
+        """Indices of each machine's requests."""
         if self.cell.balance == "round robin":
             return clock.round_robin(asked, self.cell.n_machines)
         work = (np.array(asked.prompt) * self.each).tolist()

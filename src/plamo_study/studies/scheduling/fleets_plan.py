@@ -1,4 +1,4 @@
-"""Which fleets are simulated: a load of so many machines, by kind of traffic and by how requests are shared out."""
+"""Cells of the fleet simulations: number of machines, kind of traffic, and method of sharing requests out."""
 
 from hashlib import sha256
 from itertools import product
@@ -9,15 +9,15 @@ from plamo_study.measure.plan import MODELS, Plan, change, check_scale
 from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path
 from plamo_study.studies.scheduling.plan import FIRST, SLOTS
 
-CALLS = "10-scheduling"  # whose journal fleets are simulated by
+CALLS = "10-scheduling"  # the study whose journal the simulation is fitted on
 MACHINES = (1, 10, 100, 1000, 10_000)
-DAY, DAYS = 200, 6  # requests of a machine in a day, in the mean; repetitions
+DAY, DAYS = 200, 6  # mean requests of a machine in a day; repetitions
 WELL = 0.99  # of all requests are to be served in time
 LIMIT_S = 1800.0
 
 
 def fleet(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 10: fleets of simulated machines. No engine runs; calls take what the journal of loads says."""
+    """Notebook 10: fleets of simulated machines. No engine runs; call times come from the journal of loads."""
     check_scale(scale)
     known = next(filter(None, (digest(journal_path(CALLS, scale, place)) for place in (LOCAL, REFERENCE))), "")
     base = Fleet(model=MODELS[0], scale=scale, rows_sha256=known, rule=FIRST[1], n_seq=SLOTS)
@@ -30,5 +30,5 @@ def fleet(scale: str, gpu: bool = False) -> Plan:
 
 
 def digest(journal: Path) -> str:
-    """SHA-256 of a journal; none where it is not there."""
+    """SHA-256 of a journal in hex; empty if there is no file."""
     return sha256(journal.read_bytes()).hexdigest() if journal.exists() else ""

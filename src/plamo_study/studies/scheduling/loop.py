@@ -1,7 +1,7 @@
-"""Serving a load by a policy: one loop, whose clock is the engine's or a simulated one.
+"""Serving a load by a policy: one loop for the engine's clock and for a simulated one.
 
-An event is a call, not a token: a decode step is one event however many sequences are in it, and who finishes in which
-step is known when an answer begins. It knows neither engine nor step model, only a `Machine`.
+An event is a call, not a token: a decode step is one event for any number of sequences, and the step in which a request
+finishes is known when its answer begins. The loop knows neither engine nor step model, only a `Machine`.
 """
 
 from array import array
@@ -21,9 +21,9 @@ Preempt = Literal["", "recompute", "save"]
 
 @dataclass(frozen=True)
 class Load:
-    """Requests in order of arrival: when they arrive (s), tokens of the prompt and of the answer, at least one each.
+    """Requests in order of arrival: arrival times (s), and tokens of each prompt and answer, at least one each.
 
-    `within`: seconds that the first token and, in the mean, a gap may take for a request to count as served well.
+    `within`: limits in seconds on the first token and on the mean gap, for a request to count as served well.
     """
 
     arrives: list[float]
@@ -36,17 +36,17 @@ class Load:
 
 
 class Machine(Protocol):
-    """What does the calls, and keeps the time in seconds since the load began.
+    """The engine or its simulation: makes the calls, and keeps the time in seconds since the load began.
 
-    `decoding` are request numbers, the place in the list is the sequence; the prompt being read is the one after them.
+    `decoding` holds request numbers; an index in it is a sequence. The prompt being read is the sequence after them.
     """
 
     def wait(self, until: float) -> float:
-        """Idle until then; the time."""
+        """Idle until the time `until`; the time then."""
 
     def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
-        """With `step` a token for each of `decoding`, which hold `keys` tokens in all, and `chunk` tokens of a prompt
-        of which `before` were read; the time afterwards."""
+        """With `step` decode a token for each of `decoding`, which hold `keys` tokens in all; read `chunk` tokens of a
+        prompt of which `before` were read already; the time afterwards."""
 
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
         """A sequence ends or is put aside: the last one moves to its place, the one being read moves up; the time."""
@@ -60,8 +60,8 @@ class Machine(Protocol):
 
 @dataclass
 class Served:
-    """What became of a load: per request `first` and `finish` (s, NaN: never), and gaps between tokens with how many
-    requests waited that long. `busy`: seconds in calls; `read`, `written`: tokens; `preempted`: how often."""
+    """Outcome of a load: per request `first` and `finish` (s, NaN: never), and gaps between tokens (s) with the number
+    of requests that waited each. `busy`: seconds in calls; `read`, `written`: tokens; `preempted`: number of times."""
 
     load: Load
     first: np.ndarray
@@ -81,7 +81,7 @@ class Served:
 
     @property
     def tpot(self) -> np.ndarray:
-        """Seconds for each token after the first, in the mean, (n,)."""
+        """Mean seconds per token after the first, (n,)."""
         return (self.finish - self.first) / np.maximum(np.array(self.load.output) - 1, 1)
 
     @property
@@ -90,7 +90,7 @@ class Served:
         return self.written / (float(np.max(self.finish)) - self.load.arrives[0])
 
     def itl(self, q: float | list[float]) -> np.ndarray:
-        """Quantiles of the gaps between tokens (s), each gap counted once for everybody who waited."""
+        """Quantiles of the gaps between tokens (s), each gap counted once per waiting request."""
         return quantile(self.gaps, self.weights, q)
 
 
@@ -107,16 +107,16 @@ def quantile(values: np.ndarray, weights: np.ndarray, q: float | list[float]) ->
 def serve(
     load: Load, policy: Policy, machine: Machine, slots: int, room: int = UNLIMITED, preempt: Preempt = ""
 ) -> Served:
-    """Serve every request of a load; what became of it.
+    """Serve every request of a load and return the outcome.
 
     `room`: tokens that the memory holds in all. Without `preempt` a request waits until there is room for its prompt
-    and its whole answer. With it there need only be room for the prompt; when memory runs out the last sequence is put
+    and its whole answer. With it, room for the prompt is enough; when memory runs out, the last sequence is put
     aside, to be recomputed or to be loaded from a saved state.
 
     Raises
     ------
     StudyError
-        A request that can never fit, or a policy that leaves everybody waiting.
+        A request can never fit, or the policy leaves every request waiting.
 
     """
     for number, (n_prompt, n_output) in enumerate(zip(load.prompt, load.output, strict=True)):
@@ -133,15 +133,15 @@ class _Serving:
     def __init__(self, load: Load, policy: Policy, machine: Machine, slots: int, room: int, preempt: Preempt):
         self.load, self.policy, self.machine, self.slots = load, policy, machine, slots
         self.room, self.preempt = room, preempt
-        self.now = self.last = self.busy = 0.0  # `last`: when everybody got a token
+        self.now = self.last = self.busy = 0.0  # `last`: time of the last decode step
         self.upcoming = self.step = self.keys = self.reserved = 0
         self.calls = self.read = self.written = self.preempted = 0
         self.waiting: deque[int] = deque()
         self.decoding: list[int] = []
         self.reading, self.before, self.left = -1, 0, 0
-        self.due: dict[int, list[int]] = {}  # who gets the last token in which step
+        self.due: dict[int, list[int]] = {}  # requests that end, by step
         self.ends: dict[int, int] = {}  # the same by request
-        self.fresh: dict[int, float] = {}  # who got a token since the last step, and when
+        self.fresh: dict[int, float] = {}  # time of a request's token since the last step
         self.aside: dict[int, _Aside] = {}
         self.first, self.finish = ([float("nan")] * len(load) for _ in range(2))
         self.gaps, self.weights = array("d"), array("q")
@@ -184,7 +184,7 @@ class _Serving:
         )  # fmt: skip
 
     def _admit(self) -> bool:
-        """Begin to read the prompt that waits longest, where there is room; whether a saved one came back instead."""
+        """Begin to read the longest-waiting prompt if there is room; True if a saved request came back instead."""
         if self.reading >= 0 or len(self.decoding) >= self.slots:
             return False
         number = self.waiting[0]
@@ -204,12 +204,12 @@ class _Serving:
         return False
 
     def _overflows(self, chunk: int) -> bool:
-        """Whether the next call needs more memory than there is, and somebody can be put aside for it."""
+        """Whether the next call needs more memory than there is, and a sequence can be put aside for it."""
         needed = self.keys + len(self.decoding) + self.before + chunk
         return needed > self.room and len(self.decoding) + (self.reading >= 0) > 1
 
     def _put_aside(self) -> None:
-        """Put the last sequence aside: its state is saved, or forgotten; it is the next to come back."""
+        """Put the last sequence aside, its state saved or dropped; it is the next to come back."""
         number = self.decoding[-1]
         end = self.ends.pop(number)
         self.due[end].remove(number)
@@ -224,7 +224,7 @@ class _Serving:
         self.preempted += 1
 
     def _stepped(self) -> list[int]:
-        """Everybody being answered got a token; who got the last one."""
+        """Record a token for every decoding request; the requests that got their last one."""
         many, now = len(self.decoding), self.now
         if len(self.fresh) < many:
             self.gaps.append(now - self.last)
@@ -240,7 +240,7 @@ class _Serving:
         return self.due.pop(self.step, [])
 
     def _read(self, chunk: int) -> list[int]:
-        """A chunk was read. After the last one the request has its next token; whether that was all it wanted."""
+        """Record a chunk. After its last chunk a request has a token; the requests that now have all their tokens."""
         self.before, self.left, self.read = self.before + chunk, self.left - chunk, self.read + chunk
         if self.left:
             return []
@@ -256,7 +256,7 @@ class _Serving:
         return [] if self.ends[number] > self.step else [number]
 
     def _begin(self, number: int, held: int, steps: int) -> None:
-        """A request that holds so many tokens wants so many steps."""
+        """Start decoding a request that holds `held` tokens and needs `steps` more steps."""
         self.decoding.append(number)
         self.keys += held
         self.ends[number] = self.step + steps
@@ -264,7 +264,7 @@ class _Serving:
             self.due.setdefault(self.step + steps, []).append(number)
 
     def _leave(self, leaving: list[int]) -> None:
-        """These have all of their tokens."""
+        """Remove the requests that have all of their tokens."""
         for number in leaving:
             self.finish[number] = self.now
             self.fresh.pop(number, None)
@@ -275,20 +275,20 @@ class _Serving:
             self._vacate(slot)
 
     def _vacate(self, slot: int) -> None:
-        """A sequence is free: the last one takes its place, and what is read of a prompt moves up."""
+        """Free a sequence: the last one moves to its place, and the prompt being read moves up."""
         self.now = self.machine.leave(self.decoding, slot, self.reading if self.before else -1)
         self.decoding[slot] = self.decoding[-1]
         self.decoding.pop()
 
     def _gap(self, since: float) -> None:
-        """One request waited since then for a token."""
+        """Record that one request waited for a token since `since` (s)."""
         self.gaps.append(self.now - since)
         self.weights.append(1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
-    """A request put aside: tokens it held, steps left to it, and when it got its last token."""
+    """A request put aside: tokens held, steps left, and the time of its last token (s)."""
 
     held: int
     steps: int

@@ -1,4 +1,4 @@
-"""Calls of recorded rows, as a step model is fitted on them: whichever study measured them, on one machine."""
+"""Calls of recorded rows on one machine, from any study, in the form that a step model is fitted on."""
 
 from collections.abc import Iterator
 from math import nan
@@ -22,14 +22,14 @@ FLASH = ("auto", "on")
 
 @once_a_frame
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds for
-    which nothing had been computed when it began, NaN where that is not known.
+    """One row per call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds
+    without any computation before it began (NaN: unknown).
 
-    Disturbed rows are left out: a disturbance is no property of a call.
+    Disturbed rows are left out: a disturbance is not a property of a call.
     """
     used = _steady(usable(rows))
     used = used[(used["build"] == "stock") & used["flash_attn"].isin(FLASH) & ~used["kv_unified"]]
-    used = used[~used["label"].isin((SERVER, SPLIT))]  # which do not say what their calls are
+    used = used[~used["label"].isin((SERVER, SPLIT))]  # whose calls are not recorded
     used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
     parts = []
     for row in used.itertuples():
@@ -42,14 +42,14 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _steady(used: pd.DataFrame) -> pd.DataFrame:
-    """Rows that nothing disturbed; of calls measured alone all where every process was, of traffic none then."""
+    """Undisturbed rows. Where every process was disturbed, all calls measured alone are kept, and no traffic is."""
     hit = marked(used)
     every = hit.groupby([used[name] for name in ("model", "n_threads", "workload", "label")]).transform("all")
     return used[~hit | (every & ((used["workload"] != "traffic") | (used["label"] == PARTS)))]
 
 
 def moves(rows: pd.DataFrame, model: str) -> list[float]:
-    """Seconds of each move of a sequence to another place."""
+    """Seconds of each move of a sequence to another slot."""
     used = usable(rows)
     found = used[(used["workload"] == "traffic") & (used["model"] == model)]["series"]
     return [seconds for series in found for seconds in series.get("moves", ())]
@@ -64,9 +64,9 @@ def _traffic(row: Any) -> Iterator[Call]:
 
 
 def _idle(row: Any, calls: list[Call]) -> list[float]:
-    """Seconds of idleness before each call of traffic: only where a prompt begins before which nobody was there.
+    """Idle seconds before each call of traffic: above 0 only where a prompt begins and no request was active before it.
 
-    Prompts begin in the order in which they came, by whatever policy. What was before the first is not known: NaN.
+    Every policy begins prompts in order of arrival. The idle time before the first one is unknown: NaN.
     """
     if row.workload != "traffic" or not row.requests:
         return [0.0] * len(calls)
@@ -115,9 +115,9 @@ TAKEN = {"traffic": _traffic, "decode": _decode, "prefill": _prefill, "depth": _
 
 
 def fitted(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, missing: str) -> StepModel:
-    """The step model of these calls of one model and number of threads. StudyError where steps or chunks are missing.
+    """Step model of the calls of one model and number of threads. StudyError if steps or chunks are missing.
 
-    `rows`: where moves were measured. `missing`: the command that measures more.
+    `rows`: source of the moves. `missing`: the command that measures more.
     """
     own = found[(found["model"] == model) & (found["n_threads"] == n_threads)]
     name, awake, asleep = f"{model} on {n_threads} threads", own["idle"] < AWAKE_S, own["idle"] >= AWAKE_S
@@ -125,7 +125,7 @@ def fitted(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, 
 
 
 def table(found: pd.DataFrame) -> Calls:
-    """Calls as a step model takes them."""
+    """Calls in the form that `fit` takes."""
     whole = {name: found[name].to_numpy(dtype=np.int64) for name in COLUMNS[:-1]}
     return Calls(**whole, seconds=found["seconds"].to_numpy(dtype=float))
 

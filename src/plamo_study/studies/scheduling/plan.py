@@ -1,8 +1,8 @@
-"""Which cells the study of scheduling measures: the calls that traffic is made of, and traffic by policy and load.
+"""Cells of the scheduling study: the calls that traffic is made of, and traffic by policy and load.
 
-Every policy gets requests of the same lengths at the same times, at about 30, 60 and 85 % of what chunks of 64 took on
-the reference machine. Parts with fewer threads are there for a machine shared out between one that reads and one that
-answers, and for a server whose client has a core.
+Every policy gets requests of the same lengths at the same times, at about 30, 60 and 85 % of the capacity of chunks of
+64 on the reference machine. Parts with fewer threads are for a machine split between one process that prefills and one
+that decodes, and for a server that leaves a core to its client.
 """
 
 from collections.abc import Iterator
@@ -19,26 +19,26 @@ SPLIT = "split"  # a process with half of the threads reads, and ships to one th
 LONGEST = {"mini": (256, 24), "shape": (128, 16), "weights": (128, 16)}  # tokens of a prompt and of an answer
 SLOTS = 8
 POLICIES = ("shared", "chunked 64", "one at a time", "decode first 64")
-FIRST = POLICIES[:2]  # that no page can do without
+FIRST = POLICIES[:2]  # which every page needs
 RULES = {"mini": POLICIES, "shape": FIRST, "weights": FIRST}
 LOADS = {"mini": (75.0, 150.0, 210.0), "shape": (0.56, 1.1, 1.6), "weights": (0.56, 1.1, 1.6)}  # requests a second
-WITHIN = {"mini": (0.05, 0.01), "shape": (10.0, 0.5), "weights": (10.0, 0.5)}  # s: first token, gap in the mean
+WITHIN = {"mini": (0.05, 0.01), "shape": (10.0, 0.5), "weights": (10.0, 0.5)}  # s: first token, mean gap
 REQUESTS = {"mini": 320, "shape": 60, "weights": 60}  # for a P99 of first tokens; for a P95
-ALONE, MANY = (80.0, 110.0, 140.0), 1000  # at mini: requests a second around those of which one machine serves 99 % in
-# time, by simulation; so many of them, for a share to be one
+ALONE, MANY = (80.0, 110.0, 140.0), 1000  # at mini: rates (1/s) around the one of which a machine serves 99 % in time
+# by simulation; requests at each, enough to estimate a share
 BLOCKS = {"mini": 5, "shape": 2, "weights": 2}
 PATIENCE = 3  # times the usual limit: a load at shape takes minutes
 
 
 def scheduling(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 10: who is served when."""
+    """Notebook 10: scheduling policies under load."""
     check_scale(scale)
     n_prompt, n_gen = LONGEST[scale]
     base = Traffic(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=n_prompt, n_gen=n_gen, n_seq=SLOTS)
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0, rule=PARTS)
     models = MODELS if scale == "mini" else MODELS[:1]  # a request at full size takes a second
     cells = [cell for model in models for cell in _of_model(change(base, model=model))]
-    every = sorted(dict.fromkeys(cells), key=_rank)  # on one core a server's parts are everybody's
+    every = sorted(dict.fromkeys(cells), key=_rank)  # on one core a server's parts are the same cells
     planned = with_gates("10-scheduling", scale, tuple(every), exact_cache=False)
     needed = sum(_rank(cell) <= (scale != "mini") for cell in every)  # at full size also the loads beside it
     limit = PATIENCE * planned.time_limit_s
@@ -68,8 +68,8 @@ def _of_model(base: Traffic) -> Iterator[Traffic]:
 
 
 def _rank(cell: Cell) -> int:
-    """What is left out last: parts; two policies of the first model at the middle load, then at the others; the rest of
-    the policies; one machine's capacity; fewer threads, and what is simulated by them."""
+    """Priority under a time limit, 0 first: 0 parts, and two policies of the first model at the middle load; 1 these
+    at other loads; 2 other policies; 3 one machine's capacity, and parts with fewer threads; 4 server and split."""
     assert isinstance(cell, Traffic)
     if cell.rule == PARTS:
         return 0 if cell.n_threads == machine.performance_cores() else 3

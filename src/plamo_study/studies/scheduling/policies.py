@@ -1,6 +1,6 @@
-"""What the next call does: whether those being answered get a token in it, and how much of the next prompt it reads.
+"""Scheduling policies: whether the next call decodes a token for running answers, and how much of a prompt it reads.
 
-A policy sees a `Queue` and answers (decode, chunk). Prompts come in order of arrival, one in a call: several would mix
+A policy maps a `Queue` to (decode, chunk). Prompts come in order of arrival, one per call: several would mix
 up PLaMo 2's sequences in the stock engine. The same functions drive the simulated clock and the real engine.
 """
 
@@ -12,43 +12,43 @@ from plamo_study.errors import StudyError
 
 @dataclass(slots=True)
 class Queue:
-    """What a policy may look at before a call."""
+    """State that a policy may use before a call."""
 
-    left: int = 0  # tokens still to read of the prompt whose turn it is; 0: none, or there is no room for it
+    left: int = 0  # tokens still to read of the next prompt; 0: no prompt, or no room for it
     decoding: int = 0  # sequences being answered
-    slots: int = 1  # sequences there is room for
+    slots: int = 1  # sequences that fit
     last: float = 0.0  # seconds of the call before
     chunk: int = 0  # prompt tokens in the call before
 
 
 WHOLE = 1 << 62
-CUTS = ("chunked", "apart", "decode first")  # the number is a size
+CUTS = ("chunked", "apart", "decode first")  # policies whose number is a chunk size
 Step = tuple[bool, int]
 Policy = Callable[[Queue], Step]
 
 
 def one_at_a_time(queue: Queue) -> Step:
-    """First come, first served: a prompt is read when nobody else is being answered."""
+    """First come, first served: a prompt is read when no other request is being answered."""
     return True, 0 if queue.decoding else queue.left
 
 
 def shared(queue: Queue) -> Step:
-    """The whole prompt in the next call, together with everybody's next token."""
+    """The whole prompt in the next call, together with every running answer's next token."""
     return True, queue.left
 
 
 def prefill_first(queue: Queue) -> Step:
-    """The whole prompt in a call of its own, as soon as there is room; everybody else waits."""
+    """The whole prompt in a call of its own, as soon as there is room; running answers wait."""
     return not queue.left, queue.left
 
 
 def chunked(size: int) -> Policy:
-    """At most `size` tokens of the prompt in every call, together with everybody's next token."""
+    """At most `size` tokens of the prompt in every call, together with every running answer's next token."""
     return lambda queue: (True, min(size, queue.left))
 
 
 def apart(size: int) -> Policy:
-    """At most `size` tokens of the prompt in a call of their own, then a token for everybody."""
+    """At most `size` tokens of the prompt in a call of their own, then a token for every running answer."""
 
     def step(queue: Queue) -> Step:
         due = queue.left and not (queue.decoding and queue.chunk)
@@ -58,12 +58,12 @@ def apart(size: int) -> Policy:
 
 
 def decode_first(size: int) -> Policy:
-    """Those being answered come first: chunks are read only while at most half of the slots are."""
+    """Running answers come first: chunks are read only while at most half of the slots decode."""
     return lambda queue: (True, min(size, queue.left) if queue.decoding <= queue.slots // 2 else 0)
 
 
 def static() -> Policy:
-    """Read prompts until all slots are taken or nobody waits, then answer all of them to the end."""
+    """Read prompts until all slots are taken or none waits, then answer all of them to the end."""
     filling = True
 
     def step(queue: Queue) -> Step:
@@ -75,7 +75,7 @@ def static() -> Policy:
 
 
 def budget(milliseconds: float, least: int = 16, most: int = 512) -> Policy:
-    """Chunks as large as keep a call under so many milliseconds: halved after a call beyond, doubled below half."""
+    """Chunks that keep a call under `milliseconds`: halved after a longer call, doubled after one of less than half."""
     size, limit = least, milliseconds / 1e3
 
     def step(queue: Queue) -> Step:
@@ -90,9 +90,9 @@ def budget(milliseconds: float, least: int = 16, most: int = 512) -> Policy:
 
 
 def named(name: str) -> Policy:
-    """A fresh policy by its name: a word or two, and a number where it takes one.
+    """A new policy by its name, followed by a number if the policy takes one.
 
-    Raises StudyError for a name that is no policy's.
+    Raises StudyError for an unknown name.
     """
     words, _, number = name.rpartition(" ")
     if name in PLAIN:
@@ -104,7 +104,7 @@ def named(name: str) -> Policy:
 
 
 def chunk(name: str) -> int:
-    """Tokens of a prompt that a policy of this name reads in a call at most; whole prompts where it names no size."""
+    """Most prompt tokens per call of a policy by its name; WHOLE if it has no chunk size."""
     words, _, number = name.rpartition(" ")
     return int(number) if words in CUTS else WHOLE
 

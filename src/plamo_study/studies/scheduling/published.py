@@ -1,6 +1,6 @@
-"""The source's five strategies held against their own arithmetic: what an H100 can read, compute and hold.
+"""The source's five strategies checked against arithmetic: what an H100 can read, compute and hold.
 
-It knows published ceilings only. A row that passes may still be wrong; one that fails cannot be right as printed.
+Only published ceilings are used. A row that passes may still be wrong; one that fails cannot be right as printed.
 """
 
 import tomllib
@@ -13,7 +13,7 @@ from plamo_study import paths
 
 
 def strategies() -> dict[str, Any]:
-    """The printed table with what it says of its conditions."""
+    """The printed table with its stated conditions."""
     return tomllib.loads((paths.PUBLISHED / "strategies.toml").read_text(encoding="utf-8"))
 
 
@@ -24,10 +24,10 @@ def part(name: str) -> dict[str, Any]:
 
 
 def checked(told: Mapping[str, Any], part: Mapping[str, Any]) -> pd.DataFrame:
-    """A line a strategy: `floor` (s, the weights read once), `possible` (the printed median ITL is not below it),
+    """One row per strategy: `floor` (s, the weights read once), `possible` (the printed median ITL is not below it),
     `answer` (tokens of an answer that rate and throughput imply), `at_once` (sequences answered, by Little's law from
     the median ITL), `memory` (bytes of weights and their caches), `parts` (how many parts hold that), `prompt` (the
-    longest prompts, tokens, that so many requests a second leave time for: λ (prompt + answer) <= peak), and
+    longest prompts, tokens, for which the request rate leaves time: λ (prompt + answer) <= peak), and
     `chunk_cuts` (whether a chunk of C is shorter than such a prompt; None: no chunk is named)."""
     table = told["table"]
     weights = table["parameters"] * table["bytes_per_weight"]
@@ -48,7 +48,7 @@ def checked(told: Mapping[str, Any], part: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def needed(told: Mapping[str, Any], part: Mapping[str, Any], prompt: int) -> float:
-    """How many parts, at their peak, compute the table's requests a second with prompts of so many tokens."""
+    """Parts needed, at their peak, for the table's requests a second with prompts of `prompt` tokens."""
     table = told["table"]
     answer = max(row["throughput"] for row in told["strategy"]) / table["per_second"]
     tokens = part["peak"]["F16"] / (2 * table["parameters"])

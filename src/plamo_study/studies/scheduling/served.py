@@ -1,7 +1,7 @@
 """A cell of kind "traffic" that llama-server serves: the same requests at the same times, over HTTP.
 
-Who is served when is the server's own rule: every call has a token of everybody, and of waiting prompts as much as a
-batch has room for. Answers are held against what each prompt gets alone.
+The server schedules by its own rule: every call holds a token of each running answer, and as much of waiting prompts
+as the batch has room for. Answers are compared with those of each prompt alone.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ KIND: Kind = "llama-server"
 
 
 def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell; times and series are those of `serving.workload.run`."""
+    """Measure one cell; times and series are those of `serving.workload.run`."""
     asked = traffic.drawn(cell)
     prompts = questions.of_lengths(path, asked.prompt, asked.output, cell.seed)
     stage("start")

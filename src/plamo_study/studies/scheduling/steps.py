@@ -1,9 +1,9 @@
-"""How long a call takes, by what is in it: fitted on calls that were measured, silent outside of them.
+"""Time of a call by its contents: fitted on measured calls, without extrapolation beyond them.
 
-A call is a step of some sequences, a chunk of a prompt, or both. A step costs a constant by the number of sequences,
-each number its own, so that switches of kernels stay where they are, and a slope by the tokens that these hold. A chunk
-costs a constant and a slope by the tokens before it, each by its size. Both in one call are, by the law that notebook
-06 checked, a step with one sequence more and the chunk without its first token, because the engine makes two
+A call is a step of some sequences, a chunk of a prompt, or both. A step costs a constant for its number of sequences,
+fitted separately so that kernel switches stay where they are, and a slope by the tokens that these hold. A chunk
+costs a constant and a slope by the tokens before it, both by chunk size. Both in one call cost, by the law that
+notebook 06 checked, a step with one sequence more and the chunk without its first token, because the engine makes two
 micro-batches of them.
 """
 
@@ -17,15 +17,15 @@ import numpy as np
 from plamo_study.errors import StudyError
 
 LEAST = 3  # calls of a kind that a constant is fitted on
-DRAWN = 1 << 16  # residuals that simulations use over and over, each from a place of its own
-STRETCH = 16  # of them that stand as they were measured: what slows a machine lasts for several calls
-AWAKE_S = 0.008  # after so much idleness threads may sleep, and the next call has to wait for them
-SLOPED = 3  # different places in a prompt from which a slope is fitted
+DRAWN = 1 << 16  # residuals that simulations repeat, each starting at its own place
+STRETCH = 16  # residuals kept in measured order, since slowdowns last for several calls
+AWAKE_S = 0.008  # after this idle time threads may sleep, and the next call waits for them
+SLOPED = 3  # least number of places in a prompt to fit a slope
 
 
 @dataclass(frozen=True)
 class Calls:
-    """Measured calls, a number each: sequences decoding and the tokens these hold, the chunk's tokens and those before
+    """Measured calls, arrays (n,): sequences decoding and the tokens these hold, the chunk's tokens and those before
     it, and `seconds`."""
 
     decoding: np.ndarray
@@ -35,11 +35,11 @@ class Calls:
     seconds: np.ndarray
 
     def where(self, chosen: np.ndarray) -> "Calls":
-        """Some of them."""
+        """The calls selected by a mask or index (n,)."""
         return Calls(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
     def each(self) -> Iterator[tuple[int, int, int, int, float]]:
-        """One after the other."""
+        """Yield the calls one by one."""
         return zip(*(getattr(self, name).tolist() for name in self.__dataclass_fields__), strict=True)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Calls:
 
 @dataclass(frozen=True)
 class Range:
-    """What was measured: most sequences, most tokens a sequence held, chunk sizes, most tokens before a chunk."""
+    """Measured range: least and most sequences, most tokens per sequence, chunk sizes, most tokens before a chunk."""
 
     decoding: tuple[int, int]
     held: int
@@ -58,12 +58,12 @@ class Range:
 
 @dataclass(frozen=True)
 class StepModel:
-    """Seconds of a call of one model, engine and machine, with the residuals of what it was fitted on.
+    """Seconds of a call of one model, engine and machine, with the residuals of the fit.
 
     `step`: constant by number of sequences, from index `range.decoding[0]`; `per_key`: more for each token held.
     `sizes`, `base`, `slope`: a chunk's constant and what each token before it adds, by its size. `factors`: measured
-    over fitted, of steps, chunks and calls with both; `waking`: seconds more that the first call after idleness takes,
-    none where that was not measured. `missing`: the command that measures more.
+    over fitted, of steps, chunks and calls with both; `waking`: extra seconds of the first call after idle time, empty
+    if not measured. `missing`: the command that measures more.
     """
 
     name: str
@@ -79,7 +79,7 @@ class StepModel:
     waking: np.ndarray = field(default_factory=lambda: np.empty(0), repr=False)
 
     def seconds(self, decoding: int, keys: int, chunk: int, before: int) -> float:
-        """Of one call, without its residual. StudyError for one outside of what was measured."""
+        """Seconds of one call, without its residual. StudyError for a call outside the measured range."""
         if decoding and chunk > 1:
             return self._step(decoding + 1, keys + before) + self._chunk(chunk - 1, before + 1)
         if decoding and chunk:
@@ -110,7 +110,7 @@ class StepModel:
         return StudyError(f"{self.name}: {what}", f"was not measured; measured were {measured}", self.missing)
 
     def slower(self, pace: float) -> "StepModel":
-        """The same calls on a machine that takes `pace` times as long for each; what waking takes stays."""
+        """The model of a machine whose calls take `pace` times as long; wake-up times stay."""
         step, base, slope = (tuple(pace * each for each in of) for of in (self.step, self.base, self.slope))
         slow = replace(self, step=step, base=base, slope=slope, per_key=pace * self.per_key, moving=pace * self.moving)
         slow.__dict__.update(drawn=self.drawn, wakings=self.wakings)  # the same residuals, drawn once
@@ -118,7 +118,7 @@ class StepModel:
 
     @cached_property
     def drawn(self) -> dict[str, list[float]]:
-        """Residuals for a simulation, by kind: stretches of calls that followed one another, in an order drawn once."""
+        """Residuals for a simulation, by kind (DRAWN each): stretches of successive calls, in an order drawn once."""
         rng, found = np.random.default_rng(0), {}
         for name, factors in self.factors.items():
             starts = rng.integers(0, len(factors), DRAWN // STRETCH)
@@ -127,7 +127,7 @@ class StepModel:
 
     @cached_property
     def wakings(self) -> list[float]:
-        """What a simulation draws of `waking`, in an order drawn once; none where there is none."""
+        """Wake-up times for a simulation (DRAWN), in an order drawn once; empty if none were measured."""
         many = DRAWN if len(self.waking) else 0
         return np.random.default_rng(1).choice(self.waking, many).tolist() if many else []
 
@@ -137,7 +137,7 @@ class StepModel:
 
 
 def kind(decoding: int, chunk: int) -> str:
-    """What is in a call: "step", "chunk" or "both"."""
+    """Kind of a call: "step", "chunk" or "both"."""
     return "both" if decoding and chunk else "chunk" if chunk else "step"
 
 
@@ -148,15 +148,15 @@ def fit(
     missing: str = StepModel.missing,
     woken: Calls | None = None,
 ) -> StepModel:
-    """The model of some calls. `moving`: seconds of each move of a sequence to another place; `woken`: calls after
-    idleness, of which only what they take more is kept.
+    """Fit a step model. `moving`: seconds of each move of a sequence to another slot; `woken`: calls after
+    idle time, of which only the extra seconds are kept.
 
     Steps and chunks alone give constants and slopes; calls with both only give residuals.
 
     Raises
     ------
     StudyError
-        No steps or no chunks among the calls.
+        There are no steps or no chunks among the calls.
 
     """
     steps, chunks = calls.where(calls.chunk == 0), calls.where(calls.decoding == 0)
@@ -182,7 +182,7 @@ def fit(
 
 
 def _waking(model: StepModel, woken: Calls) -> np.ndarray:
-    """Seconds that calls took beyond what the model says, at least 0; those out of range are left out."""
+    """Seconds of calls beyond the model's, at least 0; calls out of range are left out."""
     found = []
     for decoding, keys, chunk, before, seconds in woken.each():
         try:
@@ -193,7 +193,7 @@ def _waking(model: StepModel, woken: Calls) -> np.ndarray:
 
 
 def residuals(model: StepModel, calls: Calls) -> dict[str, np.ndarray]:
-    """Measured over fitted by kind of call, of all where a kind was not measured; calls out of range are left out."""
+    """Measured over fitted by kind of call, or of all calls where a kind has none; calls out of range are left out."""
     found: dict[str, list[float]] = {"step": [], "chunk": [], "both": []}
     for decoding, keys, chunk, before, seconds in calls.each():
         try:
@@ -205,7 +205,7 @@ def residuals(model: StepModel, calls: Calls) -> dict[str, np.ndarray]:
 
 
 def _steps(steps: Calls) -> tuple[dict[int, float], float]:
-    """Constant by number of sequences, and what a token held adds: the same for all numbers, never negative."""
+    """Seconds by number of sequences, and seconds per token held: the same for all numbers, never negative."""
     known = [n for n in np.unique(steps.decoding).tolist() if (steps.decoding == n).sum() >= LEAST]
     centred_keys, centred_seconds = [], []
     for n in known:
@@ -220,7 +220,7 @@ def _steps(steps: Calls) -> tuple[dict[int, float], float]:
 
 
 def _chunks(chunks: Calls) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
-    """Sizes, constants and slopes. A size measured at few places in a prompt takes the slope of its neighbours."""
+    """Sizes, constants and slopes. A size measured at few places in a prompt gets its neighbours' slope."""
     sizes = [n for n in np.unique(chunks.chunk).tolist() if (chunks.chunk == n).sum() >= LEAST]
     slopes = {}
     for n in sizes:

@@ -1,4 +1,4 @@
-"""Where requests come from: drawn as people send them, or read from a trace of your own.
+"""Requests: drawn from the distributions of real traffic, or read from a trace of your own.
 
 Lengths have the shape of the conversations that Microsoft published of its service in 2023 (AzurePublicDataset, CC-BY;
 Patel et al., Splitwise): lognormal, the logarithms' standard deviations as fitted there, prompt and answer
@@ -19,14 +19,14 @@ from plamo_study.measure.cells import Traffic
 from plamo_study.studies.scheduling.loop import Load
 
 PROMPT_SPREAD, OUTPUT_SPREAD = 0.99, 0.86  # standard deviations of the logarithms
-MEDIAN = 4  # times that the median is shorter than the longest
-GRAIN = 16  # prompts are so many tokens or a multiple, so that every size of chunk is met often
+MEDIAN = 4  # longest over median length
+GRAIN = 16  # prompt lengths are multiples of it, so that every chunk size is common
 COLUMNS = ("arrives", "prompt", "output")
 MOST = 10_000_000  # requests of a trace
 
 
 def drawn(cell: Traffic) -> Load:
-    """The requests of a cell, the same for every policy and load but for how close together they come."""
+    """Requests of a cell, the same for every policy and load except for the time between arrivals."""
     lengths = np.random.default_rng([cell.seed, 0])
     n = cell.n_requests
     prompt = _lengths(lengths, n, cell.n_prompt, PROMPT_SPREAD, GRAIN)
@@ -41,7 +41,7 @@ def _lengths(rng: np.random.Generator, n: int, most: int, spread: float, grain: 
 
 
 def shaped(load: Load, shape: str) -> Load:
-    """The same requests in the same time, whose rate goes up and down as the shape says; the mean rate stays.
+    """The same requests over the same time, with a rate that varies by the shape around the same mean.
 
     steady: as they are. diurnal: a day over the whole load, from a fifth of the mean rate to nine fifths. bursty: five
     times, half of the time at eight fifths of the mean rate and half at two fifths.
@@ -63,7 +63,7 @@ def read(path: Path, most: int = MOST) -> Load:
     Raises
     ------
     StudyError
-        The file is missing, empty, longer than `most` requests, or a line is not what it should be; it is named.
+        The file is missing, empty or longer than `most` requests, or a line is invalid; the error names it.
 
     """
     check_file(path)

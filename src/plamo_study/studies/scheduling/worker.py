@@ -1,4 +1,4 @@
-"""The process that the cells of this study run in: it serves, or starts what serves."""
+"""The process that runs the cells of this study: it serves requests, or starts a server."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from plamo_study.studies.scheduling.plan import SERVER, SPLIT
 
 
 def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell: in this process, by one that reads beside this one, or by a server."""
+    """Measure one cell: in this process, with a second process that prefills, or with a server."""
     if cell.rule == SERVER:
         from plamo_study.studies.scheduling import served  # HTTP takes a twelfth of a second to load
 

@@ -1,10 +1,10 @@
-"""A cell of kind "traffic": requests arrive, and the loop of the simulator drives the real engine by the same policy.
+"""A cell of kind "traffic": requests arrive, and the simulator's loop drives the real engine by the same policy.
 
-Tokens are given beforehand, so every answer is held against itself alone: its last logits have to be those of one
-prefill of all its tokens. Sequences in use are always the first, and the prompt being read comes after them; who leaves
-is replaced by the last, because the stock engine loses PLaMo 2's states otherwise.
+Tokens are given beforehand, so every answer can be checked: its last logits must match those of one prefill of all its
+tokens. Sequences in use are always the first ones, followed by the prompt being read. The last sequence moves to the
+place of one that ends, because the stock engine loses PLaMo 2's states otherwise.
 
-With the policy "parts" nothing arrives: the calls that traffic is made of are made one by one.
+With the policy "parts" no request arrives: the calls that make up traffic are measured one by one.
 """
 
 import time
@@ -25,7 +25,7 @@ from plamo_study.studies.scheduling.loop import Served, serve
 from plamo_study.studies.scheduling.plan import PARTS
 from plamo_study.studies.scheduling.traffic import GRAIN
 
-# Of chunks, around flash attention's tiles of 64; and the longest.
+# Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.
 SIZES = (1, 8, 15, 16, 31, 32, 48, 63, 64, 127, 128, 256)
 NEIGHBOUR = 64  # tokens of each sequence beside which chunks are read
 CHUNKS = {"mini": 3, "shape": 1, "weights": 1}  # of each size in a row, at each place
@@ -42,21 +42,21 @@ class Live:
         self.calls: list[tuple[int, int, int, int, int]] = []  # decoding, keys, chunk, before, nanoseconds
         self.moves: list[int] = []  # nanoseconds
         self.token_ns: dict[int, list[int]] = {}
-        self.logits: dict[int, np.ndarray] = {}  # of every request that left, after its last token
-        self._came: dict[int, np.ndarray] = {}  # of the last call, by sequence, where they were copied
-        self._stepped = 0  # sequences of the last call, where it was nothing but a step
+        self.logits: dict[int, np.ndarray] = {}  # of every finished request, after its last token
+        self._came: dict[int, np.ndarray] = {}  # logits of the last call, by sequence, where they were copied
+        self._stepped = 0  # sequences of the last call, if it was a step alone
         self._saved: dict[int, np.ndarray] = {}
         self._ended = self.began
 
     def wait(self, until: float) -> float:
-        """Sleep until then."""
+        """Sleep until the time `until` (s); the time then."""
         left = self.began + int(until * NS) - clock()
         if left > 0:
             time.sleep(left / NS)
         return self._now()
 
     def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
-        """One `llama_decode`; everything since the call before belongs to it, the policy's own work too."""
+        """One `llama_decode`; its time includes everything since the last call, such as the policy's own work."""
         session, began = self.session, self._ended
         due = [(slot, self.tokens[number]) for slot, number in enumerate(decoding)] if step else []
         if chunk:
@@ -74,7 +74,7 @@ class Live:
         return now
 
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
-        """Keep the last logits, and close the gap."""
+        """Keep a sequence's last logits, remove it, and move the last one to its place."""
         session, last, began = self.session, len(decoding) - 1, clock()
         if slot in self._came:
             self.logits[decoding[slot]] = self._came[slot]
@@ -91,12 +91,12 @@ class Live:
         return now
 
     def put_aside(self, request: int, slot: int, held: int) -> float:
-        """Keep a sequence's state here."""
+        """Save a sequence's state in this process."""
         self._saved[request] = self.session.read_state(slot)
         return self._now()
 
     def take_back(self, request: int, slot: int, held: int) -> float:
-        """Put it into a sequence again."""
+        """Load a saved state into a sequence."""
         self.session.set_state(slot, self._saved.pop(request), held)
         return self._now()
 
@@ -105,18 +105,18 @@ class Live:
         return (self._ended - self.began) / NS
 
     def rest(self) -> None:
-        """What was done since the last call belongs to no call."""
+        """Exclude the time since the last call from the next one."""
         self._now()
 
     def start(self) -> None:
-        """Time begins now."""
+        """Start the time at 0, without earlier calls and moves."""
         self.began = self._ended = clock()
         self.calls.clear()
         self.moves.clear()
 
 
 def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell. `samples_ns`: one number a call; `series`: what was in each, "decoding" (sequences), "keys" (tokens
+    """Measure one cell. `samples_ns`: one number per call; `series`, by call: "decoding" (sequences), "keys" (tokens
     these held), "chunk" and "before" (tokens of a prompt in it, and read before it); "moves" (s, each move of a
     sequence to another place) and "error" of every request. `requests`: arrivals and tokens."""
     start = clock()
@@ -167,7 +167,7 @@ def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
 
 
 def _warm(cell: Traffic, session: Session, live: Live) -> None:
-    """Prompts, steps of all sequences but one, and a chunk of a prompt beside them."""
+    """Warm up with prompts, steps of all sequences but one, and a chunk of a prompt beside them."""
     session.clear()
     others = list(range(min(cell.n_seq, len(live.tokens)) - 1))
     for slot in others:
@@ -220,9 +220,9 @@ def _parts(cell: Traffic, session: Session, live: Live) -> None:
 
 
 def _states(session: Session, live: Live, places: list[int]) -> dict[int, np.ndarray]:
-    """A sequence's state after so many tokens, for each place: read once, and not once for every size of chunk.
+    """States of a sequence by number of tokens, for each of `places`: read once instead of once per chunk size.
 
-    What lies between two places is a chunk, too, of whatever size that is.
+    The tokens between two places are read as one chunk, too.
     """
     session.clear()
     found = {}
@@ -234,7 +234,7 @@ def _states(session: Session, live: Live, places: list[int]) -> dict[int, np.nda
 
 
 def _beside(session: Session, live: Live, others: list[int], sizes: list[int], chunks: int, n_prompt: int) -> None:
-    """A prompt's first chunks of each size beside some sequences, which go on from size to size."""
+    """Measure a prompt's first chunks of each size beside some sequences, which continue from size to size."""
     session.clear()
     live.rest()
     for slot in others:
@@ -247,7 +247,7 @@ def _beside(session: Session, live: Live, others: list[int], sizes: list[int], c
 
 
 def _requests(cell: Traffic, served: Served, live: Live) -> list[Request]:
-    """Every request with its tokens' times; the first comes when its prompt is read."""
+    """Every request with the times of its tokens; the first token comes when the prompt is read."""
     load = served.load
     return [
         Request(

@@ -1,1 +1,1 @@
-"""A server under load, and a probe for anybody's."""
+"""A server under load, and a probe for any server."""

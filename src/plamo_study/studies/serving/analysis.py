@@ -1,4 +1,4 @@
-"""What load does to requests and to their answers, and where a server's knee is: frames in, estimates out."""
+"""Effects of load on requests and answers, and the location of a server's knee: frames in, estimates out."""
 
 import math
 import re
@@ -25,13 +25,13 @@ TOLD = {"ttft": "first token", "itl": "each further token", "whole": "request", 
 
 
 def requests(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a request of every load: `model`, `build`, `server`, `n_seq` slots, `n_clients` at a time (0: as they
-    come), and `key`, the server that was asked.
+    """One row per request of every load: `model`, `build`, `server`, `n_seq` slots, `n_clients` at a time (0: open
+    loop), and `key`, the server that was asked.
 
-    `parts`: the token from which the answer is not the one that its prompt got alone (-1: nowhere); of an answer that
-    broke off as far as it goes. `gap`: how much likelier the likeliest token was there than the next, in nats (-1: not
-    known). `begun`: whether there is any answer. `failure`: why there is none, or not all of it; `reached`: whether the
-    request found a server at all.
+    `parts`: first token that differs from the answer to the same prompt alone (-1: none); a broken-off answer is
+    compared as far as it goes. `gap`: the likeliest token's lead over the next one there, in nats (-1: unknown).
+    `begun`: whether any token came. `failure`: why the answer is missing or incomplete; `reached`: whether the
+    request reached a server.
     """
     found = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
     names = ["model", "build", "server", "n_seq", "n_clients", "key"]
@@ -46,10 +46,10 @@ def requests(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def answers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model, build, server and number at a time: `runs`, `answers`, how many `differ` from the same prompt alone.
+    """Per model, build, server and concurrency: `runs`, `answers`, and how many `differ` from the same prompt alone.
 
-    `near_ties` among these; `failed` requests; `died`: servers that ended, with the signals (`how`) and assertions
-    (`said`). Answers that broke off count as far as they go.
+    `near_ties` among those; `failed` requests; `died`: servers that crashed, with their signals (`how`) and assertions
+    (`said`). Answers that broke off are compared as far as they go.
     """
     found, entries = requests(rows), []
     found["apart"] = found["parts"] >= 0
@@ -67,7 +67,7 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def deaths(failures: Iterable[str]) -> tuple[str, str] | None:
-    """How the server ended whose requests failed so: signal or exit code, and assertion; None where it lived."""
+    """Signal or exit code of the crashed server and its assertion, from its requests' failures; None if it survived."""
     for failure in failures:
         if found := ENDED.search(failure):
             return found[1], found[2] or ""
@@ -75,9 +75,9 @@ def deaths(failures: Iterable[str]) -> tuple[str, str] | None:
 
 
 def knees(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a server whose knee was sought: `model`, `build`, `block`, `n` (requests of each rate that was tried),
-    `met` and `failed`: the highest rate asked for that met the objectives and the lowest that did not, which no search
-    by halves can turn round; `goodput`: requests a second that kept to them at the first.
+    """One row per server whose knee was searched: `model`, `build`, `block`, `n` (requests at each rate tried), `met`
+    and `failed`: the highest requested rate that met the objectives and the lowest that did not (bisection keeps them
+    in this order); `goodput`: requests a second that met the objectives at the rate `met`.
     """
     entries = []
     for row in _sought(rows).itertuples():
@@ -89,10 +89,10 @@ def knees(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def knee_of(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a model and build: `knee`, requests a second at which ENOUGH of them are expected to meet the objectives.
+    """One row per model and build: `knee`, the rate (1/s) at which ENOUGH of the requests should meet the objectives.
 
-    Estimated from every load of every server: `servers` of them, `n` requests each. No interval where all servers were
-    asked by the same arrivals, as before each search had a seed of its own: what those drew is in every one of them.
+    Estimated from all loads of all `servers`, `n` requests each. The interval is NaN where servers shared their
+    arrivals, as in recordings without a seed per search: the luck of that one draw is in all of them.
     """
     entries = []
     for (model, build), group in _sought(rows).groupby(["model", "build"]):
@@ -118,7 +118,7 @@ def _sought(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def tools(rows: pd.DataFrame) -> pd.DataFrame:
-    """One cell's loads as four tools would tell them: `tool`, `ttft`, `itl`, `tpot`, seconds, medians over servers."""
+    """One cell's loads as four tools would report them: `tool`, `ttft`, `itl`, `tpot` (s), medians over servers."""
     told = [metrics.by_tool(requests) for requests in rows["requests"]]
     entries = []
     for tool in told[0] if told else ():
@@ -131,11 +131,11 @@ def tools(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(found: Beside) -> pd.DataFrame:
-    """AIPerf beside our client, a line for each number of requests at a time and quantity of TOLD (`what`).
+    """AIPerf beside our client: one row per number of concurrent requests and quantity in TOLD (`what`).
 
-    `ours` and `theirs`: estimates over rounds, of means over requests, in seconds or tokens a second; `ratio` of theirs
-    over ours, paired by round. The server is not as fast in every run, so each is also held against what the server
-    counted in the same run: `ours_of_own`, `theirs_of_own`, and `of_own`, the ratio of the two, paired by round.
+    `ours` and `theirs`: estimates over rounds of per-request means, in seconds or tokens/s; `ratio`: theirs over ours,
+    paired by round. Server speed varies between runs, so each is also divided by the server's own count for the same
+    run: `ours_of_own`, `theirs_of_own`, and `of_own`, the ratio of the two, paired by round.
     """
     entries = []
     for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
@@ -153,10 +153,10 @@ def compared(found: Beside) -> pd.DataFrame:
 
 
 def later(found: Beside) -> pd.DataFrame:
-    """Where two clients of one server part, a line for each number of requests at a time and LATER (`what`).
+    """Where two clients of one server differ: one row per number of concurrent requests and entry of LATER (`what`).
 
-    Seconds, estimates over rounds: `ours`, `theirs`, and `apart`, theirs less ours of the same round. What lies between
-    an answer and the next request is told by one client that asks again and again.
+    Estimates over rounds, in seconds: `ours`, `theirs`, and `apart`, theirs minus ours in the same round. The pause
+    between an answer and the next request is measured only with a single client.
     """
     entries = []
     for n_clients in dict.fromkeys(run.n_clients for run in found.runs):
@@ -173,15 +173,15 @@ def later(found: Beside) -> pd.DataFrame:
 
 
 def _between(run: Run) -> float:
-    """Seconds from an answer to the next request; NaN with several clients, or where none asks twice."""
+    """Mean seconds from an answer to the next request; NaN for several clients or a single request."""
     n, span = len(run.whole), sum(run.n_gen) / run.throughput
     return (span - sum(run.whole)) / (n - 1) if run.n_clients == 1 and n > 1 else math.nan
 
 
 def crowds(found: Crowds) -> pd.DataFrame:
-    """A line for each number of requests at a time, `waits` of which have no slot: seconds of a further token by the
-    server's own count on both servers (`released`, `patched`), tokens a second (`rate`, `rate_patched`), and ratios,
-    released over patched (`ratio`) and patched over released (`rates`), with intervals of the rounds' pairs."""
+    """One row per number of concurrent requests, `waits` of which have no slot: seconds per further token by each
+    server's own count (`released`, `patched`), tokens/s (`rate`, `rate_patched`), and their ratios, released over
+    patched (`ratio`) and patched over released (`rates`), with intervals over paired rounds."""
     entries = []
     for n_clients in dict.fromkeys(each.n_clients for each in found.loads):
         both = [
@@ -211,7 +211,7 @@ def _mean(run: Run, name: str) -> float:
 
 
 def _own(run: Run, name: str) -> float:
-    """The same quantity by the server's own count; NaN where it has none. A slot is never empty in its throughput."""
+    """The same quantity by the server's count; NaN if it has none. Its throughput assumes that all slots are full."""
     prompt, token = (math.nan if told is None else told for told in (run.prompt, run.token))
     n_gen = float(np.mean(run.n_gen))
     whole = prompt + (n_gen - 1) * token

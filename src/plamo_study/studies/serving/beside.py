@@ -1,7 +1,7 @@
-"""Our client beside AIPerf: one server, the same prompts, runs in turn, and what each says of its requests.
+"""Our client beside AIPerf: one server, the same prompts, alternating runs, and what each client reports.
 
-AIPerf (PyPI: aiperf) is installed by whoever wants the comparison; nothing here downloads it. It is told to take the
-server's own counts of tokens. llama-server counts its own seconds, in /metrics, around each run of either client.
+Users install AIPerf (PyPI: aiperf) themselves; nothing here downloads it. It uses the server's own token counts.
+llama-server's own timings come from /metrics, read before and after each run of either client.
 """
 
 import json
@@ -26,11 +26,11 @@ from plamo_study.studies.serving.load import Loaded
 from plamo_study.studies.serving.results import AIPERF, BESIDE, INSTALL, OURS, Beside, Run
 from plamo_study.studies.serving.workload import request_of, stock
 
-LOADS = {"mini": {1: 24, 4: 48}, "shape": {1: 2, 4: 4}, "weights": {1: 2, 4: 4}}  # requests at a time, requests
+LOADS = {"mini": {1: 24, 4: 48}, "shape": {1: 2, 4: 4}, "weights": {1: 2, 4: 4}}  # concurrent requests: total requests
 ROUNDS = 6
 LIMIT_S = 600.0  # of one run of AIPerf
 MS = 1e3
-WORDS: dict[str, Any] = {  # a tokenizer that counts words: AIPerf loads one in any case, its own from the network
+WORDS: dict[str, Any] = {  # a word-counting tokenizer: AIPerf always loads one, by default from the network
     "tokenizer.json": {
         "version": "1.0",
         "added_tokens": [],
@@ -42,7 +42,7 @@ WORDS: dict[str, Any] = {  # a tokenizer that counts words: AIPerf loads one in 
 SETTINGS = (
     "--endpoint-type completions --streaming --use-legacy-max-tokens --use-server-token-count "
     "--custom-dataset-type single_turn --dataset-sampling-strategy sequential --workers-max 1 --record-processors 1 "
-    "--connection-reuse-strategy never "  # it fails a request whose kept connection the server has closed
+    "--connection-reuse-strategy never "  # AIPerf fails a request whose reused connection the server has closed
     "--ui none --no-gpu-telemetry --no-server-metrics --export-level records"
 )
 
@@ -80,7 +80,7 @@ def write(found: Beside, place: str) -> Path:
 
 
 def warm(target: Target, prompt: Prompt) -> None:
-    """Ask once: what a server does only the first time is done then."""
+    """Send one request, so that the server's one-time work is done before the measurement."""
 
     async def asked() -> None:
         async with client.client(target) as web:
@@ -90,7 +90,7 @@ def warm(target: Target, prompt: Prompt) -> None:
 
 
 def counted(one: Callable[..., Run], target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
-    """A run by one of both clients, with what the server counted around it."""
+    """One run of either client, with the server's own counts for it."""
     before = client.run(_look(target))
     run = one(target, prompts, n_clients, number)
     return msgspec.structs.replace(run, **own(before, client.run(_look(target)), len(prompts)))
@@ -102,7 +102,7 @@ async def _look(target: Target) -> dict[str, float]:
 
 
 def own(before: Mapping[str, float], after: Mapping[str, float], n_requests: int) -> dict[str, Any]:
-    """What llama-server counted between two looks, as fields of a Run. It times an answer from its first token on."""
+    """llama-server's counts between two readings, as fields of a Run. It times an answer from its first token on."""
     names = {**traffic.SECONDS["llama-server"], "tokens": traffic.TOKENS["llama-server"][1]}
     grown = {what: after[name] - before[name] for what, name in names.items()}
     further = grown["tokens"] - n_requests
@@ -111,7 +111,7 @@ def own(before: Mapping[str, float], after: Mapping[str, float], n_requests: int
 
 
 def asked(target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
-    """What becomes of these prompts, so many at a time. StudyError where a request fails."""
+    """Send the prompts, `n_clients` at a time. StudyError if a request fails."""
 
     async def all_of_them() -> Loaded:
         async with client.client(target) as web:
@@ -124,7 +124,7 @@ def asked(target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
 
 
 def ours(target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
-    """These prompts by our client, so many at a time. StudyError where a request fails."""
+    """Run the prompts with our client, `n_clients` at a time. StudyError if a request fails."""
     found = asked(target, prompts, n_clients)
     requests = [request_of(answer, found.began_ns) for answer in found.answers]
     return Run(
@@ -164,7 +164,7 @@ def _theirs(aiperf: Path, target: Target, prompts: Sequence[Prompt], n_clients: 
 
 
 def told_by(folder: Path, n_requests: int, n_clients: int, number: int) -> Run:
-    """What AIPerf wrote into a folder, as a run. StudyError where it does not hold what a run has."""
+    """Run read from the files that AIPerf wrote to a folder. StudyError if they are incomplete."""
     try:
         lines = (folder / "profile_export.jsonl").read_text(encoding="utf-8").splitlines()
         every = [json.loads(line) for line in lines]
@@ -185,7 +185,7 @@ def told_by(folder: Path, n_requests: int, n_clients: int, number: int) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise StudyError("AIPerf", f"wrote no records that are understood ({why})", INSTALL) from None
+        raise StudyError("AIPerf", f"wrote records that cannot be read ({why})", INSTALL) from None
 
 
 def _seconds(metric: dict[str, Any]) -> float:
@@ -193,10 +193,10 @@ def _seconds(metric: dict[str, Any]) -> float:
 
 
 def version(aiperf: Path) -> str:
-    """What AIPerf says that it is. StudyError where there is no such program."""
+    """Version that AIPerf reports, with its name. StudyError if there is no such program."""
     words = _said(aiperf, "--version").split()
     if not words:
-        raise StudyError(str(aiperf), "does not say which version it is", INSTALL)
+        raise StudyError(str(aiperf), "does not report its version", INSTALL)
     return f"AIPerf {words[-1]}"
 
 

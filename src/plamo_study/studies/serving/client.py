@@ -1,7 +1,7 @@
-"""One request to an OpenAI-compatible server, streamed: when every byte came, and what was said.
+"""One streamed request to an OpenAI-compatible server: when each chunk arrived, and its text.
 
-Times are of one monotonic clock, taken when bytes leave the socket. A chunk is no token: how many tokens an answer has
-is the server's own count. Whatever goes wrong is told in the answer's `failure`; nothing is raised.
+All times are from one monotonic clock, taken when bytes leave the socket. A chunk is not a token: an answer's token
+count is the server's own. Errors are reported in the answer's `failure`; nothing is raised.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed
 
 Api = Literal["completions", "chat/completions"]
-MOST_BYTES = 16 << 20  # of a body; no answer that is asked for here is nearly as long
+MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
 MOST_LINE = 1 << 20  # bytes of one event
-MOST_TOLD = 4 << 20  # bytes that a server says of itself
-MOST_MORE = 1 << 14  # tokens of an answer by the server's count, beyond those that were asked for
+MOST_TOLD = 4 << 20  # bytes of a model list or of metrics
+MOST_MORE = 1 << 14  # tokens that a server may count beyond those requested
 QUIET_S = 60.0  # without a byte: hung
 PATIENCE_S = 600.0  # for a whole answer
 SAID = 160  # characters of an error's text that are kept
@@ -34,12 +34,12 @@ Found = TypeVar("Found")
 class Exact(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # a class of the platform's
     """Sleeps exactly, and watches any number of connections.
 
-    epoll rounds a sleep up to a millisecond, half a token's time; select does not, and takes no file above 1023. So the
-    one file of epoll is what select waits for. kqueue is exact by itself.
+    epoll rounds a sleep up to a millisecond, half a token's time. select does not, but takes no descriptor above 1023,
+    so it waits on epoll's own descriptor alone. kqueue is exact by itself.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready within so many seconds; None: wait for it."""
+        """Connections that are ready within `timeout` seconds; None waits without limit."""
         if timeout and timeout > 0 and hasattr(select, "epoll"):
             select.select([self.fileno()], [], [], timeout)
             timeout = 0
@@ -47,7 +47,7 @@ class Exact(selectors.DefaultSelector):  # type: ignore[misc, valid-type] # a cl
 
 
 def run(work: Coroutine[Any, Any, Found]) -> Found:
-    """Run to the end, in a loop that sleeps exactly."""
+    """Run a coroutine to its end in an event loop with exact sleeps."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(Exact())) as runner:
         return runner.run(work)
 
@@ -69,14 +69,14 @@ class Likely(msgspec.Struct):
 
 
 class Token(msgspec.Struct):
-    """A token of an answer, and the likeliest in its place."""
+    """A token of an answer, and the likeliest tokens at its position."""
 
     token: str
     top_logprobs: list[Likely] | None = None
 
 
 class Logs(msgspec.Struct):
-    """Log probabilities: `content` of newer servers, the others of the old form."""
+    """Log probabilities: `content` in the newer format, `tokens` and `top_logprobs` in the older one."""
 
     content: list[Token] | None = None
     tokens: list[str] | None = None
@@ -84,7 +84,7 @@ class Logs(msgspec.Struct):
 
 
 class Said(msgspec.Struct):
-    """What a chat says, or thinks."""
+    """Text or reasoning of a chat message."""
 
     content: str | None = None
     reasoning_content: Any = None
@@ -101,7 +101,7 @@ class Choice(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """What a server says at once, as far as it is looked at."""
+    """One event of a server's stream, reduced to the fields used here."""
 
     error: Any = None
     usage: Usage | None = None
@@ -111,7 +111,7 @@ class Event(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is asked: a text, and how many tokens of answer at most; `id` names it in every record."""
+    """A prompt: its text, the maximum tokens of its answer, and the `id` that names it in every record."""
 
     id: str
     text: str
@@ -120,11 +120,11 @@ class Prompt:
 
 @dataclass
 class Answer:
-    """What came of a request, times in ns of `clock`: due, sent, first byte of the body, every chunk with text, end.
+    """Outcome of a request; times in ns of `clock`: due, sent, first byte of the body, each chunk with text, end.
 
     `n_prompt` and `n_gen` are the server's own counts, 0 where it gives none. `thought`: chunks that were reasoning.
-    `gaps`: at each token, by how many nats the likeliest led the second; empty where not asked for or not given.
-    `timings`: what llama-server says of itself.
+    `gaps`: per token, the likeliest one's lead over the second in nats; empty if not requested or not given.
+    `timings`: llama-server's own.
     """
 
     prompt: Prompt
@@ -144,17 +144,17 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The answer."""
+        """Full text of the answer."""
         return "".join(self.texts)
 
     @property
     def divided(self) -> bool:
-        """Whether chunks held other than one token each, so that times of tokens are shared out."""
+        """Whether some chunks did not hold exactly one token, so that token times are interpolated."""
         return self.n_gen not in (0, len(self.chunk_ns))
 
     @property
     def token_ns(self) -> list[int]:
-        """When each token came. Where a chunk holds several they are spread evenly over the gap before it."""
+        """Arrival time of each token in ns. Several tokens of one chunk are spread evenly over the gap before it."""
         n, chunks = self.n_gen or len(self.chunk_ns), self.chunk_ns
         if n <= len(chunks):
             return chunks[:n]
@@ -170,7 +170,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Target:
-    """Where requests go: the server's address without a path, the model's name, and how it is asked.
+    """Destination of requests: the server's address without a path, the model's name, and the API.
 
     `usual`: fields that every request carries. `key`: sent as a bearer token, and shown nowhere.
     """
@@ -183,11 +183,11 @@ class Target:
 
     @property
     def path(self) -> str:
-        """Where a request is posted."""
+        """URL that requests are posted to."""
         return f"{self.url.rstrip('/')}/v1/{self.api}"
 
     def body(self, prompt: Prompt, stream: bool, top: int) -> dict[str, Any]:
-        """What is posted; `top`: log probabilities of so many tokens are asked for."""
+        """JSON body of a request; `top`: number of log probabilities requested per token."""
         chat = self.api == "chat/completions"
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": prompt.text}]} if chat else {
             "prompt": prompt.text}  # fmt: skip
@@ -211,7 +211,7 @@ def client(target: Target) -> httpx2.AsyncClient:
 async def ask(
     web: httpx2.AsyncClient, target: Target, prompt: Prompt, due_ns: int = 0, top: int = 0, quiet_s: float = QUIET_S
 ) -> Answer:
-    """Post one request and read its answer to the end, or to what went wrong."""
+    """Post one request and read its answer to the end or to the first error."""
     answer = Answer(prompt, due_ns or clock())
     answer.sent_ns = clock()
     try:
@@ -230,9 +230,9 @@ async def ask(
 
 
 async def ask_whole(web: httpx2.AsyncClient, target: Target, prompt: Prompt) -> tuple[str, int, int]:
-    """The answer without streaming: text, tokens of the prompt and of the answer by the server's count.
+    """Answer without streaming: text, and prompt and answer tokens by the server's count.
 
-    Raises StudyError where there is no such answer.
+    Raises StudyError if the answer or its token count is missing.
     """
     try:
         async with web.stream("POST", target.path, json=target.body(prompt, False, 0)) as reply:
@@ -251,7 +251,7 @@ async def ask_whole(web: httpx2.AsyncClient, target: Target, prompt: Prompt) -> 
 
 
 async def look(web: httpx2.AsyncClient, url: str) -> tuple[int, bytes]:
-    """Status and body of what a server says of itself there; ValueError as for every body."""
+    """Status and body of a GET request. ValueError for a body that is too long or compressed."""
     async with web.stream("GET", url) as reply:
         return reply.status_code, b"".join([part async for part in _bounded(reply, MOST_TOLD)])
 
@@ -282,11 +282,11 @@ async def _read(web: httpx2.AsyncClient, target: Target, answer: Answer, top: in
 
 
 def _take(answer: Answer, told: Event, stamp: int) -> None:
-    """Add what one event says; empty texts are no chunks. ValueError for a count of tokens that no answer has."""
+    """Add one event to an answer, skipping empty texts. ValueError for an impossible token count."""
     if told.usage:
         counted, asked = told.usage.completion_tokens, answer.prompt.n_gen
         if counted > asked + MOST_MORE:
-            raise ValueError(f"{counted:,} tokens are counted where {asked:,} were asked for")
+            raise ValueError(f"{counted:,} tokens counted, {asked:,} requested")
         answer.n_prompt, answer.n_gen = told.usage.prompt_tokens, counted
     if told.timings:
         numbers = {name: value for name, value in told.timings.items() if isinstance(value, int | float)}
@@ -305,7 +305,7 @@ def _take(answer: Answer, told: Event, stamp: int) -> None:
 
 
 def _likeliest(told: Logs | None) -> list[tuple[str, float]]:
-    """Each token's text, and by how much the likeliest led the second: of newer servers, and of the old form."""
+    """Text of each token and the likeliest one's lead over the second (nats), from either format."""
     if not told:
         return []
     if told.content:
@@ -320,7 +320,7 @@ def _gap(logs: list[float]) -> float:
 
 
 async def _events(reply: httpx2.Response, answer: Answer) -> AsyncGenerator[tuple[int, bytes], None]:
-    """The data of each event, with the time at which its last byte came."""
+    """Data of each event with the arrival time of its last byte (ns)."""
     rest = b""
     async for part in _bounded(reply):
         stamp = clock()
@@ -334,7 +334,7 @@ async def _events(reply: httpx2.Response, answer: Answer) -> AsyncGenerator[tupl
 
 
 async def _bounded(reply: httpx2.Response, most: int = MOST_BYTES) -> AsyncIterator[bytes]:
-    """The bytes of a body as they come; ValueError for more than are bearable, or for compressed ones."""
+    """Bytes of a body as they arrive. ValueError beyond `most` bytes or for a compressed body."""
     size = 0
     if (coding := reply.headers.get("Content-Encoding", "identity").lower()) != "identity":
         raise ValueError(f"a body compressed with {coding[:20]}, which was not asked for")

@@ -1,7 +1,7 @@
-"""The server as released beside the patched one, with few and with many requests waiting: what does a token take?
+"""Time per token on the released and the patched server, with few and with many requests waiting.
 
-Servers take turns. Nobody gives up waiting here, so of the patch only the wake-ups can matter. The time of a token is
-the server's own, of the answers that ended while as many as ever were still there.
+The servers take turns. No client disconnects here, so only the patch's wake-ups can matter. Token times are the
+server's own, from the answers that ended while the number of requests was still at its maximum.
 """
 
 from pathlib import Path
@@ -18,13 +18,13 @@ from plamo_study.studies.serving.load import Loaded
 from plamo_study.studies.serving.results import CROWD, PATCHED, RELEASED, Crowd, Crowds
 from plamo_study.studies.serving.workload import built, stock
 
-LOADS = {4: 48, 68: 204, 256: 512}  # requests at a time, and in all: nobody, 64 and 252 wait while four are answered
+LOADS = {4: 48, 68: 204, 256: 512}  # concurrent requests: total; 0, 64 and 252 wait while 4 are answered
 ROUNDS = 4
 MS = 1e3
 
 
 def compare(path: Path, rounds: int = ROUNDS) -> Crowds:
-    """Every load on a new server of each kind, by turns. StudyError where one is not built or a request fails."""
+    """Run every load on new servers of each kind, in turn. StudyError if one is not built or a request fails."""
     n_prompt, n_gen = plan.SHORT["mini"]
     prompts = questions.prompts(path, max(LOADS.values()), n_prompt, n_gen)
     both = {RELEASED: built(stock(path, "mini")), PATCHED: built(stock(path, "mini"), patched=True)}
@@ -40,7 +40,7 @@ def compare(path: Path, rounds: int = ROUNDS) -> Crowds:
 
 
 def _full(name: str, number: int, n_clients: int, found: Loaded) -> Crowd:
-    """What is told of the answers that ended before nobody came after them."""
+    """Summary of the answers that ended while the crowd was full."""
     ended = np.argsort([answer.ended_ns for answer in found.answers])[: len(found.answers) - n_clients]
     answers = [found.answers[n] for n in ended]
     return Crowd(

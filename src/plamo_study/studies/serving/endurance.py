@@ -1,4 +1,4 @@
-"""Servers under load for long, stopped meanwhile, or beside a patched one: frames of their runs, and the two tables of
+"""Servers under sustained load, suspended in it, or beside a patched one: frames of their runs, and the two tables of
 `data/upstream/server-wakeups.md`."""
 
 from collections.abc import Iterable, Sequence
@@ -22,22 +22,22 @@ OF_RUN = ["server", "run", "machine", "model", "rate", "held_s"]
 
 
 def soaks(recording: Recording, held: bool = False) -> list[Soak]:
-    """Every soak of the released server, or all whose server was held up, of both servers: this machine's where rows
-    are live and there are any, else the reference machine's."""
+    """All soaks of the released server or, with `held`, those of both servers that were suspended: this machine's if
+    rows are live and there are any, else the reference machine's."""
     asked = SERVERS.values() if held else [False]
     loads = [partial(results.soaks, scale=recording.scale, held=held, patched=patched) for patched in asked]
     return [run for load in loads for run in evidence.standing(recording, load) or []]
 
 
 def runs(found: Sequence[Soak]) -> pd.DataFrame:
-    """A line a soak: OF_RUN (`run` counts those of one server from 1), `n_minutes`, and its counts of requests."""
+    """One row per soak: OF_RUN (`run` numbers one server's soaks from 1), `n_minutes`, and its request counts."""
     counts = ["sent", "answered", "failed", "missing", "twice", "differ", "near_ties", "tokens", "counted"]
     lines = [who | {name: getattr(run, name) for name in counts} for who, run in _named(found)]
     return pd.DataFrame(lines, columns=[*OF_RUN, "n_minutes", *counts])
 
 
 def minutes(found: Sequence[Soak]) -> pd.DataFrame:
-    """A line a minute of every soak: OF_RUN, `n_minutes`, `minute` from 1, and what a Minute holds (None: NaN)."""
+    """One row per minute of every soak: OF_RUN, `n_minutes`, `minute` from 1, and the fields of Minute (None: NaN)."""
     fields = [name for name in Minute.__struct_fields__ if name != "fine"]
     lines = [
         who | {"minute": n} | {name: getattr(each, name) for name in fields}
@@ -49,8 +49,8 @@ def minutes(found: Sequence[Soak]) -> pd.DataFrame:
 
 
 def answers(found: Sequence[Soak]) -> pd.DataFrame:
-    """Answers a second of every soak, a line for each time that was counted apart, five seconds or a whole minute:
-    OF_RUN, `n_minutes`, `begin` and `end` in minutes, `value`."""
+    """Answers per second of every soak, one row per counting interval (five seconds or a minute): OF_RUN,
+    `n_minutes`, `begin` and `end` in minutes, and `value` (1/s)."""
     lines = []
     for who, run in _named(found):
         for minute, each in enumerate(run.minutes):
@@ -62,7 +62,7 @@ def answers(found: Sequence[Soak]) -> pd.DataFrame:
 
 
 def _named(found: Sequence[Soak]) -> Iterable[tuple[dict[str, Any], Soak]]:
-    """Each soak with what names it."""
+    """Each soak with its identifying fields."""
     counted = dict.fromkeys(SERVERS, 0)
     for run in found:
         server = PATCHED if run.patched else RELEASED
@@ -72,7 +72,7 @@ def _named(found: Sequence[Soak]) -> Iterable[tuple[dict[str, Any], Soak]]:
 
 
 def crowds(recording: Recording) -> Table:
-    """What a token takes, by the server's own count, with few and with many requests waiting, on both servers."""
+    """Time per token by the server's own count, with few and with many requests waiting, on both servers."""
     found = evidence.standing(recording, results.crowds) if recording.scale == "mini" else None
     if not found:
         return Table(pd.DataFrame([{"not compared here": f"plamo-study server build --patched, {results.CROWDED}"}]))
@@ -93,7 +93,7 @@ def crowds(recording: Recording) -> Table:
 
 
 def side_by_side(recording: Recording) -> Table:
-    """The server as released and the patched one, stopped for as long under the load that most runs had: ranges."""
+    """Ranges for the released and the patched server, suspended equally long under the load that most runs had."""
     found, entries = soaks(recording, held=True), []
     most = max(found, key=lambda one: sum(_same(one, each) for each in found), default=None)
     for name, patched in SERVERS.items():
@@ -125,13 +125,13 @@ def _range(numbers: Iterable[Any]) -> str:
 
 
 def _same(one: Soak, other: Soak | None) -> bool:
-    """Whether two soaks were the same load on one machine, stopped for as long."""
+    """Whether two soaks had the same machine, load and suspension time."""
     told = [(each.machine, each.model, each.rate, each.held_s, len(each.minutes)) for each in (one, other) if each]
     return told[0] == told[-1]
 
 
 def _gone(found: Soak) -> int | None:
-    """The minute after a stop by which the queue was gone and stayed so; None: it was not."""
+    """Minute after the suspension by which the queue was gone for good; None if it never was."""
     usual = max(minute.waiting for minute in found.minutes[:HELD_AT])
     calm = [minute.waiting <= max(usual, SLOTS) for minute in found.minutes[HELD_AT:]]
     return next((n + 1 for n, _ in enumerate(calm) if all(calm[n:])), None)

@@ -1,8 +1,8 @@
-"""Is an answer that others were given beside it the answer that its prompt gets alone?
+"""Is an answer given under load the one that its prompt gets alone?
 
-Both are greedy, so they should be the same text. Batches of other shapes round differently, though, and where the two
-likeliest tokens are nearly as likely, rounding decides: such a difference says nothing. It is told by the gap of the
-two at the token where the answers part, where the server gives log probabilities; else by asking again, alone.
+Both are greedy, so their texts should match. But batches of different shapes round differently, and between two nearly
+equally likely tokens rounding decides: such a difference proves nothing. If the server gives log probabilities, the
+gap of the two at the first differing token reveals it; otherwise the prompt is asked alone again.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ SAME = -1.0
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two answers part: the token (from 0; -1: nowhere), and by how many nats the likeliest led there alone."""
+    """First differing token of two answers (from 0; -1: none), and the likeliest token's lead there alone, in nats."""
 
     token: int
     gap: float
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether rounding may decide at that token; never known without log probabilities."""
+        """Whether rounding may decide at that token; False without log probabilities."""
         return self.gap < NEAR_TIE
 
 
 def difference(alone: Answer, answer: Answer) -> Difference | None:
-    """Where an answer leaves what its prompt got alone; None where it does not, of one that broke off as far as it got.
+    """First difference from the answer alone, or None. A broken-off answer is compared as far as it got.
 
     The gap is NaN where the server gave no log probabilities.
     """
@@ -43,7 +43,7 @@ def difference(alone: Answer, answer: Answer) -> Difference | None:
 
 
 def _token_at(pieces: Sequence[str], character: int) -> int:
-    """The token that a character of the text belongs to."""
+    """Index of the token that contains a character of the text."""
     length = 0
     for number, piece in enumerate(pieces):
         length += len(piece)

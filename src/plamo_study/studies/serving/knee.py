@@ -1,7 +1,7 @@
 """The knee: the highest rate of arrivals at which a server still meets its objectives, by bisection.
 
-A rate meets them when ENOUGH of its requests do; a request meets them when its first token comes within `ttft_s` of
-when it was due, and the others within `tpot_s` each in the mean. The search halves the ratio of two rates, so its
+A rate meets them when ENOUGH of its requests do. A request meets them when its first token comes within `ttft_s` of its
+due time and later tokens take at most `tpot_s` each on average. The search bisects the logarithm of the rate, so its
 answer is a bracket: one rate that met and one that did not.
 """
 
@@ -17,7 +17,7 @@ from plamo_study.studies.serving.objectives import Objectives
 
 ENOUGH = 0.9  # of the requests
 STEPS = 5  # bisections: the bracket is a 32nd root of the first one
-LOWEST, HIGHEST = 0.5, 2.0  # times what one request at a time, or all slots without slowing one another, would give
+LOWEST, HIGHEST = 0.5, 2.0  # times the rate of one request at a time, and of all slots without mutual slowdown
 
 
 OBJECTIVES = {"mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "weights": Objectives(10.0, 0.4)}
@@ -26,10 +26,10 @@ OBJECTIVES = {"mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "w
 async def sought(
     web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
 ) -> tuple[Loaded, list[tuple[float, float, float]]]:
-    """The load at the highest rate that met the objectives (the lowest one tried where none did), and every step.
+    """The load at the highest rate that met the objectives (if none did, the first one tried), and every step.
 
-    A step: the rate, the share of requests that met, and the client's lag in seconds. `seed`: of the arrivals, another
-    for every server, or all of them are asked the same lucky or unlucky five loads.
+    A step: the rate, the share of requests that met, and the client's lag in seconds. The arrivals' `seed` must differ
+    between servers; otherwise all of them get the same lucky or unlucky loads.
     """
     low, high = LOWEST / alone_s, HIGHEST * cell.n_seq / alone_s
     best: Loaded | None = None
@@ -50,7 +50,7 @@ async def sought(
 
 
 def bracket(rates: Sequence[float], met: Sequence[float]) -> tuple[float, float]:
-    """The highest rate asked for that met and the lowest that did not; NaN where no rate did the one or the other."""
+    """Highest requested rate that met the objectives and lowest that did not (1/s); NaN if there is none."""
     nan = float("nan")
     good = [rate for rate, share in zip(rates, met, strict=True) if share >= ENOUGH]
     bad = [rate for rate, share in zip(rates, met, strict=True) if share < ENOUGH]

@@ -1,7 +1,7 @@
-"""Load: requests one after another at a given number at a time, or at the times at which they are due.
+"""Load: a closed loop of a given number of clients, or an open loop of requests at their due times.
 
-A late request counts from when it was due, so a client that waits cannot hide that the server was slow. How late the
-client itself is stands beside every load: a clock that ticks in the same loop says how long the loop was away.
+A request's time counts from when it was due, so a waiting client cannot hide a slow server. Every load records the
+client's own lag: a clock that ticks in the same event loop measures how long the loop was blocked.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 
 TICK_S = 0.002
-IDLE_TICKS = 16  # of a loop with nothing to do: how late the system is by itself
-LATE = 0.05  # of the interval that is measured: beyond it, the client binds
-GAMMA_CV = 2.2  # of gaps: the code trace's, without its pauses
+IDLE_TICKS = 16  # of an idle loop, for the system's own lag
+LATE = 0.05  # share of the measured interval beyond which the client is the bottleneck
+GAMMA_CV = 2.2  # coefficient of variation of gaps: the code trace's, without its pauses
 # Tokens at these quantiles, from the redistributed Azure traces of 2023 (CC-BY, Splitwise): prompts, answers.
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 LENGTHS = {
@@ -34,7 +34,7 @@ LENGTHS = {
 
 @dataclass
 class Loaded:
-    """A load's answers in the order of its prompts; the client's lag in ns: how much later than idle its clock was."""
+    """A load's answers in prompt order, and `lag_ns`: how much later than in an idle loop the client's clock ticked."""
 
     answers: list[Answer]
     began_ns: int
@@ -42,16 +42,16 @@ class Loaded:
 
     @property
     def late_ns(self) -> float:
-        """How late the client is now and then: the 95th percentile of its lag."""
+        """95th percentile of the client's lag in ns."""
         return float(np.quantile(self.lag_ns, 0.95)) if self.lag_ns else 0.0
 
     @property
     def gaps_ns(self) -> list[int]:
-        """Between any two chunks of an answer."""
+        """Gaps between consecutive chunks of each answer in ns."""
         return [b - a for answer in self.answers for a, b in pairwise(answer.chunk_ns)]
 
     def client_binds(self) -> bool:
-        """Whether the client's usual lag is more than LATE of the median gap between two chunks, or of a request."""
+        """Whether the client's median lag exceeds LATE of the median chunk gap, or of a request without gaps."""
         gaps = self.gaps_ns
         if not gaps:
             gaps = [answer.ended_ns - answer.sent_ns for answer in self.answers if not answer.failure]
@@ -59,7 +59,7 @@ class Loaded:
 
 
 async def closed(web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
-    """So many clients, each asking the next prompt when its answer is complete."""
+    """Closed loop: `n_clients` clients, each sending the next prompt when its answer is complete."""
     found: dict[int, Answer] = {}
     left = iter(enumerate(prompts))
 
@@ -76,7 +76,7 @@ async def closed(web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prom
 async def opened(
     web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], arrivals_s: Sequence[float]
 ) -> Loaded:
-    """Every prompt at its time, in ascending seconds from the beginning, whatever became of the others."""
+    """Open loop: each prompt at its arrival time (ascending seconds from the start), whatever became of the others."""
     found: dict[int, Answer] = {}
     async with _Ticking() as ticking:
         begin = clock()
@@ -91,7 +91,7 @@ async def each_at(
     begin_ns: int,
     take: Callable[[int, Answer], None],
 ) -> None:
-    """Send every prompt at its time after `begin_ns`, and hand each answer over with its number when it is complete."""
+    """Send each prompt at its time in seconds after `begin_ns`; call `take` with its number and its complete answer."""
 
     async def one(number: int, prompt: Prompt, due: int) -> None:
         take(number, await client.ask(web, target, prompt, due))
@@ -105,7 +105,7 @@ async def each_at(
 
 
 class _Ticking:
-    """A clock in the loop: how late it is while nothing else happens, and then while a load runs."""
+    """A clock in the event loop that measures its lag, first while idle and then under load."""
 
     def __init__(self) -> None:
         self._late: list[int] = []
@@ -135,9 +135,9 @@ class _Ticking:
 
 
 def arrivals(kind: str, n: int, per_second: float, seed: int) -> list[float]:
-    """When requests arrive, in seconds from the first; `kind`: poisson, gamma, or a file with one time a line.
+    """Arrival times in seconds from the first; `kind`: poisson, gamma, or a file with one time per line.
 
-    Raises StudyError for a file that holds other than times, or too few of them.
+    Raises StudyError for a file with invalid or too few times.
     """
     rng = np.random.default_rng([seed, n])
     if kind == "poisson":

@@ -1,9 +1,9 @@
-"""What a load took, as this project defines it and as others do, from the times of its requests.
+"""Latency and throughput of a load from the times of its requests, as this project and other tools define them.
 
 TTFT: from when a request was due to its first token. TPOT: (last token - first token) / (tokens - 1), of one request.
 ITL: one gap between two tokens of one request. Throughput: answered tokens a second, from the first request due to the
-last token. Goodput: requests a second that kept to the objectives. A percentile is told only where there are enough
-requests for it, the largest gap and the failures always.
+last token. Goodput: requests a second that met the objectives. A percentile is reported only if there are enough
+requests for it; the largest gap and the failures always are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ MS = 1e3
 
 
 def of_load(requests: Sequence[Request]) -> dict[str, float]:
-    """Of one load, in seconds and tokens a second: medians `ttft`, `tpot`, `itl`, `whole`; `ttft_p90`, `largest` gap.
+    """Metrics of one load in seconds and tokens/s: medians `ttft`, `tpot`, `itl`, `whole`; `ttft_p90`, `largest` gap.
 
-    `throughput`; `answered` and `failed` requests, `n_tokens`. NaN where there is nothing to say.
+    `throughput`; `answered` and `failed` requests; `n_tokens`. NaN where undefined.
     """
     answered = [request for request in requests if not request.failure and request.token_ns]
     firsts = [(request.token_ns[0] - request.arrived_ns) / NS for request in answered]
@@ -52,7 +52,7 @@ def _gaps(request: Request) -> list[float]:
 
 
 def tpot(request: Request) -> float:
-    """Seconds for each token after the first, in the mean."""
+    """Mean seconds per token after the first, of one request."""
     return (request.token_ns[-1] - request.token_ns[0]) / (len(request.token_ns) - 1) / NS
 
 
@@ -62,14 +62,14 @@ def span(requests: Sequence[Request]) -> float:
 
 
 def goodput(requests: Sequence[Request], objectives: Objectives) -> float:
-    """Requests per second that kept to the objectives."""
+    """Requests per second that met the objectives; NaN if none was answered."""
     kept = [r for r in requests if objectives.met(r.arrived_ns, r.token_ns, r.failure)]
     answered = [r for r in requests if r.token_ns]
     return len(kept) / span(answered) if answered else NAN
 
 
 def by_tool(requests: Sequence[Request]) -> dict[str, dict[str, float]]:
-    """The same load as four tools would tell it, seconds: `ttft`, `itl` and `tpot` of each, means as they print them.
+    """The same load as four tools would report it: means of `ttft`, `itl` and `tpot` in seconds, by tool.
 
     Ours and MLPerf's TTFT counts from when a request was due, the others' from when it was sent. ITL: ours every gap
     between tokens, vLLM's the gaps between chunks, pooled, AIPerf's (whole - TTFT) / (n - 1) of each request.
@@ -94,7 +94,7 @@ def _mean(values: Sequence[Any]) -> float:
 
 
 def measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
-    """(metric, unit, value, samples) of a row of this study, as `measurements` names them; nothing of what is NaN."""
+    """Yield (metric, unit, value, samples) of a row of this study, as `measurements` names them, without NaN values."""
     requests, series, told = row["requests"], row["series"], of_load(row["requests"])
     answered = [request for request in requests if not request.failure and request.token_ns]
     samples = {

@@ -1,4 +1,4 @@
-"""What a request has to keep to. Workers import this, so nothing here loads pandas."""
+"""Latency objectives of a request. Workers import this module, so nothing here loads pandas."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Objectives:
-    """What a request must keep to, in seconds: to its first token, and for each further one in the mean."""
+    """Latency objectives in seconds: time to the first token, and mean time per further token."""
 
     ttft_s: float
     tpot_s: float
 
     def met(self, due_ns: int, token_ns: Sequence[int], failure: str) -> bool:
-        """Whether a request kept to them; one that failed did not."""
+        """Whether a request met both objectives; a failed request never does."""
         if failure or not token_ns:
             return False
         rest = (token_ns[-1] - token_ns[0]) / max(len(token_ns) - 1, 1)

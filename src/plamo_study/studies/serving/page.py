@@ -30,7 +30,7 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """One page that needs nothing beside it."""
+    """A self-contained HTML page of a report."""
     return Environment(autoescape=True).from_string(PAGE).render(report=report, parts=_parts(report))
 
 

@@ -1,8 +1,8 @@
-"""Which cells the study of serving measures: one request at a time by length, several at a time, rates, and the parts.
+"""Cells of the serving study: single requests by length, concurrent requests, rates, and the engine's parts.
 
-Servers are those that can be started here: `llama_cpp.server`, where its web framework is installed, and llama-server,
-where one is found. Beside them what the engine alone takes for the same prompts and steps, of which predictions are
-made.
+It covers the servers that can be started here: `llama_cpp.server` if its web framework is installed, and llama-server
+if one is found. The engine alone is timed on the same prompts and decode steps; predictions are made from these
+times.
 """
 
 from dataclasses import replace
@@ -15,23 +15,23 @@ from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, w
 PROMPTS, ANSWERS = (128, 512, 2048), (16, 64, 256)  # tokens, of the exercise that this notebook answers
 SHORT = {"mini": (128, 64), "shape": (128, 16), "weights": (128, 16)}  # of the loads
 ASIDE = (128, 16)  # of the server in Python
-AT_ONCE = (1, 2, 4, 8, 16)  # requests at a time, of 16 slots
-WAITING = (16, 64, 256)  # requests at a time where only SLOTS are answered
+AT_ONCE = (1, 2, 4, 8, 16)  # concurrent requests on 16 slots
+WAITING = (16, 64, 256)  # concurrent requests on SLOTS slots
 SLOTS = 4  # llama-server's own default
 ALONE = 2  # requests of a cell that asks one at a time
-LOADED = {"mini": 24, "shape": 8, "weights": 8}  # of one that asks several, and looks at answers
-FEWEST = 8  # of one that looks at times: and at least two for each that asks
+LOADED = {"mini": 24, "shape": 8, "weights": 8}  # of a concurrent cell that checks answers
+FEWEST = 8  # of a cell that measures times, and at least two per client
 SOUGHT = {"mini": 16, "shape": 8, "weights": 8}  # of each rate that is tried for the knee
 STEPS = 16  # decode steps timed by themselves
 BLOCKS = {"mini": 2, "shape": 3, "weights": 3}
-SEARCHES = 7  # servers on which a knee is sought by itself, each asked by arrivals of its own
-SUSTAINED = 96  # requests of each rate there: sixteen that come within a tenth of a second are a burst and no rate
+SEARCHES = 7  # servers of the knee study, each with its own arrivals
+SUSTAINED = 96  # requests at each rate there: sixteen within a tenth of a second are a burst, not a rate
 PATIENCE = 2  # times the usual limit
 LLAMA, PYTHON = "llama-server", "llama_cpp.server"
 
 
 def serving(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 11: a real server; where none can be started the one in Python is asked, and its rows say what to do."""
+    """Notebook 11: every server found here; without llama-server, the Python server, whose rows say what is missing."""
     check_scale(scale)
     base = Serving(scale=scale, dtype=DTYPE[scale], n_gpu_layers=-1 if gpu else 0, model=MODELS[0])
     base = change(base, n_threads=server.threads(), n_seq=SLOTS, n_prompt=SHORT[scale][0], n_gen=SHORT[scale][1])
@@ -66,7 +66,7 @@ def serving(scale: str, gpu: bool = False) -> Plan:
 
 
 def knees(scale: str, gpu: bool = False) -> Plan:
-    """The knee alone, on so many servers of each model that its interval means something."""
+    """The knee alone, on enough servers of each model for a meaningful interval."""
     whole = serving(scale, gpu)
     sought = [cell for cell in whole.cells if isinstance(cell, Serving) and cell.pattern == "knee"]
     cells = tuple(change(cell, n_requests=SUSTAINED) for cell in sought)
@@ -84,12 +84,12 @@ def _of(base: Serving, n_prompt: int, n_gen: int) -> Serving:
 
 
 def _compared(cell: Serving) -> bool:
-    """Whether another build measures it too: what concurrent requests do to the first model."""
+    """Whether other builds measure the cell too: concurrent requests to the first model."""
     return cell.server == LLAMA and cell.model == MODELS[0] and cell.n_clients != 1
 
 
 def _parts(base: Serving, at_once: tuple[int, ...], lengths: tuple[int, ...]) -> list[Cell]:
-    """What the engine alone takes for prompts, for a step after each, and for steps of so many after the shortest."""
+    """Cells of the engine alone: prompts, a decode step after each, and batched steps after the shortest."""
     step = change(base, workload="decode", depth=base.n_prompt, n_gen=STEPS, n_seq=1, policy="shared")
     alone = [change(base, workload="prefill", n_prompt=n, n_seq=1, repetitions=3) for n in lengths]
     return [*alone, *(change(step, depth=n) for n in lengths), *(change(step, n_seq=n) for n in at_once)]

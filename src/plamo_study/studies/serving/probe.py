@@ -1,8 +1,8 @@
 """A probe of any OpenAI-compatible server: are its answers right under load, and which phase binds its traffic?
 
-Right: the same prompts alone and together, greedy. Which phase: prompt length, answer length and load are changed one
-at a time, in rounds, and the elasticity of a request's time to each is told with its interval. Nothing is asked that
-was not announced: `Ask.budget` says beforehand how many requests and tokens there will be at most, and how long.
+Answers: the same prompts are asked alone and together, greedily. Phase: prompt length, answer length and load are
+changed one at a time, in rounds, and the elasticity of a request's time to each is reported with its interval. The
+cost is known beforehand: `Ask.budget` gives the maximum of requests, tokens and seconds.
 """
 
 import asyncio
@@ -30,27 +30,27 @@ from plamo_study.studies.serving.traffic import Traffic
 PROMPTS, TOGETHER, RIGHT_ROUNDS = 8, (4, 2), 6  # asked alone; at once; rounds of each
 RIGHT_TOKENS, RIGHT_CHARACTERS = 24, (600, 50)  # of an answer; of the first prompt, and more with each
 REPEATED = 2  # times that a prompt is asked alone where a server gives no log probabilities
-FEW = 0.1  # of the answers: so many differences, of one prompt, rounding may explain where no gap is known
+FEW = 0.1  # share of answers: as many differences in one prompt may be rounding if gaps are unknown
 PHASE_ROUNDS = 5
 FACTOR = 2  # by which a length or the load is changed
-CHARACTERS = 3.0  # a token has, until the server has counted some
+CHARACTERS = 3.0  # per token, until the server has counted some
 WARM = 1
 LOOPBACK = ("localhost",)
-SERVERS = {"llamacpp": "llama-server", "me": "llama_cpp.server", "vllm": "vLLM"}  # by what owns their models
+SERVERS = {"llamacpp": "llama-server", "me": "llama_cpp.server", "vllm": "vLLM"}  # by the `owned_by` of their models
 KNOWN = {"llama-server": questions.OURS["llama-server"], "vLLM": {"ignore_eos": True}}
 Right = Literal["answers do not depend on neighbours", "they do", "cannot tell"]
 Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
 LEVERS: Mapping[Phase, str] = {
-    "prefill": "keep prefixes cached, shorten prompts; chunk them for those who are being answered (notebook 06), or "
-    "read them elsewhere (09)",
+    "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers (notebook 06), or "
+    "prefill them elsewhere (09)",
     "decode": "fewer bits (notebook 04), a bigger batch if the aggregate counts (03), shorter answers",
     "queue": "more slots while a step stays cheap (notebook 03), replicas (07), or less load",
-    "client": "probe from a machine that has time for it",
+    "client": "probe from a machine with idle cores",
     "cannot tell": "probe again when the server is quiet, or for longer lengths",
 }
-LATE = "it had not ended when its time was over"
-GRACE_S = 10.0  # for requests that are on their way when the time is over; less where that is more than half of it
-MET = 2  # requests that say how a server is asked
+LATE = "it did not end within its time"
+GRACE_S = 10.0  # for requests in flight when the time is up; at most half of the time
+MET = 2  # requests that find out which API the server has
 Say = Callable[[str], None]
 Found = TypeVar("Found")
 
@@ -69,7 +69,7 @@ class Models(msgspec.Struct):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What a probe may cost at most."""
+    """Upper limits of a probe's cost."""
 
     requests: int
     tokens: int
@@ -78,7 +78,7 @@ class Budget(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Ask:
-    """What is probed: a server, the usual request there (tokens), and how many come at a time or per second."""
+    """What to probe: a server, its usual request in tokens, and how many run at a time or arrive per second."""
 
     target: Target
     prompt_tokens: int = 256
@@ -88,7 +88,7 @@ class Ask:
     seconds: float = 120.0
 
     def budget(self) -> Budget:
-        """The most that the probe asks for."""
+        """Most requests, tokens and seconds that the probe takes."""
         right = PROMPTS * (1 + 2 * REPEATED) + RIGHT_ROUNDS * sum(TOGETHER)
         right_tokens = right * (RIGHT_TOKENS + (RIGHT_CHARACTERS[0] + PROMPTS * RIGHT_CHARACTERS[1]) // 2)
         phase = WARM + PHASE_ROUNDS * sum(setting.n for setting in self.settings().values())
@@ -97,7 +97,7 @@ class Ask:
         return Budget(MET + right + phase, right_tokens + tokens, self.seconds)
 
     def settings(self) -> dict[str, "Setting"]:
-        """The loads that are compared, by what is changed."""
+        """Loads to compare, by the quantity that is changed."""
         n = self.concurrency
         usual = Setting(n, self.prompt_tokens, self.output_tokens, self.per_second)
         return {
@@ -111,7 +111,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Setting:
-    """One load: so many requests at once or, where `per_second` is not 0, as they come; tokens of each."""
+    """One load: `n` requests at once or, if `per_second` is not 0, arriving at that rate; tokens of each request."""
 
     n: int
     prompt_tokens: int
@@ -120,7 +120,7 @@ class Setting:
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An estimate as it goes into JSON."""
+    """An estimate in JSON form."""
 
     value: float
     low: float
@@ -128,7 +128,7 @@ class Interval(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, estimate: Estimate) -> "Interval":
-        """Of an estimate."""
+        """Interval of an estimate."""
         return cls(estimate.value, estimate.low, estimate.high)
 
     def __format__(self, spec: str) -> str:
@@ -136,7 +136,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 class Rightness(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether answers depend on neighbours; `prompts`: those that got another answer, by number, and from which token.
+    """Whether answers depend on neighbours; `prompts`: first differing token by number of each prompt that is affected.
 
     `compared` answers under load; `other` of them differ where rounding cannot explain it, `near_ties` where it can,
     `unknown` where the server gives no log probabilities and too few differ; `failed` did not end.
@@ -154,10 +154,10 @@ class Rightness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """Which phase binds: by how many percent a request takes longer for each percent of prompt, answer, or load.
+    """Which phase binds; `elasticities`: percent more time per request for 1 % more prompt, answer or load.
 
     `shares` of a request's time under the usual load; `seconds`: to the first token and to the end, alone and under it;
-    `late_s`: how late the client is now and then.
+    `late_s`: 95th percentile of the client's lag.
     """
 
     verdict: Phase
@@ -170,7 +170,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe found out; `traffic`: what the server's own was made of, where that was looked at."""
+    """Findings of a probe; `traffic`: the server's own traffic, if it was watched."""
 
     url: str
     server: str
@@ -184,7 +184,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL leads to this machine and nowhere else, whatever names resolve to."""
+    """Whether a URL can only lead to this machine, however names resolve."""
     try:
         host = urlsplit(url).hostname or ""
         return host in LOOPBACK or ipaddress.ip_address(host).is_loopback
@@ -193,7 +193,7 @@ def is_loopback(url: str) -> bool:
 
 
 def check_url(url: str) -> str:
-    """The address without a path; StudyError for what is no address of a server."""
+    """The server's address without a path; StudyError for anything that is not one."""
     try:
         parts = urlsplit(url)
         httpx2.URL(url)
@@ -203,7 +203,7 @@ def check_url(url: str) -> str:
     if not right:
         raise StudyError(f"URL {url!r}", "is no http or https address", "plamo-study probe http://127.0.0.1:8080")
     if parts.username or parts.password:
-        raise StudyError("URL", "carries a password, which would stand in the report", "give the key by environment")
+        raise StudyError("URL", "carries a password, which would appear in the report", "give the key by environment")
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -246,7 +246,7 @@ async def _probe(ask: Ask, say: Say) -> Report:
 
 
 async def _in_time(work: Coroutine[Any, Any, Found], until: float, otherwise: Found) -> Found:
-    """What comes of some work, or something else where it has not ended by then."""
+    """Result of `work`, or `otherwise` if it has not ended by `until`."""
     try:
         async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
             return await work
@@ -255,12 +255,12 @@ async def _in_time(work: Coroutine[Any, Any, Found], until: float, otherwise: Fo
 
 
 async def _met(web: httpx2.AsyncClient, ask: Ask) -> tuple[Target, str]:
-    """The target with the model and the interface it offers, and what kind of server it is, where that can be told."""
+    """The target with the server's model and API, and the kind of server if it is known."""
     try:
         async with asyncio.timeout(ask.seconds / 2):
             return await _greeted(web, ask.target)
     except TimeoutError:
-        why = f"has answered nothing to its end after {ask.seconds / 2:g} s"
+        why = f"has completed no answer after {ask.seconds / 2:g} s"
         raise StudyError(ask.target.url, why, "give it longer with --seconds") from None
 
 
@@ -299,7 +299,7 @@ async def _right(web: httpx2.AsyncClient, ask: Ask, until: float, counted: list[
     ]  # fmt: skip
     alone = [await client.ask(web, ask.target, prompt, top=2) for prompt in prompts]
     counted[0] += PROMPTS
-    if any(answer.failure for answer in alone):  # perhaps it knows no log probabilities
+    if any(answer.failure for answer in alone):  # perhaps it does not support log probabilities
         alone = [await client.ask(web, ask.target, prompt) for prompt in prompts]
         counted[0] += PROMPTS
     if failed := [answer.failure for answer in alone if answer.failure]:
@@ -363,7 +363,7 @@ def _judged(alone: list[Answer], compared: list[tuple[int, Answer]], known: bool
 
 @dataclass(frozen=True)
 class Seen:
-    """What a round of one setting took, means over its requests: seconds to the first token and to the end; tokens."""
+    """Means over the requests of one setting in one round: seconds to the first token and to the end; tokens."""
 
     ttft: float
     whole: float
@@ -443,7 +443,7 @@ def _bound(rounds: list[dict[str, Seen]], loads: list[Loaded]) -> Binding:
 
 
 def _shares(rounds: list[dict[str, Seen]]) -> dict[str, list[float]]:
-    """Of a request's time under the usual load: waiting for others, its prompt, and its answer."""
+    """Shares of a request's time under the usual load, by round: queue, prefill and decode."""
     found: dict[str, list[float]] = {"queue": [], "prefill": [], "decode": []}
     for each in rounds:
         usual, alone = each["usual"], each["alone"]
@@ -484,7 +484,7 @@ def _verdict(logs: dict[str, np.ndarray], rounds: list[dict[str, Seen]], loads: 
 
 
 def _late_of_request(loads: Iterable[Loaded]) -> float:
-    """How late the client is beside the gap between two chunks, median over loads."""
+    """Client lag (95th percentile) as a share of the median chunk gap, median over loads."""
     found = []
     for loaded in loads:
         if gaps := loaded.gaps_ns:

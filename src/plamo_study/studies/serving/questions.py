@@ -1,4 +1,4 @@
-"""What servers are asked: pieces of a text of so many tokens, each another piece, and how a server is asked them."""
+"""Prompts for servers: distinct pieces of a text with given token counts, and the fields sent with them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from plamo_study.measure import texts
 from plamo_study.studies.serving.client import Prompt
 
 TEXT = "python-heldout"
-STRIDE = 613  # characters from one piece to the next, which no line of the text repeats with
-# An answer has the length asked for, no prefix is kept from request to request, and every time is the server's own
-# work. Servers that do not know a field ignore it; probes of unknown servers do not send them.
+STRIDE = 613  # characters between pieces; no line of the text repeats with this period
+# Answers have the requested length and no prefix is cached between requests, so every time is the server's own work.
+# Servers ignore fields that they do not know; probes of unknown servers do not send these.
 OURS: dict[str, dict[str, Any]] = {
     "llama-server": {"ignore_eos": True, "cache_prompt": False},
     "llama_cpp.server": {},
@@ -24,7 +24,7 @@ def prompts(model: Path, n: int, n_prompt: int, n_gen: int, seed: int = 0) -> li
 
 
 def of_lengths(model: Path, n_prompts: Sequence[int], n_gens: Sequence[int], seed: int = 0) -> list[Prompt]:
-    """Prompts and answers of so many tokens each; all prompts begin differently."""
+    """Prompts with the given prompt and answer lengths in tokens; all prompts begin differently."""
     text, n = texts.read(TEXT).decode(), len(n_prompts)
     with Tokenizer(model) as tokenizer:
         return [
@@ -40,7 +40,7 @@ def _piece(tokenizer: Tokenizer, text: str, start: int, n_tokens: int) -> str:
 
 
 def of_characters(n: int, n_characters: int, n_gen: int, seed: int = 0) -> list[Prompt]:
-    """`n` prompts of so many characters, for a server whose tokenizer nobody knows."""
+    """`n` prompts of `n_characters` characters, for a server with an unknown tokenizer."""
     text = texts.read(TEXT).decode()
     places = [(seed * n + i) * STRIDE % (len(text) // 2) for i in range(n)]
     repeated = text * (1 + n_characters // (len(text) // 2))

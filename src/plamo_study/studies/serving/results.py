@@ -1,6 +1,6 @@
-"""What the tools of this study keep beside the journals: soaks, crowds, AIPerf beside our client, trials of the probe.
+"""Results that the tools keep beside the journals: soaks, crowds, AIPerf beside our client, trials of the probe.
 
-Their fields and how they are read, without the servers and clients that make them.
+Only their fields and readers; the servers and clients that produce them are elsewhere.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ import msgspec
 
 from plamo_study.measure import kept
 
-HELD_AT = 2  # minutes before a server is held up
+HELD_AT = 2  # minutes before a server is suspended
 RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a crowd
 OURS, AIPERF = "our client", "AIPerf"
 SOAKED, CROWDED = "plamo-study server soak", "plamo-study server crowd"
@@ -18,11 +18,11 @@ CROWD, BESIDE, TRIALS = "11-crowd.mini.json", "11-beside.{}.json", "11-probes.js
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
-    """What ended in one minute, and the memory of client and server at its end. None: nothing was answered in it.
+    """Requests that ended in one minute, and memory of client and server at its end. None: no answer in that minute.
 
     `ttft`: seconds to the first token at the 50th and 90th percentile; `tpot`: median seconds for each further one;
-    `late`: the 95th percentile of how much later than due the client sent; `waiting`: requests not ended at its end.
-    `fine`: answers that ended in each twelfth of it, 5 seconds; empty in runs recorded before these were counted.
+    `late`: 95th percentile of the client's sending delay (s); `waiting`: requests still open at the minute's end.
+    `fine`: answers that ended in each 5 s of the minute; empty in older recordings.
     """
 
     answered: int
@@ -38,11 +38,11 @@ class Minute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Soak(msgspec.Struct, frozen=True, kw_only=True):
-    """A soak: what was asked of which server, what became of every request by its number, and its minutes.
+    """A soak: its server and load, the outcome of all requests, and its minutes.
 
-    `missing`: sent and neither answered nor failed; `twice`: ended more than once. `differ`: answers that are not the
-    one that the prompt got alone, `near_ties` of these. `failures`: the reasons, and how often each. `tokens`: of all
-    answers as they came; `counted`: as the server counted meanwhile (None where nobody asked it).
+    `missing`: neither answered nor failed; `twice`: ended more than once. `differ`: answers that differ from the one to
+    the prompt alone, `near_ties` among them. `failures`: count by reason. `tokens`: of all answers as received;
+    `counted`: by the server over the same time (None where it was not read).
     """
 
     machine: dict[str, Any]
@@ -51,7 +51,7 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt: int
     n_gen: int
     rate: float
-    held_s: float = 0.0  # the server was stopped for so long after HELD_AT minutes, and then went on
+    held_s: float = 0.0  # seconds for which the server was suspended after HELD_AT minutes
     patched: bool = False  # the server of `server build --patched`
     sent: int
     answered: int
@@ -68,9 +68,9 @@ class Soak(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Crowd(msgspec.Struct, frozen=True, kw_only=True):
-    """One load of one server: a number for each answer that ended while the crowd was full.
+    """One load of one server, over the answers that ended while the crowd was full.
 
-    `token`: seconds of a further token, by the server; `seconds`: until the last of these ended; `tokens`: of them all.
+    `token`: seconds per further token of each, by the server; `seconds`: until the last one ended; `tokens`: in all.
     """
 
     server: str
@@ -82,7 +82,7 @@ class Crowd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Crowds(msgspec.Struct, frozen=True, kw_only=True):
-    """Loads of both servers, in turn, on which machine."""
+    """Loads of both servers, in turn, on one machine."""
 
     machine: dict[str, Any]
     model: str
@@ -92,10 +92,10 @@ class Crowds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One load by one client; a number a request, seconds: `ttft`, `itl` (mean gap), `whole`, and `n_gen` tokens.
+    """One load by one client; per request in seconds: `ttft`, `itl` (mean gap), `whole`; and `n_gen` in tokens.
 
-    `throughput`: tokens a second as the client tells it. The server's own count of this run, None where it has none:
-    mean seconds of a `prompt` and of each further `token`, and all tokens of answers (`counted`).
+    `throughput`: tokens/s as the client reports it. The server's own count of this run, None if it has none: mean
+    seconds per `prompt` and per further `token`, and all answer tokens (`counted`).
     """
 
     tool: str
@@ -112,7 +112,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of both clients against one server, on which machine, and what was asked."""
+    """Runs of both clients against one server on one machine, and their load."""
 
     machine: dict[str, Any]
     model: str
@@ -124,7 +124,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A server probed `runs` times: verdicts, and of all runs together the answers compared and how they differ."""
+    """A server probed `runs` times: count by verdict, and over all runs the answers compared and their differences."""
 
     model: str
     build: str
@@ -137,23 +137,23 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trials(msgspec.Struct, frozen=True):
-    """All of them."""
+    """All trials kept at a place."""
 
     trials: list[Trial]
 
 
 def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> list[Soak]:
-    """The soaks of a place in the order in which they ran, or those whose server was held up or patched.
+    """Soaks kept at a place, in the order in which they ran; `held`: those whose server was suspended.
 
-    StudyError for a damaged file, which names what makes it anew.
+    StudyError for a damaged file; it names the command that makes a new one.
     """
-    either = Soak | list[Soak]  # one alone, as long as only the last one was kept
+    either = Soak | list[Soak]  # older files hold a single soak
     found = kept.load_any(place, soak_name(scale, held, patched), either, SOAKED) or []
     return found if isinstance(found, list) else [found]
 
 
 def soak_name(scale: str, held: bool, patched: bool) -> str:
-    """The file of one kind of soak."""
+    """File name of one kind of soak."""
     return f"11-{'held' if held else 'soak'}{'-patched' if patched else ''}.{scale}.json"
 
 
@@ -168,6 +168,6 @@ def beside(place: str, scale: str) -> Beside | None:
 
 
 def trials(place: str) -> list[Trial]:
-    """The trials of a place; none where none were written down."""
+    """Trials kept at a place; empty if there are none."""
     found = kept.load(place, TRIALS, Trials, "plamo-study server trial")
     return found.trials if found else []

@@ -1,7 +1,7 @@
-"""A server under load for half an hour: is every request accounted for, is every answer right, does memory stay?
+"""A server under load for half an hour: is every request accounted for, every answer right, and memory constant?
 
-Requests come at random times (Poisson) at a rate that the server sustains. Nothing is kept of an answer but what it
-adds to its minute, so memory that grows is the client's or the server's and not that of the results.
+Requests arrive at random times (Poisson) at a rate that the server sustains. An answer is kept only in the summary of
+its minute, so growing memory belongs to the client or the server, not to the results.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ FINE = 12  # counts of answers in a minute: one each five seconds
 
 @dataclass
 class _Counted:
-    """What became of requests so far, and what the minute that runs has of them."""
+    """Outcome of all requests so far, and of those in the current minute."""
 
     alone: list[Answer]
     sent: int = 0
@@ -55,7 +55,7 @@ class _Counted:
     counted: int | None = None
     minutes: list[Minute] = field(default_factory=list)
     _ended: list[tuple[float, float, float]] = field(default_factory=list)
-    _at: list[int] = field(default_factory=list)  # when each of these ended
+    _at: list[int] = field(default_factory=list)  # when each of them ended (ns)
     _failed: int = 0
     _begun: int = field(default_factory=clock)
 
@@ -97,9 +97,9 @@ class _Counted:
 
 
 def run(path: Path, scale: str, rate: float, minutes: int, held_s: float = 0.0, patched: bool = False) -> Soak:
-    """A new llama-server with the attention model under so many requests a second, for so many minutes.
+    """Run a new llama-server (attention model) under `rate` requests a second for `minutes` minutes.
 
-    `held_s`: after HELD_AT minutes it is stopped for so many seconds, as by another program, and then goes on.
+    `held_s`: seconds for which the server is suspended after HELD_AT minutes, as by another program.
     Raises StudyError where it does not start or does not answer.
     """
     if held_s and minutes * MINUTE_S <= HELD_AT * MINUTE_S + held_s:
@@ -152,7 +152,7 @@ async def _loaded(
 
 
 async def _written(web: httpx2.AsyncClient, target: Target) -> int | None:
-    """Tokens of answers that the server has counted so far; None where it does not say."""
+    """Answer tokens by the server's count so far; None if it reports none."""
     try:
         found = (await traffic.look(web, target)).get(traffic.TOKENS["llama-server"][1])
     except StudyError:
@@ -161,7 +161,7 @@ async def _written(web: httpx2.AsyncClient, target: Target) -> int | None:
 
 
 def _timed(found: _Counted, prompts: list[Prompt], rate: float, seconds: float) -> Iterator[tuple[Prompt, float]]:
-    """Prompts in turn with the times at which they are due, as many as come in so many seconds."""
+    """Prompts in turn with their random due times in seconds, up to `seconds`."""
     rng, at_s = np.random.default_rng(0), 0.0
     while (at_s := at_s + float(rng.exponential(1 / rate))) < seconds:
         yield prompts[found.sent % len(prompts)], at_s
@@ -196,7 +196,7 @@ def _memory(pid: int | None) -> int:
 
 
 def sustained(scale: str, place: str) -> float:
-    """SHARE of the lowest knee that a server with the attention model had here, in requests a second.
+    """SHARE of the lowest knee measured here with the attention model, in requests a second.
 
     Raises StudyError where none was sought on this machine.
     """

@@ -1,6 +1,6 @@
-"""What a server's own traffic was made of between two looks at its /metrics: tokens, and seconds by phase.
+"""A server's own traffic between two readings of its /metrics: tokens, and seconds by phase.
 
-llama-server (started with --metrics) and vLLM count both. Nothing is asked of the model.
+llama-server (started with --metrics) and vLLM count both. No request is sent to the model.
 """
 
 import asyncio
@@ -14,9 +14,9 @@ from plamo_study.errors import StudyError
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Target
 
-LOOK_S = 30.0  # for one look
+LOOK_S = 30.0  # for one reading
 
-# What each phase is called there: counters, in seconds and tokens.
+# Names of each server's counters: seconds by phase, and tokens of prompts and answers.
 SECONDS: dict[str, dict[str, str]] = {
     "llama-server": {
         "prefill": "llamacpp:prompt_seconds_total",
@@ -35,7 +35,7 @@ TOKENS = {
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What came between two looks: tokens of prompts and answers, and the share of each phase in the server's time."""
+    """Traffic between two readings: tokens of prompts and answers, and each phase's share of the server's time."""
 
     seconds: float
     prompt_tokens: float
@@ -44,9 +44,9 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def watched(target: Target, seconds: float) -> Traffic:
-    """Look at a server's /metrics twice, so many seconds apart.
+    """Traffic between two readings of a server's /metrics, `seconds` apart.
 
-    Raises StudyError where it offers none that are known, or where nothing happened in between.
+    Raises StudyError if it has no known counters, or if nothing happened in between.
     """
 
     async def looked() -> tuple[dict[str, float], dict[str, float]]:
@@ -76,7 +76,7 @@ async def look(web: httpx2.AsyncClient, target: Target) -> dict[str, float]:
 
 
 def parsed(text: str) -> dict[str, float]:
-    """Numbers by name, of Prometheus's text format; those of one name with several labels are summed."""
+    """Numbers by name from Prometheus's text format; those of one name with several labels are summed."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
@@ -91,7 +91,7 @@ def parsed(text: str) -> dict[str, float]:
 
 
 def between(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> Traffic:
-    """What happened from one look to the next."""
+    """Traffic between two readings, `seconds` apart. StudyError if counters are unknown, were reset or did not grow."""
     for server, phases in SECONDS.items():
         names = (*phases.values(), *TOKENS[server])
         if all(name in before and name in after for name in names):

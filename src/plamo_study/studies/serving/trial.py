@@ -1,6 +1,6 @@
-"""Is the probe right about servers that are known to be wrong, and known to be right? The same probe, many times each.
+"""Is the probe right about servers known to be wrong and servers known to be right? Each is probed many times.
 
-Every run starts a server anew, so that no run inherits what another did to it.
+Every run starts a new server, so no run inherits another's damage.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ SECONDS = 30.0  # of one probe, at most
 
 
 def run(model: str, path: Path, build: str, runs: int = RUNS, tell: Callable[[str], None] = print) -> Trial:
-    """Probe llama-server on a build with a model, each time another server."""
+    """Probe llama-server on a build with a model, `runs` times, each on a new server."""
     found: list[probe.Rightness] = []
     died = 0
     setup = Setup("llama-server", path, SLOTS, TOKENS, libraries=server_build.libraries(build))
@@ -35,5 +35,5 @@ def run(model: str, path: Path, build: str, runs: int = RUNS, tell: Callable[[st
 
 
 def keep(place: str, trials: list[Trial]) -> Path:
-    """Write trials down for a place, instead of what was there."""
+    """Keep trials at a place, replacing earlier ones."""
     return kept.keep(Trials(trials), place, TRIALS)

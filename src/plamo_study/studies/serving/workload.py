@@ -1,7 +1,7 @@
 """A cell of kind "serving": a server is started, asked every prompt alone, and then loaded; its answers are compared.
 
-The server belongs to the worker's process group and so ends with it. That it dies is an answer, not an error: the
-requests that were in flight carry how it ended.
+The server belongs to the worker's process group and so ends with it. A crash is a result, not an error: the requests
+in flight record how the server ended.
 """
 
 import os
@@ -26,31 +26,31 @@ from plamo_study.studies.serving.load import Loaded
 
 DISTINCT = 8  # prompts asked alone; a load of more requests asks them again
 ROOM = 64  # tokens of a slot beside prompt and answer
-FLOOR = 20  # empty requests that say what HTTP alone takes
+FLOOR = 20  # empty requests that time HTTP alone
 
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a cell: every prompt alone, the load, the seconds of an empty request, and the server's end."""
+    """Outcome of a cell: every prompt alone, the load, the seconds of empty requests, and how the server ended."""
 
     alone: list[Answer]
     loaded: Loaded
     floor_s: list[float]
     ended: str
     steps: list[tuple[float, float, float]]  # of the search for the knee: rate, share that met the objectives, lag
-    switches: int = 0  # how often the server's threads were put on a CPU under the load; 0 where nobody counts
+    switches: int = 0  # times that the server's threads were scheduled under the load; 0 where not counted
     seed: int = 0  # of the arrivals of that search
 
 
 def run(cell: Serving, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell.
+    """Measure one cell.
 
-    `requests`: times since the load began, "due" being when a request was to be sent. `samples_ns`: from due to end,
-    of those answered. `series`, one number a request: "n_prompt" and "n_gen" by the server's count, "prompt_ms" and
-    "answer_ms" as llama-server says itself, "differs" the token from which the answer is another than alone (-1: none)
-    and "gap" by how much the likeliest token led there (nats). "lag" (s): the client's, median, 95th percentile, most.
-    "floor" (s): empty requests. "switches": how often the server's threads were put on a
-    CPU. "rates", "met", "late": the search for the knee, "seed" of its arrivals.
+    `requests`: times since the load began; "due" is when a request was to be sent. `samples_ns`: from due to end, of
+    answered requests. `series`, one number per request: "n_prompt" and "n_gen" by the server's count, "prompt_ms" and
+    "answer_ms" by llama-server's, "differs" the first token that differs from the answer alone (-1: none), "gap"
+    the likeliest token's lead there (nats). "lag" (s): the client's median, 95th percentile and maximum.
+    "floor" (s): empty requests. "switches": times that the server's threads were
+    scheduled. "rates", "met", "late": the steps of the knee search; "seed": of its arrivals.
     """
     asked = questions.prompts(path, min(cell.n_requests, DISTINCT), cell.n_prompt, cell.n_gen, cell.seed)
     stage("start")
@@ -79,7 +79,7 @@ def stock(path: Path, scale: str) -> Setup:
 
 
 def built(setup: Setup, patched: bool = False) -> Setup:
-    """The same with the server that was built here, as released or patched, and no other; StudyError without it."""
+    """The setup with our own build of llama-server, as released or patched; StudyError if it is not built."""
     if not (binary := server_build.built(patched)):
         name, option = ("a patched llama-server", " --patched") if patched else ("our own llama-server", "")
         raise StudyError(name, "is not here", f"plamo-study server build{option}")
@@ -87,12 +87,12 @@ def built(setup: Setup, patched: bool = False) -> Setup:
 
 
 def resident(running: Server, done: Done) -> int:
-    """Bytes of memory that the server has; 0 where it is no more."""
+    """Resident memory of the server in bytes; 0 if it has ended."""
     return psutil.Process(running.process.pid).memory_info().rss if not done.ended else 0
 
 
 async def floors(web: httpx2.AsyncClient, target: Target, kind: server.Kind) -> list[float]:
-    """Seconds of requests that ask for nothing: what HTTP alone takes."""
+    """Seconds of empty requests: the cost of HTTP alone."""
     return [await _empty(web, target.url + server.READY[kind]) for _ in range(FLOOR)]
 
 
@@ -106,7 +106,7 @@ async def _loaded(
         stage("alone")
         top = 2 if cell.server == "llama-server" else 0
         alone = [await client.ask(web, target, prompt, top=top) for prompt in asked]
-        if cell.server == "llama_cpp.server":  # it counts only where it does not stream
+        if cell.server == "llama_cpp.server":  # it counts tokens only without streaming
             counts = {prompt.id: await client.ask_whole(web, target, prompt) for prompt in asked}
         stage("serve")
         requests = [Prompt(f"{n}", asked[n % len(asked)].text, cell.n_gen) for n in range(cell.n_requests)]
@@ -141,7 +141,7 @@ def _seconds(answer: Answer) -> float:
 
 
 def measured(done: Done, load_ns: int, rss: int) -> Measured:
-    """What a row says of this, as `run` names it."""
+    """Measured values of a cell, as `run` describes them."""
     answers, began = done.loaded.answers, done.loaded.began_ns
     found = [judge.difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
     wrong = [each for each in found if each and not each.is_near_tie]

@@ -1,1 +1,1 @@
-"""Notebook 08: when drafting pays, and what it costs a hybrid to take a draft back."""
+"""Notebook 08: when drafting pays, and the cost of taking a draft back in a hybrid model."""

@@ -1,8 +1,8 @@
-"""What a round of speculation costs by how many tokens of its draft are right, and what follows: frames in, estimates
+"""Cost of a round of speculation by its number of accepted tokens, and the resulting speeds: frames in, estimates
 out.
 
-A round gives out the accepted tokens and one more. With k drafted, each right with probability a given that those
-before it are, n are accepted with probability a^n (1 - a), all k with a^k; so a process that measured rounds with every
+A round generates the accepted tokens and one more. With k drafted, each right with probability a given that those
+before it are, n are accepted with probability a^n (1 - a), all k with a^k. So a process that measured rounds with every
 n gives the speed at any a.
 """
 
@@ -27,16 +27,16 @@ PROCESS = ["build", "block", "machine", "verdict", "key"]
 OF_LENGTHS = ["build", "model", "n_prompt", "n_seq", "how"]
 SPEED = ["build", "model", "n_prompt", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
-LAW = 0.10  # of the predicted sum that a round may be off
+LAW = 0.10  # largest relative error of a round's predicted sum
 NATIVE, PART = "tokens removed", "part put back"
 WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined"}
 
 
 @once_a_frame
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process, in seconds: CELL, PROCESS; `tokens` given out in `seconds`; `rate`, tokens per second of all
-    sequences; `taken`, accepted over drafted; `rounds`, each of them; `series` and `checks` as recorded. `how`: the way
-    back that the engine really took. `plain`: seconds of a step of plain decode of all sequences, on the same loaded
+    """One row per process, in seconds: CELL, PROCESS; `tokens` generated in `seconds`; `rate`, tokens per second of all
+    sequences; `taken`, accepted over drafted; `rounds`, each round; `series` and `checks` as recorded. `how`: the way
+    that the engine really used. `plain`: seconds per step of plain decode of all sequences, on the same loaded
     weights."""
     found = rows[(rows["workload"] == "speculate") & (rows["status"] == "ok") & (rows["back"] != "binding")]
     found = found[found["n_draft"] > 0]
@@ -54,13 +54,13 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def measures(rows: pd.DataFrame) -> pd.DataFrame:
-    """Processes as `estimate` and `compare` take them, one line each and metric: CELL, PROCESS, `usable`, `metric` and
+    """Processes in the form for `estimate` and `compare`, one row per metric: CELL, PROCESS, `usable`, `metric` and
     `value`.
 
     Metrics: "rate" and "plain", tokens per second of all sequences with drafts and without, in the same process;
-    "accepted", of the drafted tokens; "right", of those behind right ones only, which the curves call acceptance;
-    "given", tokens a round; "drafts", the share of rounds that drafted something; "drafting", the share of the time
-    that the drafts took. Shares that nothing drafted has are missing.
+    "accepted", share of drafted tokens; "right", the same of drafted tokens after right ones only, the acceptance of
+    the curves; "given", tokens per round; "drafts", share of rounds with a draft; "drafting", share of time spent on
+    drafting. Shares are missing where nothing was drafted.
     """
     found = processes(rows)
     if found.empty:
@@ -81,7 +81,7 @@ def measures(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _right(series: dict[str, list[float]]) -> float:
-    """Share of drafted tokens that were right, of those that stood behind right ones only."""
+    """Share of right tokens among the drafted tokens that follow right ones only."""
     accepted, drafted = np.array(series["accepted"]), np.array(series["drafted"])
     reached = accepted.sum() + (accepted < drafted).sum()
     return float(accepted.sum() / reached) if reached else np.nan
@@ -94,22 +94,22 @@ def _how(row: Any) -> str:
 
 
 def probabilities(a: np.ndarray, k: int) -> np.ndarray:
-    """How likely 0 to k tokens of a draft are accepted, (k + 1, len(a))."""
+    """Probabilities that 0 to k tokens of a draft are accepted, (k + 1, len(a))."""
     n = np.arange(k + 1)[:, None]
     return np.where(n < k, a**n * (1 - a), a**k)
 
 
 def tokens(a: np.ndarray, k: int) -> np.ndarray:
-    """Tokens that a round gives out on average, (len(a),): accepted ones and one more."""
+    """Mean tokens of a round, (len(a),): the accepted ones and one more."""
     return np.asarray(((np.arange(k + 1) + 1)[:, None] * probabilities(a, k)).sum(axis=0))
 
 
 def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
-    """Seconds of a round at acceptances `a`, from a process whose drafts had every number of right tokens.
+    """Mean seconds of a round at acceptances `a`, (len(a),), from a process with every number of right tokens.
 
-    Of one sequence: the median round by number of accepted tokens. Of several, whose numbers differ in every round,
-    where tokens are removed for nothing the median round; else least squares on the sequences that were taken back and
-    on the tokens these evaluated again, neither of which can give time back.
+    One sequence: the median round by number of accepted tokens. Several sequences, whose numbers differ in every round:
+    the median round if tokens are removed at no cost; else non-negative least squares on the number of sequences taken
+    back and on the tokens that these evaluated again.
     """
     k, n_seq = int(process.n_draft), int(process.n_seq)
     accepted = np.array(process.series["accepted"]).reshape(-1, n_seq)
@@ -146,7 +146,7 @@ def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
-    """A line a cell and acceptance: SPEED, `accepts` and `speed`, times plain decode."""
+    """One row per cell and acceptance: SPEED, `accepts` and `speed`, relative to plain decode."""
     entries = []
     for row in speed_ups(rows).to_dict("records"):
         for rate in rates:
@@ -156,7 +156,7 @@ def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
 
 
 def by_block(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
-    """The same by block, for pairs: SPEED, `accepts`, `block`, `machine` and `value`, times plain decode."""
+    """`curves` by block, for pairing: SPEED, `accepts`, `block`, `machine` and `value`, relative to plain decode."""
     entries = []
     for row in speed_ups(rows).to_dict("records"):
         for rate in rates:
@@ -167,19 +167,19 @@ def by_block(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
 
 
 def _at(accepts: float) -> int:
-    """Where an acceptance stands in RATES."""
+    """Index of the nearest acceptance in RATES."""
     return int(np.abs(RATES - accepts).argmin())
 
 
 def free_by_length(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
-    """Of `curves` the drafts that cost nothing on one build, of the shortest prompts; not where all is put back."""
+    """Rows of `curves` for drafts without cost on one build, shortest prompts, except where all is put back."""
     found = curves(rows, (accepts,))
     found = found[(found["build"] == build) & (found["how"] != WORDS["full"])]
     return found[found["n_prompt"] == found["n_prompt"].min()]
 
 
 def free(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
-    """Of `free_by_length` the length that is fastest, its `speed` selected among all lengths."""
+    """Fastest draft length of `free_by_length`, with the interval of `speed` corrected for selection among lengths."""
     found = free_by_length(rows, build, accepts).copy()
     lengths = found.groupby(["model", "n_seq"])["n_draft"].transform("size")
     found["speed"] = [stats.selected(speed, n) for speed, n in zip(found["speed"], lengths, strict=True)]
@@ -188,14 +188,14 @@ def free(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
 
 
 def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
-    """An estimate of paired ratios, one a block."""
+    """Estimate from paired ratios, one per block."""
     return stats.ratio(ratios.tolist(), [1.0] * len(ratios))
 
 
 def break_even(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a cell: SPEED, `from`, the acceptance from which drafting is faster than plain decode; and `pays`.
+    """One row per cell: SPEED, `from`, the acceptance above which drafting beats plain decode, and `pays`.
 
-    `pays`: "from" that acceptance on, "always", "never", or "inconclusive" where the interval leaves it open.
+    `pays`: "from" that acceptance on, "always", "never", or "inconclusive" if the interval leaves it open.
     """
     entries = []
     for row in speed_ups(rows).to_dict("records"):
@@ -209,13 +209,13 @@ def break_even(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _crossed(ratios: np.ndarray, among: int = 1) -> stats.Estimate:
-    """From which acceptance on drafts are faster than none."""
+    """Acceptance above which drafting is faster than plain decode."""
     crossed = stats.crossing(RATES.tolist(), ratios, among=among)
-    return replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # it is a probability
+    return replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # a probability
 
 
 def soonest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of `break_even` the length of draft that pays from the lowest acceptance, `from` selected among all lengths."""
+    """Draft length of `break_even` that pays from the lowest acceptance, `from` corrected for the choice of length."""
     known = {tuple(row[name] for name in SPEED): row["ratios"] for row in speed_ups(rows).to_dict("records")}
     entries = []
     for _, group in break_even(rows).groupby(OF_LENGTHS, sort=False):
@@ -227,12 +227,12 @@ def soonest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every round of one sequence against its terms, each timed alone in the same process: SPEED, `block`, `machine`,
-    `accepted`, `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls whose graph is not
-    the last call's).
+    """Every round of one sequence against the sum of its terms, each timed alone in the same process: SPEED, `block`,
+    `machine`, `accepted`, `promised` and `measured` (seconds), `close` (within LAW of it), `drawn` (calls with a graph
+    other than the last call's).
 
     promised = draft + save + call of k + 1 tokens + (rejected: restore + call of the accepted tokens and one more). The
-    engine keeps its graph for a call as long as the one before; else a call costs what it does in turn with others.
+    engine reuses its graph for a call of the same length as the last; else its cost is that among other lengths.
     """
     entries = []
     for process in _taken_apart(rows).itertuples():
@@ -253,14 +253,14 @@ def rounds(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _taken_apart(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of `processes` those that timed the parts of a round alone."""
+    """Usable `processes` that timed the parts of a round alone."""
     right = processes(usable(rows))
     return right[right["series"].map(lambda series: bool(series.get("columns")))]
 
 
 def parts(process: Any) -> dict[str, Any]:
-    """Seconds of what a round is made of, timed alone: calls by number of tokens, `kept` after one as long and `fresh`
-    after another, `save`, `restore`."""
+    """Seconds of a round's parts, timed alone: calls by number of tokens, `kept` after one of equal length and `fresh`
+    after one of another length; `save`; `restore`."""
     series = process.series
     names = {"kept": "column ns", "fresh": "fresh ns"}
     calls = {
@@ -271,7 +271,7 @@ def parts(process: Any) -> dict[str, Any]:
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of one sequence timed alone, one line a process, length and kind: SPEED, `label`, `block`, `machine`,
+    """Calls of one sequence timed alone, one row per process, length and kind: SPEED, `label`, `block`, `machine`,
     `n_tokens`, `after` ("as long" or "another": the call before) and `value`, seconds."""
     entries = []
     for process in _taken_apart(rows).itertuples():
@@ -283,8 +283,8 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
-    """Where a round's time goes at an acceptance: SPEED, and by TERMS seconds as estimates over processes; `tax`, the
-    share that taking back costs (save, restore and replay)."""
+    """Time of a round's parts at an acceptance: SPEED; for each of TERMS and `round`, seconds over processes; `tax`,
+    the share spent on taking drafts back (save, restore and replay)."""
     right = processes(usable(rows))
     right = right[(right["label"] == "even") & (right["n_seq"] == 1)]
     entries = []
@@ -299,12 +299,12 @@ def terms(rows: pd.DataFrame, accepts: float) -> pd.DataFrame:
 
 
 def _middle(values: list[float]) -> stats.Estimate | None:
-    """Their median, none where all are nothing."""
+    """Estimate of the median; None if all values are 0."""
     return stats.median(values) if any(values) else None
 
 
 def _terms(process: Any, accepts: float) -> dict[str, float]:
-    """Seconds of each term in a round, weighed by how likely each number of accepted tokens is."""
+    """Seconds of each term in a round, weighted by the probability of each number of accepted tokens."""
     likely = probabilities(np.array([accepts]), int(process.n_draft))[:, 0]
     accepted = np.array(process.series["accepted"])
     found = {}
@@ -316,8 +316,8 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
 
 
 def columns(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of several tokens alone: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio` over one of one
-    token, and `longer`, over one of a token less (None for one)."""
+    """Calls of several tokens, timed alone: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio` over a call of
+    one token, and `longer`, the ratio over a call of one token less (None for one token)."""
     right = processes(usable(rows))
     right = right[(right["n_seq"] == 1) & (right["label"] == "even") & (right["how"] != WORDS["full"])]
     entries = []
@@ -334,7 +334,7 @@ def columns(rows: pd.DataFrame) -> pd.DataFrame:
 
 @once_a_frame
 def on_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Real drafters on real text: CELL, `build`, `taken`, accepted of drafted, and `speed`, times plain decode, paired
+    """Real drafters on real text: CELL, `build`, `taken`, accepted over drafted, and `speed` over plain decode, paired
     by block."""
     right = processes(usable(rows))
     right = right[right["text"] != ""]
@@ -347,13 +347,13 @@ def on_text(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def drafted_at(row: Mapping[str, Any], cost: float) -> np.ndarray:
-    """The `ratios` of a line of `speed_ups` where each drafted token costs so much of a plain step."""
+    """`ratios` of a `speed_ups` row, (len(RATES), blocks), if each drafted token costs `cost` plain steps."""
     given = tokens(RATES, row["n_draft"])[:, None]
     return np.asarray(1 / (1 / row["ratios"] + row["n_draft"] * cost / given))
 
 
 def implied(ratios: np.ndarray, speed: float) -> float:
-    """The acceptance at which the median curve of `ratios`, (len(RATES), blocks), has this speed; NaN where nowhere."""
+    """Acceptance at which the median curve of `ratios`, (len(RATES), blocks), reaches `speed`; NaN if nowhere."""
     middle = np.median(ratios, axis=1)
     if not middle.min() <= speed <= middle.max():
         return float("nan")

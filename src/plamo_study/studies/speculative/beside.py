@@ -1,4 +1,4 @@
-"""llama-server and our loop with the same drafts, as kept in a file: what both gave out, drafted and accepted."""
+"""Recorded runs of llama-server and our loop with the same drafts: tokens generated, drafted and accepted."""
 
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ MADE_BY = "plamo-study server build, then plamo-study server drafts"
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One process: tokens given out in so many seconds, and how many were drafted and accepted, over all prompts.
+    """One process: tokens generated and their seconds, and tokens drafted and accepted, over all prompts.
 
-    Of the server's tokens the first of each answer is left out, from which on it counts its seconds. `plain`: seconds
-    of a token of plain decode in the same process, 0 where none was timed.
+    The server's count excludes the first token of each answer, at which its timing begins. `plain`: seconds per token
+    of plain decode in the same process, 0 if it was not timed.
     """
 
     who: str
@@ -34,7 +34,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of both, on which machine, with how long a draft and how many threads."""
+    """Runs of both on one machine, with draft length and number of threads."""
 
     machine: dict[str, Any]
     n_draft: int
@@ -55,8 +55,8 @@ def recorded(place: str) -> Beside | None:
 def served(found: Beside) -> pd.DataFrame:
     """llama-server beside our loop: `model`, `drafter`, `ratio` (their tokens a second over ours, paired by round).
 
-    With `ours_` and `theirs_` before it: `drafted` and `accepted` tokens, `rate` (tokens a second) and `speed`, times
-    their own plain decode (None of plain decode itself), ours in the same process and theirs in another one.
+    With the prefix `ours_` or `theirs_`: `drafted` and `accepted` tokens, `rate` (tokens a second) and `speed`, over
+    plain decode (None for plain decode itself), ours in the same process and theirs in another one.
     """
     runs = pd.DataFrame([msgspec.to_builtins(run) for run in found.runs])
     runs["rate"] = runs["tokens"] / runs["seconds"]

@@ -1,7 +1,7 @@
-"""Who drafts: an oracle whose drafts are right as often as asked for, what the text says already, or a smaller model.
+"""Drafters: an oracle with a chosen acceptance rate, lookup in the text itself, or a smaller model.
 
-A drafter is asked with the tokens so far, the last of which nobody has evaluated yet, and answers with at most k tokens
-that it expects next. It knows nothing of the target.
+A drafter gets the tokens so far, the last of which no model has evaluated yet, and returns at most k tokens
+that it expects next. It does not use the target.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,12 +12,12 @@ from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 
 Draft = Callable[[np.ndarray, int], np.ndarray]  # tokens so far (n,), k: the draft (at most k,) int32
-STRATA = 8  # draws that together are spread evenly
-LONGEST, SHORTEST = 4, 2  # tokens of the end of a text that are looked for earlier in it
+STRATA = 8  # draws per evenly spread group
+LONGEST, SHORTEST = 4, 2  # tokens at the end of a text that are searched for earlier in it
 
 
 def forced(known: np.ndarray, counts: Iterator[int], n_vocab: int) -> Draft:
-    """Drafts of a text that is `known`: as many right tokens as `counts` says, and then wrong ones."""
+    """Drafter for a `known` text: each draft has the number of right tokens given by `counts`, then wrong ones."""
 
     def draft(tokens: np.ndarray, k: int) -> np.ndarray:
         found = known[len(tokens) : len(tokens) + k].copy()
@@ -29,9 +29,9 @@ def forced(known: np.ndarray, counts: Iterator[int], n_vocab: int) -> Draft:
 
 
 def accepted(rate: float, k: int, rng: np.random.Generator, strata: int = STRATA) -> Iterator[int]:
-    """How many of k drafted tokens are right: each with this probability, none after the first that is wrong.
+    """Numbers of right tokens in drafts of k: each right with probability `rate`, none after the first wrong one.
 
-    Drawn in strata, so that the tokens of one answer are right nearly as often as asked for; one stratum: independent.
+    Drawn in strata, so that the share in one answer is close to `rate`; with one stratum draws are independent.
     """
     reached = rate ** np.arange(1, k + 1)  # how likely the first n are all right
     while True:
@@ -46,7 +46,7 @@ def evenly(k: int, rng: np.random.Generator) -> Iterator[int]:
 
 
 def lookup(tokens: np.ndarray, k: int) -> np.ndarray:
-    """What followed the last time that the text ended as it does now (prompt lookup); nothing where it never did."""
+    """Prompt lookup: the tokens after the last earlier occurrence of the text's end; empty if there is none."""
     for n in range(min(LONGEST, len(tokens) - 1), SHORTEST - 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], n)
         at = np.flatnonzero((windows == tokens[-n:]).all(axis=1))
@@ -56,10 +56,10 @@ def lookup(tokens: np.ndarray, k: int) -> np.ndarray:
 
 
 class Model:
-    """A model that drafts greedily, one token a step, in a context of its own.
+    """A model that drafts greedily, one token per step, in its own context.
 
-    Before its first drafted token it keeps its state, and it goes back to it when it is asked again: its own draft is
-    evaluated in several calls, and what an engine keeps of recurrent states reaches back over one.
+    It saves its state before the first drafted token, and restores it for the next draft: its own draft is
+    evaluated in several calls, and an engine can take recurrent states back over only one.
     """
 
     def __init__(self, session: Session):
@@ -73,7 +73,7 @@ class Model:
         self._state, self._n_held = None, 0
 
     def __call__(self, tokens: np.ndarray, k: int) -> np.ndarray:
-        """Evaluate what is new of the text, and go on from there."""
+        """Evaluate the new part of the text and draft `k` tokens after it, (k,) int32."""
         session = self.session
         if session.n_past[0] > self._n_held:
             self._go_back()
@@ -95,7 +95,7 @@ class Model:
 
 
 def check_vocabulary(target: Session, draft: Session) -> None:
-    """StudyError unless both models name every token alike."""
+    """StudyError unless both models have the same text for every token."""
     if target.n_vocab != draft.n_vocab:
         why = f"has {draft.n_vocab} tokens, the target {target.n_vocab}: a drafted id would mean another text"
         raise StudyError("the draft model's vocabulary", why, "draft with a model of the target's vocabulary")

@@ -1,8 +1,8 @@
-"""Which cells the studies of speculation measure: who drafts how much and how it is taken back; real drafters.
+"""Cells of the speculation studies: drafters, draft lengths, ways of taking drafts back, and real drafters on text.
 
-Costs are measured on drafts whose number of right tokens is forced, every number equally often, so that one cell gives
-the speed at any acceptance. Some acceptances are measured by themselves, to hold the computed speed against. What real
-drafters get right is a study of its own: on random weights no text means anything.
+Costs are measured on drafts with a forced number of right tokens, every number equally often, so that one cell gives
+the speed at any acceptance. Some acceptances are measured directly, to check the computed speed. The acceptance of real
+drafters is a separate study: with random weights no text means anything.
 """
 
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from plamo_study.measure.cells import Speculate
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
 
 HYBRID, ATTENTION = MODELS
-TERMS = ("draft", "save", "verify", "restore", "replay")  # of a round: what is timed in each
-BOTH_MOVE = 2  # times the rounding of a logit: two of them may come together by that
+TERMS = ("draft", "save", "verify", "restore", "replay")  # parts of a round that are timed
+BOTH_MOVE = 2  # times the rounding of a logit: the gap that rounding of two logits can close
 DRAFTERS = {HYBRID: "plamo-2-draft", ATTENTION: "plamo-3-draft"}  # trained to draft, in each architecture
 LARGER = "plamo-2-8b"  # of the same vocabulary as the first model
-DRAFTS = (1, 2, 3, 4, 7, 8)  # tokens of a draft; with the token before them 3 and 7 fill tiles of four columns
+DRAFTS = (1, 2, 3, 4, 7, 8)  # tokens per draft; with the token before them, 3 and 7 fill tiles of four columns
 USUAL = 4
-RATES = (0.5, 0.7, 0.9)  # acceptances measured by themselves
+RATES = (0.5, 0.7, 0.9)  # acceptances measured directly
 DEPTH, DEEP = 64, 4096
 BATCHES = (4, 8)  # sequences
 GENERATED = {"mini": 64, "shape": 64, "weights": 64}
@@ -28,11 +28,11 @@ TEXT, PROSE = "python-heldout", "english-heldout"
 PROMPTS = 4  # of a text, in each process
 TEMPERATURES = (0.0, 0.7, 1.0)
 BINDING = 32  # tokens that `Llama.generate` is asked for; the context it makes keeps every logit
-ROUGH, ROUGHER = "Q4_0", "Q2_K"  # a target's own weights in fewer bits, which draft for it
+ROUGH, ROUGHER = "Q4_0", "Q2_K"  # the target's own weights in fewer bits, as drafters
 
 
 def speculative(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 08: both models; the hybrid's drafts also on a build that takes tokens back from its state, beside."""
+    """Notebook 08: both models; the hybrid's drafts also on a build that can remove tokens from its state."""
     check_scale(scale)
     models = [_base(scale, gpu, model) for model in MODELS]
     first = [cell for base in models for cell in (_even(base, USUAL), change(base, accepts=0.7))]
@@ -49,7 +49,7 @@ def speculative(scale: str, gpu: bool = False) -> Plan:
 
 
 def several(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 12: every short draft beside one answer and beside several: levers are compared like for like."""
+    """Notebook 12: every short draft with one and with several sequences, to compare levers like for like."""
     check_scale(scale)
     models = [_base(scale, gpu, model) for model in MODELS]
     short = [change(base, n_gen=base.n_gen // 2) for base in models]
@@ -97,7 +97,7 @@ def _text(base: Speculate, name: str) -> Speculate:
 
 
 def _usual_on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
-    """N-grams, and where there is one the model that was trained to draft."""
+    """N-grams and, where one exists, the model trained to draft."""
     text = _text(base, TEXT)
     yield change(text, drafter="lookup")
     if scale == "mini":
@@ -105,7 +105,7 @@ def _usual_on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
 
 
 def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
-    """At temperatures, of more tokens, on another text, and by other models."""
+    """Real drafters at other temperatures, with longer drafts, on another text, and with other draft models."""
     text = _text(base, TEXT)
     by_model = change(text, drafter="model", draft_dtype=ROUGH)
     for temperature in TEMPERATURES if base.model == HYBRID else TEMPERATURES[:1]:

@@ -1,7 +1,7 @@
-"""Exact rejection sampling: what a draft leaves of the target's distribution is the target's distribution.
+"""Exact rejection sampling: tokens from accepted and corrected drafts follow the target's distribution exactly.
 
 Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", algorithm 1: a token drawn from the
-draft's distribution q is kept with probability min(1, p / q); else one is drawn of max(p - q, 0), rescaled.
+draft's distribution q is kept with probability min(1, p / q); otherwise one is drawn from max(p - q, 0), normalized.
 """
 
 import numpy as np
@@ -16,12 +16,12 @@ def probabilities(logits: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def one_hot(tokens: np.ndarray, n_vocab: int) -> np.ndarray:
-    """The distributions (k, n_vocab) of a drafter that is sure of its tokens (k,): n-grams, or a greedy model."""
+    """Distributions (k, n_vocab) of a deterministic drafter's tokens (k,): n-grams, or a greedy model."""
     return np.eye(n_vocab)[tokens]
 
 
 def verified(draft: np.ndarray, drafted: np.ndarray, target: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
-    """How many tokens of a draft (k,) are kept, and the token after them.
+    """Number of tokens of a draft (k,) that are kept, and the token after them.
 
     `drafted`: the distributions (k, n_vocab) they were drawn from; `target`: the target's, (k + 1, n_vocab), the last
     one after the whole draft.

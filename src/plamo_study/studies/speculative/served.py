@@ -1,7 +1,7 @@
-"""llama-server with the same draft on the same prompts, in turn with our loop: accepted tokens, and speed.
+"""llama-server and our loop in turn, with the same drafters on the same prompts: accepted tokens, and speed.
 
-The server saves and restores the hybrid's state as our "part put back" does, and replays the accepted tokens as a
-draft of their own. Its n-grams are other ones (`ngram-simple`: of one length, the last place that matches).
+The server saves and restores the hybrid's state like our way "part put back", and replays the accepted tokens as a
+separate draft. Its n-grams differ from ours (`ngram-simple`: one length, last match).
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ MS = 1e3
 
 
 def compare(rounds: int = ROUNDS) -> Beside:
-    """Both on both embedded models: plain, with a draft model and with n-grams. StudyError where one fails."""
+    """Run both on both embedded models: plain, with a draft model and with n-grams. StudyError if one fails."""
     threads = server.threads()
     runs: list[Run] = []
     for number in progress.counted(range(rounds), "our loop and llama-server in turn"):
@@ -118,7 +118,7 @@ def _options(cell: Speculate, others: list[Path]) -> tuple[str, ...]:
 
 
 async def _asked(cell: Speculate, url: str, path: Path, pieces: list[bytes]) -> list[Answer]:
-    """The answers to the same tokens that our loop begins with, one after the other, after one that warms up."""
+    """Answers to the prompts of our loop, one by one, after a warm-up request."""
     with Tokenizer(path) as tokenizer:
         cut = [tokenizer.encode(piece.decode(), add_special=True)[: cell.depth].tolist() for piece in pieces]
     usual = {"ignore_eos": True, "cache_prompt": False}

@@ -1,10 +1,10 @@
-"""How a sequence gets rid of the rejected end of a draft: four ways, one interface.
+"""Four ways to remove the rejected end of a draft from a sequence, with one interface.
 
-`tail` removes it, where the engine does that: keys and values always, a recurrent state only in builds that keep the
-states of the last positions. Elsewhere it stands for `part`, the cheapest that an engine as released offers.
-`full` saves the whole sequence before each draft, puts it back, and evaluates the accepted tokens once more. `part`
-does the same with what cannot be removed token by token. `joined` puts the part back too, but the accepted tokens ride
-along in the next verification: no call of their own, and no new save.
+`tail` removes it if the engine can: keys and values always, a recurrent state only in builds that keep the states of
+the last positions. Otherwise it falls back to `part`, the cheapest way in an engine as released.
+`full` saves the whole sequence before each draft, restores it, and evaluates the accepted tokens again. `part`
+does the same with the part that cannot be removed token by token. `joined` also restores the part, but evaluates the
+accepted tokens in the next verification: no separate call, and no new save.
 """
 
 import time
@@ -21,14 +21,14 @@ Times = dict[str, int]  # nanoseconds by term
 
 @contextmanager
 def spent(times: Times, term: str) -> Iterator[None]:
-    """Add what is spent inside to a term."""
+    """Context manager that adds the time spent inside to a term (ns)."""
     start = clock()
     yield
     times[term] += clock() - start
 
 
 class Way:
-    """One way back for all sequences of a session."""
+    """One way of taking drafts back, for all sequences of a session."""
 
     def __init__(self, session: Session, way: str, k: int):
         self.session, self.k = session, k
@@ -36,8 +36,8 @@ class Way:
         self.part: Part = "everything" if way == "full" else "fixed"
         self.joins = way == "joined"
         self.saves = k > 0 and not self.removes
-        self.saved: dict[int, tuple[np.ndarray, int]] = {}  # state, and the tokens it stands for
-        self._owed: dict[int, list[int]] = {}  # accepted tokens that the state put back does not hold
+        self.saved: dict[int, tuple[np.ndarray, int]] = {}  # state, and the number of tokens in it
+        self._owed: dict[int, list[int]] = {}  # accepted tokens missing from the restored state
 
     def clear(self) -> None:
         """Forget what was saved: the sequences are new."""
@@ -45,7 +45,7 @@ class Way:
         self._owed.clear()
 
     def before(self, seqs: list[int], times: Times) -> None:
-        """Save what a draft might have to be taken back to."""
+        """Save the state to which a draft may be taken back."""
         if not self.saves:
             return
         for seq in seqs:
@@ -60,7 +60,7 @@ class Way:
         return self._owed.get(seq, [])
 
     def after(self, seq: int, columns: list[int], n_kept: int, times: Times) -> None:
-        """Keep the first `n_kept` of the columns just evaluated; `columns` begins with what was owed."""
+        """Keep the first `n_kept` of the columns just evaluated; `columns` begins with the owed tokens."""
         if n_kept == len(columns):
             self._owed.pop(seq, None)
         elif self.removes:

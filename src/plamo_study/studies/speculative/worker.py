@@ -1,4 +1,4 @@
-"""The process that the cells of this study run in."""
+"""The process that runs the cells of this study."""
 
 from plamo_study.measure import worker
 from plamo_study.studies.speculative import workload

@@ -1,13 +1,13 @@
-"""A cell of kind "speculate": draft, verify in one call, accept, take back; every token held against plain decode.
+"""A cell of kind "speculate": draft, verify in one call, accept, take back; each token is checked against plain decode.
 
-Greedy, each prompt is first continued by the target alone, a token a call: the reference. The text that is generated
-follows it, so that cost can be measured at any acceptance; what is judged is what the verification would have chosen
-at each token it gave out. Where that is another token than the reference's, the row fails unless rounding explains it:
-the target alone, in calls as long as a verification and with nothing taken back, comes as far from itself there as the
-two tokens lie apart.
+In greedy cells the target first continues each prompt alone, one token per call: the reference. The generated text
+follows it, so that cost can be measured at any acceptance; the check is on the token that verification would have
+chosen at each position. If it differs from the reference's, the row fails unless rounding explains it: the target
+alone, in calls as long as a verification and without taking anything back, then deviates from itself by as much as
+the two tokens differ.
 
-At a temperature nothing is known beforehand: the text is drawn by exact rejection sampling (`sampling`), and at its end
-the logits are held against one prefill of it.
+At a temperature there is no reference: the text is drawn by exact rejection sampling (`sampling`), and its last
+logits are checked against one prefill of it.
 """
 
 import time
@@ -32,17 +32,17 @@ from plamo_study.studies.speculative.drafters import Draft
 from plamo_study.studies.speculative.plan import BOTH_MOVE, TERMS
 from plamo_study.studies.speculative.ways import Times, Way
 
-PROMPT_LINES = 12  # of a text, from which each prompt takes its first tokens
-ALONE = 3  # calls of every length, saves and restores timed alone, after one that is not
+PROMPT_LINES = 12  # lines of a text from which each prompt takes its first tokens
+ALONE = 3  # calls of every length, saves and restores timed alone, after an untimed one
 WARM_ROUNDS = 2
 STEPS = 24  # of plain decode, timed beside the rounds
 clock = time.perf_counter_ns
 
 
 class Reference:
-    """A prompt and how the target goes on: `tokens` with the prompt, and `logits`.
+    """A prompt with the target's continuation: `tokens` including the prompt, and `logits`.
 
-    Greedily by itself, a token a call, for `n` tokens: row i of `logits` (n, n_vocab) chose token n_prompt + i. At a
+    Greedy: `n` tokens, one per call; row i of `logits` (n, n_vocab) chose token n_prompt + i. At a
     temperature only the first token is drawn here; the rounds append theirs.
     """
 
@@ -63,26 +63,26 @@ class Reference:
         self.logits, self.tokens = np.stack(rows), np.array(tokens, dtype=np.int32)
 
     def forget(self) -> None:
-        """Take back what rounds have appended."""
+        """Remove the tokens that rounds have appended."""
         self.tokens = self.tokens[: self.n_prompt + len(self.logits)]
 
     def expected(self, at: int) -> np.ndarray:
-        """The logits that chose token `at`."""
+        """Logits (n_vocab,) that chose token `at`."""
         return np.asarray(self.logits[at - self.n_prompt])
 
 
 class Loop:
-    """Rounds of speculation on sequences of one session, and what was seen of them."""
+    """Rounds of speculation on sequences of one session, and their records."""
 
     def __init__(self, cell: Speculate, session: Session, references: dict[int, Reference], drafts: dict[int, Draft]):
         self.cell, self.session, self.references, self.drafts = cell, session, references, drafts
         self.way = Way(session, cell.way, cell.n_draft)
         several = len(references) > 1 and cell.n_draft > 0  # tokens of several sequences
         self.apart = several and session.is_recurrent and "D2" not in library.corrects()
-        self.at = {seq: each.n_prompt for seq, each in references.items()}  # tokens that are certain but one
+        self.at = {seq: each.n_prompt for seq, each in references.items()}  # certain tokens, without the last
         self.rounds: list[Times] = []
         self.counts: dict[str, list[int]] = {"drafted": [], "accepted": [], "sequence": []}
-        self.others: list[tuple[int, int, int]] = []  # sequence, token's place, what was chosen instead
+        self.others: list[tuple[int, int, int]] = []  # sequence, token's position, token chosen instead
         self.error = 0.0
         self.longest = min(1, cell.n_draft) if cell.drafter == "adapts" else cell.n_draft
         self.last = dict[int, np.ndarray]()  # logits at the end of each drawn text
@@ -92,7 +92,7 @@ class Loop:
             each.forget()
 
     def run(self, n_gen: int) -> None:
-        """Rounds until the first sequence has so many new tokens."""
+        """Run rounds until one sequence has `n_gen` new tokens."""
         while max(self.at[seq] - each.n_prompt for seq, each in self.references.items()) < n_gen:
             self.round()
 
@@ -108,7 +108,7 @@ class Loop:
             seq: [*owed[seq], int(self.references[seq].tokens[self.at[seq]]), *draft.tolist()]
             for seq, draft in drafted.items()
         }
-        silent = max(map(len, owed.values()))  # only one sequence alone owes any
+        silent = max(map(len, owed.values()))  # only single-sequence runs owe tokens
         start = clock()
         logits = self.verify({seq: np.array(each, dtype=np.int32) for seq, each in columns.items()}, silent)
         chosen = {seq: rows.argmax(axis=1) for seq, rows in logits.items()}
@@ -125,14 +125,14 @@ class Loop:
         return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.longest)
 
     def verify(self, columns: dict[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
-        """Logits at the last certain token and at each of the draft: in one call, or where the engine mixes up
-        sequences that bring several tokens to one, in a call each."""
+        """Logits by sequence at the last certain token and at each token of the draft: in one call, or in a call per
+        sequence if the engine mixes up sequences with several tokens in one call."""
         if not self.apart:
             return self.session.verify(columns, silent)
         return {seq: self.session.verify({seq: tokens})[seq].copy() for seq, tokens in columns.items()}
 
     def _judge(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
-        """How many tokens of a draft are kept: those of the reference, at a temperature those that the draw keeps."""
+        """Number of draft tokens that are kept: those equal to the reference or, at a temperature, those drawn."""
         n = self._drawn(seq, draft, logits) if self.cell.temperature else self._agreed(seq, draft, logits, chosen)
         self.at[seq] += n + 1
         for name, value in (("drafted", len(draft)), ("accepted", n), ("sequence", seq)):
@@ -140,7 +140,7 @@ class Loop:
         return n
 
     def _agreed(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
-        """The reference's tokens of a draft; what verification says of these and of the one after them."""
+        """Number of draft tokens equal to the reference; records verification's other choices up to the next token."""
         reference, at = self.references[seq], self.at[seq]
         agree = draft == reference.tokens[at + 1 : at + 1 + len(draft)]
         n = len(draft) if agree.all() else int(agree.argmin())
@@ -159,26 +159,26 @@ class Loop:
         return n
 
     def _adapt(self, drafted: int, accepted: int) -> None:
-        """Two tokens more after a draft that was right, one less after one that was not, at least one."""
+        """Lengthen the next draft by two after a fully accepted one, else shorten it by one; at least one token."""
         if self.cell.drafter == "adapts":
             longer = self.longest + 2 if accepted == drafted else self.longest - 1
             self.longest = min(max(longer, 1), self.cell.n_draft)
 
     def prove(self) -> None:
-        """Hold the end of each drawn text against one prefill of it."""
+        """Check the last logits of each drawn text against one prefill of it."""
         for seq, logits in self.last.items():
             alone = proof.alone(self.session, seq, self.references[seq].tokens[:-1])
             self.error = max(self.error, relative_error(logits, alone))
 
 
 def config(cell: Speculate, n_seq: int, n_rs_seq: int) -> sessions.SessionConfig:
-    """Room for prompt, answer and the draft behind its end."""
+    """Configuration of a context with room for the prompt, the answer and a draft beyond its end."""
     room = cell.depth + cell.n_gen + 3 * (cell.n_draft + 1)
     return sessions.config(cell, room, n_seq_max=n_seq, n_rs_seq=n_rs_seq, swa_full=True)
 
 
 def check(cell: Speculate) -> None:
-    """StudyError for a draft that no call or context can hold."""
+    """StudyError for a cell with contradictory settings, or with a draft that no call or context can hold."""
     what = f"a draft of {cell.n_draft} tokens"
     if cell.n_draft < 0 or not 0 <= cell.accepts <= 1:
         raise StudyError(
@@ -198,13 +198,13 @@ def check(cell: Speculate) -> None:
 
 
 def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
-    """Do one cell. `samples_ns`: one number a round, all its terms, a list a prompt.
+    """Measure one cell. `samples_ns`: a list per prompt with the total of each round's terms.
 
-    `series`, a number a round: the terms of `plan.TERMS` in ns, and by round and sequence "drafted", "accepted" and
-    "sequence". A number each: "gap" and "rounding" of tokens other than the reference's, relative to the largest logit.
-    After the rounds, alone: "plain ns", steps of plain decode of all sequences; and where rounds are held against their
-    parts, "columns" and "column ns" (calls of so many tokens, of one length after one another), "fresh ns" (the same in
-    turn with other lengths), "save ns" and "restore ns".
+    `series`, by round: the terms of `plan.TERMS` in ns; by round and sequence: "drafted", "accepted" and
+    "sequence"; by token that differs from the reference: "gap" and "rounding", relative to the largest logit.
+    Timed alone after the rounds: "plain ns", steps of plain decode of all sequences; and, if rounds are compared with
+    their parts, "columns" and "column ns" (tokens and time of calls, equal lengths in a row), "fresh ns" (the same,
+    lengths in turn), "save ns" and "restore ns".
     """
     check(cell)
     if cell.way == "binding":
@@ -246,17 +246,17 @@ def run(cell: Speculate, path: Path, stage: Callable[[str], None], *others: Path
 
 
 def _taken_apart(cell: Speculate) -> bool:
-    """Whether rounds are held against their parts: of one sequence, drafts of one length, each taken back at once."""
+    """Whether rounds are compared with their parts: one sequence, drafts of one length, each taken back at once."""
     return cell.n_seq == 1 and cell.n_draft > 0 and cell.drafter in ("", "even") and cell.way != "joined"
 
 
 def _room(cell: Speculate) -> int:
-    """Tokens that a reference needs: the answer, and what may be drafted behind it."""
+    """Tokens that a reference needs: the answer, and drafts beyond its end."""
     return cell.n_gen + 2 * (cell.n_draft + 1)
 
 
 def _prompts(cell: Speculate, session: Session) -> list[dict[int, np.ndarray]]:
-    """The sequences' prompts by repetition: (depth,) tokens each, drawn or from places of the text."""
+    """Prompts by repetition and sequence, (depth,) int32 each: random, or excerpts of the text."""
     if not cell.text:
         rng = np.random.default_rng(cell.seed)
         drawn = rng.integers(FIRST_TOKEN, session.n_vocab, (cell.repetitions, cell.n_seq, cell.depth), dtype=np.int32)
@@ -268,7 +268,7 @@ def _prompts(cell: Speculate, session: Session) -> list[dict[int, np.ndarray]]:
 
 
 def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Measured:
-    """What `Llama.generate` of the bindings makes of a draft model; untimed, and held against itself without one."""
+    """Check `Llama.generate` of the bindings with a draft model against itself without one; untimed."""
     with Session(path, config(cell, 1, 0)) as session:
         prompt = _prompts(cell, session)[0][0].tolist()
         n_vocab = session.n_vocab
@@ -286,7 +286,7 @@ def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Me
 def _drafts(
     cell: Speculate, session: Session, references: dict[int, Reference], smaller: list[Session]
 ) -> dict[int, Draft]:
-    """Who drafts for each sequence; one model drafts for one sequence."""
+    """Drafter of each sequence; a draft model can serve only one sequence."""
     if cell.drafter == "lookup":
         return dict.fromkeys(references, drafters.lookup)
     if cell.drafter == "model":
@@ -298,7 +298,7 @@ def _drafts(
         rng = np.random.default_rng([cell.seed, seq])
         if cell.drafter == "even":
             counts = drafters.evenly(cell.n_draft, rng)
-        else:  # a length that adapts reacts to what the draft before it met, so its draws have to be independent
+        else:  # an adaptive length depends on the outcome of the last draft, so its draws have to be independent
             strata = 1 if cell.drafter == "adapts" else drafters.STRATA
             counts = drafters.accepted(cell.accepts, cell.n_draft, rng, strata)
         found[seq] = drafters.forced(each.tokens, counts, session.n_vocab)
@@ -306,9 +306,9 @@ def _drafts(
 
 
 def _explained(cell: Speculate, session: Session, reference: Reference, at: int, token: int) -> tuple[float, float]:
-    """How far the reference's token and another lie apart at a place, and how far rounding moves a logit there.
+    """Gap between the logits of the reference's token and another one at a position, and the effect of rounding there.
 
-    Rounding: the same tokens in calls of k + 1, nothing taken back. Both relative to the largest logit.
+    Rounding: the same tokens in calls of k + 1, without taking any back. Both relative to the largest logit.
     """
     expected, width = reference.expected(at), cell.n_draft + 1
     session.clear()
@@ -321,9 +321,9 @@ def _explained(cell: Speculate, session: Session, reference: Reference, at: int,
 
 
 def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[float]]:
-    """What a round is made of, timed alone: calls of 1 to k + 1 tokens, a save and a restore.
+    """Parts of a round timed alone: calls of 1 to k + 1 tokens, a save and a restore, in ns.
 
-    Calls of one length one after the other, for which the engine keeps its graph, and in turn with other lengths.
+    Calls of equal length in a row, for which the engine keeps its graph, and calls of all lengths in turn.
     """
     lengths = range(1, cell.n_draft + 2)
     kept = [(n, _call(session, loop, n)) for n in lengths for _ in range(ALONE + 1)]
@@ -346,7 +346,7 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
 
 
 def _plain(cell: Speculate, session: Session, drafted: Loop) -> dict[str, list[float]]:
-    """Steps of plain decode on the same loaded weights, in a context that keeps no states for a draft."""
+    """Times (ns) of plain decode steps on the same loaded weights, in a context that keeps no states for drafts."""
     plain = change(cell, n_draft=0, drafter="", draft="", accepts=0.0)
     with session.beside(config(plain, cell.n_seq, 0)) as steps:
         Loop(plain, steps, drafted.references, {}).run(WARM_ROUNDS)
