@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, mini_file
+from trials import beside, crowd, soak
 
 from plamo_study import paths
 from plamo_study.engine import server_build
@@ -19,7 +20,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import analysis, beside, crowd, endurance, results, soak, traffic
+from plamo_study.studies.serving import analysis, endurance, results, traffic
 from plamo_study.studies.serving.results import (
     AIPERF,
     OURS,
@@ -281,7 +282,7 @@ def test_a_damaged_file_of_runs_is_named_with_what_makes_it_anew(monkeypatch, tm
     (tmp_path / "reference" / "11-held.mini.json").write_text("[{}]")
     with pytest.raises(StudyError, match="is damaged") as told:
         results.soaks("reference", "mini", held=True)
-    assert told.value.mend == "plamo-study server soak"
+    assert told.value.mend == "python tools/servers.py soak"
 
 
 def test_answers_a_second_are_those_of_five_seconds_where_they_were_counted_and_of_a_minute_before():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from test_cli import in_one_process
+from trials import trial
 from typer.testing import CliRunner
 
 from plamo_study import paths
@@ -19,7 +20,7 @@ from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import page, probe, results, traffic, trial
+from plamo_study.studies.serving import page, probe, results, traffic
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.probe import Ask, Seen
 

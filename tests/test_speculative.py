@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from scipy import stats as scipy_stats
+from trials import drafts as served
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.estimates import compare
@@ -22,7 +23,7 @@ from plamo_study.measure.process import work
 from plamo_study.measure.tolerance import TOLERANCE
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
-from plamo_study.studies.speculative import analysis, beside, drafters, plan, sampling, served, workload
+from plamo_study.studies.speculative import analysis, beside, drafters, plan, sampling, workload
 from plamo_study.studies.speculative.plan import TERMS
 
 K = 4

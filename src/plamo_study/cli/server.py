@@ -67,86 +67,6 @@ def start(
         raise typer.Exit(1)
 
 
-@app.command()
-def trial(
-    runs: Annotated[int, typer.Option(min=1, help="servers probed of each kind")] = 20,
-    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
-) -> None:
-    """Probe servers that are known to be wrong and to be right, each many times: is the probe right about them?"""
-    from plamo_study.measure import plan
-    from plamo_study.models import embedded, registry
-    from plamo_study.studies.serving import trial as trials
-
-    hybrid, attention = plan.MODELS
-    place, found = report.place(reference), []
-    for name, engine in ((hybrid, server_build.STOCK), (hybrid, "corrected"), (attention, server_build.STOCK)):
-        path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
-        found.append(trials.run(name, path, engine, runs, _say))
-        kept = trials.keep(place, found)
-    report.console.print(f"kept: {report.short(kept)}")
-
-
-@app.command()
-def beside(
-    aiperf: Annotated[Path, typer.Argument(help="the program aiperf, installed in an environment of its own")],
-    scale: Annotated[str, typer.Option(help="mini or shape")] = "mini",
-    rounds: Annotated[int, typer.Option(min=3, help="runs of each client at each load")] = 6,
-    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
-) -> None:
-    """Load llama-server with our client and with AIPerf in turn: do they say the same of it?"""
-    from plamo_study.studies.serving import beside as besides
-
-    found = besides.compare(_attention(scale), scale, aiperf, rounds)
-    report.console.print(f"kept: {report.short(besides.write(found, report.place(reference)))}")
-
-
-@app.command()
-def crowd(
-    rounds: Annotated[int, typer.Option(min=3, help="servers of each kind")] = 4,
-    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
-) -> None:
-    """Let requests wait at llama-server as released and patched, in turn: what does a token take beside them?"""
-    from plamo_study.studies.serving import crowd as crowds
-
-    found = crowds.compare(_attention("mini"), rounds)
-    report.console.print(f"kept: {report.short(crowds.write(found, report.place(reference)))}")
-
-
-@app.command()
-def drafts(
-    rounds: Annotated[int, typer.Option(min=3, help="runs of each")] = 6,
-    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
-) -> None:
-    """Let llama-server and our loop speculate with the same drafts in turn: what is accepted, and how fast?"""
-    from plamo_study.studies.speculative import beside, served
-
-    _quiet()
-    found = served.compare(rounds)
-    report.console.print(f"kept: {report.short(beside.write(found, report.place(reference)))}")
-
-
-@app.command()
-def soak(
-    minutes: Annotated[int, typer.Option(min=1)] = 30,
-    rate: Annotated[
-        float, typer.Option(min=0, callback=finite, help="requests a second; 0: 80 % of the knee that was found here")
-    ] = 0,
-    hold: Annotated[
-        float,
-        typer.Option(min=0, max=DAY_S, callback=finite, help="stop the server for so many seconds: does it recover?"),
-    ] = 0,
-    patched: Annotated[bool, typer.Option("--patched", help="the server of `server build --patched`")] = False,
-    scale: Annotated[str, typer.Option(help="mini or shape")] = "mini",
-    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
-) -> None:
-    """Load llama-server for half an hour: is every request accounted for, and does memory stay what it is?"""
-    from plamo_study.studies.serving import soak as soaks
-
-    place = report.place(reference)
-    found = soaks.run(_attention(scale), scale, rate or soaks.sustained(scale, place), minutes, hold, patched)
-    report.console.print(f"kept: {report.short(soaks.write(found, place))}")
-
-
 def probe(
     url: Annotated[str, typer.Argument(help="of any OpenAI-compatible server, e.g. http://127.0.0.1:8080")],
     model: Annotated[str, typer.Option(help="its name there; by default the first that the server lists")] = "",
@@ -198,20 +118,3 @@ def probe(
 
 def _say(line: str) -> None:
     report.console.print(line)
-
-
-def _quiet() -> None:
-    """The engine's own words stay out of the terminal."""
-    from plamo_study.engine import library
-
-    library.capture_log([])
-
-
-def _attention(scale: str) -> Path:
-    """The file of the model that no server mixes up, made where it is not here."""
-    from plamo_study.measure import plan
-    from plamo_study.models import synthetic
-
-    plan.check_scale(scale)
-    _quiet()
-    return synthetic.make(plan.MODELS[1], scale, plan.DTYPE[scale])

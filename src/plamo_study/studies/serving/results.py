@@ -12,8 +12,8 @@ from plamo_study.measure import kept
 HELD_AT = 2  # minutes before a server is suspended
 RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a crowd
 OURS, AIPERF = "our client", "AIPerf"
-SOAKED, CROWDED = "plamo-study server soak", "plamo-study server crowd"
-INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then plamo-study server beside aip/bin/aiperf"
+SOAKED, CROWDED = "python tools/servers.py soak", "python tools/servers.py crowd"
+INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then python tools/servers.py beside aip/bin/aiperf"
 CROWD, BESIDE, TRIALS = "11-crowd.mini.json", "11-beside.{}.json", "11-probes.json"
 
 
@@ -169,5 +169,5 @@ def beside(place: str, scale: str) -> Beside | None:
 
 def trials(place: str) -> list[Trial]:
     """Trials kept at a place; empty if there are none."""
-    found = kept.load(place, TRIALS, Trials, "plamo-study server trial")
+    found = kept.load(place, TRIALS, Trials, "python tools/servers.py trial")
     return found.trials if found else []

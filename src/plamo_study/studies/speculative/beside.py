@@ -12,7 +12,7 @@ from plamo_study.measure import kept
 NAME = "08-beside.json"
 OURS, SERVER = "our loop", "llama-server"
 PLAIN, NGRAMS = "nobody", "n-grams of the text"
-MADE_BY = "plamo-study server build, then plamo-study server drafts"
+MADE_BY = "plamo-study server build, then python tools/servers.py drafts"
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,11 +12,11 @@ from plamo_study import progress
 from plamo_study.measure import kept, machine, server
 from plamo_study.measure.plan import MODELS
 from plamo_study.studies.serving import metrics, plan, questions
-from plamo_study.studies.serving.beside import asked, warm
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.load import Loaded
 from plamo_study.studies.serving.results import CROWD, PATCHED, RELEASED, Crowd, Crowds
 from plamo_study.studies.serving.workload import built, stock
+from trials.beside import asked, warm
 
 LOADS = {4: 48, 68: 204, 256: 512}  # concurrent requests: total; 0, 64 and 252 wait while 4 are answered
 ROUNDS = 4
