@@ -1,1 +1,1 @@
-"""One folder a study, and the registry of all of them."""
+"""One folder per study, and the registry of all of them."""

@@ -1,7 +1,7 @@
-"""What the parameters of notebooks may be, asked before anything is measured.
+"""Allowed values of notebook parameters, checked before anything is measured.
 
-The command line asks before it runs a notebook. A notebook asks in the cell after its parameters, for papermill alone
-and JupyterLab: `check(source=source, scale=scale, ...)` with every parameter it has.
+The command line checks before it runs a notebook. For plain papermill and JupyterLab, a notebook also checks in the
+cell after its parameters: `check(source=source, scale=scale, ...)` with every parameter it has.
 """
 
 import math
@@ -19,9 +19,9 @@ from plamo_study.studies.speculative.plan import DRAFTS
 
 @dataclass(frozen=True)
 class Allowed:
-    """The type of a parameter and its range: from `least`, or beyond `above`, to `most` or short of `below`.
+    """The type of a parameter and its range: at least `least`, above `above`, at most `most`, below `below`.
 
-    `one_of`: where only these mean something. Numbers are finite.
+    `one_of`: the only allowed values, if any are given. Numbers are finite.
     """
 
     kind: type
@@ -32,16 +32,16 @@ class Allowed:
     below: float = math.inf
 
     def wrong(self, value: Any) -> str:
-        """Why a value is none of these; "" for one that is."""
+        """Why a value is not allowed; "" if it is."""
         whole = type(value) is int and self.kind is float
         if type(value) is not self.kind and not whole:
-            return f"is no {self.kind.__name__}"
+            return f"is not of type {self.kind.__name__}"
         if self.one_of:
-            return "" if value in self.one_of else f"is none of {', '.join(map(str, self.one_of))}"
+            return "" if value in self.one_of else f"is not one of {', '.join(map(str, self.one_of))}"
         if isinstance(value, str):
             return ""
         fits = math.isfinite(value) and self.least <= value <= self.most and self.above < value < self.below
-        return "" if fits else f"is no finite number {self._range()}".rstrip()
+        return "" if fits else f"is not a finite number {self._range()}".rstrip()
 
     def _range(self) -> str:
         words = {"of at least": self.least, "above": self.above, "of at most": self.most, "below": self.below}
@@ -78,7 +78,7 @@ PARAMETERS = {
 
 
 def check(**values: Any) -> None:
-    """StudyError for the first value that its parameter may not have; a parameter that is not known may be anything."""
+    """StudyError for the first value that is not allowed; an unknown parameter may have any value."""
     for name, value in values.items():
         if name in PARAMETERS and (why := PARAMETERS[name].wrong(value)):
             raise StudyError(f"{name} {value!r}", why, f"give another in the first cell, or with -p {name} VALUE")

@@ -1,7 +1,7 @@
 """What `make study` measures on the machine at hand: which studies, in order of need, and how long it should take.
 
-The forecast is arithmetic from two rates that a probe of some seconds measures here, memory's and the matrix kernel's.
-It is printed before anything is measured, and what came of it after.
+The forecast follows from two rates that a probe of a few seconds measures here, memory's and the matrix kernel's. It is
+printed before anything is measured, and beside the actual time afterwards.
 """
 
 import shutil
@@ -20,15 +20,15 @@ from plamo_study.measure.worker import Job
 from plamo_study.measure.workloads import WARM_STEPS, WARM_TOKENS
 from plamo_study.models import recipes, registry
 
-STUDIES = ("01-core", "03-core", "04-core")  # the notebook of a study is called by the same two digits
-MINUTES = 11.0  # for measuring, where nobody says; written files come on top
+STUDIES = ("01-core", "03-core", "04-core")  # a study's notebook has the same two digits
+MINUTES = 11.0  # default for measuring; writing files comes on top
 PROBE = {"n_bytes": 1 << 30, "repetitions": 4}
 PROBE_LIMIT_S = 60.0
 ROOM = 1 << 30  # bytes that stay free on the disk
-BITS = {"F32": 32.0, "F16": 16.02, "BF16": 16.02, "Q8_0": 8.52, "Q4_0": 4.85, "Q4_K_M": 5.1}  # a weight, about
+BITS = {"F32": 32.0, "F16": 16.02, "BF16": 16.02, "Q8_0": 8.52, "Q4_0": 4.85, "Q4_K_M": 5.1}  # per weight, about
 WRITTEN = 2.5e8  # bytes a second of a file with random weights
 QUANTIZED = {"Q4_0": 1.2e8, "Q4_K_M": 2.5e7}  # weights a second
-START_S = 2.0  # of a process until its model is loaded
+START_S = 2.0  # from the start of a process until its model is loaded
 READING_S, JUDGED = 6.0, 6e7  # of a gate: reading the file's vocabulary, and weights a second
 GATES_AT = 1.5e11  # FLOP/s of the matrix kernel on the machine where the last four lines were measured
 
@@ -52,12 +52,12 @@ def asked() -> list[tuple[str, str]]:
 
 
 def measured(name: str, scale: str) -> bool:
-    """Whether rows of a study lie here already."""
+    """Whether this machine already has rows of a study."""
     return recording.journal_path(name, scale, recording.LOCAL).exists()
 
 
 def missing(found: Iterable[Plan]) -> dict[str, int]:
-    """The files that are not here yet, with the bytes each will take, about; StudyError where the disk is too full."""
+    """Missing model files with the approximate bytes of each; StudyError if the disk lacks room."""
     lacking = {
         recipes.model_path(*file).name: int(registry.spec(*file[:2]).n_params * BITS.get(file[2], 8) / 8)
         for each in found
@@ -73,7 +73,7 @@ def missing(found: Iterable[Plan]) -> dict[str, int]:
 
 
 def probed() -> Pace:
-    """Both rates of this machine, each by a process of a second or two. StudyError where one does not end well."""
+    """Both rates of this machine, each by a process of a second or two. StudyError if one fails."""
     threads = machine.performance_cores()
     cells = (
         Read(dtype="Q8_0", n_threads=threads, **PROBE),
@@ -91,7 +91,7 @@ def probed() -> Pace:
 
 
 def writing_s(lacking: dict[str, int]) -> float:
-    """Seconds that writing these files takes, about."""
+    """Approximate seconds to write these files."""
     spent = 0.0
     for name, n_bytes in lacking.items():
         dtype = name.split(".")[-2]
@@ -100,7 +100,7 @@ def writing_s(lacking: dict[str, int]) -> float:
 
 
 def measuring_s(planned: Plan, pace: Pace, gated: set[Any]) -> float:
-    """Seconds that a plan takes here, about; `gated`: files that a plan before it had judged, to which it adds."""
+    """Approximate seconds of a plan here; `gated`: files that earlier plans judged, extended by this one."""
     new = {cell.files for cell in planned.gates} - gated
     gated |= new
     weights = [registry.spec(*file[:2]).n_params for (file,) in new]

@@ -1,8 +1,8 @@
 """How the time for measuring is shared among the studies of a command or a notebook.
 
-Each gets what it needs, and more, up to SLOWER times as much: a machine may be slower than the reference, or busy. What
-is left then is shared by weight, and buys further cells and blocks. What a study needs is taken from its plan and from
-the recorded rows alone, so that a command and the notebooks it runs share alike.
+Each gets up to SLOWER times what it needs, since a machine may be slower than the reference, or busy. The rest is
+shared by weight, and buys further cells and blocks. Needs come from plans and recorded rows alone, so that a command
+and the notebooks it runs share alike.
 """
 
 import math
@@ -20,7 +20,7 @@ Asked = tuple[str, str]  # a study, and the scale that it is measured at
 
 
 def of_notebooks(names: list[str], scale: str, minutes: float) -> dict[str, float]:
-    """Minutes of each notebook where it asks for this scale; in all `minutes`, or 0 for no limit."""
+    """Minutes of each notebook at this scale, `minutes` in total; all 0 for no limit."""
     asked = {name: registry.of_notebook(name, scale) for name in names}
     shares = _shares([each for own in asked.values() for each in own], minutes) if minutes else {}
     return {name: sum(shares.get(each, 0.0) for each in own) for name, own in asked.items()}
@@ -33,10 +33,10 @@ def of_notebook(notebook: str, scale: str, minutes: float) -> list[tuple[str, st
 
 
 def of_study(name: str, scale: str, minutes: float) -> float:
-    """Minutes of a study out of those of its notebook at a scale; 0: what its plan takes; LEFT_OUT: shown as recorded.
+    """A study's share of its notebook's minutes; 0: what its plan takes; LEFT_OUT: shown as recorded.
 
-    Left out is a study that means nothing in part, was recorded, and for which there is no time. Such studies time
-    nothing, so they come out the same on every machine but for rounding.
+    A study is left out if it is meaningless in part, was recorded, and does not fit the time. Such studies time
+    nothing, so their results are the same on every machine but for rounding.
     """
     if not minutes:
         return 0.0
@@ -45,7 +45,7 @@ def of_study(name: str, scale: str, minutes: float) -> float:
 
 
 def enough(minutes: float, share: float, needed_s: float) -> int:
-    """Minutes for all, of which the share of one study would be as long as it needs."""
+    """Total minutes at which the share of one study is the `needed_s` seconds that it needs."""
     return math.ceil(minutes * needed_s / (60 * share))
 
 
@@ -55,7 +55,7 @@ def lasts(name: str, scale: str, minutes: float) -> float:
 
 
 def _shares(asked: list[Asked], minutes: float) -> dict[Asked, float]:
-    """Minutes of each of these studies but those left out: the longest that may be, as long as time is short."""
+    """Minutes of each study; while time is short, the longest study that may be left out is."""
     needs, weights = {each: _need(*each) for each in asked}, registry.STUDIES
     while needs:
         every = sum(needs.values())
@@ -75,7 +75,7 @@ def _whole(name: str, scale: str) -> bool:
 
 @cache
 def _need(name: str, scale: str) -> float:
-    """Minutes without which a study shows nothing, as long as they were on the reference machine."""
+    """Minutes that a study needs to show anything, as on the reference machine."""
     if _whole(name, scale):
         return _recorded(name, scale)
     try:

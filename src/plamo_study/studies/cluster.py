@@ -1,8 +1,8 @@
-"""Simulations on the workers of a Dask cluster that somebody started: `plamo-study measure STUDY --scheduler ADDRESS`.
+"""Simulations on the workers of a running Dask cluster: `plamo-study measure STUDY --scheduler ADDRESS`.
 
-Every worker needs this project, at this version, and the rows that are simulated by. Whoever reaches a Dask scheduler
-can run code on it and on its workers, and these can run code here, since their answers are unpickled. So it belongs
-into a network that one trusts, or behind TLS (Dask's own settings), and its workers to oneself.
+Every worker needs this project at this version, and the rows that simulations use. Anyone who reaches a Dask scheduler
+can run code on it and on its workers, and these can run code here, since their answers are unpickled. So use only
+workers of your own, in a trusted network or behind TLS (Dask's own settings).
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ START = "dask scheduler, and dask worker ADDRESS in this project's environment"
 
 @contextmanager
 def connected(address: str) -> Iterator[Elsewhere]:
-    """All workers of the scheduler at this address, a job on each of their threads.
+    """Connect to all workers of the scheduler at this address, one job per worker thread.
 
     Raises
     ------
@@ -46,10 +46,10 @@ def connected(address: str) -> Iterator[Elsewhere]:
             future = client.submit(work, job, time_limit_s, engine, worker, pure=False)
             return future.result()  # type: ignore[no-any-return] # what `work` returns
         except KilledWorker as error:
-            failure = Failure(stage="start", message=f"its workers were lost, one after the other ({error})")
+            failure = Failure(stage="start", message=f"all its workers were lost, one after another ({error})")
             return Outcome(status="killed", pid=0, evidence=Evidence(), failure=failure)
         except (CancelledError, OSError) as error:
-            how = "start it again and repeat the command: what was simulated is kept"
+            how = "restart it and repeat the command: finished simulations are kept"
             raise StudyError(f"scheduler {address}", f"was lost ({error})", how) from error
 
     with client:
@@ -57,7 +57,7 @@ def connected(address: str) -> Iterator[Elsewhere]:
             raise StudyError(f"scheduler {address}", "has no workers", f"dask worker {address}")
         for worker, schema in workers.items():
             if schema != SCHEMA:
-                why = f"does not have this project as it is here ({schema})"
+                why = f"does not have this version of the project ({schema})"
                 raise StudyError(f"worker {worker}", why, f"check out the same commit there; {INSTALL}")
         yield Elsewhere(there, sum(client.nthreads().values()))
 

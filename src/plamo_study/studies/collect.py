@@ -17,9 +17,9 @@ MORE = "give more minutes (--minutes, or -p minutes), or measure when the machin
 def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: float = 0) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
 
-    `scale`: that of the notebook; a study that is shown at mini whatever the scale is collected there. `minutes`: time
-    for measuring what the notebook of this study shows; 0: as long as its plans take. Where that time does not suffice
-    for what the study's finding needs, its recorded rows are shown, and the page says so.
+    `scale`: that of the notebook; a study that is always shown at mini is collected at mini. `minutes`: time for
+    measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for the
+    study's finding, its recorded rows are shown, and the page says so.
 
     Raises
     ------
@@ -44,10 +44,10 @@ def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: 
 
 
 def _measured(study: str, scale: str, at: str, minutes: float) -> tuple[runner.Summary | None, str]:
-    """What a live study came to, or why there was no time for what its finding needs."""
+    """Summary of a live study, or why there was no time for the rows that its finding needs."""
     planned, share = build(study, at), budget.of_study(study, scale, minutes)
     if share == budget.LEFT_OUT:
-        return None, f"it means nothing in part, and {minutes:g} minutes are too few for all of the page"
+        return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
     try:
         summary = measure(planned, journal_path(study, at, LOCAL), minutes=share)
     except runner.NoTimeError as error:
@@ -56,15 +56,15 @@ def _measured(study: str, scale: str, at: str, minutes: float) -> tuple[runner.S
 
 
 def lacking(summary: runner.Summary) -> str:
-    """How much of what a finding needs there was no time for, and whether something disturbed what there was."""
+    """Why a finding lacks rows: how many processes did not run in time, and how many were disturbed."""
     hit = len(watch.disturbed(summary.rows))
     disturbed = f", and {hit} of the {len(summary.rows)} that ended were disturbed" if hit else ""
     return f"the time was up before {summary.lacking} processes that its finding needs had ended{disturbed}"
 
 
 def _say(what: str) -> None:
-    """Tell whoever reads the notebook."""
-    from IPython.display import Markdown, display  # the command line should not wait for it
+    """Show a line in the notebook."""
+    from IPython.display import Markdown, display  # slow to import, and the command line does not need it
 
     display(Markdown(what))
 
@@ -93,7 +93,7 @@ def measure(
 ) -> runner.Summary:
     """Write the models a plan needs and measure what its journal lacks, other builds of the engine beside it.
 
-    `minutes`: for measuring; that models are written is not counted.
+    `minutes`: for measuring; writing models is not counted.
     """
     runner.check_time(planned, minutes)
     files.make_models(planned)

@@ -1,15 +1,14 @@
-"""Studies on several machines at once: a task a study, on hosts that SSH reaches, their rows sent home one by one.
+"""Studies on several machines at once: one task per study, on hosts that SSH reaches, rows sent home one by one.
 
 Every host has a clone of this repository with its environment. It makes its own models and keeps its own journals; what
 comes home is checked line by line and filed under the machine's id, as `plamo-study rows add` does it.
 
-What a host may do: send rows. They can be untrue, as anybody's. It runs nothing here and learns nothing of this
-machine: calls go from here to there, by SSH alone, and what is sent back is bytes, which are read within limits. No key
-lies on a host, and the user's SSH agent is not forwarded. What this machine may do on a host is what its user may do
-there.
+A host may only send rows, which can be false like any others. It runs nothing here and learns nothing of this machine:
+calls go from here to there, by SSH alone, and the reply is bytes, which are read within limits. No key is stored on a
+host, and the user's SSH agent is not forwarded. On a host, this machine may do what its user there may do.
 
-Dask deals the tasks, all of it in this process: a worker for each host waits for what the host sends, and is closed
-when the host is lost. They talk in memory: Dask runs whatever it is sent, so there is no address to send it to.
+Dask deals out the tasks, all within this process: one worker per host waits for what the host sends, and is closed when
+the host is lost. Workers talk in memory only: Dask runs whatever it is sent, so it listens on no address.
 """
 
 import asyncio
@@ -33,9 +32,9 @@ from plamo_study.studies.cluster import INSTALL
 from plamo_study.studies.fleet_host import SIZE, Asked
 
 MOST = 1 << 20  # bytes of a file of hosts
-MOST_SAID = 2000  # bytes of a host's words that are kept, the last ones
-ROWS = "rows"  # what they come home under
-ONE = "measuring"  # of which every host has one: two tasks at once would time each other
+MOST_SAID = 2000  # last bytes of a host's output, which are kept
+ROWS = "rows"  # topic of the events that bring them home
+ONE = "measuring"  # resource, one per host: two tasks at once would disturb each other
 PATIENCE_S = 60.0  # for a host to answer, and to load Python
 SIGN_OF_LIFE_S = 15.0  # a connection that answers nothing for three times as long is lost
 LOOK_S = 1.0  # between looks at who is still there
@@ -53,21 +52,21 @@ Came = tuple[str, str, bytes]  # a host, what it measures, and rows of it as a p
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine as SSH knows it, and the Python of the clone that lies there."""
+    """A machine as SSH knows it, and the Python of its clone of this repository."""
 
     address: str
     python: str
 
 
 class Hosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of hosts. `ssh_config`: instead of the user's own, which says ports, users, keys and gateways."""
+    """A file of hosts. `ssh_config`: replaces the user's own, which sets ports, users, keys and gateways."""
 
     host: tuple[Host, ...]
     ssh_config: str = ""
 
 
 class LostError(Exception):
-    """A host of which nothing more is to be expected."""
+    """A host that will send nothing more."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +80,22 @@ class Outcome:
 
 
 def read(path: Path) -> Hosts:
-    """The hosts of a TOML file; StudyError for what is none."""
+    """The hosts of a TOML file; StudyError if it is not a valid one."""
     try:
         found = msgspec.convert(tomllib.loads(text(path, MOST)), Hosts)
     except (ValueError, RecursionError) as error:  # a TOMLDecodeError and a ValidationError are ValueErrors
         raise StudyError(str(path), f"is no list of hosts ({error})", f"printf '{EXAMPLE}' > {path}") from error
     names = [host.address for host in found.host]
     if not names or len(set(names)) < len(names):
-        raise StudyError(str(path), "names no host, or one of them twice", "name every host once; ssh may know aliases")
+        raise StudyError(str(path), "names no host, or names one twice", "name every host once; ssh may know aliases")
     return found
 
 
 def measure(hosts: Hosts, studies: Sequence[Asked], divided: bool, tell: Tell) -> Iterator[Outcome]:
-    """Measure studies on all hosts, or divided among them, and file the rows as they come; what became of each.
+    """Measure studies on all hosts, or divide them among hosts; file rows as they come and yield each study's outcome.
 
-    A host that cannot be used, or is lost, is an outcome. Divided, its studies are measured by another; the rows that
-    it sent stay. `tell` is called as they come.
+    A host that cannot be used, or is lost, is an outcome too. If divided, another host measures its studies; rows that
+    it sent stay. `tell` is called for every pack of rows.
 
     Raises
     ------
@@ -130,7 +129,7 @@ async def _each(hosts: Hosts) -> list[str]:
 
 
 async def _unfit(host: Host, hosts: Hosts) -> str:
-    """Why a host cannot be used; empty where it can."""
+    """Why a host cannot be used; "" if it can."""
     try:
         async with asyncio.timeout(PATIENCE_S), _called(host, hosts, f'-c "{SPEAKS}"') as process:
             heard = asyncio.create_task(_last_words(process.stderr))
@@ -166,7 +165,7 @@ async def _called(host: Host, hosts: Hosts, arguments: str) -> AsyncIterator[Any
 
 
 async def _last_words(stream: Any, most: float = math.inf) -> str:
-    """The end of what a host says, fit to be printed. It is heard out, or until it said more than `most` bytes."""
+    """The end of a host's output, safe to print; read to its end, or until it exceeds `most` bytes."""
     said, n = b"", 0
     while n <= most and (piece := await stream.read(MOST_SAID)):
         said, n = (said + piece)[-MOST_SAID:], n + len(piece)
@@ -202,7 +201,7 @@ def _alive(client: Any) -> set[str]:
 
 
 def _dealt(client: Any, hosts: Hosts, tasks: Sequence[Asked], tell: Tell) -> Iterator[Outcome]:
-    """Give every host one study at a time. What is measured comes as events, in order; results carry nothing."""
+    """Give every host one study at a time. Rows arrive as events, in order; task results are empty."""
     came: SimpleQueue[Came] = SimpleQueue()
     client.subscribe_topic(ROWS, lambda event: came.put(event[1]))
     waiting, left, by = deque(tasks), dict[Any, Asked](), dict[str, str]()
@@ -232,7 +231,7 @@ def _ended(future: Any, asked: Asked, by: Mapping[str, str]) -> Outcome:
 
 
 def _filed(came: "SimpleQueue[Came]", by: dict[str, str], tell: Tell) -> Iterator[Outcome]:
-    """File the rows that came, after waiting LOOK_S for the first of them; what could not be filed."""
+    """File arrived rows, waiting up to LOOK_S for the first; yield an outcome for each pack that cannot be filed."""
     seconds = LOOK_S
     with suppress(Empty):
         while True:
@@ -245,7 +244,7 @@ def _filed(came: "SimpleQueue[Came]", by: dict[str, str], tell: Tell) -> Iterato
 
 
 async def _measured(hosts: Hosts, asked: Asked) -> None:
-    """In a host's worker here: have the host measure, and hand on what it sends. A worker whose host is lost closes."""
+    """In a host's worker here: let the host measure, and pass on its rows. The worker closes if its host is lost."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -257,7 +256,7 @@ async def _measured(hosts: Hosts, asked: Asked) -> None:
             while head := await process.stdout.read(1):
                 (size,) = SIZE.unpack(head + await process.stdout.readexactly(SIZE.size - 1))
                 room -= size
-                if room < 0:  # no study's rows are as many
+                if room < 0:  # more than any study's rows
                     raise LostError
                 worker.log_event(ROWS, (worker.name, f"{asked}", await process.stdout.readexactly(size)))
             why = await heard

@@ -1,6 +1,6 @@
 """On a host of a fleet: measure the study that stdin names, and send its rows home on stdout, pack by pack.
 
-It ends when stdin closes, as it does when the connection to home is lost.
+It ends when stdin closes, which also happens when the connection home is lost.
 """
 
 import os
@@ -18,8 +18,8 @@ from plamo_study.measure.rows import SCHEMA, Fact, Record
 from plamo_study.measure.worker import end_with_parent
 from plamo_study.studies import collect, registry
 
-SIZE = struct.Struct(">I")  # before a pack: its bytes
-READY = f"plamo-study {SCHEMA}"  # what a host says that has this project
+SIZE = struct.Struct(">I")  # length in bytes, before each pack
+READY = f"plamo-study {SCHEMA}"  # reply of a host that has this project
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -35,9 +35,9 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Do what stdin asks for; exit code 1 for what a user can mend, which stands on stderr."""
+    """Run the request on stdin; exit code 1 and a message on stderr for errors that a user can fix."""
     home = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever the engine prints is none of the rows
+    os.dup2(2, 1)  # keeps the engine's output out of the rows
     asked = msgspec.json.decode(sys.stdin.buffer.readline(), type=Asked)
     threading.Thread(target=end_with_parent, args=(0,), daemon=True).start()
     try:
@@ -45,11 +45,11 @@ def main() -> None:
     except StudyError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(1)
-    os._exit(0)  # nothing waits for a thread that still reads
+    os._exit(0)  # does not wait for the thread that still reads
 
 
 def measure(asked: Asked, home: BinaryIO) -> None:
-    """Measure, and send every row home; at the end all of the journal, for what earlier calls measured."""
+    """Measure and send every row home, then the whole journal, which has the rows of earlier calls."""
     path = recording.journal_path(asked.study, asked.scale, recording.LOCAL)
 
     def send(machine: str, records: list[Record]) -> None:

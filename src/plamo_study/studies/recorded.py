@@ -1,4 +1,4 @@
-"""The rows of every study at once: a notebook's own are measured when live, the others read as they lie here."""
+"""The rows of every study at once: a notebook's own are measured when live, the others are read from disk."""
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import recording

@@ -27,9 +27,9 @@ from plamo_study.studies.timeline import plan as timeline
 class Study:
     """What is measured under one name. The first two digits of a study's name are those of the notebook it belongs to.
 
-    `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: speaks of weights that mean
-    something, so it is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured
-    by a live notebook. `whole`: times nothing and means nothing in part. `weight`: its share where time is limited.
+    `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: needs trained weights, so it
+    is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured by a live
+    notebook. `whole`: times nothing and is meaningless in part. `weight`: its share where time is limited.
     """
 
     plan: Callable[..., Plan]

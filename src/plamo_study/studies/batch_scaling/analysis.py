@@ -21,10 +21,10 @@ Curve = tuple[str, str]  # (build, model)
 
 STOCK = "stock"
 LINE, PASSES = "shared + B x each", "passes(B) x shared + B x each, B > 1"
-NEARLY = 0.8  # of a curve's points, in a block that is fitted
+NEARLY = 0.8  # share of a curve's points that a block needs to be fitted
 LEAST_POINTS = 8  # of a curve in which a bend is looked for
 FALSE_DISCOVERIES = 0.05  # Benjamini-Hochberg level for jumps
-LEAST_JUMP = 0.1  # what a line that fits badly can feign is not called a jump
+LEAST_JUMP = 0.1  # smaller deviations may come from a poor fit
 
 
 @once_a_frame
@@ -81,10 +81,10 @@ def fits(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
     """Step time = `fixed` + n_seq * `each` (s), fitted block by block, residuals weighted by 1 / time.
 
     With the `tile` of a known kernel, step time = passes(n_seq) * `fixed` + n_seq * `each` instead, from two sequences
-    on: one sequence is another kernel's.
+    on: a single sequence uses another kernel.
 
-    `form`: LINE or PASSES. `amortised`: the share of what a batch's first sequence costs that all share. `half`:
-    fixed / each, the number of sequences at which the part each adds has grown as large as one pass's shared part.
+    `form`: LINE or PASSES. `amortised`: the shared part of the cost of a batch's first sequence. `half`: fixed / each,
+    the number of sequences whose own parts together equal the shared part of one pass.
     `worst` at `worst_at`: largest deviation of a median from the fit.
     """
     entries = []
@@ -109,7 +109,7 @@ def fits(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
 
 
 def chosen_fits(rows: pd.DataFrame, tile: int | None) -> pd.DataFrame:
-    """Of each curve the one fit that every sentence takes: the form whose worst miss is the smaller one."""
+    """One fit per curve, which all sentences use: the form with the smaller worst miss."""
     forms = [fits(rows), *([fits(rows, tile)] if tile else [])]
     both = pd.concat(forms, ignore_index=True)
     best = both["worst"].abs().groupby([both["build"], both["model"]]).idxmin()
@@ -122,13 +122,13 @@ def _fitted_part(curve: pd.DataFrame, tile: int | None) -> pd.DataFrame:
 
 
 def _blocks(curve: pd.DataFrame) -> list[pd.Series]:
-    """The blocks of a curve that hold nearly all of its points: a row that was lost costs a point and not a block."""
+    """The blocks of a curve that hold nearly all of its points: a lost row costs a point, not a block."""
     blocks = [curve[block].dropna() for block in curve]
     return [known for known in blocks if len(known) >= NEARLY * len(curve)]
 
 
 def passes_of(n_seq: pd.Index, tile: int | None) -> np.ndarray:
-    """How often a step of so many sequences reads the weights; once where that is not known."""
+    """Weight reads of a step, by number of sequences; 1 where the tile is not known."""
     return np.array([weight_passes(int(n), tile) if tile else 1 for n in n_seq])
 
 
@@ -207,7 +207,7 @@ def jumps(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
 
 
 def decomposed(rows: pd.DataFrame, chain: dict[str, Curve]) -> pd.DataFrame:
-    """The way from one curve to another in factors that multiply, at every n_seq that all of them have.
+    """The change from one curve to another as factors that multiply, at every n_seq that all of them have.
 
     `chain`: the first curve, then every further one under the name of what leads to it. Columns n_seq, `from` and `to`
     (seconds of a step at both ends), one factor per name (how many times as fast the step became), `whole`, and the

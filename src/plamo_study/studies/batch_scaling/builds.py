@@ -1,4 +1,4 @@
-"""The builds and models that notebook 03 sets against one another, and the way from one curve to another."""
+"""The builds and models that notebook 03 compares, and the chain of curves between them."""
 
 import pandas as pd
 

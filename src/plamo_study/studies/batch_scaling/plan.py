@@ -25,7 +25,7 @@ SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
 LEAN_DEPTH = 32
 LEAN_SEQUENCES = (4, 5, 8, 9, 16)  # either side of two cliffs; one sequence is measured for the phases
-FIRST_SEQUENCES = (1, 4, 16)  # that no page can do without
+FIRST_SEQUENCES = (1, 4, 16)  # that every page requires
 GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded during the first of them
 SHORT_PROMPT = 8  # where packing prompts could pay: long ones fill a micro-batch each
 SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
@@ -34,8 +34,8 @@ SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
 def batch_scaling(scale: str, gpu: bool = False) -> Plan:
     """Notebook 03: decode and prefill of 1 to 32 sequences, the matched model beside both, and the ceilings.
 
-    Decode starts from one prompt whose state every sequence gets a copy of, so a step costs what it costs after
-    prompts of their own and a cell does not spend its time on them.
+    Decode starts from copies of one prompt's state: a step costs the same as after separate prompts, and the cell
+    saves their time.
     """
     check_scale(scale)
     steps = GPU_STEPS if gpu else STEPS
@@ -70,9 +70,9 @@ def source_table(scale: str, gpu: bool = False) -> Plan:
 
 
 def core(scale: str, gpu: bool = False) -> Plan:
-    """Decode steps of a few numbers of sequences, those of the first cliff first, after a short prompt.
+    """Decode steps of a few batch sizes, those of the first cliff first, after a short prompt.
 
-    A prompt of 128 tokens, as in the study, would take as long as the steps, and makes them 3 % longer at the most.
+    The study's prompt of 128 tokens would take as long as the steps, and makes them at most 3 % longer.
     """
     check_scale(scale)
     base = Decode(scale=scale, dtype=DTYPE[scale], depth=LEAN_DEPTH, n_gen=GPU_STEPS if gpu else STEPS, policy="shared")

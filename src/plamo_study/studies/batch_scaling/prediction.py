@@ -57,7 +57,7 @@ def against_prediction(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
 
 
 def turning(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """Per model: the n_seq from which a step waits for compute and no longer for memory.
+    """Per model: the n_seq from which a step is bound by compute, no longer by memory.
 
     `predicted`: where the roofline's two times are equal, ceilings best-of; `usual`: the ceilings of the same blocks.
     `measured`: where the part every sequence adds has grown as large as the part all share, in the chosen fit, whose
@@ -74,9 +74,9 @@ def turning(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
 
 
 def memory(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """Per model the bytes that one more sequence takes, and what they are, in a context of `tokens` a sequence.
+    """Bytes that one more sequence needs, and their parts, per model, with a context of `tokens` per sequence.
 
-    `grown`: growth of the peak resident size from the fewest to the most sequences measured, a sequence. By arithmetic
+    `grown`: growth of the peak resident size from fewest to most sequences, per sequence. By arithmetic
     `state` (recurrent) and `cache` (keys and values of `tokens` tokens); `rest` is what is left, logits and buffers.
     """
     cell = rows[(rows["workload"] == "decode") & (rows["policy"] == "shared")].iloc[0]

@@ -18,26 +18,26 @@ Facts = dict[str, dict[str, Any]]
 
 
 def defects(model: dict[str, Any], engine: dict[str, Any]) -> Engine:
-    """The defects a model meets in a build: none on attention alone, else those the build does not say it corrects."""
+    """Defects of a build for a model: none for attention alone, else those that the build does not claim to correct."""
     hybrid, corrected = model["shape"]["arch"] == HYBRID, engine.get("corrects", ())
     return Engine(mixes_tokens=hybrid and "D2" not in corrected, misplaces_states=hybrid and "D3" not in corrected)
 
 
 def rounding(rows: pd.DataFrame) -> float:
-    """The largest error of one right computation against another, over all processes of the rows.
+    """Largest error between two correct computations, over all processes of the rows.
 
-    No batch is in it: it is one sequence alone, cut into calls in several ways (measure/proof.py). Raises StudyError
-    where no row has it: rows of before it was measured.
+    Measured without a batch: one sequence alone, cut into calls in several ways (measure/proof.py). Raises StudyError
+    if no row has it, as in rows recorded before it was measured.
     """
     replayed = rows[rows["workload"].isin(REPLAYS)]
     known = [checks["rounding"] for checks in replayed["checks"] if "rounding" in checks]
     if not known:
-        raise StudyError("rows of the law", "say nothing of rounding", "plamo-study law, after deleting their journal")
+        raise StudyError("rows of the law", "record no rounding error", "plamo-study law, after deleting their journal")
     return float(max(known))
 
 
 def limit(rows: pd.DataFrame) -> float:
-    """The relative error beyond which a sequence is wrong: so many times the largest rounding error."""
+    """The relative error beyond which a sequence is wrong: `ROUNDINGS` times the largest rounding error."""
     return ROUNDINGS * rounding(rows)
 
 
@@ -45,10 +45,10 @@ def limit(rows: pd.DataFrame) -> float:
 def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Replay rows with `predicted` and `observed` outcome, and `exact`: the same sequences wrong, call by call.
 
-    Of a run that aborts: in every call up to the one that aborts, and that is the call the law names. `judged`: whether
-    there were logits to say so; a row recorded before checks were told call by call has none where it aborted.
-    `grid`: the seed of the grid a row is drawn from; `foretold`: the sequences the law calls wrong, call by call. A
-    worker that ended in another way than the law knows is observed under its status (hang, killed, error).
+    For a run that aborts, `exact` covers the calls before the abort, which must be in the call the law names. `judged`:
+    whether there were logits to decide by; rows recorded before checks were kept per call have none after an abort.
+    `grid`: seed of the grid a row is drawn from; `foretold`: the sequences the law calls wrong, call by call. A
+    worker that ends in a way the law does not cover is observed as its status (hang, killed, error).
     """
     found = rows[(rows["workload"] == "replay") & (rows["status"] != "starved")]
     most = limit(rows)
@@ -71,7 +71,7 @@ def of_hybrid(table: pd.DataFrame, facts: Facts) -> pd.DataFrame:
 
 
 def confusion(table: pd.DataFrame) -> pd.DataFrame:
-    """Configurations counted by build, model, predicted and observed outcome; `exact` of them to the sequence."""
+    """Configurations counted by build, model, predicted and observed outcome; `exact`: those right to the sequence."""
     groups = table.groupby(["build", "model", "predicted", "observed"])["exact"]
     return groups.agg(configurations="size", exact="sum").reset_index()
 
@@ -87,7 +87,7 @@ def by_seed(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def separation(table: pd.DataFrame) -> pd.DataFrame:
-    """How far right and wrong lie apart: per build and model, the errors of sequences by what the law says of them.
+    """Gap between right and wrong: per build and model, the errors of sequences by what the law says of them.
 
     `limit` is that of all rows; `right` and `wrong` count sequences after calls, `largest_right` and
     `smallest_wrong` are relative errors (NaN where there is none).
@@ -108,9 +108,9 @@ def separation(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def three_tests(rows: pd.DataFrame) -> pd.DataFrame:
-    """Identity, isolation and bystander per build and model: the largest relative `error` of the logits asked about.
+    """Identity, isolation and bystander per build and model: the largest relative `error` of the logits tested.
 
-    NaN where the engine did not get that far; `limit`: beyond it a test fails.
+    NaN if the engine did not get that far; a test fails above `limit`.
     """
     found, most = rows[rows["label"].isin(ASKED)], limit(rows)
     entries = []
@@ -123,13 +123,13 @@ def three_tests(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def packed_map(table: pd.DataFrame) -> pd.DataFrame:
-    """Of `checked` rows the map of packed prompts: columns build, n_prompt, n_batch, n_seq, predicted, observed."""
+    """The map of packed prompts from `checked` rows: columns build, n_prompt, n_batch, n_seq, predicted, observed."""
     found = table[table["label"] == "map"]
     return found[["build", "n_prompt", "n_batch", "n_seq", "predicted", "observed"]].reset_index(drop=True)
 
 
 def first_aborts(table: pd.DataFrame) -> pd.DataFrame:
-    """Per build and n_batch of the map the smallest number of sequences that aborts, `predicted` and `observed`."""
+    """Smallest number of sequences that aborts, per build and n_batch of the map: `predicted` and `observed`."""
     entries = []
     for (build, n_batch), group in packed_map(table).groupby(["build", "n_batch"]):
         entry: dict[str, Any] = {"build": build, "n_batch": n_batch}

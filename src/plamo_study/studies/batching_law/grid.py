@@ -1,6 +1,6 @@
-"""Batches to hold the batching law against: drawn to disagree, a map of packed prompts, and an operator's three tests.
+"""Batches that test the batching law: random ones to break it, a map of packed prompts, and an operator's three tests.
 
-One seed, one grid.
+A seed determines its grid.
 """
 
 import random

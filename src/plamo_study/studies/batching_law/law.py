@@ -14,7 +14,7 @@ from typing import Literal
 
 Call = Sequence[tuple[int, int]]  # (sequence, tokens) in stream order; no tokens: the sequence leaves
 Outcome = Literal["right", "wrong", "abort"]
-ZERO, GARBAGE = (-1, 0), (-2, 0)  # labels of a cleared row and of one that holds nobody's state
+ZERO, GARBAGE = (-1, 0), (-2, 0)  # labels of a cleared row and of one that holds no valid state
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ STOCK, CORRECT = Engine(), Engine(mixes_tokens=False, misplaces_states=False)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a run: the sequences whose logits are wrong after each call, and the call that aborts, if any."""
+    """Result of a run: the sequences whose logits are wrong after each call, and the call that aborts, if any."""
 
     wrong: list[frozenset[int]]
     aborted_at: int | None
 
     @property
     def outcome(self) -> Outcome:
-        """The worst that happens."""
+        """The worst result of the run."""
         if self.aborted_at is not None:
             return "abort"
         return "wrong" if any(self.wrong) else "right"
@@ -51,7 +51,7 @@ class _Cell:
 
 
 def micro_batches(call: Call, n_ubatch: int) -> list[tuple[list[int], int]]:
-    """Cut one call into micro-batches: (sequences, tokens of each). Sequence numbers in one must rise by one."""
+    """Cut one call into micro-batches: (sequences, tokens of each). Sequence numbers within one rise by one."""
     left: dict[int, int] = {}
     for seq, n_tokens in call:
         left[seq] = left.get(seq, 0) + n_tokens
@@ -84,7 +84,7 @@ def replay(calls: Sequence[Call], n_seq_max: int, n_ubatch: int = 512, engine: E
 
 
 def smallest_abort(n_prompt: int, n_batch: int, most: int = 32) -> int | None:
-    """The smallest number of packed prompts of `n_prompt` tokens that aborts, as many sequences being allowed."""
+    """The smallest number of packed prompts of `n_prompt` tokens that aborts, with a slot for each."""
     numbers = range(1, most + 1)
     return next((n for n in numbers if replay(packed([n_prompt] * n, n_batch), n).outcome == "abort"), None)
 
@@ -105,7 +105,7 @@ def packed(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
 
 
 def per_sequence(prompts: Sequence[int], n_batch: int) -> list[list[tuple[int, int]]]:
-    """The calls of a prefill that gives every prompt its own."""
+    """The calls of a prefill with separate calls for every prompt."""
     return [[(seq, n)] for seq, length in enumerate(prompts) for n in _pieces(length, n_batch)]
 
 
@@ -114,7 +114,7 @@ def _pieces(length: int, most: int) -> list[int]:
 
 
 class _Memory:
-    """The recurrent memory: cells as the engine keeps them, and for every row whose state, after how many tokens."""
+    """The recurrent memory: the engine's cells, and the (sequence, tokens) whose state each row holds."""
 
     def __init__(self, size: int, engine: Engine):
         self.size, self.engine, self.head, self.used = size, engine, 0, 0
@@ -185,7 +185,7 @@ class _Memory:
             cell.tail = {source: to, to: source}.get(cell.tail, cell.tail)
 
     def _stage(self, low: int, high: int) -> dict[int, int]:
-        """Rows to read each cell's state from; a row nobody refers to is cleared for the new sequences."""
+        """Rows to read each cell's state from; an unreferenced row is cleared for new sequences."""
         referred = {cell.src for cell in self.cells}
         zero = next((row for row in range(low, high + 1) if row not in referred), -1)
         if zero >= 0:

@@ -1,4 +1,4 @@
-"""Which configurations the batching law is held against."""
+"""The configurations that test the batching law."""
 
 from dataclasses import replace
 
@@ -7,15 +7,15 @@ from plamo_study.measure.cells import Decode
 from plamo_study.measure.plan import MODELS, TIME_LIMIT_S, Plan
 from plamo_study.studies.batching_law import grid
 
-NEEDED = 15  # configurations of a grid without which no page can say anything
+NEEDED = 15  # configurations of a grid that any finding requires
 LAW_SEEDS, LAW_CELLS = (0, 1, 2), 60  # configurations of each
 
 
 def batching_law(scale: str, gpu: bool = False, seeds: tuple[int, ...] = LAW_SEEDS, n: int = LAW_CELLS) -> Plan:
     """`n` configurations from each seed for the batching law, PLaMo 3 as control, one process each, on the CPU.
 
-    Beside them the map of packed prompts by number and batch size, and the operator's three tests. The law is about
-    the shape of calls, so it is held against the embedded models.
+    Also the map of packed prompts by number and batch size, and the operator's three tests. The law depends only on
+    the shape of calls, so the embedded models suffice.
     """
     if scale != "mini":
         raise StudyError(f"scale {scale!r}", "the law is held against the engine at mini", "choose --scale mini")

@@ -1,1 +1,1 @@
-"""Notebook 06: what a long prompt does to everyone who is being answered, by how it is cut."""
+"""Notebook 06: what a long prompt does to the sequences being decoded, by how it is cut."""

@@ -1,4 +1,4 @@
-"""What a prompt's arrival costs those who are being answered, and the prompt itself: frames in, estimates out.
+"""What a prompt's arrival costs the decoding sequences, and the prompt itself: frames in, estimates out.
 
 For the levers and the reports to llama.cpp; notebook 06 computes in its own cells from `measurements`.
 """
@@ -19,9 +19,9 @@ STOCK = "stock"
 
 @once_a_frame
 def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a process in which somebody decodes and that a speed may be taken from, in seconds: CELL, `block`,
-    `before` (median step), `largest` (longest gap between two tokens of those decoding while the prompt is evaluated),
-    `steps` (tokens that each of them got meanwhile) and `ttft` (of the prompt)."""
+    """One line per usable process with decoding sequences, times in seconds: CELL, `block`, `before` (median step),
+    `largest` (longest gap between two tokens of a decoding sequence while the prompt is evaluated), `steps` (tokens
+    that each of them got meanwhile) and `ttft` (of the prompt)."""
     entries = []
     for row in _arrivals(usable(rows)):
         found = {metric: (value, samples) for metric, _, value, samples in measures.arrival(row)}
@@ -33,7 +33,7 @@ def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
-    """Chunks of every size with nobody decoding: `model`, `how` ("stock", "stock, no flash attention", or a build),
+    """Chunks of every size without decoding: `model`, `how` ("stock", "stock, no flash attention", or a build),
     `n_chunk`, `call` (seconds, the median over the prompt) and `ratio`, stock with flash attention over it."""
     found = _chunks(rows)
     usual = {(model, n): calls for (model, how, n), calls in found.items() if how == STOCK}
@@ -58,8 +58,8 @@ def _chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
 
 
 def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
-    """What cutting the prompt gains or costs in all: time of the prompt at once plus the steps that others got
-    meanwhile, over the time the cut prompt took with those steps; a line a cell, `gain`, paired by block."""
+    """Total gain or cost of cutting the prompt: time of the whole prompt plus the steps that others got meanwhile,
+    over the time of the cut prompt with those steps; one line per cell, `gain`, paired by block."""
     every = usable_processes(rows)
     entries = []
     for key, group in every[every["way"] != "whole"].groupby(CELL, sort=False):
@@ -74,5 +74,5 @@ def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _arrivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of arrivals that ended well."""
+    """The rows of arrivals that succeeded."""
     return rows[(rows["workload"] == "arrival") & (rows["status"] == "ok")].to_dict("records")

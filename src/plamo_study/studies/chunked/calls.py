@@ -13,7 +13,7 @@ def calls(cell: Arrival) -> Calls:
 
 
 def before(cell: Arrival) -> int:
-    """Steps before the prompt arrives; none where nobody decodes."""
+    """Steps before the prompt arrives; 0 if no sequence decodes."""
     return cell.n_gen if cell.n_seq else 0
 
 

@@ -1,4 +1,4 @@
-"""What an arrival measured: who waited how long for what, out of the times of its calls."""
+"""Waiting times of an arrival, from the times of its calls."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,9 +14,9 @@ NS = 1e9
 def arrival(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
     """(metric, unit, median, samples) of an arrival, all in seconds.
 
-    "chunk": the calls with as much of the prompt in them as any has. Where somebody decodes also "step before": the
-    steps before the prompt arrives; "token gap": the waits for a token from its arrival on; "longest gap"; and "first
-    token": of the prompt, since it arrived.
+    "chunk": the calls with the largest piece of the prompt. If sequences decode, also "step before": the steps before
+    the prompt arrives; "token gap": the waits for a token from its arrival on; "longest gap"; and "first token": of
+    the prompt, since it arrived.
     """
     cell = cell_of(row)
     times = [ns / NS for ns in row["samples_ns"][0]]
@@ -38,7 +38,7 @@ def cell_of(row: Mapping[str, Any]) -> Arrival:
 
 
 def full_calls(cell: Arrival, times: list[float]) -> list[float]:
-    """Seconds of the calls with as much of the prompt in them as any has."""
+    """Seconds of the calls with the largest piece of the prompt."""
     pieces = [dict(call).get(cell.n_seq, 0) for call in calls(cell)]
     pieces[len(pieces) - cell.n_gen :] = [0] * cell.n_gen  # the tokens after the prompt
     return [seconds for seconds, piece in zip(times, pieces, strict=True) if piece == max(pieces)]

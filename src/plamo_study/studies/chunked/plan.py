@@ -1,7 +1,7 @@
 """Which cells the study of chunked prefill measures: who decodes, what arrives, and how the prompt is cut.
 
-Beside them the parts that a call is made of, each alone: steps of so many sequences, and the prompt in chunks as the
-engine's micro-batches are, with nobody decoding.
+Also the parts of a call, each alone: decode steps, and the prompt in chunks of the engine's micro-batch sizes with no
+sequence decoding.
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ TABLE_PROMPT = {"mini": 4096, "shape": LONGER_PROMPT, "weights": LONGER_PROMPT} 
 TABLE_CHUNKS = (512, 128, 2048, 256, 1024, 4096)  # of it, in order of need
 DECODING, OTHERS = 4, (1, 8)  # sequences being answered
 STARTED = {"mini": 128, "shape": 32, "weights": 128}  # tokens that those decoding start from
-DEEPER = 512  # where one buffer for all is held against one each
-SIZES = (8, 16, 31, 32, 48, 63, 64, 65)  # of chunks with nobody decoding, around flash attention's tiles
+DEEPER = 512  # for comparing one buffer for all with one each
+SIZES = (8, 16, 31, 32, 48, 63, 64, 65)  # of chunks without decoding, around flash attention's tiles
 LAYER = "plamo-3-nict-2b-layer"  # one layer of the full width
 EVERY = 128  # tokens of the largest chunk of a sweep over all of them
 STEPS = 8  # before the prompt arrives, and after it is evaluated
@@ -31,8 +31,8 @@ BLOCKS = {"mini": 2, "shape": 5, "weights": 5}
 def chunked(scale: str, gpu: bool = False) -> Plan:
     """Notebook 06: one prompt arrives while 4 sequences decode; then more or fewer of them, and longer prompts.
 
-    Two controls. On PLaMo 3 every cell in one call runs with one buffer for all sequences and with one each, for how
-    calls are cut into micro-batches. And chunks run without flash attention, whose kernel changes with their size.
+    Two controls. On PLaMo 3 every mixed call runs with one buffer for all sequences and with one each, which differ in
+    how calls are cut into micro-batches. And chunks run without flash attention, whose kernel changes with their size.
     """
     check_scale(scale)
     base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=STARTED[scale], n_gen=STEPS, n_seq=DECODING)
@@ -57,8 +57,8 @@ def chunked(scale: str, gpu: bool = False) -> Plan:
 
 
 def tiles(scale: str, gpu: bool = False) -> Plan:
-    """A prompt in small chunks with nobody decoding, with flash attention and without it, to be measured beside a build
-    that uses its tiles from fewer queries on."""
+    """A prompt in small chunks with no sequence decoding, with and without flash attention, to be measured beside a
+    build that uses its tiles from fewer queries on."""
     check_scale(scale)
     base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_gen=STEPS, n_seq=0, n_arriving=PROMPT)
     base = change(base, way="apart", n_threads=machine.performance_cores())
@@ -69,10 +69,10 @@ def tiles(scale: str, gpu: bool = False) -> Plan:
 
 
 def every_chunk(scale: str, gpu: bool = False) -> Plan:
-    """The prompt in chunks of every size from 1 to 128 tokens with nobody decoding: where does a token cost less?
+    """The prompt in chunks of every size from 1 to 128 tokens with no sequence decoding: where does a token cost less?
 
-    Of one layer in full width, since a whole model would take a day; beside a build that uses tiles from fewer queries
-    on.
+    Uses one layer of full width, since a whole model would take a day; measured beside a build that uses tiles from
+    fewer queries on.
     """
     check_scale(scale)
     model = LAYER if scale == "shape" else MODELS[1]
@@ -89,7 +89,7 @@ def _usual(first: Arrival) -> Iterator[Arrival]:
     for n_chunk in CHUNKS:
         yield change(first, way="apart", n_chunk=n_chunk)
         yield change(first, way="together", n_chunk=n_chunk)
-        if first.model != MODELS[0]:  # the hybrid's memory takes no notice of it
+        if first.model != MODELS[0]:  # the hybrid's memory ignores it
             yield change(first, way="together", n_chunk=n_chunk, kv_unified=True)
 
 
@@ -103,9 +103,9 @@ def _controls(usual: Arrival) -> Iterator[Arrival]:
 
 
 def _rank(cell: Cell) -> int:
-    """What is left out last: what no page can do without, one buffer for all, a longer prompt, all else, the longest.
+    """Priority under a time limit: 0 required, 1 one buffer for all, 2 a longer prompt, 3 the rest, 4 the longest.
 
-    No page can do without the usual prompt at once and in usual chunks, and the parts of them.
+    Required are the usual prompt, whole and in usual chunks, and its parts.
     """
     model = cell.files[0][0]
     if isinstance(cell, Decode):
@@ -125,7 +125,7 @@ def _rank(cell: Cell) -> int:
 
 
 def _parts(cell: Arrival) -> Iterator[Cell]:
-    """What the cell's calls are made of: a step of all in it, and the prompt with nobody decoding.
+    """The parts of the cell's calls: a step of all its sequences, and the prompt with no sequence decoding.
 
     A mixed call is two micro-batches, one of them without the chunk's first token, or one micro-batch of all tokens.
     """

@@ -1,7 +1,7 @@
 """A cell of kind "arrival": sequences decode, a prompt arrives and is evaluated in pieces between or in their steps.
 
-Tokens are given beforehand, so every sequence can be held against itself alone: after the last call its logits have to
-be those of one prefill of all its tokens. What the engine made of mixed calls is counted in a second context, untimed.
+Tokens are fixed beforehand, so every sequence can be compared with itself alone: after the last call its logits must be
+those of one prefill of all its tokens. How the engine splits mixed calls is recorded in a second context, untimed.
 """
 
 import time
@@ -27,7 +27,7 @@ clock = time.perf_counter_ns
 
 
 def config(cell: Arrival) -> SessionConfig:
-    """Room for the longest sequence in every one; a call is as long as its longest."""
+    """Session settings: room for the longest sequence in each, and a batch as long as the longest call."""
     longest = max(sum(n for _, n in call) for call in calls(cell))
     return sessions.config(
         cell, max(lengths(cell).values()), n_seq_max=cell.n_seq + 1, n_batch=max(longest, cell.n_batch),
@@ -36,11 +36,11 @@ def config(cell: Arrival) -> SessionConfig:
 
 
 def run(cell: Arrival, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell. `samples_ns`: one number a call, in the order of `calls`.
+    """Do one cell. `samples_ns`: one number per call, in the order of `calls`.
 
-    `requests`: the decoding sequences and the prompt, times since the first timed call. `series`: "error" and "gap" by
-    sequence, how far its last logits are from those alone and how far its two likeliest tokens lie apart there, both
-    relative; "micro-batches": calls' micro-batches' tokens one after the other, "of call": the call of each.
+    `requests`: the decoding sequences and the prompt, times since the first timed call. `series`: "error" by sequence,
+    its last logits against those alone, and "gap", between its two likeliest tokens there, both relative;
+    "micro-batch": tokens of each micro-batch in order, "of call": the call of each.
     """
     log: list[str] = []
     library.capture_log(log)
@@ -86,7 +86,7 @@ def _draw(cell: Arrival, n_vocab: int) -> Prompts:
 
 
 def _fill(cell: Arrival, session: Session, tokens: Prompts) -> None:
-    """Empty the memory and give every decoding sequence its first tokens, each in calls of its own."""
+    """Clear the memory and prefill every decoding sequence's first tokens, each in its own calls."""
     session.clear()
     if cell.depth:
         session.prefill({seq: tokens[seq][: cell.depth] for seq in range(cell.n_seq)})
@@ -99,7 +99,7 @@ def _warm(cell: Arrival) -> Calls:
 
 
 def _evaluate(session: Session, tokens: Prompts, asked: Calls) -> tuple[list[int], dict[int, np.ndarray]]:
-    """Do the calls; the times before the first and after each, and every sequence's last logits."""
+    """Run the calls; the times (ns) before the first and after each, and every sequence's last logits."""
     logits: dict[int, np.ndarray] = {}
     parts = []
     past = list(session.n_past)
@@ -115,7 +115,7 @@ def _evaluate(session: Session, tokens: Prompts, asked: Calls) -> tuple[list[int
 
 
 def _requests(cell: Arrival, ends: list[int]) -> list[Request]:
-    """Who waited for what: a decoding sequence's tokens, and the prompt's first and following ones."""
+    """Token times of every decoding sequence, and of the prompt's first and following tokens."""
     token_ns: dict[int, list[int]] = {seq: [] for seq in range(cell.n_seq + 1)}
     due = cell.n_arriving
     for call, end in zip(calls(cell), ends[1:], strict=True):

@@ -22,8 +22,8 @@ PHASES = ("prefill", "decode")
 OUTPUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # output tokens a request may have
 OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "use_mmap", "block", "machine")
 SAMPLE = [*OF_CELL, "phase", "depth", "at", "value"]
-LEAST_DEPTHS = 5  # a law is not sought in fewer
-FITS = 0.05  # a law that misses a median by more is shown, and nothing is concluded from it
+LEAST_DEPTHS = 5  # fewest depths that a law is fitted to
+FITS = 0.05  # a law that misses a median by more is shown, but supports no conclusion
 Knots = dict[str, float]
 
 
@@ -60,7 +60,7 @@ def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
 
 @once_a_frame
 def curves(rows: pd.DataFrame, phase: str, label: str = LADDER, index: str = "depth") -> dict[str, pd.DataFrame]:
-    """Seconds per token by model: a frame with a row per depth and a column per block; with a window after without."""
+    """Seconds per token by model: a frame with a row per depth and a column per block; windowed models last."""
     found = samples(rows)
     found = found[(found["phase"] == phase) & (found["label"] == label)]
     groups = dict(iter(found.groupby("model")))
@@ -75,7 +75,7 @@ def part(rows: pd.DataFrame) -> int:
 
 
 def knots(models: dict[str, dict[str, Any]]) -> Knots:
-    """Where a model's own window may bend its curves, by name; 0 where it has none."""
+    """Depth at which a model's own window may bend its curves, by name; 0 without a window."""
     return {name: float(model["shape"]["window"]) for name, model in models.items() if "shape" in model}
 
 
@@ -116,7 +116,7 @@ def _written(write: growth.Function, after: np.ndarray, n_out: int) -> np.ndarra
 
 
 def pairs(rows: pd.DataFrame) -> list[tuple[str, str]]:
-    """(hybrid, attention) models to compare: of equal bytes first where that model is there, with a window last."""
+    """(hybrid, attention) models to compare: the one of equal bytes first, if any; windowed ones last."""
     names = sorted(curves(rows, "decode"), key=lambda name: ("matched" not in name, WITH_WINDOW in name, name))
     hybrids = [name for name in names if name.startswith("plamo-2")]
     return [(hybrid, other) for hybrid in hybrids for other in names if other not in hybrids]

@@ -1,7 +1,7 @@
-"""What flash attention and the type of the key-value cache do to predictions: chunks of a text, attention by attention.
+"""How flash attention and the type of the KV cache change predictions, on chunks of a text.
 
 A candidate is "FLASH/K/V", e.g. on/q8_0/q8_0; the reference is off/f16/f16, on the same file. Chunks, sums and the
-names of the series are those of quality.py. Only a trained model's numbers mean something.
+names of the series are those of the quality study. Only a trained model's numbers are meaningful.
 """
 
 import time
@@ -63,7 +63,7 @@ def _chunks(cell: Depth, session: Session) -> np.ndarray:
 
 
 def _second_path(session: Session, chunk: np.ndarray, cell: Depth) -> dict[str, float | bool]:
-    """The reference's last logits of a chunk against the same with the last tokens one by one."""
+    """The reference's last logits of a chunk against those of its last tokens evaluated one by one."""
     scored = session.score(chunk, len(chunk) - 2)[-1].copy()
     error = relative_error(scored, proof.by_steps(session, 0, chunk[:-1]))
     return {"second_path_error": error, "second_path": error <= tolerance(cell)}

@@ -1,4 +1,4 @@
-"""Study 05's other half: what kinds of attention and cache take and change, and how long a loop without one takes.
+"""Study 05's other half: memory and effects of kinds of attention and cache, and the time of a loop without a cache.
 
 Memory from the frame of 05-memory, predictions from 05-drift, the loop from 05-naive.
 """
@@ -22,15 +22,15 @@ KINDS = ["model", "whole", "kind", "depth", "prefill_gain", "decode_gain", "kv",
 
 
 def kind_of(rows: pd.DataFrame) -> pd.Series:
-    """How each row attends and what it keeps: flash attention, type of keys, type of values."""
+    """The kind of each row, "flash/K/V": flash attention, type of keys, type of values."""
     return rows["flash_attn"] + "/" + rows["type_k"] + "/" + rows["type_v"]
 
 
 @once_a_frame
 def kinds(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model and kind "flash/K/V": the bytes that it takes, and what it does to speed at the deepest.
+    """Per model and kind "flash/K/V": its bytes, and its effect on speed at the deepest.
 
-    `prefill_gain`, `decode_gain`: times as fast as the plain kind with as much of the window kept; `whole`: sliding
+    `prefill_gain`, `decode_gain`: speed over the plain kind with the same setting of `whole`; `whole`: sliding
     layers keep everything. `kv`, `state`, `compute`: bytes reserved, by the engine's log; `rss`: largest resident size
     before any memory was filled; `room`: tokens the context has room for, `n_ubatch`.
     """
@@ -69,7 +69,7 @@ def _sizes(cells: pd.DataFrame) -> dict[str, float]:
 def drift(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model and kind: `kld` (nats per token) against the plain kind, `same_top`, `ppl_ratio`, `p` that it is 1.
 
-    Intervals over chunks; `p_adjusted` over all lines; `detectable`: smallest ppl_ratio - 1 that would be seen.
+    Intervals over chunks; `p_adjusted` over all lines; `detectable`: smallest ppl_ratio - 1 that would be found.
     """
     found, entries = rows[(rows["workload"] == "depth") & (rows["text"] != "") & (rows["verdict"] == "valid")], []
     for row in found.drop_duplicates("model", keep="last").itertuples():  # chunks give the interval, not processes
@@ -87,10 +87,10 @@ def drift(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def loop_prediction(rows: pd.DataFrame, depth_rows: pd.DataFrame, n_prompt: int, n_gen: int) -> pd.DataFrame:
-    """Seconds both ways for any prompt and output, from the depth curves: `naive`, `cached` and `times`, per process.
+    """Predicted seconds with and without cache, from the depth curves: `naive`, `cached` and `times`, per process.
 
-    Summed over the texts' lengths; a text counts as if read in whole parts, short ones as slow as their share of one.
-    Only curves of the machine that ran the loop say anything about it.
+    Summed over the texts' lengths; a text counts as if read in whole parts, short ones by their share of a part. Only
+    curves of the machine that ran the loop are used.
     """
     depth_rows = depth_rows[depth_rows["machine"].isin(rows["machine"].unique())]
     reading, writing = (analysis.curves(depth_rows, phase, index="at") for phase in analysis.PHASES)

@@ -1,6 +1,6 @@
 """The loop without a cache: every output token evaluates the whole text again, beside the same tokens with the cache.
 
-Both ways see the same tokens, so their logits must agree token by token: each is the other's second path.
+Both methods see the same tokens, so their logits must agree token by token: each is the other's second path.
 """
 
 import time
@@ -22,9 +22,9 @@ clock = time.perf_counter_ns
 
 
 def run(cell: Naive, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Write n_gen tokens after n_prompt both ways. `samples_ns`: per output token naive, then cached.
+    """Evaluate n_gen output tokens after n_prompt with both methods. `samples_ns`: per output token naive, then cached.
 
-    The first output token is the prompt's prefill both ways.
+    The first output token is the prompt's prefill in both.
     """
     library.capture_log([])
     start = clock()
@@ -60,7 +60,7 @@ def run(cell: Naive, path: Path, stage: Callable[[str], None]) -> Measured:
 
 
 def _cached(cell: Naive, session: Session, tokens: np.ndarray) -> tuple[list[int], list[np.ndarray], int]:
-    """Nanoseconds and logits of each output token, every token evaluated once; and how many those were."""
+    """Nanoseconds and logits of each output token, every token evaluated once; and the number evaluated."""
     session.clear()
     start = clock()
     logits = [session.prefill({0: tokens[: cell.n_prompt]})[0][-1]]

@@ -1,7 +1,7 @@
 """Which cells the studies of notebook 05 measure at which scale: depth, memory, the loop without a cache, drift.
 
-Depths go beyond `context_length`, which is only what a model was trained with: llama.cpp computes there as anywhere,
-and a speed does not depend on it. What a model says there does, so drift stays within what the embedded models saw.
+Depths exceed `context_length`, the length that a model was trained with: llama.cpp computes there as anywhere, and
+speed does not depend on it. Predictions do, so drift stays within the training length of the embedded models.
 """
 
 from dataclasses import replace
@@ -15,16 +15,16 @@ from plamo_study.studies.context import ways
 
 DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
 LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
-WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens really computed, past every window
+WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens actually computed, past every window
 NEAR = (0, plan.DEPTH)  # depths of the short decode cells; the second is where notebook 03 decodes
-NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block: one process varies by 7 % of itself
-PATIENCE = 5  # times the usual limit, for an oracle that reads so many tokens
+NEAR_PROCESSES = {"mini": 1, "shape": 3, "weights": 3}  # of each in every block: single processes vary by 7 %
+PATIENCE = 5  # times the usual limit, for the oracle's long text
 PAST_WINDOW = 2304  # tokens of the gate that reaches past the window of the engine build of that name
 COMPARED = {"mini": 2048, "shape": 8192, "weights": 8192}  # depth at which kinds of attention and memory are compared
-VALUES, VALUES_DEPTH = ("-lifelike", "-denormal"), 2048  # ends of the names of models with other values
+VALUES, VALUES_DEPTH = ("-lifelike", "-denormal"), 2048  # suffixes of the models with other values
 VALUES_BLOCKS = 3
 COPIES = ("", "-again", "-scales", *VALUES)  # the usual values, a control, and one thing changed at a time
-OTHER_BUILD = ("", "-scales", "-lifelike")  # which the build that looks no scale up in a table measures too
+OTHER_BUILD = ("", "-scales", "-lifelike")  # also measured by the build without a table of scales
 COPIES_BLOCKS = 12
 STEPS = 8  # decode steps timed at each depth
 LOOP = {"mini": (256, 64), "shape": (64, 24), "weights": (64, 24)}  # prompt and output tokens of the naive loop
@@ -36,9 +36,9 @@ MOST_TOKENS = 131072
 
 
 def context(scale: str, gpu: bool = False) -> Plan:
-    """Prefill and decode at depths from nothing to DEEPEST, and walks of the first tokens to check the filling by.
+    """Prefill and decode at depths from 0 to DEEPEST, and walks of the first tokens to check the filling.
 
-    Other builds measure the hybrid's ladder and walk: that of the name `window` gives its attention the published one.
+    Other builds measure the hybrid's ladder and walk; the build `window` gives its attention the published window.
     """
     base, models = _base(scale, gpu)
     reached = zip(models, (DEEPEST[scale], DEEPEST[scale], LARGER[scale]), strict=False)
@@ -49,7 +49,7 @@ def context(scale: str, gpu: bool = False) -> Plan:
 
 
 def _near(base: Depth, models: tuple[str, ...]) -> list[Cell]:
-    """Decode with nothing behind it and, as the first cell of notebook 03, after a short prompt."""
+    """Decode at depth 0 and, like the first cell of notebook 03, after a short prompt."""
     step = plan.change(base, workload="decode", n_gen=plan.STEPS, flash_attn="auto", repetitions=1)
     return [
         plan.change(step, model=model, depth=n, policy="shared" if n else "per_sequence", seed=seed)
@@ -82,9 +82,9 @@ def naive(scale: str, gpu: bool = False) -> Plan:
 
 
 def drift(scale: str, gpu: bool = False) -> Plan:
-    """What kinds of attention and cache do to the predictions of the trained embedded models; on the CPU, at mini."""
+    """Effect of attention and cache kinds on the predictions of the trained embedded models; on the CPU, at mini."""
     if scale != "mini":
-        raise StudyError(f"scale {scale!r}", "drift is taken on the trained embedded models", "choose --scale mini")
+        raise StudyError(f"scale {scale!r}", "drift is measured on the trained embedded models", "choose --scale mini")
     text = texts.read(TEXT)
     base, _ = _base(scale, gpu=False)
     base = plan.change(base, n_ctx=CHUNK, n_gen=0, n_chunks=CHUNKS, text=TEXT, text_sha256=texts.sha256(text))
@@ -95,10 +95,10 @@ def drift(scale: str, gpu: bool = False) -> Plan:
 def window(scale: str, gpu: bool = False) -> Plan:
     """The oracle on the embedded hybrid past the window that another build gives it; one process, on the CPU.
 
-    Without the rounding of the cache, which over so many keys is as large as what a window changes.
+    The cache is F32: over so many keys, its usual rounding is as large as the effect of a window.
     """
     if scale != "mini":
-        raise StudyError(f"scale {scale!r}", "the oracle reads so long a text at mini only", "choose --scale mini")
+        raise StudyError(f"scale {scale!r}", "the oracle reads a text this long at mini only", "choose --scale mini")
     base, _ = _base(scale, gpu=False)
     exact = {"n_threads": 1, "type_k": "f32", "type_v": "f32", "flash_attn": "off"}
     cell = plan.change(base, workload="decode", depth=PAST_WINDOW, repetitions=1, **exact)
@@ -109,10 +109,10 @@ def window(scale: str, gpu: bool = False) -> Plan:
 
 
 def values(scale: str, gpu: bool = False) -> Plan:
-    """The same tensors with other random values in them: does speed depend on these?
+    """The same tensors with other random values: does speed depend on the values?
 
-    Mapped, a file's pages lie where its last writer left them, and a copy of the same file is a fifth slower or faster.
-    So each file is also read into memory of the process, which every process gets anew.
+    The pages of a mapped file stay where its last writer put them, and a copy of the same file is a fifth slower or
+    faster. So each file is also read into the process's own memory, which is new in every process.
     """
     if scale != "shape":
         raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
@@ -124,9 +124,9 @@ def values(scale: str, gpu: bool = False) -> Plan:
 
 
 def copies(scale: str, gpu: bool = False) -> Plan:
-    """Decode steps of the hybrid with each kind of values, one control with the usual ones drawn anew among them.
+    """Decode steps of the hybrid with each kind of values, including a control with the usual ones drawn anew.
 
-    Every process reads its weights into memory of its own, so no file has a place that it keeps.
+    Every process reads its weights into its own memory, so no file keeps a fixed place.
     """
     if scale != "shape":
         raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
@@ -138,9 +138,9 @@ def copies(scale: str, gpu: bool = False) -> Plan:
 
 
 def _base(scale: str, gpu: bool) -> tuple[Depth, tuple[str, ...]]:
-    """A cell to change, and the models: the hybrid, then what it is compared with first.
+    """A base cell, and the models: the hybrid, then what it is compared with, attention of equal bytes first.
 
-    That is attention of equal bytes where it exists; the matched model is invented and has no released weights.
+    That matched model is invented, so it has no released weights.
     """
     plan.check_scale(scale)
     base = Depth(model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], n_gen=STEPS)
@@ -164,12 +164,12 @@ def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
 
 
 def check(cell: Cell) -> None:
-    """StudyError for a depth that no context of llama.cpp is made for here, or that is not whole micro-batches."""
+    """StudyError for a depth above MOST_TOKENS, or one that is not a multiple of four micro-batches."""
     if not isinstance(cell, OnModel):
         return
     what, n = f"cell {cell.workload} of {cell.model}", cell.shape[1]
     if n > MOST_TOKENS:
         raise StudyError(what, f"{n} tokens are more than {MOST_TOKENS}", "choose a smaller depth")
     if isinstance(cell, Depth) and not cell.text and (not n or n % (4 * cell.n_ubatch)):
-        why = f"{n} tokens are no multiple of four micro-batches of {cell.n_ubatch}"
+        why = f"{n} tokens are not a multiple of four micro-batches of {cell.n_ubatch}"
         raise StudyError(what, why, f"choose a multiple of {4 * cell.n_ubatch}")

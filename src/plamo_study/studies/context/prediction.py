@@ -32,7 +32,7 @@ def prediction(rows: pd.DataFrame, models: dict[str, Model], depths: tuple[int, 
 
 
 def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
-    """Predicted seconds of one token at a depth: a step, or its share of a part of so many tokens."""
+    """Predicted seconds of one token at a depth: a step, or its share of a part of `part` tokens."""
     n = part if phase == "prefill" else 1
     flops, moved = roofline.work(roofline.parts(model, n, depth, n_ubatch=part))
     found = roofline.band(flops / n, moved / n, limit)
@@ -51,7 +51,7 @@ def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataF
 
 
 def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """What a token of depth adds to a token's time, and the rate at which attention must then run.
+    """Time that each token of depth adds to a token, and the rate of attention that follows.
 
     Per model and phase whose law grows and fits: `added` and `allowed` by the nearer ceiling (s per token and token of
     depth, below a window's end), `rate` (FLOP/s) and its `share` of the matrix ceiling.
@@ -88,11 +88,11 @@ def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
 
 @once_a_frame
 def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """Per pair of models and phase: up to where, or from where on, the hybrid needs less by arithmetic.
+    """Depths up to which, or from which, the hybrid needs less by arithmetic, per pair of models and phase.
 
     `keys`: fewer keys that a token looks at, all layers together; `sliding`: fewer bytes of a step, or FLOPs of a part
     of a prompt; `whole`: the same if all layers of the attention model saw everything. `..._first`: whether the hybrid
-    needs less right after the first token; the depths are those at which that turns, none where it never does.
+    needs less right after the first token; the depths are those where this changes, empty if it never does.
     """
     entries = []
     for hybrid, other in analysis.pairs(rows):
@@ -136,7 +136,7 @@ def without_window(model: Model) -> Model:
 
 
 def paged(models: dict[str, Model], names: list[str], memory: float, n_ctx: int, block: int = 16) -> pd.DataFrame:
-    """What paged attention would change for sequences that end anywhere up to `n_ctx` tokens: room, never speed.
+    """What paged attention would change for sequences that end anywhere up to `n_ctx` tokens: memory, never speed.
 
     `reserved`: bytes of a sequence whose whole context is set aside; `used`: at the mean length, half of it; `paged`:
     with blocks of `block` tokens, half a block of them empty (vLLM's block size, Kwon et al. 2023). `fit`, `fit_paged`:
@@ -158,7 +158,7 @@ def paged(models: dict[str, Model], names: list[str], memory: float, n_ctx: int,
 
 
 def cells_kept(model: Model, tokens: Any) -> Any:
-    """Key-value cells of all layers together after so many tokens, the window of sliding layers only."""
+    """KV cells of all layers together after `tokens` tokens; sliding layers keep only their window."""
     _, sliding, full = roofline.layers(model)
     window = model["shape"]["window"]
     return full * tokens + sliding * (np.minimum(tokens, window) if window else tokens)

@@ -1,3 +1,3 @@
-"""The ways of depth cells, by the names that rows have."""
+"""Kinds of depth cells, by their names in rows."""
 
 LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"

@@ -1,12 +1,12 @@
-"""How prefill and decode go at growing depth, in one process: a ladder of depths, or a walk that computes every token.
+"""Prefill and decode times at growing depth, in one process: a ladder of depths, or a walk that computes every token.
 
 The ladder fills the memory to each depth with copies of one computed part (engine/filling.py) and times there one part
-of a prompt and a few decode steps. The walk evaluates a whole prompt part by part and times every one: what the ladder
-is held against. A part is one micro-batch. Models go beyond the context they were trained with: what a step costs
-does not depend on it, what it says does, so nothing here is about quality. Cells with a `text` are: see drift.py.
+of a prompt and a few decode steps. The walk evaluates a whole prompt part by part and times every one, as a check of
+the ladder. A part is one micro-batch. Depths exceed a model's training context: the cost of a step does not depend on
+it, but predictions do, so nothing here measures quality, except cells with a `text` (drift.py).
 
 Every timed part is proved on another path. In the ladder its first tokens are those of the decode steps from the same
-state, so one of its rows has to be what the steps say; the deepest part is evaluated once more in two calls. The walk's
+state, so one of its rows must match theirs; the deepest part is evaluated once more in two calls. The walk's
 last part is evaluated once more in two calls, and at mini the whole walk with all ends of micro-batches shifted.
 """
 
@@ -35,7 +35,7 @@ clock = time.perf_counter_ns
 
 @dataclass
 class Timed:
-    """What a process finds: (depth, nanoseconds) of every part and step, relative errors, tokens evaluated."""
+    """Results of a process: (depth, nanoseconds) of every part and step, relative errors, tokens evaluated."""
 
     parts: list[tuple[int, int]] = field(default_factory=list)
     steps: list[tuple[int, int]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Timed:
 
 
 def depths(cell: Depth) -> tuple[int, ...]:
-    """Depths of a ladder: nothing, one part, doublings up to n_ctx; first and last where it says few."""
+    """Depths of a ladder: 0, one part, doublings up to n_ctx; only first and last for FEW and WHOLE_WINDOW."""
     if cell.way in (FEW, WHOLE_WINDOW):
         return (0, cell.n_ctx)
     doubled = [cell.n_ubatch << n for n in range(cell.n_ctx.bit_length())]
@@ -59,7 +59,7 @@ def config(cell: Depth, room: int) -> SessionConfig:
 
 
 def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Do one cell. `samples_ns` are the parts and the steps, the series say at which depth each was."""
+    """Do one cell. `samples_ns`: the parts, then the steps; the series give the depth of each."""
     if cell.text:
         return drift.run(cell, path, stage)
     log: list[str] = []

@@ -2,8 +2,8 @@
 
 Three questions are kept apart.
 
-1. *Does it harm?* Damage (mean KL divergence) of a point that alone is quantized, against that of the same reference
-   computed in other pieces: paired by chunk. Everything that is quantized coarsely harms, in a random model too.
+1. *Does it harm?* Damage (mean KL divergence) with this point alone quantized, against that of the same reference
+   computed in other pieces, paired by chunk. Coarse quantization of anything does harm, even in a random model.
 2. *Is it fragile?* Damage per byte cannot say. In models of random weights it differs twentyfold and more between
    classes, because a head, a gate and a projection differ in size and role, and chunks are so alike that every such
    difference is significant. Nor can an outlier test among classes: there are five to nine of them, and which one is
@@ -21,7 +21,7 @@ Three questions are kept apart.
 3. *What is protection worth?* Damage avoided when a point alone keeps the reference's type, per byte it costs, and
    the frontier of protecting class after class in that order. The order is chosen on the chunks it is measured on.
 
-It knows rows (workload.py), no files and no engine.
+This module reads rows (workload.py), no files and no engine.
 """
 
 from collections.abc import Iterable
@@ -37,8 +37,8 @@ from plamo_study.analysis.stats import Estimate, t_quantile
 from plamo_study.limits import DRAWS
 
 LEVEL = 0.05  # false-discovery rate
-MARGIN = 1.25  # excess beyond which a point is worth keeping for its own sake; less is shown, but of no use
-EQUIVALENT = 2.0  # an excess surely within this factor of 1, and perhaps 1, counts as none
+MARGIN = 1.25  # excess beyond which a point is worth keeping; less is shown, but of no use
+EQUIVALENT = 2.0  # an excess whose interval is within this factor of 1, and holds 1, counts as none
 MEGABYTE = 1e6
 FRAGILE, STURDY = f"fragile, beyond {MARGIN} times", "sturdy"
 MORE, EXPLAINED, OPEN = "fragile, margin open", "as size and role explain", "inconclusive"
@@ -69,7 +69,7 @@ class Scanned:
         return mean(self.of(name))
 
     def avoided(self, point: str, among: int) -> Estimate:
-        """Nats saved when a point alone is not quantized, one that was selected among so many."""
+        """Nats saved when a point alone is not quantized; the interval allows for selection from `among` points."""
         return mean(self.of("all") - self.of(f"protect {point}"), among)
 
     def size(self, point: str) -> tuple[float, float, float]:
@@ -86,7 +86,7 @@ def scans(rows: pd.DataFrame) -> list[Scanned]:
 
 
 def family(point: str) -> str:
-    """A point is one of the classes or one of the layers."""
+    """The family of a point: "layer" or "class"."""
     return "layer" if point.startswith("layer ") else "class"
 
 
@@ -104,7 +104,7 @@ def damage(found: Iterable[Scanned]) -> pd.DataFrame:
     Columns: model, candidate, family, point, n_weights, extra_bytes (reference less candidate), dropped (nats lost
     when it alone is quantized), share (of the candidate's damage), avoided (nats saved when it alone is not),
     per_megabyte (nats avoided per 1e6 bytes), price (extra bits per weight of the whole file per nat avoided), as
-    `Estimate`s; p_harm and p_avoided, Benjamini-Hochberg-adjusted, two-sided: against the floor, against nothing.
+    `Estimate`s; p_harm and p_avoided, Benjamini-Hochberg-adjusted, two-sided: against the floor, against zero.
     """
     lines = [_damage(scan, point) for scan in found for point in scan.points]
     table = pd.DataFrame(lines)
@@ -136,13 +136,13 @@ def _damage(scan: Scanned, point: str) -> dict[str, Any]:
 
 
 def _inverse(estimate: Estimate, factor: float) -> Estimate:
-    """`factor` over an estimate; infinite where it can be none or less."""
+    """`factor` over an estimate; infinite where it can be zero or less."""
     low, value, high = (factor / x if x > 0 else np.inf for x in (estimate.high, estimate.value, estimate.low))
     return Estimate(value, low, high, estimate.n)
 
 
 def frontier(found: Iterable[Scanned]) -> pd.DataFrame:
-    """Class after class protected, most damage avoided per byte first: one line per scan and step, 0 the candidate.
+    """Classes protected one by one, most damage avoided per byte first: one line per scan and step (0: candidate).
 
     Columns: model, candidate, step, point (the class added), bytes (of all tensors), bits_per_weight, damage (nats).
     """
@@ -242,7 +242,7 @@ def _held(logs: np.ndarray) -> tuple[Estimate, float, float, float]:
 
 
 def _detectable(error: float, n: int, tests: int) -> float:
-    """The excess that would be found in four of five cases if it had to stand against all tests alone."""
+    """The excess found in four of five cases if it were the only one among all tests."""
     if np.isnan(error):
         return np.nan
     quantiles = special.stdtrit(n - 1, [1 - LEVEL / (2 * tests), clustered.POWER])

@@ -1,4 +1,4 @@
-"""Which cells the study of fragile tensors measures: one scan per model and candidate, on the text of quality.
+"""Which cells the study of fragile tensors measures: one scan per model and candidate, on the quality study's text.
 
 A scan evaluates some 3.7 models per point and chunk, so chunks are shorter and fewer than the quality study's.
 """
@@ -18,7 +18,7 @@ TIME_LIMIT_S = {"mini": 1200.0, "weights": 24 * 3600.0}
 
 
 def scan(scale: str, gpu: bool = False, text: str = TEXT, candidates: tuple[str, ...] = CANDIDATES) -> Plan:
-    """Both models, one process per candidate, once: nothing in it is random but the controls, which are seeded.
+    """Both models, one process per candidate, measured once: only the controls are random, and they are seeded.
 
     `text`: one of data/corpus or any UTF-8 file. Raises StudyError at `shape`, whose weights are random, and for a text
     that cannot be read.

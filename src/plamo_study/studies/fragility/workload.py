@@ -1,4 +1,4 @@
-"""The workload `scan`: what each class of tensors and each layer costs in quality when it alone is quantized, or not.
+"""The workload `scan`: quality lost by quantizing each class of tensors and each layer alone, or all but it.
 
 Drop-one: everything as in the reference but one point. Protect-one: everything as in the candidate but one point. A
 point is a class ("ffn_down") or a layer ("layer 3"). The models are composed in memory from the two files
@@ -12,7 +12,7 @@ per byte. The reference's log-probabilities are computed once for as many chunks
 
 Series of a row, one number per chunk unless said otherwise: "drop P", "control P", "protect P", "frontier N C" (classes
 up to the N-th, C, are protected), "all" (the candidate), "floor" (the reference in smaller pieces, without flash
-attention), and "size P": weights, bytes in the reference, bytes in the candidate. It does not know what a damage means.
+attention), and "size P": weights, bytes in the reference, bytes in the candidate. No damage is judged here.
 """
 
 import time
@@ -37,7 +37,7 @@ from plamo_study.models.tensors import TensorInfo
 from plamo_study.studies.quality import workload as quality
 
 LOGITS_BYTES = 2 << 30
-COMPARED = 4  # chunks on which composed models are held against written files
+COMPARED = 4  # chunks on which composed models are compared with written files
 ALL = "all"
 
 Points = dict[str, tuple[str, ...]]  # name of a point -> its tensors
@@ -66,7 +66,7 @@ class Scan:
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A scan of two files that no plan knows; of the cell only text, chunks, threads and seed are read."""
+    """A scan of two files outside any plan; only the cell's text, chunks, threads and seed are used."""
 
     cell: Asked
     reference: str
@@ -80,7 +80,7 @@ def run(cell: Asked, path: Path, stage: Callable[[str], None]) -> Measured:
 
 
 def scan(cell: Asked, path: Path, other: Path, stage: Callable[[str], None]) -> Measured:
-    """Scan the file `other` against the file `path`; of the cell only text, chunks, threads and seed are read."""
+    """Scan the file `other` against the file `path`; only the cell's text, chunks, threads and seed are used."""
     library.capture_log([])
     start = clock()
     composer = Composer(path, other)
@@ -113,7 +113,7 @@ def damage(session: Session, chunk: np.ndarray, expected: np.ndarray) -> float:
 
 
 def log_probabilities(session: Session, chunk: np.ndarray) -> np.ndarray:
-    """What a model gives the second half of a chunk, (n_ctx - n_ctx // 2 - 1, n_vocab): the part that is scored."""
+    """Log-probabilities of the second half of a chunk, (n_ctx - n_ctx // 2 - 1, n_vocab): the part that is scored."""
     return log_softmax(session.score(chunk, len(chunk) // 2))
 
 
@@ -124,7 +124,7 @@ def _chunks(cell: Asked, under_way: Scan) -> np.ndarray:
 
 
 def _groups(under_way: Scan, chunks: np.ndarray) -> Iterator[tuple[int, np.ndarray, list[np.ndarray]]]:
-    """Chunks in groups whose reference fits in memory: number of the first, chunks, reference of each."""
+    """Groups of chunks whose reference fits in memory: number of the first, chunks, log-probabilities of each."""
     start = 0
     while start < len(chunks):
         with under_way.composer.compose(under_way.config) as reference:
@@ -181,7 +181,7 @@ def _protect(under_way: Scan, chunks: np.ndarray, expected: list[np.ndarray]) ->
 
 
 def _order(under_way: Scan) -> list[str]:
-    """Classes by damage avoided per byte, as far as it is known from the chunks so far; the first group's holds."""
+    """Classes by damage avoided per byte, in the order that the first group of chunks gives."""
     known = [name.split(" ", 2) for name in under_way.series if name.startswith("frontier ")]
     if known:
         return [point for _, _, point in sorted(known, key=lambda words: int(words[1]))]
@@ -225,7 +225,7 @@ def _checks(under_way: Scan, chunks: np.ndarray, other: Path) -> dict[str, float
 
 
 def _measured(under_way: Scan, checks: dict[str, float | bool], load_ns: int) -> Measured:
-    """Series with a number that is not finite are left out: JSON has none, and the row is not valid."""
+    """The row; series with a non-finite number are left out, as JSON has none, and make it invalid."""
     finite = {name: values for name, values in under_way.series.items() if np.isfinite(values).all()}
     checks = {k: v for k, v in checks.items() if np.isfinite(v)} | {"finite": len(finite) == len(under_way.series)}
     sizes = {f"size {p}": _size(under_way.composer, names) for p, names in under_way.points.items()}

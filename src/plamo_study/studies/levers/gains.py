@@ -1,7 +1,7 @@
-"""What each lever gives and what it costs, from the rows of the study that measured it and from nowhere else.
+"""What each lever gives and what it costs, using only the rows of the study that measured it.
 
 A lever changes one thing about how a model is served. Every function takes the recordings of its studies, in the order
-that `LEVERS` names them, and gives a line a model. More is better: a wait that becomes a third is a gain of 3.
+that `LEVERS` names them, and gives one line per model. More is better: a wait cut to a third is a gain of 3.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ DRAFTS, BUILDS = "08-speculative", {"heads": batch_scaling.STOCK, "rollback": "r
 SEVERAL = "08-several"  # the same lengths of drafts beside one answer and beside several
 AT_ONCE = 10**18  # bits per second of a link that takes no time
 FALLBACK = "mini"
-LEAST = 3  # blocks from which a recording stands before one at a smaller scale
+LEAST = 3  # blocks a recording needs to be preferred to one at a smaller scale
 TOKENS, WAITS, PROMPTS, IF_FREE = "more tokens a second", "shorter waits", "prompts", "if drafts cost nothing"
 Recordings = Mapping[str, Recording]
 
@@ -65,14 +65,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Gain(Line):
-    """The same with the lever's name, and the study whose rows say so."""
+    """A line with the name of its lever, and of the study it comes from."""
 
     lever: str = ""
     study: str = ""
 
 
 def batch(recording: Recording) -> list[Line]:
-    """Answers at once, the engine as released."""
+    """Several answers at once, on the engine as released."""
     found = batch_scaling.scaling(recording.rows)
     found = found[(found["build"] == batch_scaling.STOCK) & (found["n_seq"] == TOGETHER)]
     return [
@@ -85,7 +85,7 @@ def batch(recording: Recording) -> list[Line]:
 
 
 def one_by_one(recording: Recording) -> list[Line]:
-    """Prompts of the hybrid read one after the other, beside those that share a call where that is computed right."""
+    """The hybrid's prompts read in separate calls, over one shared call on a build that computes it right."""
     found = usable(recording.rows)
     found = found[(found["workload"] == "prefill") & found["model"].str.startswith(HYBRID)]
     lines = []
@@ -112,7 +112,7 @@ def corrected(recording: Recording) -> list[Line]:
 
 
 def lost(quality: Recording) -> dict[tuple[str, str], Estimate]:
-    """What a type loses, in nats, by model and type."""
+    """KL divergence of a type from the reference, in nats, by (model, type)."""
     return {(row.model, row.file): row.kld for row in losses.table(quality.rows).itertuples()}
 
 
@@ -145,7 +145,7 @@ def drafting(recording: Recording) -> list[Line]:
 
 
 def heads(recording: Recording) -> list[Line]:
-    """The most that a head of the model's own could give: drafts that cost nothing, of a given acceptance."""
+    """Upper bound for a draft head of the model's own: drafts that cost nothing, at a given acceptance."""
     return [Line(row.model, FREE, row.speed, BACK[row.how], IF_FREE) for row in _free(recording, "heads")]
 
 
@@ -166,7 +166,7 @@ def _free(recording: Recording, lever: str) -> list[Any]:
 
 
 def chunked(recording: Recording) -> list[Line]:
-    """A prompt in chunks between the steps of others, who wait for it otherwise."""
+    """A prompt in chunks between the steps of others, which otherwise wait for it."""
     lines = []
     for model in dict.fromkeys(recording.rows[recording.rows["workload"] == "arrival"]["model"]):
         waits = waited(recording.rows, model, DECODING)
@@ -179,8 +179,8 @@ def chunked(recording: Recording) -> list[Line]:
 
 @once_a_frame
 def waited(rows: pd.DataFrame, model: str, n_seq: int) -> dict[str, Estimate] | None:
-    """How many times as long a prompt at once makes `n_seq` others wait as one in chunks (`largest`), and `ttft`, its
-    own first token; None where one of the two was not measured."""
+    """Whole prompt over prompt in chunks: the longest wait of `n_seq` others (`largest`), and the prompt's own first
+    token (`ttft`); None if either was not measured."""
     found = chunked_prefill.usable_processes(rows)
     found = found[(found["model"] == model) & (found["n_seq"] == n_seq) & (found["n_arriving"] == PROMPT)]
     found = found[(found["flash_attn"] == "auto") & ~found["kv_unified"]]
@@ -235,7 +235,7 @@ def cache(recording: Recording) -> list[Line]:
 
 
 def flash(recording: Recording) -> list[Line]:
-    """Flash attention over F16, over none."""
+    """Flash attention with F16 keys and values, over none."""
     return _kind(recording, "on/f16/f16")
 
 
@@ -252,7 +252,7 @@ def _kind(recording: Recording, kind: str) -> list[Line]:
 
 
 def window(recording: Recording) -> list[Line]:
-    """The attention window that the hybrid is published with, built into the engine."""
+    """The hybrid's published attention window, built into the engine."""
     found, lines = context.explained(recording.rows), []
     for model, group in found.groupby("model"):
         deepest = group[group["depth"] == group["depth"].max()].set_index("phase")
@@ -284,7 +284,7 @@ FURTHER = ("05-context", "03-source-table", SEVERAL)  # for what a request is ma
 
 
 def recordings(source: str, scale: str) -> Recordings:
-    """The rows of every study that a lever or a claim rests on: at this scale, at mini where there are none.
+    """The rows of every study that a lever or a claim rests on: at this scale, else at mini.
 
     StudyError for an unknown source or scale, or where no study has any row.
     """
@@ -308,7 +308,7 @@ def _blocks(recording: Recording) -> int:
 
 
 def gains(known: Recordings) -> list[Gain]:
-    """What every lever gives whose studies have rows, in the order of `LEVERS`."""
+    """Gains of every lever whose studies have rows, in the order of `LEVERS`."""
     return [
         Gain(line.model, line.what, line.gain, line.price, line.aim, lever, studies[0])
         for lever, (studies, lines) in LEVERS.items()
@@ -324,6 +324,6 @@ def drafted(known: Recordings) -> tuple[str, Recording] | None:
 
 
 def lacking(known: Recordings) -> dict[str, tuple[str, ...]]:
-    """The levers of which nothing is measured, with the studies that they wait for."""
+    """Levers without measurements, with the studies that they need."""
     said = {gain.lever for gain in gains(known)}
     return {lever: studies for lever, (studies, _) in LEVERS.items() if lever not in said}

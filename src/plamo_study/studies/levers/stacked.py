@@ -1,7 +1,7 @@
-"""Do levers multiply? A lever's gain alone, held against its gain where another lever is pulled already.
+"""Do levers multiply? A lever's gain alone, against its gain on top of another lever.
 
-Like is held against like: the same type, the same length of draft, the same chunk, in the same recording. The cells it
-is held against have no part in what is predicted: other numbers of answers, other types.
+Like is compared with like: the same type, draft length and chunk, in the same recording. The cells compared have no
+part in the prediction: they have other numbers of answers, or other types.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ CHUNKS, REPLICAS = "chunks beside more or fewer answers", "two processes beside 
 
 
 def stacked(known: Recordings) -> pd.DataFrame:
-    """A line a lever that was measured alone and beside another: COLUMNS.
+    """One line per lever that was measured alone and beside another: COLUMNS.
 
     `pair`: which two levers meet. `alone` and `measured`: its gain in both; `ratio`: measured over alone; `close`:
     within 1.5 times; `turned`: shown to be a gain in one and a loss in the other.
@@ -102,7 +102,7 @@ def _replicas(known: Recordings) -> Iterator[dict[str, Any]]:
 
 
 def by_pair(found: pd.DataFrame) -> pd.DataFrame:
-    """How many lines of each pair of levers there are: `pair`, `n`, `off` (more than 1.5 times) and `turned`.
+    """Number of lines of each pair of levers: `pair`, `n`, `off` (more than 1.5 times) and `turned`.
 
     Lines of one pair are not independent: those of a type all divide by the same rows of one type.
     """
@@ -111,8 +111,8 @@ def by_pair(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def order(found: pd.DataFrame) -> pd.DataFrame:
-    """Whether types keep their order in a batch: `model`, `best` type alone and `best_beside` others, and `kept` of
-    `pairs` of types that the batch tells apart: whose intervals do not overlap."""
+    """Whether types keep their order in a batch: `model`, `best` type alone and `best_beside` others, and how many are
+    `kept` of the `pairs` of types that the batch tells apart (their intervals do not overlap)."""
     entries = []
     for model, group in found[found["lever"] == "bits"].groupby("model"):
         both = list(zip(group["alone"], group["measured"], strict=True))

@@ -1,7 +1,7 @@
-"""Which lever helps your requests most: what each was measured to change, weighed by what a request is made of.
+"""Which lever helps your requests most: measured gains of both phases, weighed by a request's share of each.
 
-A request reads its prompt and writes its answer. A lever makes each of the two so many times as fast, and the whole as
-Amdahl's law says: 1 / (reading / gain of reading + writing / gain of writing), both as shares of the time without it.
+A request reads its prompt and writes its answer. A lever speeds up each of the two by its own factor, and the whole by
+Amdahl's law: 1 / (reading / gain of reading + writing / gain of writing), both as shares of the time without it.
 """
 
 import json
@@ -31,8 +31,8 @@ from plamo_study.studies.quantization import analysis as types
 from plamo_study.studies.speculative import analysis as drafts
 
 OBJECTIVES = ("tokens", "reading")
-FURTHEST = 1.1  # times the deepest measured token up to which a request is taken apart
-FEW = 2  # answers at once up to which a type's gain is that of one answer
+FURTHEST = 1.1  # longest request accepted, over the deepest measured token
+FEW = 2  # up to this many answers at once, a type's gain is that of one answer
 NAMED = ["lever", "over", "where", "study"]
 RANKED = [*NAMED, "tokens", "reading", "writing", "share"]
 SAME = Estimate(1.0, 1.0, 1.0, 0)
@@ -41,9 +41,9 @@ HOW_PROBE = "plamo-study probe URL --json > probe.json"
 
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of so many tokens, so many at once. `dtype`: of the weights in use, "" for that of notebook 05's rows;
-    `accepts`: of drafted tokens, how many are right; `shared`: the share of a prompt that was read before; `reading`:
-    the share of time that reads prompts, where it was measured."""
+    """Requests of `n_prompt` and `n_gen` tokens, `n_users` at once. `dtype`: type of the weights in use, "" for that of
+    notebook 05's rows; `accepts`: share of drafted tokens that are right; `shared`: share of a prompt that was read
+    before; `reading`: measured share of time spent reading prompts, if known."""
 
     n_prompt: int
     n_gen: int
@@ -80,7 +80,7 @@ class _Counted(msgspec.Struct):
 
 
 class _Seen(msgspec.Struct):
-    """What is read of a probe's report: shares of time, as its requests met them and as the server's counters say."""
+    """Used parts of a probe's report: shares of time, as its requests met them and as the server's counters say."""
 
     phase: _Phases
     traffic: _Counted | None = None
@@ -88,9 +88,9 @@ class _Seen(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Effect:
-    """What a lever does to both phases, times as fast; `over`: what it is compared with; `where`: how it was measured.
+    """Speedup of both phases by a lever; `over`: what it is compared with; `where`: how it was measured.
 
-    `alone`: whether without it answers are written one after another.
+    `alone`: whether answers are written one after another without it.
     """
 
     lever: str
@@ -112,13 +112,13 @@ class Spent:
 
 
 def probed(path: str, traffic: Traffic) -> Traffic:
-    """The traffic with the share of reading that a probe of a server saw; StudyError for a file that holds none.
+    """The traffic with the share of reading measured by a probe of a server; StudyError for a file without one.
 
-    A probe and a server's counters tell what each request waits for. All answers wait for the same steps at once, so of
-    the engine's time their part is `n_users` times smaller.
+    A probe and a server's counters measure what each request waits for. All answers wait for the same steps, so a
+    request's part of the engine's decode time is `n_users` times smaller.
     """
     try:
-        report = msgspec.convert(json.loads(text(Path(path))), type=_Seen)  # NaN is none of JSON
+        report = msgspec.convert(json.loads(text(Path(path))), type=_Seen)  # NaN is not JSON
         shares = {name: share.value for name, share in report.phase.shares.items()}
         if report.traffic and report.traffic.shares:
             shares = report.traffic.shares
@@ -132,7 +132,7 @@ def probed(path: str, traffic: Traffic) -> Traffic:
 
 
 def models(known: Recordings) -> list[str]:
-    """The models whose requests can be taken apart: those with ladders of depth and a curve of batches."""
+    """The models whose requests can be split into phases: those with ladders of depth and a curve of batches."""
     if not known.keys() >= {"05-context", "03-batch-scaling"}:
         return []
     deep = context.curves(known["05-context"].rows, "prefill", index="at")
@@ -144,11 +144,11 @@ def _steps(known: Recordings) -> dict[batch_scaling.Curve, pd.DataFrame]:
 
 
 def spent(known: Recordings, model: str, traffic: Traffic) -> Spent:
-    """What a request takes with weights of the traffic's type.
+    """Seconds of a request with weights of the traffic's type.
 
-    By the ladders of notebook 05: reading is the sum over its tokens, each at its depth. A step of all takes as many
-    times as long as one of one as notebook 03 measured, and another type than that of the ladders so much less as
-    notebook 04 did. StudyError for a type that was not measured.
+    From the ladders of notebook 05: reading is the sum over its tokens, each at its depth. A step of all answers is
+    scaled by the ratio that notebook 03 measured, and another type than the ladders' by that of notebook 04.
+    StudyError for a request that is too long, or a type that was not measured.
     """
     rows = known["05-context"].rows
     read, written = (
@@ -177,7 +177,7 @@ def _of_ladders(known: Recordings) -> str:
 
 
 def of_type(known: Recordings, model: str, dtype: str, over: str, n_users: int) -> tuple[Estimate, Estimate]:
-    """How many times as fast one type reads and writes as another; StudyError where one was not measured."""
+    """Speed of `dtype` over `over` in reading and writing; StudyError if either was not measured."""
     if dtype == over:
         return SAME, SAME
     recording = known.get("04-quantization")
@@ -201,7 +201,7 @@ def reading_share(known: Recordings, model: str, traffic: Traffic, alone: bool =
 
 
 def together(known: Recordings, model: str, n_users: int) -> Estimate:
-    """How many times the tokens of one answer the nearest measured number of answers writes."""
+    """Throughput of the nearest measured number of answers at once, over that of one answer."""
     curve = _steps(known)[batch_scaling.STOCK, model]
     n = _nearest(curve.index, n_users)
     if n_users > 2 * curve.index.max():
@@ -217,11 +217,11 @@ def _nearest(measured: Any, wanted: float) -> int:
 def effects(known: Recordings, model: str, traffic: Traffic) -> Iterator[Effect]:
     """Levers on either phase that were measured for this model, at the nearest number of answers and the nearest depth.
 
-    Not those on how requests share an engine, nor those whose gain is known of one length of prompt only.
+    Excludes levers on how requests share an engine, and those measured at one length of prompt only.
     """
     own = {study: _same(recording, model) for study, recording in known.items()}
     n = _nearest(_steps(known)[batch_scaling.STOCK, model].index, traffic.n_users)
-    if n > 1 and traffic.reading is None:  # a server that was probed answers together already
+    if n > 1 and traffic.reading is None:  # a probed server batches already
         gain = together(known, model, n)
         yield Effect("batch", "one after another", f"{n} answers at once", "03-batch-scaling", writing=gain, alone=True)
     yield from _types(known, own, model, traffic)
@@ -266,7 +266,7 @@ def _types(known: Recordings, own: dict[str, str], model: str, traffic: Traffic)
 
 
 def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
-    """The best of the lengths measured beside so many answers, of an acceptance that is told, on both builds."""
+    """The best measured draft length at the nearest number of answers and the given acceptance, on both builds."""
     found = gains.drafted(known)
     if found is None or not own.get(found[0]):
         return
@@ -297,7 +297,7 @@ def ranked(known: Recordings, model: str, traffic: Traffic, objective: str = OBJ
     """Levers by predicted gain: RANKED. `tokens`: times the tokens a second of all requests, by Amdahl's law from
     `reading` and `writing` (times as fast, as measured) and the `share` of time that reads; all estimates but this.
 
-    `objective`: what is sorted by. StudyError for another word or an unknown model.
+    `objective`: the column to sort by. StudyError for another word or an unknown model.
     """
     if objective not in OBJECTIVES:
         raise StudyError(f"objective {objective!r}", "unknown", f"one of: {', '.join(OBJECTIVES)}")
@@ -313,7 +313,7 @@ def ranked(known: Recordings, model: str, traffic: Traffic, objective: str = OBJ
 
 
 def best(known: Recordings, model: str, traffic: Traffic) -> dict[str, Any] | None:
-    """The lever that surely gives most tokens a second, a line of `ranked`; None where none is shown to give any.
+    """The lever with the largest lower bound of `tokens`, a line of `ranked`; None if no gain is certain.
 
     Its intervals are widened to hold for all levers it was chosen from.
     """
@@ -329,11 +329,11 @@ def best(known: Recordings, model: str, traffic: Traffic) -> dict[str, Any] | No
 
 
 def named(known: Recordings, model: str) -> str:
-    """A model's name as the rows have it, with a star or without; StudyError for one that cannot be taken apart."""
+    """A model's name as the rows have it, with a star or without; StudyError for one without the rows needed."""
     names = {unstarred(name): name for name in models(known)}
     if unstarred(model) not in names:
         how = f"one of: {', '.join(names)}" if names else "plamo-study measure 05-context, then 03-batch-scaling"
-        raise StudyError(f"model {model!r}", "has no rows that its requests could be taken apart by", how)
+        raise StudyError(f"model {model!r}", "has no rows to split its requests into phases by", how)
     return names[unstarred(model)]
 
 

@@ -1,7 +1,7 @@
-"""The same passes on several machines, in pairs: what notebook 13 forecasts one machine's times from another's with.
+"""The same passes on pairs of machines: the input of notebook 13's forecasts of one machine's times from another's.
 
-Beside the times stand what forecasts can start from: how many bytes each machine reads a second, and the roof, which is
-the time that the nearer of its two measured ceilings allows.
+Each time comes with what a forecast can start from: the bytes per second that the machine reads, and the roof, the time
+that the nearer of its two measured ceilings allows.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from plamo_study.present.processors import processor
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.roofline import every_cell
 
-SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, up to which two passes are at the same one
+SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
 PASS = ["model", "dtype", "phase", "tokens", "n_seq", "policy", "type_k", "type_v", "attention"]
 MACHINE = ["machine", "chip"]
 ON_GPU = " GPU"  # behind a machine's id
@@ -58,11 +58,11 @@ def passes(studies: Studies) -> pd.DataFrame:
 
     MACHINE, PASS, `depth`, `study`, `measured` (estimate, s), `low` (s: its roof), `share` of the roof, and the
     ceilings that made it: `read` (B/s) and `compute` (FLOP/s), the best samples of all of the machine's studies.
-    StudyError where no pass can be held against ceilings.
+    StudyError if no pass has measured ceilings.
     """
     found = every_cell.cells(studies)
     if found.empty:
-        raise StudyError("machines", "no pass was timed beside its ceilings", "plamo-study run 01")
+        raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
     found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")], facts_of(studies))
     most = found.groupby("machine")["n_threads"].transform("max")
     found = found[found["n_threads"] == most]
@@ -76,12 +76,12 @@ def passes(studies: Studies) -> pd.DataFrame:
 
 
 def facts_of(studies: Studies) -> dict[str, dict[str, Any]]:
-    """What every machine says of itself, by its id."""
+    """The facts of every machine, by its id."""
     return {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
 
 
 def _apart(found: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFrame:
-    """A machine's GPU as a machine of its own: it has other ceilings."""
+    """Treat a machine's GPU as a separate machine: it has other ceilings."""
     names, chips = [], []
     for machine, chip, layers in zip(found["machine"], found["chip"], found["n_gpu_layers"], strict=True):
         names.append(machine + ON_GPU if layers else machine)
@@ -90,13 +90,13 @@ def _apart(found: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFram
 
 
 def _gpu(machine: dict[str, Any]) -> str:
-    """A GPU by its chip, told from the processor where both are one chip or the engine named none."""
+    """A GPU's chip; marked as a GPU if it shares the processor's chip or the engine named none."""
     chip = next((str(gpu["chip"]) for gpu in machine.get("gpus", ())), processor(machine))
     return f"{chip}, GPU" if chip == processor(machine) else chip
 
 
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
-    """A line a machine: MACHINE, `cores`, `memory` (bytes), `os`, its ceilings `read` (B/s; `least`: the best of the
+    """Per machine: MACHINE, `cores`, `memory` (bytes), `os`, its ceilings `read` (B/s; `least`: the best of the
     study that read slowest) and `compute` (FLOP/s) for weights of the commonest type, `balance` (FLOP a byte),
     `passes`, and `share`, their median share."""
     facts = facts_of(studies)
@@ -113,7 +113,7 @@ def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
 
 
 def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
-    """Pairs of lines, the same pass on two machines: each line once, of several alike those nearest in depth."""
+    """Pairs of lines for the same pass on two machines; each line is used once, nearest depths first."""
     for _, group in found.groupby(PASS, sort=False):
         by_machine = {machine: own for machine, own in group.groupby("machine", sort=False)}
         for known, asked in combinations(by_machine, 2):
@@ -129,9 +129,9 @@ def _nearest(known: pd.DataFrame, asked: pd.DataFrame) -> Iterator[tuple[Any, An
 
 
 def pairs(found: pd.DataFrame) -> pd.DataFrame:
-    """Every pass that two machines ran, one line a pair: what a forecast of one from the other starts with.
+    """Every pass that two machines ran, one line per pair: the input of a forecast.
 
-    PASS and `depth` (of the second); the chips `known` and `asked`, from whose rows and for whom; and of each, as
+    PASS and `depth` (of the second); the chips `known` (forecast from) and `asked` (forecast for); and of each, as
     `..._known` and `..._asked`: `took` (estimate, s), `roof` (s), `read` (B/s), `share`.
     """
     entries = []
@@ -146,7 +146,7 @@ def pairs(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def quotient(took: Estimate, promised: Estimate) -> Estimate:
-    """What a pass took over what was promised for it; the interval takes both intervals at their worst."""
+    """Measured over promised time of a pass; the interval combines the worst cases of both intervals."""
     return Estimate(
         took.value / promised.value, took.low / promised.high, took.high / promised.low, min(took.n, promised.n)
     )

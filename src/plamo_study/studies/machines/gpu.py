@@ -1,7 +1,7 @@
-"""A GPU beside the host it sits in, and what was foretold of it before anything ran there: times, gains, the score.
+"""A GPU against its host, and the forecasts made before anything ran on it: times, gains, the score.
 
-Two builds stand beside the released one in the same blocks. `cuda-scan` keeps PLaMo 2's scan on the GPU.
-`cuda-launches` starts every kernel by itself, without graphs.
+Two builds run beside the released one in the same blocks. `cuda-scan` keeps PLaMo 2's scan on the GPU.
+`cuda-launches` launches every kernel separately, without graphs.
 """
 
 import tomllib
@@ -23,7 +23,7 @@ from plamo_study.studies.phase_asymmetry.analysis import OFFLOADED_PROMPT, OFFLO
 FORECAST = paths.DATA / "published" / "gpu-forecast.toml"
 HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
 RELEASED, SCAN, LAUNCHES = "cuda", "cuda-scan", "cuda-launches"
-MIDDLE = 512  # tokens of the prompt of the findings
+MIDDLE = 512  # prompt tokens in the findings
 ASYMMETRY, BATCHES = "01-phase-asymmetry", "03-batch-scaling"
 MS = 1e3
 
@@ -47,7 +47,7 @@ class Board:
         return seconds_by_block(first_steps(found, OFFLOADED_STEPS), median_sample)
 
     def steps(self, model: str, n_seq: int) -> pd.Series:
-        """Seconds of a decode step of so many sequences by block."""
+        """Seconds of a decode step of `n_seq` sequences by block."""
         found = self._of(self.batches, "decode", model, STOCK, gpu=True)
         return seconds_by_block(found[found["n_seq"] == n_seq], median_sample)
 
@@ -61,7 +61,7 @@ class Board:
 
 
 def boards(studies: Studies) -> list[Board]:
-    """Every machine whose engine found a CUDA GPU, and that ran notebook 01's study on it."""
+    """Every machine with a CUDA GPU that has rows of notebook 01's study."""
     facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has_cuda(fact)}
     found = []
     for machine, fact in facts.items():
@@ -73,7 +73,7 @@ def boards(studies: Studies) -> list[Board]:
 
 
 def _named(rows: pd.DataFrame) -> pd.DataFrame:
-    """CUDA as released is one build, be it the installed engine or one made beside it."""
+    """Give the released CUDA engine one build name, whether installed or built beside."""
     return rows.assign(build=rows["build"].replace(RELEASED, STOCK))
 
 
@@ -82,12 +82,12 @@ def _has_cuda(fact: dict[str, Any]) -> bool:
 
 
 def gains(board: Board) -> pd.DataFrame:
-    """What `phase_asymmetry` tells of offloading: `cpu` and `gpu` (seconds) and `gain`, by model and phase."""
+    """The gain of offloading by `phase_asymmetry`: `cpu` and `gpu` (seconds) and `gain`, by model and phase."""
     return offload(board.asymmetry[board.asymmetry["build"] == STOCK])
 
 
 def foretold() -> list[dict[str, Any]]:
-    """`key`, `unit`, `low`, `high` and `why` of everything that was foretold."""
+    """`key`, `unit`, `low`, `high` and `why` of every forecast."""
     return list(tomllib.loads(FORECAST.read_text(encoding="utf-8"))["forecast"])
 
 

@@ -1,8 +1,8 @@
-"""Ranges against limits: what each backend makes of what enters a model's products, and planted amplitudes checked.
+"""Ranges against limits: inputs of a model's products judged for each backend, and planted amplitudes checked.
 
-A prompt's products have many columns and take a backend's matrix kernels; a decode step's have one and take its vector
-kernels. Up to eight tokens of a prompt also take vector kernels on GPUs, so these are judged by both phases. The
-verdict itself is casts.py's. It does not know weights: a range is that of one text.
+A prompt's products have many columns and use a backend's matrix kernels; a decode step's have one and use its vector
+kernels. On GPUs, prompts of up to eight tokens also use vector kernels, so these are judged by both phases. The
+verdict comes from casts.py. A range is that of one text, not of the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,8 +76,8 @@ def overhead(rows: pd.DataFrame) -> pd.DataFrame:
 def judged(found: pd.DataFrame, backends: Sequence[str] = casts.BACKENDS) -> pd.DataFrame:
     """Every product on every backend and path: columns of `found`, backend, path, cast, of, limit, factor and verdict.
 
-    `factor` is the number over its limit: above one it overflows, by that factor. "unknown": a type that the table
-    does not hold. "not finite": an infinity or no number had entered already.
+    `factor` is the number over its limit: above one it overflows, by that factor. "unknown": a type missing from the
+    table. "not finite": the input already held an infinity or NaN.
     """
     judgements = []
     for row in found.to_dict("records"):
@@ -101,7 +101,7 @@ def _judge(row: Mapping[str, Any], backend: str, path: str) -> dict[str, Any]:
 
 
 def closest(judgements: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Of each group the product that comes closest to its limit, or passes it furthest."""
+    """The product of each group that comes closest to its limit or exceeds it most."""
     ordered = judgements.sort_values("factor", ascending=False, kind="stable", na_position="last")
     return ordered.groupby(list(by), sort=False).head(1).sort_values(list(by)).reset_index(drop=True)
 
@@ -110,7 +110,7 @@ def by_kind(found: pd.DataFrame) -> pd.DataFrame:
     """Per model and kind of product the largest input of each phase, and the limit it comes closest to.
 
     Columns: model, kind, prompt and decode (NaN where there was none), where (backend, path, type and cast of that
-    limit), layer, factor, verdict; what comes closest first.
+    limit), layer, factor, verdict; largest factor first.
     """
     largest = found.pivot_table(index=["model", "kind"], columns="phase", values="largest", aggfunc="max")
     worst = closest(judged(found), ["model", "kind"])
@@ -126,9 +126,9 @@ def planted(rows: pd.DataFrame, facts: Mapping[str, Mapping[str, Any]]) -> pd.Da
     """Predicted against observed for every type, phase and amplitude.
 
     Columns: dtype, phase, path, amplitude (asked for), largest (what entered), factor, predicted and observed
-    ("finite", "not finite", or "wrong": finite, and far from what it was before anything was planted; a worker that did
-    not end well is "failed"), agrees (where no finite number was predicted both others do), build. The backend is that
-    of the row's engine and machine.
+    ("finite", "not finite", or "wrong": finite, but far from the result before planting; "failed" for a worker that
+    did not end well), agrees ("wrong" counts as not finite), build. The backend is that of the row's engine and
+    machine.
     """
     found = rows[(rows["workload"] == "ranges") & rows["label"].str.startswith(PLANTED)]
     cells: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """Is another backend right? Gates, the three tests, the batching law, a lost rotation and planted inputs, side by side.
 
-What is asked here follows from the casts read in the engine's source, and from the law that holds on the CPU. Each
-backend is shown by the machine that ran it last.
+The predictions come from the casts read in the engine's source, and from the law that holds on the CPU. Each backend
+is represented by the machine that ran it last.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Backend:
 
 
 def recorded() -> list[Backend]:
-    """Every backend that was run, the CPU first; of each the rows of one machine."""
+    """Every backend that was run, the CPU first, each with the rows of one machine."""
     newest = read(STUDY, "recorded", SCALE)
     recordings = [newest, *elsewhere(newest)] if newest else []
     found: dict[str, Backend] = {}
@@ -47,7 +47,7 @@ def recorded() -> list[Backend]:
 
 
 def verdicts() -> pd.DataFrame:
-    """A line a backend: is it right where it should be, and wrong where it was predicted to be.
+    """One line per backend: is it right where it should be, and wrong where it was predicted to be.
 
     Columns: backend; as shares: gates (embedded models that agree with the oracle), hybrid and control (of the three
     tests that hold), law (batches as the law says), planted (inputs as predicted); error (largest against the oracle),

@@ -41,10 +41,10 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
 
 
 def backends(scale: str, gpu: bool = False) -> Plan:
-    """Is another backend right: on the GPU, or on the CPU beside a build with one (`blas`).
+    """Tests of another backend: on the GPU, or on the CPU in a build that has one (`blas`).
 
-    Amplitudes planted in prompts long enough for its matrix kernels, a file that loses its rotation, an operator's
-    three tests, some of the batching law's batches, and the embedded models' gates.
+    Amplitudes planted in prompts long enough for its matrix kernels, a file without its rotation, an operator's three
+    tests, part of the batching law's grid, and the embedded models' gates.
     """
     check_scale(scale)
     planted = _planted(PLANTED_TOKENS if gpu else BACKEND_TOKENS)
@@ -60,6 +60,6 @@ def backends(scale: str, gpu: bool = False) -> Plan:
 
 
 def _planted(n_prompt: int) -> list[Ranges]:
-    """A cell a type, of the embedded model."""
+    """One cell per type, on the embedded model."""
     plant = Ranges(model=MODELS[0], scale="mini", dtype=DTYPE["mini"], n_prompt=n_prompt)
     return [change(plant, mode=PLANTED + name) for name in casts.known_types()]

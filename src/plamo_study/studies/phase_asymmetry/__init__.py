@@ -1,1 +1,1 @@
-"""How far apart prefill and decode are, and which ceiling each stands under."""
+"""How far apart prefill and decode are, and which ceiling limits each."""

@@ -1,4 +1,4 @@
-"""Study 01 where layers were offloaded: the GPU beside the CPU, paired by block."""
+"""Study 01 with offloaded layers: the GPU against the CPU, paired by block."""
 
 from typing import Any
 

@@ -40,7 +40,7 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
         )
     ]
     limits: tuple[Cell, ...] = ceilings(scale, gpu, thread_counts())
-    if energy.meters():  # what the machine takes for nothing is no phase's
+    if energy.meters():  # idle power belongs to no phase
         limits += (Idle(seconds=IDLE_S),)
     fewer: list[Cell] = []
     for threads in thread_counts():

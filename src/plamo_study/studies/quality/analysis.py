@@ -1,7 +1,7 @@
 """Quality rows to a table: what each quantized file loses against its reference, with intervals clustered by chunk.
 
-Means and definitions are llama-perplexity's where it has them: perplexity, KL divergence and its percentiles, same top,
-RMS Δp. Bits per byte, loops, intervals and tests are ours. It draws nothing and reads no file.
+Perplexity, KL divergence with its percentiles, same top and RMS Δp are defined as in llama-perplexity; bits per byte,
+loops, intervals and tests are ours. This module draws nothing and reads no file.
 """
 
 from collections.abc import Iterable
@@ -52,9 +52,9 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 
     Columns: model, text, file, file_bytes, valid (all logits finite), not_finite (tokens); as `Estimate`s perplexity,
     bits_per_byte, ppl_ratio (over the reference's), kld, kld_50, kld_90, kld_99, kld_99.9 (nats), same_top, dp, rms_dp
-    (fractions), loops (share of greedy continuations); p and p_adjusted (that perplexity is the reference's),
-    detectable (smallest ppl_ratio - 1 seen in four of five such texts), loops_p_adjusted. What a file that is not
-    valid, or the reference compared with itself, cannot have is NaN. Nothing at all where no row is good.
+    (fractions), loops (share of greedy continuations); p and p_adjusted (null: perplexity equals the reference's),
+    detectable (smallest ppl_ratio - 1 found in four of five such texts), loops_p_adjusted. Values that are undefined,
+    for an invalid file or for the reference against itself, are NaN. Empty if no row is usable.
     """
     lines = [_line(found, name) for found in evaluated(rows) for name in found.file_bytes]
     found = pd.DataFrame(lines)
@@ -66,7 +66,7 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def evaluated(rows: pd.DataFrame) -> list[Evaluated]:
-    """The good quality rows by model and text; rows of one model with different candidates are put together."""
+    """Usable quality rows by model and text; rows of one model with different candidates are merged."""
     good = rows[(rows["workload"] == "quality") & (rows["status"] == "ok") & (rows["verdict"] != "invalid")]
     found = []
     for (model, text), group in good.groupby(["model", "text"], sort=True):

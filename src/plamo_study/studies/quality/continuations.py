@@ -1,7 +1,7 @@
-"""Greedy continuations of a text's prompts, and whether they end in loops. It knows nothing of likelihoods.
+"""Greedy continuations of a text's prompts, and whether they end in loops. No likelihoods are computed here.
 
-Prompts are filled in one sequence per `llama_decode` and then decoded together from the first slot on, none leaving:
-the one way in which a batch is right on PLaMo 2 with llama.cpp as it is released (mixed prompts and misplaced states).
+Each prompt is prefilled in its own `llama_decode`; then all sequences decode together from the first slot on, and none
+leaves. Only this order gives right batches on PLaMo 2 with stock llama.cpp (mixed prompts and misplaced states).
 """
 
 from pathlib import Path
@@ -17,10 +17,10 @@ PROMPT_TOKENS = 160  # the last ones of longer prompts
 
 
 def loops(path: Path, config: SessionConfig, text: bytes) -> list[float]:
-    """Per prompt the period of the loop its continuation ends in, 0 without one, -1 where logits were not finite.
+    """Period in tokens of the loop that each prompt's continuation ends in; 0: no loop, -1: logits not finite.
 
-    A prompt for each of `config.n_seq_max` sequences, then tokens up to its end. A prompt's last token is left out:
-    pieces span a line's end and the next line's indentation, so a cut behind a line makes a token no text has there.
+    One prompt for each of `config.n_seq_max` sequences, continued to the end of its context. A prompt's last token is
+    dropped: tokens span a line break and the next line's indentation, so a cut after a line makes a token no text has.
     """
     excerpts = texts.excerpts(text, config.n_seq_max, PROMPT_LINES)
     with Session(path, config) as session:

@@ -16,11 +16,11 @@ REFERENCE = "F16"
 CHUNK, CHUNKS = 512, 40  # llama-perplexity's default chunk; 40 of them score 10,200 tokens
 PROMPTS, CONTINUED = 32, 64  # greedy continuations and their length in tokens
 TIME_LIMIT_S = {"mini": 600.0, "weights": 6 * 3600.0}  # one process evaluates all files
-MEMORY_SHARE = 0.5  # that the files of one process may take together
+MEMORY_SHARE = 0.5  # of physical memory, for all files of one process
 
 
 def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
-    """Both models, one process each where the files fit in memory together, once: nothing in it is random.
+    """Both models, measured once as nothing is random; one process per model if its files fit in memory together.
 
     `text`: one of data/corpus or any UTF-8 file. Raises StudyError at `shape`, whose weights are random, and for a text
     that cannot be read.
@@ -29,7 +29,7 @@ def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
     if scale == "shape":
         raise StudyError("scale 'shape'", "random weights have no quality to lose", "choose --scale mini or weights")
     read = texts.read(text)
-    if len(read) < CHUNK:  # a token has a byte at least
+    if len(read) < CHUNK:  # every token is at least one byte
         raise StudyError(f"text {text!r}", f"has {len(read)} bytes, one chunk takes {CHUNK} tokens", texts.LONGER)
     base = Quality(scale=scale, dtype=REFERENCE, n_ctx=CHUNK, n_chunks=CHUNKS, n_gen=CONTINUED, n_seq=PROMPTS)
     base = change(base, text=text, text_sha256=texts.sha256(read))
@@ -54,5 +54,5 @@ def groups(model: str, scale: str) -> list[tuple[str, ...]]:
 
 
 def bits(name: str) -> int:
-    """About how many bits per weight a type or recipe takes: the number in its name, and one for the scales."""
+    """Approximate bits per weight of a type or recipe: the number in its name plus one for the scales."""
     return int(re.findall(r"\d+", name)[0]) + 1

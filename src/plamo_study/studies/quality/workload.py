@@ -2,7 +2,7 @@
 
 The reference is evaluated once, its log-probabilities live as long as one chunk, and no logits reach the disk. As in
 llama-perplexity a chunk is one sequence and its second half is scored. One `llama_decode` takes one chunk: several
-would be mixed up on PLaMo 2 (mixed prompts, D2). What comes out are sums per chunk; statistics are made elsewhere.
+would be mixed up on PLaMo 2 (mixed prompts, D2). The output is sums per chunk; statistics are computed elsewhere.
 
 Series, one number per chunk: `tokens` scored, their text's `bytes`, and of each file NAME (llama-perplexity's terms)
 `nll/NAME` (sum, nats) and `not_finite/NAME` (tokens left out of all sums); of each candidate also `kld/NAME` (sum,
@@ -35,7 +35,7 @@ clock = time.perf_counter_ns
 
 
 def run(cell: Quality, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Evaluate the cell's text with its reference `path` and its candidates beside it, then let each go on greedily."""
+    """Evaluate the cell's text with its reference `path` and its candidates, then continue greedily with each."""
     library.capture_log([])
     text = texts.planned(cell.text, cell.text_sha256)
     files = {cell.dtype: path} | {name: candidate_path(cell, path, name) for name in cell.candidates}
@@ -73,12 +73,12 @@ def candidate_path(cell: Comparison, reference: Path, name: str) -> Path:
 
 
 def config(cell: OnModel, n_ctx: int, n_seq: int = 1) -> SessionConfig:
-    """A context for `n_seq` sequences of `n_ctx` tokens: as the cell says, the rest as llama-perplexity has it."""
+    """A context for `n_seq` sequences of `n_ctx` tokens, set by the cell and otherwise as in llama-perplexity."""
     return sessions.config(cell, n_ctx, n_batch=n_ctx, n_seq_max=n_seq, swa_full=False)
 
 
 def _chunks(cell: Quality, session: Session, text: bytes) -> tuple[np.ndarray, dict[str, float | bool]]:
-    """The chunks, and whether the tokens' texts add up to the text, which bits per byte rest on."""
+    """The chunks, and whether the tokens' bytes add up to the text's, as bits per byte assumes."""
     tokens = session.tokenize(text)
     chunks = texts.chunks(tokens, cell.n_ctx, cell.n_chunks, session.bos)
     return chunks, {"bytes_add_up": int(session.piece_bytes(tokens).sum()) == len(text)}
@@ -93,7 +93,7 @@ def _check_vocabularies(opened: dict[str, Session]) -> None:
 def _evaluate(
     cell: Quality, opened: dict[str, Session], chunks: np.ndarray, stage: Callable[[str], None]
 ) -> tuple[Sums, list[int], int]:
-    """All files on all chunks: the series, nanoseconds per chunk, and those of them spent inside the engine."""
+    """Evaluate all files on all chunks: the series, nanoseconds per chunk, and nanoseconds inside the engine."""
     first, reference = cell.n_ctx // 2, opened[cell.dtype]
     sums: Sums = {}
     klds: dict[str, list[np.ndarray]] = {name: [] for name in cell.candidates}
@@ -138,7 +138,7 @@ def reference_sums(name: str, nll: np.ndarray) -> dict[str, float]:
 
 
 def candidate_sums(name: str, found: np.ndarray) -> dict[str, float]:
-    """A chunk's sums of a candidate, over the tokens of which all numbers are finite."""
+    """A chunk's sums of a candidate, over the tokens for which all numbers are finite."""
     finite = np.isfinite(found).all(axis=1)
     nll, kld, same, dp = found[finite].sum(axis=0)
     values = {"nll": nll, "not_finite": int((~finite).sum()), "kld": kld, "same_top": int(same), "dp": dp}
@@ -146,7 +146,7 @@ def candidate_sums(name: str, found: np.ndarray) -> dict[str, float]:
 
 
 def distribution(klds: dict[str, list[np.ndarray]]) -> Sums:
-    """Of each candidate's KLDs over all chunks their quantiles, and per chunk how many lie at or below each."""
+    """Quantiles of each candidate's KLDs over all chunks, and how many of each chunk are at or below each."""
     found: Sums = {}
     for name, per_chunk in klds.items():
         finite = [values[np.isfinite(values)] for values in per_chunk]
@@ -166,7 +166,7 @@ def add(sums: Sums, values: dict[str, float]) -> None:
 
 
 def short(value: float) -> float:
-    """A number at the precision it has."""
+    """A number rounded to the digits of a float32."""
     return float(f"{value:.{DIGITS}g}")
 
 

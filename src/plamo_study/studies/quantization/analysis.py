@@ -1,6 +1,6 @@
-"""Study 04, speed: how many times as fast one type of weights is as another in a phase, for pages beside its own.
+"""Study 04, speed: ratios of the speeds of two weight types in a phase, for pages beside its own.
 
-Every function takes the frame of the study's rows. Ratios are paired by block. What quality costs is another study's.
+Every function takes the frame of the study's rows. Ratios are paired by block. Loss of quality is another study's.
 """
 
 import pandas as pd
@@ -30,16 +30,16 @@ def seconds(rows: pd.DataFrame) -> Series:
 
 
 def ratio(rows: pd.DataFrame, phase: str, model: str, dtype: str, over: str) -> stats.Estimate | None:
-    """How many times as fast one type is as another in a phase, paired by block; None where one was not measured."""
+    """Speed of `dtype` over that of `over` in a phase, paired by block; None if either was not measured."""
     known = seconds(rows)
     top, bottom = known.get((phase, model, over)), known.get((phase, model, dtype))
     return None if top is None or bottom is None else paired_ratio(top, bottom)
 
 
 def asymmetry(rows: pd.DataFrame, model: str) -> pd.DataFrame:
-    """How many times as fast a model reads a prompt of `n_prompt` as it writes, by `dtype`, the least first: `ratio`.
+    """Prefill speed over decode speed by `dtype`, smallest first: columns dtype, n_prompt and `ratio`.
 
-    Of a token of the prompt and a step of one answer, paired by block.
+    Per token of a prompt of `n_prompt` tokens and per step of one answer, paired by block.
     """
     known, entries = seconds(rows), []
     n_prompt = int(rows[(rows["workload"] == "decode") & ~rows["anchor"] & (rows["n_seq"] == 1)]["n_prompt"].iloc[0])

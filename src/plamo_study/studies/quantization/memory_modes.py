@@ -1,8 +1,8 @@
 """Study 04: one cell at two speeds, and whether file, pages, process or the memory itself is what differs.
 
-A step that waits for memory takes as long as its bytes at the rate that memory gives. So every row is turned into the
-bytes of weights it drew per second, and rows are compared by what they have in common: the file they map, memory of
-their own, or one process over time. It knows rows, no machine.
+A memory-bound step takes as long as its bytes at memory's rate. So every row becomes the bytes of weights that it read
+per second, and rows are compared by what they have in common: the file they map, memory of their own, or one process
+over time.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ COLUMNS = ["what", "model", "dtype", "mapped", "cold", "block", "started", "rate
 
 
 def rates(rows: pd.DataFrame, files: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """One line per process that waits for memory: `rate`, the bytes of weights drawn per second (B/s).
+    """One line per memory-bound process: `rate`, the bytes of weights read per second (B/s).
 
     `what`: decode of one sequence, a product of one column or plain reading, both in memory of the process; `mapped`
     and `cold` as in the cell; `inside`: the fastest over the slowest fifth of the process's samples; `prefill`: seconds
-    of the prompt that the same process computed before, which waits for no memory.
+    of the prompt that the same process computed before, which is not memory-bound.
     """
     entries = []
     for row in main_rows(rows).to_dict("records"):
@@ -96,7 +96,7 @@ def explained(rows: pd.DataFrame) -> tuple[float, float, float, float]:
     usual = known[["read", "step"]] / known.groupby("dtype")[["read", "step"]].transform("median")
     if len(usual) < 3:
         return (float("nan"),) * 4
-    from scipy import stats as distributions  # loads slowly, and few ask
+    from scipy import stats as distributions  # slow to import and rarely needed
 
     rank = distributions.spearmanr(usual["read"], usual["step"])
     read, step = known["read"], usual["step"]

@@ -22,10 +22,10 @@ from plamo_study.measure.plan import (
     with_gates,
 )
 
-QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # of them at mini: a minute, live
+QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # types measured at mini: a minute when live
 KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types
 IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # what the files of QUICK are made of
-PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types that x86 processors get in another layout than the file's
+PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types whose layout on x86 differs from the file's
 LEAN_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
 REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
@@ -34,7 +34,7 @@ VECTOR_SIZE = {"mini": 4096, "shape": 16384, "weights": 16384}  # mini: it fits 
 
 
 def timed(model: str, scale: str) -> tuple[str, ...]:
-    """Those of them whose speed is measured: at mini, where speed is only shown to work, a few."""
+    """The types whose speed is measured; only a few at mini, where the speed itself means little."""
     return tuple(name for name in types(model, scale) if scale != "mini" or name in QUICK)
 
 
@@ -58,7 +58,7 @@ def speed(scale: str, gpu: bool = False) -> Plan:
 
 
 def modes(scale: str, gpu: bool = False) -> Plan:
-    """Why one file decodes at two speeds: pages kept, dropped before, weights in own memory, and a product of no file.
+    """Why one file decodes at two speeds: pages kept, pages dropped, private weights, and a product without a file.
 
     The reference type of the first model, more processes than elsewhere, on the CPU whatever the machine has: memory
     is the question.
@@ -75,9 +75,9 @@ def modes(scale: str, gpu: bool = False) -> Plan:
 
 
 def controlled(scale: str, gpu: bool = False) -> Plan:
-    """The ratios over the reference once more, alone and in fewer cells: the first model's types that claims are about.
+    """The ratios over the reference again, in a smaller plan: the first model's types that claims are about.
 
-    On the CPU, where every process of a large file reads plain memory beside its steps.
+    On the CPU, where every process of a large file also times plain reads beside its steps.
     """
     check_scale(scale)
     base = Decode(model=MODELS[0], scale=scale, depth=DEPTH, n_gen=STEPS)

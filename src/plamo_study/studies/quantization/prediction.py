@@ -1,7 +1,7 @@
-"""Study 04's arithmetic: what the engine's kernels, timed alone, make of a whole file.
+"""Study 04's arithmetic: the time of a whole file from the engine's kernels, timed alone.
 
 Each type's matrix product is measured alone, for one column as a rate of bytes and for many as a rate of FLOPs, and a
-file's time is the sum over its types. What bytes miss and kernels do not is the price of dequantization.
+file's time is the sum over its types. The part that kernels explain and bytes do not is the price of dequantization.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ Rates = dict[tuple[str, str], pd.Series]
 
 
 def kernel_seconds(rows: pd.DataFrame, known: Files) -> pd.DataFrame:
-    """Seconds that the kernels' rates give a file: model, dtype, phase ("reads" a prompt, "writes" a token), block.
+    """Seconds of a file by its kernels' rates: model, dtype, phase ("reads" a prompt, "writes" a token), block.
 
     `kernels` holds the seconds. Files that hold a tensor type whose kernel was not measured are left out.
     """

@@ -1,6 +1,6 @@
-"""What replicas write, how long they wait and what they take, beside what their parts and the machine's ceilings allow.
+"""Throughput, waits and memory of replicas, beside what their parts and the machine's ceilings allow.
 
-Frames in, estimates out. An arrangement is so many processes with so many sequences each.
+Frames in, estimates out. An arrangement is a number of processes and a number of sequences in each.
 """
 
 from itertools import chain, pairwise
@@ -27,12 +27,11 @@ Key = tuple[Any, ...]
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a row, replicas taken together: CELL, `block`, `verdict`, `total` sequences.
+    """One line per row, all replicas together: CELL, `block`, `verdict`, `total` sequences.
 
-    `rate`: tokens per second, from the moment all were told to begin to the last token. `ttft`: s until a sequence has
-    its first token, the mean. `step`: mean of the steps in which all sequences of a process get a token, s. `longest`:
-    largest gap between two tokens of a sequence, waits for others' prompts among them, s. `ready`: s from the first
-    process's start until all had loaded.
+    `rate`: tokens per second, from the common start to the last token. `ttft`: mean s to a sequence's first token.
+    `step`: mean s of a step, in which all sequences of a process get a token. `longest`: largest gap in s between two
+    tokens of a sequence, including waits for others' prompts. `ready`: s from the first start until all had loaded.
     Bytes of all processes: `grown` (their shares of memory after loading, less those before), `mapped` (of that, pages
     of the file, as the system counts them), `own` (weights elsewhere, as the engine says), `rest` (what is left).
     """
@@ -52,7 +51,7 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _memory(series: dict[str, list[float]], own: float) -> dict[str, float]:
-    """Where the system shares no pages out (macOS), those that a process has to itself; mapped ones are not told."""
+    """Memory of a row; private pages where the system reports no shares (macOS), which hides the mapped ones."""
     share = "pss" if "pss" in series else "private"
     grown, mapped = sum(series[share]) - sum(series[f"before {share}"]), sum(series["mapped"])
     known = mapped if series["mapped"] else nan
@@ -61,9 +60,9 @@ def _memory(series: dict[str, list[float]], own: float) -> dict[str, float]:
 
 @once_a_frame
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a cell in which no replica was killed: CELL, `total`, TIMES and MEMORY as estimates over runs.
+    """One line per cell without a killed replica: CELL, `total`, TIMES and MEMORY as estimates over runs.
 
-    `verdict` is valid, or how many runs were not: those are in no estimate. Paired by block: `against_one`, `rate` over
+    `verdict`: valid, or how many runs were not; estimates exclude those. Paired by block: `against_one`, `rate` over
     that of one process with as many sequences (`one`); `against_mapped`, of private weights, over the same with mapped
     ones.
     """
@@ -86,7 +85,7 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(key: Key, total: int) -> Key:
-    """The cell of one process that writes as many sequences."""
+    """The cell of one process with `total` sequences."""
     return (*key[:-2], 1, total)
 
 
@@ -99,8 +98,8 @@ def _by_cell(used: pd.DataFrame) -> dict[Key, pd.DataFrame]:
 def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Each arrangement's `rate` as promised and measured, tokens per second.
 
-    `alone`: every replica works as fast as one alone on its threads; with more threads than cores, so much slower.
-    `ratio`: measured over that, and `promised`: that over the same of one process, both paired by block. `slowest` to
+    `alone`: every replica as fast as one alone on its threads, slowed in proportion if threads outnumber cores.
+    `ratio`: measured over `alone`; `promised`: `alone` over that of one process; both paired by block. `slowest` to
     `fastest`: what the ceilings of all cores allow, if every process reads the weights for itself; the `near` ceiling,
     and `miss`: 1 between the two, else times the nearer edge. NaN where the type's own kernel was not measured.
     `crowded`: more threads than cores.
@@ -131,7 +130,7 @@ def _cell_of(used: pd.DataFrame, key: Key) -> Replicas:
 
 
 def _parts(used: pd.DataFrame) -> dict[Key, pd.Series]:
-    """Seconds by block of a prompt, and of a step of so many sequences: by workload, file, threads and sequences."""
+    """Seconds by block of a prompt and of a decode step, by workload, file, threads and sequences."""
     found = used[used["workload"].isin(["prefill", "decode"])]
     groups = found.groupby(["workload", "model", "dtype", "n_threads", "n_seq"])
     return {key: timing.median_by_block(group) for key, group in groups}
@@ -167,7 +166,7 @@ def _allowed(
 
 
 def crashes(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a run in which a replica was killed: CELL, `block`, `lost` and `finished` requests, `got` (tokens that the
+    """One line per run with a killed replica: CELL, `block`, `lost` and `finished` requests, `got` (tokens that the
     killed one's sequences had each), and `right`: whether all others finished with the tokens they get alone."""
     entries = []
     for row in rows[(rows["workload"] == "replicas") & (rows["killed"] >= 0) & (rows["status"] == "ok")].itertuples():
@@ -179,7 +178,7 @@ def crashes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def weights(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
-    """A line a cell, MEMORY as estimates; `copies`: weights in its pages in memory and elsewhere, over `file`."""
+    """One line per cell, MEMORY as estimates; `copies`: weights in memory, mapped or own, over `file` (bytes)."""
     found, known = table(rows), files(rows, facts)
     found = found[found["policy"] == "per_sequence"].dropna(subset=["grown"])
     sizes = [_file_bytes(known, row.model, row.dtype) for row in found.itertuples()]

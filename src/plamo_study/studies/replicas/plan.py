@@ -1,7 +1,6 @@
 """Which cells the study of replicas measures: the same sequences in one process, in several, and in one each.
 
-Beside them what a replica's work is made of, measured alone on its share of the cores: prompts, and steps of so many
-sequences.
+Also the parts of a replica's work, measured alone on its share of the cores: prompts, and steps of its sequences.
 """
 
 from dataclasses import replace
@@ -11,7 +10,7 @@ from plamo_study.measure.cells import Cell, MatMul, Replicas
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, ceilings, change, check_scale, with_gates
 
 ARRANGEMENTS = ((1, 8), (8, 1), (2, 4), (4, 2))  # processes, sequences of each
-FEWER = ((1, 4), (4, 1), (2, 2))  # where weights in memory of each process still fit
+FEWER = ((1, 4), (4, 1), (2, 2))  # few enough for private weights in every process
 REPACKED = "Q4_0"  # a type whose matrices the engine lays out anew, in its own memory, when it loads a model
 PROMPT = 32
 STEPS = {"mini": 32, "shape": 16, "weights": 16}
@@ -21,7 +20,7 @@ BLOCKS = 5
 def replicas(scale: str, gpu: bool = False) -> Plan:
     """Notebook 07: equal cores and equal requests, the weights mapped or private, repacked or not.
 
-    Of the first model also: a replica is killed, and prompts of one process share a call.
+    For the first model also: a replica is killed, and the prompts of a process share a call.
     """
     check_scale(scale)
     base = Replicas(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=PROMPT, n_gen=STEPS[scale])
@@ -48,7 +47,7 @@ def _arranged(base: Replicas, n_processes: int, n_seq: int) -> Replicas:
 
 
 def _parts(cells: list[Replicas]) -> list[Cell]:
-    """The work of one replica of each, alone on its threads; how the weights were loaded is not told apart."""
+    """One replica's work for each cell, alone on its threads, however the weights were loaded."""
     found: list[Cell] = []
     for cell in cells:
         alone = change(cell, n_threads=cell.threads_each, use_mmap=True)

@@ -1,8 +1,8 @@
-"""One replica: a process that loads the model and answers its sequences, when the worker that started it says so.
+"""One replica: a process that loads the model and answers its sequences on command of the worker that started it.
 
-It answers in lines of JSON and goes on at a line of stdin: once started, loaded, answered, proved; and what it holds in
-memory, which it looks at itself, as macOS shows it to nobody else. When each token came
-stands on the board, a file that all replicas and the worker have mapped; so what a killed one got done is known.
+It reports in lines of JSON (started, loaded, answered, proved) and continues at a line of stdin. It reports its own
+memory as well, which macOS shows to no other process. Token times are written to the board, a file that all replicas
+and the worker map, so the progress of a killed replica is known.
 """
 
 import mmap
@@ -32,7 +32,7 @@ clock = time.perf_counter_ns  # one clock for all processes of the machine
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica is told first."""
+    """The first message to a replica."""
 
     cell: Replicas
     path: str
@@ -40,7 +40,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """It could load now."""
+    """The replica is ready to load."""
 
     at_ns: int
 
@@ -54,14 +54,14 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Weighed(msgspec.Struct, frozen=True, kw_only=True):
-    """What it holds in memory now, and its share of the pages of the model's file, where the system tells it."""
+    """The replica's memory, and its share of the model file's pages (bytes) where the system reports it."""
 
     memory: machine.Memory
     mapped: int | None
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True):
-    """Every token came."""
+    """All tokens are evaluated."""
 
     n_evaluated: int
     evidence: Evidence
@@ -87,7 +87,7 @@ def config(cell: Replicas) -> SessionConfig:
 
 
 def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
-    """Load, answer and prove, each when it is told; `stamps`: this replica's line of the board."""
+    """Load, answer and prove, each on command; `stamps`: this replica's line of the board."""
     cell, log = task.cell, list[str]()
     library.capture_log(log)
     say(Started(at_ns=clock()))
@@ -112,7 +112,7 @@ def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
 
 
 def weights(log: str) -> tuple[float, float]:
-    """Bytes of weights, as the engine's log tells of them: in the file's pages, and in memory of its own."""
+    """Bytes of weights by the engine's log: (in the file's pages, in memory of its own)."""
     sizes = [(name.endswith(MAPPED), float(size) * 2**20) for name, size in WEIGHTS.findall(log)]
     return sum(size for mapped, size in sizes if mapped), sum(size for mapped, size in sizes if not mapped)
 

@@ -24,31 +24,31 @@ from plamo_study.studies.replicas import replica
 from plamo_study.studies.replicas.replica import Answered, Loaded, Proved, Started, Task, Weighed, clock
 
 END_S = 10.0  # from a replica's last word to its end
-LOOK_S = 5e-4  # between two looks at how far the replica is that will be killed
+LOOK_S = 5e-4  # between polls of the progress of the replica to be killed
 KILLED = "its process was killed"
 Said = TypeVar("Said")
 
 
 class Crew:
-    """The replicas of a cell that are alive, by number. All have to say a thing before they are told to go on."""
+    """The live replicas of a cell, by number. All must report before any is told to continue."""
 
     def __init__(self) -> None:
         self.alive: dict[int, subprocess.Popen[bytes]] = {}
 
     def tell(self, what: Callable[[int], Any] = lambda number: None) -> None:
-        """Let everyone go on, with a line of JSON."""
+        """Tell every replica to continue, with a line of JSON."""
         for number, child in self.alive.items():
             assert child.stdin
-            with suppress(BrokenPipeError):  # it ended, which is said where it is heard
+            with suppress(BrokenPipeError):  # it ended, which `hear` reports
                 child.stdin.write(msgspec.json.encode(what(number)) + b"\n")
                 child.stdin.flush()
 
     def hear(self, kind: type[Said]) -> list[Said]:
-        """What each of them says next. RuntimeError where one ended that nobody killed."""
+        """The next message of each replica. RuntimeError if one ended without being killed."""
         return [self._line(number, child, kind) for number, child in self.alive.items()]
 
     def kill(self, number: int) -> None:
-        """As the system does where memory runs out."""
+        """Kill a replica, as the system does when memory runs out."""
         child = self.alive.pop(number)
         child.kill()
         child.communicate()
@@ -62,7 +62,7 @@ class Crew:
 
 
 def _ended(number: int, child: subprocess.Popen[bytes]) -> RuntimeError:
-    """Why it says no more. It may live, with its stdout closed."""
+    """The error for a silent replica, which may be alive with its stdout closed."""
     try:
         return RuntimeError(f"replica {number} ended: {child.wait(END_S)}")
     except subprocess.TimeoutExpired:
@@ -71,7 +71,7 @@ def _ended(number: int, child: subprocess.Popen[bytes]) -> RuntimeError:
 
 @contextmanager
 def _started(cell: Replicas, path: Path, board: int) -> Iterator[Crew]:
-    """The replicas, told what to do; none is left behind."""
+    """Start all replicas and send them their tasks; none is left behind."""
     lifeline, ours = os.pipe()
     command = children.python("-m", replica.__name__, str(lifeline), str(board))
     crew, pipe = Crew(), subprocess.PIPE
@@ -91,10 +91,10 @@ def _started(cell: Replicas, path: Path, board: int) -> Iterator[Crew]:
 def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
     """Do one cell.
 
-    `requests`: one a sequence, "PROCESS/SEQUENCE"; times since all were told to begin. `samples_ns`: a list a process,
-    one number a step; `prefill_ns`: its prompts before them. `series`, one number a process: "start" (s until it could
+    `requests`: one per sequence, "PROCESS/SEQUENCE"; times since the common start. `samples_ns`: one list per process,
+    one number per step; `prefill_ns`: its prompts before. `series`, one number per process: "start" (s until it could
     load), "load" (s); bytes of memory "rss", "private", "pss" when all had loaded, with "before" the same before any
-    did, and "mapped", its share of the file's pages. One number a sequence: "error", its last logits against itself
+    did, and "mapped", its share of the file's pages. One number per sequence: "error", its last logits against itself
     alone.
     """
     with tempfile.TemporaryFile() as file:
@@ -141,7 +141,7 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
 
 
 def _kill_halfway(cell: Replicas, crew: Crew, stamps: np.ndarray) -> None:
-    """Wait until the replica that will be killed has half of its tokens; others may be anywhere."""
+    """Kill a replica once it has half of its tokens; the others may be anywhere."""
     while not stamps[cell.killed, cell.n_seq + cell.n_gen // 2] and crew.alive[cell.killed].poll() is None:
         time.sleep(LOOK_S)
     crew.kill(cell.killed)

@@ -1,4 +1,4 @@
-"""NumPy's matrix product timed in a process of its own, so that its BLAS can be told which kernels to take.
+"""NumPy's matrix product timed in a process of its own, so that its BLAS can be told which kernels to use.
 
 Called as a module with SIZE COLUMNS THREADS PRODUCTS; prints JSON: `blas`, and `rates` in FLOP/s.
 """

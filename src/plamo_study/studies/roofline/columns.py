@@ -1,7 +1,7 @@
-"""What the engine's matrix products take at the number of columns a pass has: the roofline knows only many.
+"""Time of the engine's matrix products at the number of columns a pass has: the roofline knows only many.
 
-A pass of few tokens has few columns, and a kernel built for many does not reach its rate there. From the kernels' own
-times by columns follows the time of all products of a pass, each tensor type with its own kernel.
+A pass of few tokens has few columns, and a kernel built for many does not reach its rate there. Kernel times measured
+by number of columns give the time of all products of a pass, each tensor type with its own kernel.
 """
 
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ def _kinds(model: Model) -> tuple[list[str], list[str], list[str]]:
 
 
 def _amounts(model: Model, kinds: Iterable[str]) -> dict[str, float]:
-    """Weights by tensor type, without types the file holds next to nothing of."""
+    """Number of weights by tensor type, without types that hold almost none of the file."""
     known, found = weighty(by_type(model)), dict[str, float]()
     for kind in kinds:
         tensors = model["tensors"][kind]
@@ -57,7 +57,7 @@ def _amounts(model: Model, kinds: Iterable[str]) -> dict[str, float]:
 
 
 def _per_weight(known: Mapping[int, float], columns: int) -> float:
-    """Seconds per weight at so many columns; NaN where no measured number is near, in proportion beyond the last."""
+    """Seconds per weight at `columns` columns; proportional beyond the last measured number, NaN far from any."""
     at = sorted(known)
     below, above = max((n for n in at if n <= columns), default=0), min((n for n in at if n >= columns), default=0)
     if below and not above:

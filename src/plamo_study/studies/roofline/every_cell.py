@@ -3,7 +3,7 @@
 Only usable rows: computed right, in undisturbed blocks; what is left out is counted. The band is given four times, each
 refinement on top of the one before: with each ceiling's best sample; with what the ceilings usually are; with what the
 engine is known to read more than once; with the matrix kernels' own times at a pass's number of columns, where they
-were measured. A refinement may make the miss worse. Nothing here knows caches: small models lie above their roof.
+were measured. A refinement may make the miss worse. Caches are not modelled: small models lie above their roof.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ STEPS = {
     "miss_usual": "the median of each ceiling",
     "miss_known": "the weights counted as often as the engine is known to read them",
     "miss_kernel": "each kernel timed at the pass's own number of columns",
-}  # each on top of the one before it; where it has nothing to say, the one before it stands
+}  # each on top of the one before it; where one does not apply, the previous miss is kept
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a cell is held against: the ceilings of its file at their best and as usual, the fastest kernel, columns."""
+    """Limits of a cell: its file's ceilings (best and median samples), the fastest kernel, kernel times by columns."""
 
     best: Ceilings
     usual: Ceilings
@@ -85,7 +85,7 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
 
 
 def unpredicted(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> int:
-    """Passes that were timed and computed right on a machine where their ceilings were not measured."""
+    """Number of usable passes on machines where their ceilings were not measured."""
     return sum(isinstance(limits, StudyError) for *_, limits in _held(studies))
 
 
@@ -106,9 +106,9 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
 
 
 def left_out(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> dict[str, int]:
-    """Processes of timed cells that enter no number: `crashed`, `wrong` (computed wrong), and `other`.
+    """Processes of timed cells that are left out: `crashed`, `wrong` (computed wrong), and `other`.
 
-    The others are anchors, processes that something disturbed, and starved ones, which were measured again.
+    `other` counts anchors, disturbed processes, and starved ones, which were measured again.
     """
     counted = {"crashed": 0, "wrong": 0, "other": 0}
     for _, rows, _ in studies:
@@ -205,7 +205,7 @@ def _compared(
 def _by_kernel(
     timed: Timed, cell: Mapping[str, Any], model: Model, engine: Mapping[str, Any], account: list[Part], limits: Limits
 ) -> Band | None:
-    """All matrix products in the time their kernels take for so many columns, everything else at the ceilings.
+    """The band with all matrix products at their kernels' times by columns, everything else at the ceilings.
 
     None where a kernel was not measured near that number of columns.
     """

@@ -1,7 +1,7 @@
-"""Arithmetic intensity of both phases, the balance point of a machine, and from where on a phase waits for compute.
+"""Arithmetic intensity of both phases, the balance point of a machine, and where a phase becomes compute-bound.
 
 Intensity is FLOPs per byte moved, balance is FLOPs per second over bytes per second: below its balance a machine waits
-for memory. Both come from `roofline`; peaks of other parts are published figures, nobody here has measured them.
+for memory. Both come from `roofline`; peaks of other parts are published figures, not measured here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ from plamo_study.analysis import roofline
 from plamo_study.analysis.roofline import Ceilings, Model
 
 Models = Mapping[str, Model]
-DEPTH = 384.0  # of decode where nothing else is said: the mean depth of the decode cell of notebook 01
+DEPTH = 384.0  # default decode depth: the mean depth of the decode cell of notebook 01
 PASSES = (("prefill of 512", 512, 0.0, 1), ("decode of 1", 1, DEPTH, 1), ("decode of 16", 1, DEPTH, 16))
-LONGEST = 1 << 16  # tokens or sequences up to which a turning point is looked for
+LONGEST = 1 << 16  # tokens or sequences up to which a turning point is searched
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -53,9 +53,9 @@ def curve(models: Models, sizes: Sequence[int] = SIZES) -> pd.DataFrame:
 
 
 def turning(model: Model, balance: float) -> tuple[float, float]:
-    """(prompt tokens, sequences decoded together) from which a pass waits for compute; infinite where none does.
+    """(prompt tokens, sequences decoded together) from which a pass is compute-bound; infinite where none is.
 
-    The number of columns may be any; the micro-batch is as long as the prompt.
+    Any number of columns is allowed; the micro-batch is as long as the prompt.
     """
     by_prompt = _first(lambda n: intensity(model, n, n_ubatch=n) >= balance)
     by_batch = _first(lambda n: intensity(model, 1, DEPTH, n, n_ubatch=n) >= balance)
@@ -66,7 +66,7 @@ def machines(parts: Iterable[Mapping[str, Any]], here: Mapping[str, Ceilings], n
     """This machine with each kernel of `here`, and other parts as published, by balance point (FLOPs/byte).
 
     Columns name, dtype (this machine's: the kernel), compute (FLOP/s), bandwidth (B/s), memory (bytes), balance, by
-    (who says it), note.
+    (its source), note.
     """
     entries: list[dict[str, Any]] = [
         {"name": name, "dtype": kernel, "compute": limit.matmul, "bandwidth": limit.read, "memory": None}
@@ -82,7 +82,7 @@ def machines(parts: Iterable[Mapping[str, Any]], here: Mapping[str, Ceilings], n
 
 
 def turnings(models: Models, table: pd.DataFrame) -> pd.DataFrame:
-    """Per row of `machines` and model: prompt tokens and sequences from which each phase waits for compute."""
+    """Per row of `machines` and model: prompt tokens and sequences from which each phase is compute-bound."""
     entries = []
     for row in table.to_dict("records"):
         for name, model in models.items():
@@ -93,7 +93,7 @@ def turnings(models: Models, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def published_points(figures: pd.DataFrame, models: Models, part: Mapping[str, Any]) -> pd.DataFrame:
-    """Somebody's published rates under their part's published roof: `share` of it reached, and which ceiling is near.
+    """Published rates under their hardware's published roof: `share` of it reached, and the nearer ceiling (`bound`).
 
     `figures` has columns model, quantity, n_prompt, n_gen, n_seq and value (t/s); rows without a value are left out.
     """
@@ -112,7 +112,7 @@ def published_points(figures: pd.DataFrame, models: Models, part: Mapping[str, A
 
 
 def _first(reached: Any) -> float:
-    """The smallest n up to `LONGEST` for which a condition holds that stays true once it is."""
+    """Smallest n up to `LONGEST` at which a monotone condition becomes true; infinite if it never does."""
     if not reached(LONGEST):
         return float("inf")
     low, high = 0, LONGEST

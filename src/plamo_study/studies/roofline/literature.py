@@ -22,13 +22,13 @@ def parts() -> list[dict[str, Any]]:
 
 
 def cores() -> list[dict[str, Any]]:
-    """What cores of the processors measured here do per cycle, with its sources."""
+    """Operations per cycle of the cores of the processors measured here, with sources."""
     found: list[dict[str, Any]] = _toml("hardware.toml")["core"]
     return found
 
 
 def part(name: str) -> dict[str, Any]:
-    """The part whose name begins like this."""
+    """The part whose name begins with `name`."""
     return next(entry for entry in parts() if entry["name"].startswith(name))
 
 

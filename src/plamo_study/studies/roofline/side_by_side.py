@@ -1,9 +1,9 @@
 """Our two ceilings beside other people's: likwid-bench's kernels and NumPy's BLAS, runs interleaved, every sample kept.
 
-likwid-bench (Debian package likwid) has a read-only kernel, which is what ours is; its copy and STREAM triad stand
-beside it to show what a store costs. NumPy asks for huge pages and likwid-bench does not: it is told to, and run once
-more as it comes, to show what small pages cost. Our matrix product is the engine's, in F32 as BLAS takes it. This
-module builds and downloads nothing; where there is no likwid-bench, only the matrix products are compared.
+likwid-bench (Debian package likwid) has a read-only kernel like ours; its copy and STREAM triad run as well, to show
+what a store costs. NumPy asks for huge pages and likwid-bench does not, so it is made to, and runs once more without
+them to show what small pages cost. Our matrix product is the engine's, in F32 as in BLAS. This module builds and
+downloads nothing; without likwid-bench, only the matrix products are compared.
 """
 
 import json
@@ -25,7 +25,7 @@ from plamo_study.studies.roofline.side_by_side_ratios import INSTALL, NAME, Run,
 READS = 40  # passes over the array in one run: a fifth of a second
 PRODUCTS = 6  # matrix products in one run, after one that warms up
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # malloc asks for them with madvise, as NumPy does
-KERNELS = {  # what a reader calls a run: likwid-bench's kernel, and what it is told
+KERNELS = {  # name of a run: likwid-bench's kernel, and its environment variables
     "likwid-bench, read only": ("load", HUGE_PAGES),
     "likwid-bench, copy": ("copy", HUGE_PAGES),
     "likwid-bench, STREAM triad": ("stream", HUGE_PAGES),
@@ -38,7 +38,7 @@ Program = Callable[[], list[float]]
 
 
 def side_by_side(scale: str, likwid: Path | None, rounds: int) -> SideBySide:
-    """Run everything `rounds` times, the order turning round after round. StudyError where a program fails."""
+    """Run everything `rounds` times, reversing the order every round. StudyError if a program fails."""
     threads = machine.performance_cores()
     read, matmul = plan.both_ceilings(scale)
     read = plan.change(read, n_threads=threads, repetitions=READS + 1)
@@ -66,7 +66,7 @@ def write(found: SideBySide, place: str) -> Path:
 
 
 def _programs(read: Read, matmul: MatMul, likwid: Path | None) -> tuple[dict[str, Program], dict[str, str]]:
-    """What one round runs, by what a reader calls it, and which tools those are."""
+    """The programs of one round by display name, and the tools behind them."""
     programs: dict[str, Program] = {"our read kernel": partial(_ours, read)}
     tools: dict[str, str] = {}
     if likwid:
@@ -101,7 +101,7 @@ def _kernel(tool: Path, family: str) -> str:
 
 
 def _likwid(tool: Path, kernel: str, told: dict[str, str], cell: Read) -> list[float]:
-    """Bytes per second of one run over the same array size with as many threads, the mean it prints."""
+    """Bytes per second of one run, the mean it prints, with the array size and threads of the cell."""
     group = f"S0:{cell.n_bytes // 1000}kB:{cell.n_threads}"
     said = _said(tool, "-t", kernel, "-w", group, "-i", str(READS), told=told)
     found = re.search(r"^MByte/s:\s*([\d.]+)", said, re.MULTILINE)
@@ -131,7 +131,7 @@ def _said(tool: Path, *arguments: str, told: dict[str, str] | None = None) -> st
 
 
 def _blas(core: str, cell: MatMul, products: int) -> dict[str, Any]:
-    """Which BLAS NumPy has and its FLOP/s at a cell's shape; `core` tells OpenBLAS which kernels to take."""
+    """Which BLAS NumPy has and its FLOP/s at a cell's shape; `core` tells OpenBLAS which kernels to use."""
     shape = (cell.n_rows, MATMUL_COLUMNS, cell.n_threads, products)
     command = children.python("-m", "plamo_study.studies.roofline.blas", *map(str, shape))
     told = os.environ | ({"OPENBLAS_CORETYPE": core} if core else {})
@@ -149,7 +149,7 @@ def _blas_rates(core: str, cell: MatMul) -> list[float]:
 
 
 def _flags() -> set[str]:
-    """What the processor says it can do, empty where it does not say."""
+    """The processor's feature flags; empty where the system lists none."""
     try:
         found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

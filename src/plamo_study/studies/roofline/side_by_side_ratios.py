@@ -26,7 +26,7 @@ LIKE_WITH_LIKE = "likwid-bench, read only"
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one program: `rates` in B/s or FLOP/s, one per pass, or the mean where the program tells no more."""
+    """One run of one program: `rates` in B/s or FLOP/s, one per pass, or only their mean if nothing else is printed."""
 
     what: str
     round: int
@@ -34,7 +34,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run beside what, on which machine, and every rate."""
+    """All runs of one comparison, with the machine, sizes and tools."""
 
     machine: dict[str, Any]
     scale: str
@@ -51,7 +51,7 @@ def load(place: str) -> SideBySide | None:
 
 
 def frame(found: SideBySide) -> pd.DataFrame:
-    """The runs as `rates` and `ratios` take them: columns what, round and rates."""
+    """The runs in the form that `rates` and `ratios` expect: columns what, round and rates."""
     return pd.DataFrame([{"what": run.what, "round": run.round, "rates": run.rates} for run in found.runs])
 
 
@@ -69,7 +69,7 @@ def rates(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratios(runs: pd.DataFrame) -> pd.DataFrame:
-    """Per other program: `ratio`, our rate over its rate, and `verdict` where the two read alike (within MARGIN)."""
+    """Per other program: `ratio`, our rate over its rate, and `verdict` (within MARGIN?) of like kernels only."""
     table, entries = _by_round(runs), []
     for other, ours in AGAINST.items():
         if other not in table or ours not in table:

@@ -2,7 +2,7 @@
 
 Each figure names a formula here and what to put into it (data/published/source-tables.toml). A source counts a model
 by its nominal number of parameters; `counted` takes the real shape instead, with head, attention and a cache of
-`DEPTH` tokens per sequence. It knows arithmetic only: a printed time that arithmetic allows may still be wrong.
+`DEPTH` tokens per sequence. Only arithmetic is checked: a printed time that it allows may still be wrong.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,8 @@ import pandas as pd
 from plamo_study.analysis import roofline
 from plamo_study.analysis.roofline import Band, Ceilings, Model
 
-AGREE = 0.05  # printed figures are rounded: this far apart is the same
-DEPTH = 1024  # tokens behind every sequence where a cache is counted; the sources name no depth
+AGREE = 0.05  # relative difference up to which figures agree, since printed ones are rounded
+DEPTH = 1024  # tokens cached per sequence where a cache is counted; the sources name no depth
 SIZE = {"F16": 2, "INT8": 1}  # bytes a weight
 ZEROS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "window", "mamba_heads", "mamba_head_dim",
          "d_state", "d_conv")  # fmt: skip
@@ -24,7 +24,7 @@ Entry = Mapping[str, Any]
 
 
 def nominal(parameters: float, size: float) -> Model:
-    """A model of so many parameters of `size` bytes and nothing else: no cache, no head of its own."""
+    """A model of `parameters` weights of `size` bytes each and nothing else: no cache, no separate head."""
     weights = {"type": "", "count": 1, "n_elements": parameters, "n_bytes": parameters * size}
     return {"shape": dict.fromkeys(ZEROS, 0), "tensors": {"weights": weights}}
 
@@ -46,7 +46,7 @@ def dense(geometry: Mapping[str, Any], size: float) -> Model:
 
 @dataclass(frozen=True)
 class Case:
-    """One printed figure with what is needed to recompute it: its entry, the part, and the model by nominal or real."""
+    """A printed figure and its inputs: its entry, the hardware part, and the geometry (`real`: counted in full)."""
 
     entry: Entry
     part: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Case:
     real: bool = False
 
     def get(self, name: str, default: float) -> float:
-        """A number of the entry."""
+        """A number from the entry."""
         return float(self.entry.get(name, default))
 
     @property
@@ -67,7 +67,7 @@ class Case:
         return dense(self.geometry, size) if self.real else nominal(self.geometry["parameters"], size)
 
     def ceilings(self, dtype: str) -> Ceilings:
-        """What all parts together can read and compute."""
+        """Combined ceilings of all parts, in bytes and FLOPs per second."""
         n = self.get("parts", 1)
         return Ceilings(read=n * self.part["bandwidth"], matmul=n * self.part["peak"][dtype])
 
@@ -156,7 +156,7 @@ REAL = ("intensity", "decode_rate", "step_time", "gain", "pass_rate", "read_time
 
 
 def checked(printed: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Every printed figure with `ours`, `counted` (None where there is no other), `quotient` and `verdict`.
+    """Every printed figure with `ours`, `counted` (None where nothing more counts), `quotient` and `verdict`.
 
     `printed` is the content of source-tables.toml, `parts` that of hardware.toml; the sources calculate with an H100.
     """
@@ -186,7 +186,7 @@ def _checked(entry: Entry, part: Mapping[str, Any], printed: Mapping[str, Any]) 
 
 
 def verdict(kind: str, printed: float | None, ours: float) -> str:
-    """Whether a printed figure is ours (`value`), or lies on the side of it that it can lie on (`most`, `least`)."""
+    """A printed figure against ours: equal (`value`), not above (`most`), not below (`least`), enough room (`fits`)."""
     if printed is None:
         return "nothing printed"
     apart = printed / ours
@@ -205,7 +205,7 @@ def verdict(kind: str, printed: float | None, ours: float) -> str:
 def batch_curve(printed: Mapping[str, Any], part: Mapping[str, Any], sequences: Sequence[int]) -> pd.DataFrame:
     """Decode of the 70B model by batch: t/s by weights alone, by compute alone, and with a cache of `DEPTH` tokens.
 
-    Columns sequences, `weights`, `compute`, `cache` (all upper bounds, FP16), and `fits`: parts needed for memory.
+    Columns sequences, `weights`, `compute`, `cache` (all upper bounds, FP16), and `needed`: parts to hold it all.
     """
     geometry, rows = printed["model"]["70B"], []
     model = dense(geometry, SIZE["F16"])

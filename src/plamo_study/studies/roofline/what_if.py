@@ -37,12 +37,12 @@ def passes(models: Mapping[str, Model], limit: Ceilings) -> pd.DataFrame:
 
 
 def gains(models: Mapping[str, Model], limit: Ceilings, factor: float = 2.0) -> pd.DataFrame:
-    """How many times faster each pass gets from each change by `factor`: `overlap` and `sum`, the band's two ends.
+    """Speedup of each pass by each change by `factor`: `overlap` and `sum`, the band's two ends.
 
     Columns model, pass, change, overlap (compute hides memory or the other way round), sum (neither hides the other).
     """
     if not 0 < factor < math.inf:
-        raise StudyError(f"factor {factor:g}", "changes nothing by a number of times", "-p factor 2")
+        raise StudyError(f"factor {factor:g}", "must be finite and above 0", "-p factor 2")
     entries = []
     for row in passes(models, limit).to_dict("records"):
         before = (row["compute"], row["weights"] + row["rest"])

@@ -1,8 +1,8 @@
 """Where the time of a phase goes, operator class by operator class, and how near each comes to the machine's ceilings.
 
-Every function takes the frame of a study's rows, "trace" cells among them, and estimates over processes. A share is of
-the time in which nodes were computed: the recorder's own time is counted apart, and what recording costs in all is
-told by `overhead`. Rates above a ceiling are no error: activations are read from caches, the ceiling is of memory.
+Every function takes the frame of a study's rows, "trace" cells among them, and estimates over processes. Shares are of
+the time spent computing nodes: the recorder's own time is counted apart, and `overhead` gives the total cost of
+recording. Rates above a ceiling are no error: activations are read from caches, the ceiling is of memory.
 """
 
 from typing import Any
@@ -51,8 +51,8 @@ def of_series(series: dict[str, list[float]], n_gen: int) -> list[dict[str, Any]
 def shares(rows: pd.DataFrame, by: dict[str, tuple[str, ...]] | None = None) -> pd.DataFrame:
     """Per model, phase and class: `share` of the phase's operator time, and `us` of a prefill or of one step.
 
-    `by`: groups of classes, e.g. GROUPS; by default every class stands alone. What a model has none of is left out,
-    except "other", so that its share is always read.
+    `by`: groups of classes, e.g. GROUPS; by default every class is its own group. Classes that a model lacks are left
+    out, except "other", whose share is always given.
     """
     found, parts = works(rows), by or {name: (name,) for name in CLASSES}
     found = found[found["class"].isin(CLASSES)]
@@ -98,9 +98,9 @@ def _achieved(part: pd.DataFrame, limits: Ceilings) -> dict[str, Any]:
 
 
 def overhead(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model and phase what recording costs: `ratio` of a recorded phase to the plain ones around it.
+    """Cost of recording per model and phase: `ratio` of a recorded phase to the plain ones around it.
 
-    `computing`: the same without the callback's own time, so what node-by-node computation costs; `callback`: share of
+    `computing`: the same without the callback's own time, the cost of computing node by node; `callback`: share of
     the recorded phase; `floor`: share of it that nodes would take if they computed nothing; `adds_up`: the largest
     difference of spans to phases and of phases to the wall time; `engine_clock`: llama.cpp's own time of the recorded
     calls over the phases' time.
@@ -150,7 +150,7 @@ def against_ceilings(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFra
 
     Columns model, phase, `against` (which ceiling), and the ratio as `value`, `low`, `high`, `n` and `estimate`, paired
     by block. Decode: bytes per second over the read ceiling of the same block. Prefill: FLOPs per second over the same
-    kernel's own rate there, so a share near 1 says that nothing else is in the way, and nothing about better kernels.
+    kernel's own rate there, so a share near 1 means that nothing else slows it down; better kernels may exist.
     """
     table, found, entries = measured([rows]), works(rows), []
     for (model, phase), group in found.groupby(["model", "phase"]):

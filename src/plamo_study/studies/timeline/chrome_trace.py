@@ -2,7 +2,7 @@
 
 Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: an object with
 `traceEvents`, complete events ("X") with `ts` and `dur` in microseconds, metadata events ("M"); a viewer nests complete
-events of one thread by time, so every range stands before what it holds. It knows nothing about the engine.
+events of one thread by time, so every range precedes what it contains.
 """
 
 import gzip
@@ -27,9 +27,9 @@ SUFFIXES = (".json", ".json.gz")
 def document(timeline: Timeline, title: str, about: dict[str, Any]) -> dict[str, Any]:
     """The trace as a JSON object. `title` names the process, `about` becomes the trace's `otherData`.
 
-    Ranges: REQUEST holds PREFILL and DECODE_STEP n, these hold LAYER n, and operators stand in their layer, or in their
-    phase where they belong to none. Categories: request, phase, layer, operator, and recording (callbacks), engine
-    (prepare, finish). Arguments of an operator: class, operation, layer, shapes, types, bytes, FLOPs.
+    Ranges: REQUEST contains PREFILL and DECODE_STEP n, which contain LAYER n. Operators are in their layer, or directly
+    in their phase if they belong to none. Categories: request, phase, layer, operator, and recording (callbacks),
+    engine (prepare, finish). Arguments of an operator: class, operation, layer, shapes, types, bytes, FLOPs.
     """
     events = [_named("process_name", title), _named("thread_name", "one request")]
     events.append(_complete("REQUEST", "request", timeline.start, timeline.end, timeline.start))
@@ -41,11 +41,11 @@ def document(timeline: Timeline, title: str, about: dict[str, Any]) -> dict[str,
 def check_out(path: Path) -> None:
     """StudyError unless a trace can be written there."""
     if not path.name.endswith(SUFFIXES):
-        raise StudyError(str(path), "is no name of a trace", f"end it in {' or '.join(SUFFIXES)}")
+        raise StudyError(str(path), "is not a trace file name", f"end it in {' or '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise StudyError(str(path), "its folder does not exist", f"mkdir -p {path.parent}")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise StudyError(str(path), "cannot be written", "name a file in a folder of yours")
+        raise StudyError(str(path), "cannot be written", "choose a file in a folder that you can write to")
 
 
 def write(path: Path, trace: dict[str, Any]) -> None:
@@ -68,9 +68,9 @@ def _phase(phase: Phase, timeline: Timeline) -> Iterator[Event]:
 
 
 def _with_layers(phase: Phase, nodes: tuple[Node, ...]) -> list[tuple[Span, int | None]]:
-    """Every span with its layer. A node that names none belongs where the one before it did, if it stands between two.
+    """Every span with its layer. A node that names none belongs to the layer of the nodes around it, if that is one.
 
-    What a layer's nodes are recorded with (callbacks) belongs to the layer as well, unless it is the last.
+    The callbacks that record a layer's nodes belong to the layer as well, except the last.
     """
     known = [operators.layer(nodes[span.node]) if span.kind == "operator" else None for span in phase.spans]
     last: dict[int, int] = {layer: at for at, layer in enumerate(known) if layer is not None}

@@ -1,9 +1,9 @@
-"""What a graph node is for, what it moves and what it computes; and the sums of a recorded request by class.
+"""Class, bytes and FLOPs of a graph node, and the sums of a recorded request by class.
 
-A product is classed by the weight it multiplies with, everything else by its operation. What is not recognised is
-"other", never left out. Bytes: every source and the result once, so a floor of the traffic, and of activations more
-than leaves the caches. FLOPs of attention are those of the rectangle that is computed, masked and padded keys
-included; the roofline counts visible keys only.
+A product is classed by the weight it multiplies with, everything else by its operation. Unrecognised nodes are "other",
+never left out. Bytes count every source and the result once: a lower bound of the traffic, but for activations more
+than leaves the caches. FLOPs of attention are those of the rectangle that is computed, masked and padded keys included;
+the roofline counts visible keys only.
 """
 
 import re
@@ -62,7 +62,7 @@ class Work:
 
 
 def operator_class(node: Node) -> str:
-    """One of CLASSES."""
+    """The class of a node, one of CLASSES."""
     names = [source.name for source in node.sources]
     if node.op == "MUL_MAT":
         return _product(names[0], node.result.name)
@@ -76,7 +76,7 @@ def operator_class(node: Node) -> str:
 
 
 def layer(node: Node) -> int | None:
-    """The block a node belongs to, told by its own name or that of a source; None where none says so."""
+    """The block a node belongs to, from its own name or a source's; None if no name has one."""
     found = (LAYER.search(operand.name) for operand in (node.result, *node.sources))
     return next((int(match.group(1)) for match in found if match), None)
 

@@ -1,4 +1,4 @@
-"""Which requests the operator timeline of the roofline study is recorded of: one a model, ceilings beside them."""
+"""Requests recorded for the operator timeline of the roofline study: one per model, and the ceilings."""
 
 from dataclasses import replace
 
@@ -21,9 +21,9 @@ STEPS = 16
 
 
 def trace(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 02: one request of each model, recorded operator by operator between two that are not.
+    """Notebook 02: one request of each model, recorded operator by operator between two unrecorded ones.
 
-    Prompts are shorter than those whose speed is measured: what is asked is where the time goes.
+    Prompts are shorter than in the studies of speed: the question here is where the time goes.
     """
     check_scale(scale)
     base = Trace(scale=scale, dtype=DTYPE[scale], n_prompt=PROMPT[scale], n_gen=STEPS)

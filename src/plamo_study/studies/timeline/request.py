@@ -18,7 +18,7 @@ from plamo_study.models.header import read
 
 LIMIT_S = 1800.0
 NOTE = (
-    "Every node is computed by itself and waited for. Backends that fuse or overlap nodes cannot do so while recorded: "
+    "Every node is computed and waited for alone. Backends that fuse or overlap nodes cannot do so while recorded: "
     "GPUs much, the CPU only an RMS norm with the product after it. The overhead says how far off absolute times are. "
     "Leave the machine alone: threads wait for each other after every node, so other work stretches small nodes most."
 )
@@ -29,10 +29,10 @@ Made = Callable[[str, int, int], None]
 def chosen(
     model: str, scale: str, dtype: str, n_prompt: int, n_gen: int, made: Made | None = None
 ) -> tuple[Trace, Path]:
-    """The cell to record and the file it runs on, which is made if it is a synthetic one that is missing.
+    """The cell to record and its model file; a missing synthetic file is made first.
 
-    `model`: a registered name, which `scale` and `dtype` complete, or the path of a GGUF file. `made` is told (file,
-    bytes done, bytes in all). Raises StudyError for an unknown model, a file that must not be measured, and token
+    `model`: a registered name, which `scale` and `dtype` complete, or the path of a GGUF file. `made` is given (file,
+    bytes done, total bytes). Raises StudyError for an unknown model, a file that must not be measured, and token
     counts that do not fit.
     """
     if n_prompt < 1 or n_gen < 0:
@@ -57,7 +57,7 @@ def record(cell: Trace, path: Path) -> Outcome:
 
 
 def about(cell: Trace, path: Path, measured: Measured) -> dict[str, Any]:
-    """What a trace says of itself: file, engine, set-up, what recording cost, and how to read it."""
+    """Metadata of a trace: file, engine, set-up, what recording cost, and how to read it."""
     engine = runner.engine_facts()
     plain, recorded = (
         {
@@ -82,7 +82,7 @@ def about(cell: Trace, path: Path, measured: Measured) -> dict[str, Any]:
 
 
 def _checked(path: Path, n_tokens: int) -> Path:
-    """StudyError unless a file is here, may be measured, and has room for so many tokens."""
+    """The path; StudyError unless its file exists, may be measured, and has room for `n_tokens` tokens."""
     header = read(path)
     found = blocking(checking.check(path, gate=False))
     if found and not os.environ.get(files.ACCEPT):

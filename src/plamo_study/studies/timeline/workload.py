@@ -1,8 +1,9 @@
 """A cell of kind "trace": one request recorded operator by operator, between the same request unrecorded.
 
-Requests alternate, unrecorded first and last, on two contexts of one model in one process, so that a recording is held
-against its neighbours. Both contexts get a short request first, the recorded one with its views: what these take is
-what recording a node costs at least. Sums go into the row, the last timeline into `facts`, for `plamo-study trace`.
+Requests alternate, unrecorded first and last, on two contexts of one model in one process, so that a recording is
+compared with its neighbours. Both contexts warm up with a short request; the recorded one includes its views, whose
+time is the minimum cost of recording a node. Sums go into the row, the last timeline into `facts`, for
+`plamo-study trace`.
 """
 
 from collections.abc import Callable
@@ -31,9 +32,9 @@ COUNTED = {"bytes": "n_bytes", "flops": "n_flops", "nodes": "nodes"}  # of one r
 
 @dataclass
 class Requests:
-    """The same request over and over. `plain`: stamps of those not recorded, one more than the `timelines`.
+    """Repetitions of one request. `plain`: time stamps of the unrecorded ones, one more than the `timelines`.
 
-    `logits`: of all of them, in order; `clocks`: what llama.cpp says a recording took, over what its phases took.
+    `logits`: of all, in order; `clocks`: llama.cpp's own time of a recording over the time of its phases.
     """
 
     plain: list[list[int]] = field(default_factory=list)
@@ -113,7 +114,7 @@ def _checks(cell: Trace, done: Requests) -> dict[str, float | bool]:
     checks: dict[str, float | bool] = {"finite": all(bool(np.isfinite(row).all()) for row, _ in pairs)}
     if cell.n_gpu_layers == 0:
         checks["same_bits"] = all(np.array_equal(row, first) for row, first in pairs)
-    else:  # a GPU fuses what is not recorded, and rounds otherwise
+    else:  # a GPU fuses nodes when not recorded, and rounds differently
         checks["same_result"] = error <= tolerance(cell)
     checks |= {"recorded_error": error, "adds_up": off <= ADDS_UP, "off_wall": off}
     return checks | {"engine_clock": median(done.clocks)}
