@@ -2,6 +2,6 @@
 
 import sys
 
-# Jupyter and Altair import jsonschema, and that a grammar of internationalised addresses which takes seconds to build.
-# It does without where there is none; nothing here checks such addresses.
+# Jupyter and Altair import jsonschema, which imports a grammar of internationalised addresses that takes seconds to
+# build. jsonschema works without that grammar, and nothing here checks such addresses.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type] # None: not to be imported

@@ -4,7 +4,7 @@ import errno
 import os
 
 MORE_MEMORY = "close other programs or raise the limit with `ulimit`, then give the same command"
-MENDS = {  # of what a system refuses, by its number; everything else that it may say is a fault of this program
+MENDS = {  # remedies for what a system refuses, by errno; any other errno is a bug in this program
     errno.ENOENT: "look whether the path is right",
     errno.EACCES: "make it yours with chmod, or work on a copy of the folder that you may write to",
     errno.EPERM: "make it yours with chown, or work on a copy of the folder that you may write to",
@@ -36,12 +36,12 @@ class StudyError(Exception):
         self.what, self.why, self.mend = what, why, mend
 
     def __reduce__(self) -> tuple[type["StudyError"], tuple[str, str, str]]:
-        """It may cross from one process to another."""
+        """Support pickling: the error may cross from one process to another."""
         return StudyError, (self.what, self.why, self.mend)
 
 
 def of_system(error: OSError) -> StudyError | None:
-    """What a system refused as a message with its file; None for what is no refusal but a fault of this program."""
+    """The error for a refusal by the system, with its files; None where the cause is a bug in this program."""
     if error.errno not in MENDS:
         return None
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
@@ -49,8 +49,8 @@ def of_system(error: OSError) -> StudyError | None:
 
 
 def of_memory(error: BaseException, what: str = "") -> StudyError | None:
-    """A want of memory as a message, whoever tells it; None for any other error: what it met may well be sound."""
+    """The error for a lack of memory, whichever library reports it, else None: the input itself may be sound."""
     told = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
-    if told or f"os error {errno.ENOMEM}" in str(error):  # as libraries in Rust say it
+    if told or f"os error {errno.ENOMEM}" in str(error):  # the wording of Rust libraries
         return StudyError(what or "memory", f"there is not enough memory ({error})", MORE_MEMORY)
     return None

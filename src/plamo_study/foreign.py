@@ -1,4 +1,4 @@
-"""What anybody may have written: read within limits, and shown without what a terminal would obey."""
+"""Untrusted files: read within limits, and shown without terminal control sequences."""
 
 import stat
 from pathlib import Path
@@ -12,17 +12,17 @@ MOST = 1 << 30  # bytes of a file that is read whole
 
 
 def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
-    """The text with what cannot be printed written out, such as \\x1b; `kept` stays: lines, tabs and wide spaces."""
+    """The text with unprintable characters escaped, such as \\x1b; `kept` stays: lines, tabs and wide spaces."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in kept else f"\\x{ord(c):02x}" for c in text)
 
 
 def check_file(path: Path, most: int = MOST) -> None:
-    """StudyError unless a path leads to a regular file of at most so many bytes: pipes and devices may have no end."""
+    """Raise StudyError unless a path is a regular file of at most `most` bytes: pipes and devices may have no end."""
     try:
         found = path.stat()
-    except (OSError, ValueError) as error:  # a ValueError: a name with a zero in it
+    except (OSError, ValueError) as error:  # a ValueError: a name with a NUL byte
         told = of_system(error) if isinstance(error, OSError) else None
         raise told or StudyError(str(path), f"cannot be read ({error})", "name a file") from error
     if not stat.S_ISREG(found.st_mode):
@@ -32,7 +32,7 @@ def check_file(path: Path, most: int = MOST) -> None:
 
 
 def content(path: Path, most: int = MOST) -> bytes:
-    """All of a regular file. StudyError where there is none, or one that is too large or cannot be read."""
+    """All bytes of a regular file. StudyError where there is none, or where it is too large or cannot be read."""
     check_file(path, most)
     try:
         return path.read_bytes()
@@ -41,7 +41,7 @@ def content(path: Path, most: int = MOST) -> bytes:
 
 
 def text(path: Path, most: int = MOST) -> str:
-    """All of a UTF-8 file. StudyError as `content`, and for what is not UTF-8."""
+    """All text of a UTF-8 file. StudyError as `content`, and for invalid UTF-8."""
     found = content(path, most)
     try:
         return found.decode()
@@ -51,7 +51,7 @@ def text(path: Path, most: int = MOST) -> str:
 
 
 def parsed(data: bytes | str, kind: Any = Any) -> Any:
-    """JSON as the standard has it; ValueError for all else, numbers without end and deep nesting included."""
+    """Strict JSON, decoded; ValueError for anything else, including non-finite numbers and deep nesting."""
     try:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and take no other thing's place."""
+"""Files that appear whole or not at all, and never replace anything but a regular file."""
 
 import errno
 import glob
@@ -16,11 +16,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def growing(path: Path) -> Iterator[Path]:
-    """A file to write beside `path`: it becomes `path` when the block ends well, and is gone when it does not.
+    """A temporary file beside `path`: it becomes `path` when the block succeeds, and is removed when it fails.
 
-    Its name has this process's number in it: two processes may make the same file, and the later one replaces it. What
-    a killed process left of the same file is removed. Raises StudyError as `check_out` does, and names the file where
-    the disk is full.
+    Its name contains this process's id: two processes may write the same file, and the later one replaces it. What a
+    killed process left of it is removed. Raises StudyError as `check_out` does; on a full disk the error names `path`.
     """
     check_out(path, replace=True)
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
@@ -28,7 +27,7 @@ def growing(path: Path) -> Iterator[Path]:
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             left.unlink(missing_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)  # or a link that lies there would be followed
+    partial.unlink(missing_ok=True)  # a link of that name would be followed
     try:
         yield partial
         check_out(path, replace=True)
@@ -42,7 +41,7 @@ def growing(path: Path) -> Iterator[Path]:
 
 
 def check_out(path: Path, replace: bool = False) -> None:
-    """StudyError unless a file may be written there: nothing has the name or, to `replace` it, a regular file has it.
+    """Raise StudyError unless a file may be written there: the name is free or, to `replace` it, a regular file's.
 
     A folder, a device, a pipe, a socket or a link to one of them is never replaced.
     """

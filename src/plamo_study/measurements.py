@@ -1,4 +1,4 @@
-"""What a notebook begins with: the measurements of a study as one tidy frame."""
+"""The measurements of a study as one tidy frame: the start of every notebook."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -33,7 +33,7 @@ CELL = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batc
 
 
 def measurements(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> pd.DataFrame:
-    """The measurements of a study, one line a process and metric.
+    """The measurements of a study, one line per process and metric.
 
     Parameters
     ----------
@@ -44,14 +44,14 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
     scale
         "mini": the embedded models; "shape": files of full size with random weights; "weights": released ones.
     minutes
-        Live: measure no longer than this; 0 for as long as the plan takes.
+        Live: the longest time to measure; 0 for as long as the plan needs.
 
     Returns
     -------
     DataFrame
         metric
             What was measured: "prefill" (a prompt's call), "step" (a decode step), "prompt" (the prefill before decode
-            steps), "read" and "matmul" (the machine's ceilings), "matvec" (a product of one column, in bytes of its
+            steps), "read" and "matmul" (the machine's ceilings), "matvec" (a matrix-vector product, in bytes of its
             weights), "memory" (peak resident size). Of a shipment: "prefill", "save", "check", "send", "load", "first
             step" and "state" (its bytes), "identical" (1 where every bit of the answer is) and "error". Of requests
             that arrive: "first token", "token gap", "longest gap", "throughput" and "arrivals". Of a prompt that
@@ -61,8 +61,8 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
             Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
             "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
             "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
-            "wakes" (times that its threads were put on a CPU, for each token); "late" (how late the client looked, of a
-            gap, at the 95th percentile) and "binds" (1: the client's usual delay is over 5 % of a gap).
+            "wakes" (how often its threads were scheduled, per token); "late" (95th percentile of the client's delay in
+            reading, as a fraction of a gap) and "binds" (1: the client's usual delay is over 5 % of a gap).
         value, unit
             The median over the process's samples, in s, B/s, FLOP/s, tokens/s or B.
         samples
@@ -76,12 +76,12 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
         verdict
             "valid"; "invalid": computed, but wrong; "ungated": no oracle saw the file; "failed"; "starved"; "n/a".
         disturbed, drift
-            Whether something else used the machine, and how far the machine's speed in this block was off.
+            Whether something disturbed the process, and the relative drift of the machine's speed in its block.
         usable
-            Valid and undisturbed: a speed may be taken from it. Where fewer than two blocks of a cell are undisturbed,
+            Valid and undisturbed: its times count. Where fewer than two blocks of a cell are undisturbed,
             all of its blocks are usable, and the page says so.
         block, machine, key
-            The randomised block, in which numbers are compared; the processor; the row in the journal.
+            The randomised block, within which numbers are compared; the processor; the row in the journal.
 
     Raises
     ------
@@ -95,8 +95,8 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
 def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
     """What `make study` measured on this machine for a page, such as "01-core": a frame as `measurements` gives it.
 
-    Released weights where they are here, else random ones of the same shape. Nothing is measured now: where nothing
-    was, or nobody asked, the frame has no lines, and what is computed from it neither.
+    Released weights where they are here, else random ones of the same shape. Nothing is measured now: without recorded
+    rows, or with `asked` false, the frame is empty, and so is everything computed from it.
     """
     scales = ("weights", "shape") if asked else ()
     found = [_tidy(each) for scale in scales if (each := read(study, "live", scale))]
@@ -107,9 +107,9 @@ def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
 
 
 def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
-    """What is recorded of a study on other machines than that of `measurements`, as a frame like it, or without lines.
+    """The recorded rows of a study from machines other than that of `measurements`, as a frame like it; may be empty.
 
-    Never compare the two: pairs of one block are of one machine.
+    Never compare the two: the rows of a block belong to one machine.
     """
     own = read(study, "recorded", scale)
     found = [_tidy(each) for each in elsewhere(own)] if own else []
@@ -131,19 +131,19 @@ def _tidy(found: Recording) -> pd.DataFrame:
 
 @cache
 def recording(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> Recording:
-    """The rows of a study and the facts they refer to, read once a notebook: what laws of the package are given."""
+    """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
     return collect(study, source, scale, minutes)
 
 
 def models(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> dict[str, dict[str, Any]]:
-    """The models of a study by name, each with its `shape`, `tensors` and `file_bytes`: what a roofline takes."""
+    """The models of a study by name, each with its `shape`, `tensors` and `file_bytes`: the input of a roofline."""
     found = recording(study, source, scale, minutes)
     names = sorted(name for name in found.rows["model"].unique() if name)
     return {name: found.facts[name] for name in names}
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of a row: its cell's fields with each metric that it measured."""
+    """The lines of a row: one for each metric it measured, with its cell's fields."""
     common = {name: row[name] for name in (*FIRST[3:], *CELL, *LAST) if name in row}
     found = list(_measured(row)) if row["status"] == "ok" else []
     for metric, unit, value, samples in found or [("none", "", float("nan"), np.empty(0))]:
@@ -151,7 +151,7 @@ def _lines(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
-    """(metric, unit, median, samples) of what a row timed."""
+    """(metric, unit, median, samples) of each metric of a row."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
     if row["workload"] in ("shipment", "service"):
         yield from (moved.shipment if row["workload"] == "shipment" else moved.service)(row)

@@ -1,4 +1,4 @@
-"""Where things lie, independent of the working directory. PLAMO_STUDY_ROOT moves the whole tree."""
+"""Paths of the project's files, independent of the working directory. PLAMO_STUDY_ROOT moves the whole tree."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What long work tells whoever watches: which step of how many. Nobody is told unless the command line listens."""
+"""Progress reports of long work: which step of how many. Without a listener, nothing is reported."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -9,18 +9,18 @@ _listeners: list[Told] = []
 
 
 def listen(told: Told) -> None:
-    """From now on call `told(done, total, what)` at every step."""
+    """Call `told(done, total, what)` at every step from now on."""
     _listeners.append(told)
 
 
 def tell(done: int, total: int, what: str) -> None:
-    """Say how far the work is."""
+    """Report progress to every listener."""
     for told in _listeners:
         told(done, total, what)
 
 
 def counted(items: Sequence[Item], what: str) -> Iterator[Item]:
-    """The items, telling before each how many are done."""
+    """Yield the items, reporting before each how many are done."""
     for done, item in enumerate(items):
         tell(done, len(items), what)
         yield item

@@ -1,11 +1,11 @@
-"""What a machine allows: the one definition of a ceiling, for every study.
+"""Ceilings of a machine: the one definition, for every study.
 
-A ceiling belongs to a place: one machine, number of threads and device. A matrix ceiling belongs to one kernel too: a
-tensor type, the layout of its weights ("packed": laid out anew by llama.cpp when it loads a model; "plain": as the file
-holds them; "blas": unpacked to F32 for BLAS, on a Mac Accelerate) and a number of columns. A file's ceiling is the mix
-of the kernels that its tensors take. Nothing is ever borrowed from another place, type or layout. A ceiling taken with
-a kernel says what that kernel reaches, not what the machine could: `fastest` is the fastest kernel measured there, and
-`peaks` knows what its instructions allow.
+A ceiling belongs to a place: one machine, number of threads and device. A matrix ceiling also belongs to one kernel: a
+tensor type, the layout of its weights ("packed": rearranged by llama.cpp when it loads a model; "plain": as in the
+file; "blas": unpacked to F32 for BLAS, on a Mac Accelerate) and a number of columns. A file's ceiling is the mix of the
+kernels of its tensors. Nothing is ever borrowed from another place, type or layout. A ceiling is what a kernel reaches,
+not what the machine could reach: `fastest` is the fastest kernel measured there, and `peaks` gives the limit of its
+instructions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ from plamo_study.analysis.roofline import NO_MATMUL, Ceilings, Model
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
 
-NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel does not matter
+NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel is ignored
 PACKED, PLAIN, BLAS = "packed", "plain", "blas"
 READ, MATMUL = "read", "matmul"
 NS = 1e9
@@ -61,7 +61,7 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """In words: llama.cpp's Q4_K matrix kernel, with how its weights lie where that is not as in the file."""
+        """The kernel in words, such as llama.cpp's Q4_K matrix kernel, with the weights' layout if not the file's."""
         if self.layout == BLAS:
             return f"BLAS in F32, {self.dtype} weights unpacked"
         return f"llama.cpp's {self.dtype} matrix kernel" + (", packed weights" if self.layout == PACKED else "")
@@ -72,15 +72,15 @@ def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """One line per process that measured a ceiling, from the usable rows of each frame.
 
     `columns` of the product (0 for reading), `many`: whether they are a ceiling's full number, `weights`: elements of
-    the matrix, `n_bytes` and `n_flops` of a sample, its `best` and `usual` seconds. A row that was to be packed and was
-    not looked at is left out.
+    the matrix, `n_bytes` and `n_flops` of a sample, its `best` and `usual` seconds. Rows whose packing was requested
+    but not checked are left out.
     """
     entries = [entry for rows in frames for entry in _entries(usable(rows))]
     return pd.DataFrame(entries, columns=COLUMNS)
 
 
 def main_place(rows: pd.DataFrame) -> Place:
-    """The set-up a study is about: its commonest machine, offloaded where it can be, all threads."""
+    """The main set-up of a study: its most frequent machine, offloaded where possible, with all threads."""
     found = usable(rows)
     found = found[found["machine"] == found["machine"].mode().iloc[0]]
     machine, layers, threads = found["machine"].iloc[0], found["n_gpu_layers"].min(), found["n_threads"].max()
@@ -94,7 +94,7 @@ def place_of(cell: Mapping[str, Any]) -> Place:
 
 @once_a_frame
 def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
-    """Read bandwidth, B/s, of the first table that has it. Raises StudyError where none has."""
+    """Read bandwidth in B/s from the first table that has it. Raises StudyError where none has."""
     for table in tables:
         found = at(table, place, READ)
         if len(found):
@@ -104,9 +104,9 @@ def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
 
 @once_a_frame
 def kernel(tables: Sequence[pd.DataFrame], place: Place, dtype: str) -> Rate:
-    """FLOP/s for many columns of the kernel that a loaded model's tensors of a type take, of the first table with it.
+    """FLOP/s for many columns of the kernel for a loaded model's tensors of a type, from the first table with it.
 
-    Raises StudyError where that kernel was measured nowhere.
+    Raises StudyError if that kernel was not measured.
     """
     for table in tables:
         found = loaded(table, place, dtype)
@@ -121,9 +121,9 @@ def limits(
 ) -> tuple[Ceilings, Ceilings]:
     """(best, usual) ceilings of a place for a file, or for a tensor type by name.
 
-    A file's: its weights over the time its kernels take for them, each type at its own rate; `heads`: how many rows of
-    the output head are computed per token (1 in decode, next to none in a prompt). Raises StudyError for a kernel that
-    was not measured; types of less than NEGLIGIBLE of the file's bytes are left out.
+    A file's: its weights over the time of its kernels, each type at its own rate; `heads`: rows of the output head per
+    token (1 in decode, almost 0 in a prompt). Raises StudyError for a kernel that was not measured; types of less than
+    NEGLIGIBLE of the file's bytes are left out.
     """
     bandwidth = read(tables, place)
     shares = {what: 1.0} if isinstance(what, str) else multiplied(what, heads)
@@ -136,7 +136,7 @@ def limits(
 
 
 def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFrame:
-    """The usual ceilings of each block, columns read and matmul; a block that lacks one of its kernels lacks it too."""
+    """The usual ceilings of each block, columns read (B/s) and matmul (FLOP/s); NaN where a kernel is missing."""
     found = at(table, place, READ).set_index("block")
     shares = {what: 1.0} if isinstance(what, str) else multiplied(what)
     spent = [n / kernel_by_block(table, place, dtype) for dtype, n in shares.items()]
@@ -145,7 +145,7 @@ def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFra
 
 
 def kernel_by_block(table: pd.DataFrame, place: Place, dtype: str) -> pd.Series:
-    """The usual FLOP/s of a loaded tensor's kernel for many columns, by block."""
+    """Usual FLOP/s of a loaded tensor's kernel for many columns, by block."""
     found = loaded(table, place, dtype)
     found = found[found["many"]].set_index("block")
     return found["n_flops"] / found["usual"]
@@ -169,14 +169,14 @@ def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, R
 
 @once_a_frame
 def by_columns(table: pd.DataFrame, place: Place, dtype: str) -> dict[int, float]:
-    """Seconds per weight by number of columns, medians over processes, of the kernels a loaded tensor takes."""
+    """Seconds per weight by number of columns, medians over processes, of a loaded tensor's kernels."""
     found = loaded(table, place, dtype)
     spent = found["usual"] / found["weights"]
     return {int(columns): float(values.median()) for columns, values in spent.groupby(found["columns"])}
 
 
 def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
-    """The products measured as a loaded model's tensors of a type are: packed where there is such a kernel."""
+    """The products measured with the kernel of a loaded model's tensors of a type: packed where there is one."""
     found = at(table, place, MATMUL)
     found = found[found["dtype"] == dtype]
     packed = found["layout"] == PACKED
@@ -191,7 +191,7 @@ def at(table: pd.DataFrame, place: Place, ceiling: str) -> pd.DataFrame:
 
 
 def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:
-    """Weights that a token is multiplied with, by tensor type; `heads`: and so much of the output head."""
+    """Number of weights that a token is multiplied with, by tensor type, plus `heads` times the output head."""
     amounts = {dtype: float(amount["multiplied"]) for dtype, amount in weighty(by_type(model)).items()}
     tensors = model["tensors"]
     head = tensors.get("output") or tensors.get("token_embd")
@@ -204,7 +204,7 @@ def multiplied(model: Model, heads: float = 0.0) -> dict[str, float]:
 
 
 def by_type(model: Model) -> dict[str, dict[str, int]]:
-    """Of each tensor type in a file's matrices: `bytes` a decode step reads, weights `multiplied` with every token."""
+    """By tensor type of a file's matrices: `bytes` a decode step reads, weights `multiplied` with every token."""
     untied = "output" in model["tensors"]
     found: dict[str, dict[str, int]] = {}
     for kind, tensors in model["tensors"].items():
@@ -218,7 +218,7 @@ def by_type(model: Model) -> dict[str, dict[str, int]]:
 
 
 def weighty(amounts: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-    """Without the types that a file holds next to nothing of, such as narrow matrices' own."""
+    """The amounts without types of negligible size, such as those of narrow matrices."""
     total = sum(amount["bytes"] for amount in amounts.values())
     return {dtype: amount for dtype, amount in amounts.items() if amount["bytes"] >= NEGLIGIBLE * total}
 
@@ -243,7 +243,7 @@ def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
 
 
 def _layout(row: Mapping[str, Any]) -> str:
-    """How the weights of a row lay; "" where nobody looked."""
+    """Layout of a row's weights; "" where it was not checked."""
     for layout in (PACKED, BLAS):
         if row["checks"].get(layout):
             return layout

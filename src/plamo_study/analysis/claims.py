@@ -1,6 +1,6 @@
 """A claim is a sentence, an estimate, a threshold, and the verdict that follows: holds, does not hold, inconclusive.
 
-The claims of one table are a family. A verdict other than "inconclusive" takes both: an interval on one side of the
+The claims of one table are a family. A verdict other than "inconclusive" needs both: an interval on one side of the
 threshold, and a p-value that stays at or below 5 % after Benjamini and Hochberg's correction for the whole family.
 """
 
@@ -16,17 +16,17 @@ COLUMNS = ["claim", "model", "estimate", "wanted", "verdict", "p", "p_adjusted"]
 
 
 def above(claim: str, model: str, estimate: Estimate, threshold: float) -> dict[str, Any]:
-    """That a quantity exceeds `threshold`."""
+    """The claim that a quantity exceeds `threshold`."""
     return _claim(claim, model, estimate, f"above {threshold:g}", estimate.above(threshold), estimate.p(threshold))
 
 
 def below(claim: str, model: str, estimate: Estimate, threshold: float) -> dict[str, Any]:
-    """That a quantity stays under `threshold`."""
+    """The claim that a quantity is below `threshold`."""
     return _claim(claim, model, estimate, f"below {threshold:g}", estimate.below(threshold), estimate.p(threshold))
 
 
 def within(claim: str, model: str, estimate: Estimate, low: float, high: float) -> dict[str, Any]:
-    """That a quantity lies in [low, high]: what "the same" needs, as two one-sided tests."""
+    """The claim that a quantity lies in [low, high]: "the same", as two one-sided tests."""
     sides = (estimate.p(low), estimate.p(high))
     inside = low <= estimate.value <= high
     p = max(sides) if inside else min(sides)

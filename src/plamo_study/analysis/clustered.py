@@ -1,6 +1,6 @@
-"""Intervals for tokens that come in chunks: the chunk is the unit, never the token, whose neighbours are like it.
+"""Intervals for tokens in chunks: the unit is the chunk, never the token, since neighbouring tokens are alike.
 
-It knows no models. Neighbouring chunks of one text are alike too: an interval speaks of texts like this one.
+Neighbouring chunks of one text are alike too: an interval holds for texts like this one. Nothing here knows models.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,17 +13,17 @@ from plamo_study.analysis.stats import CONFIDENCE, Estimate, family_level, t_qua
 Numbers = Sequence[float] | np.ndarray
 POWER = 0.8
 NAN = float("nan")
-SUM_LEVELS = (  # chunks from which on, and what an interval covers at the least under the noise of analysis/coverage.py
+SUM_LEVELS = (  # least number of chunks, and an interval's lowest coverage under the noise of analysis/coverage.py
     (32, 0.95), (24, 0.90), (20, 0.85), (16, 0.80), (12, 0.70), (8, 0.60), (3, 0.55),
 )  # fmt: skip
 
 
 def ratio_of_sums(numerators: Numbers, denominators: Numbers, among: int = 1) -> Estimate:
-    """Sum over sum: a mean per token when these are counted below.
+    """Ratio of two sums: a mean per token when the denominators count tokens.
 
     The interval is Student's, of the linearised ratio (Cochran 1977, section 6), after Hall's transformation, which
-    takes the skewness of the chunks out of it (Hall 1992, "On the removal of skewness by transformation"). It carries
-    the level that `sum_level` says: heavy tails take some thirty chunks to show. `among`: as in `stats.selected`.
+    removes the chunks' skewness (Hall 1992, "On the removal of skewness by transformation"). Its level is `sum_level`:
+    heavy tails take some thirty chunks to show. `among`: as in `stats.selected`.
     """
     above, below = np.asarray(numerators, float), np.asarray(denominators, float)
     n = len(above)
@@ -53,9 +53,9 @@ def _unskewed(t: float, skewness: float) -> float:
 
 
 def quantile(q: float, below: Numbers, tokens: Numbers, grid: Sequence[float], values: Sequence[float]) -> Estimate:
-    """The q-quantile over tokens; `values` are their quantiles at `grid`, `below` counts those up to it per chunk.
+    """The q-quantile over tokens; `values` are quantiles at `grid`, `below` counts each chunk's tokens up to it.
 
-    The interval of the share below is turned back into one of the quantile, as in Woodruff 1952 ("Confidence intervals
+    The interval of the share below is converted to one of the quantile, as in Woodruff 1952 ("Confidence intervals
     for medians and other position measures"). NaN bounds where it reaches past the largest value.
     """
     share, value = ratio_of_sums(below, tokens), float(np.interp(q, grid, values))
@@ -66,7 +66,7 @@ def quantile(q: float, below: Numbers, tokens: Numbers, grid: Sequence[float], v
 
 
 def mapped(estimate: Estimate, function: Callable[[float], float]) -> Estimate:
-    """An estimate after a rising function: its bounds go with it."""
+    """An estimate after an increasing function, applied to its bounds too."""
     return Estimate(
         function(estimate.value), function(estimate.low), function(estimate.high), estimate.n, estimate.level
     )
@@ -81,7 +81,7 @@ def p_value(differences: Numbers) -> float:
 
 
 def detectable(differences: Numbers) -> float:
-    """Smallest true mean difference that such chunks would show with a power of 80 %, two-sided at 5 %.
+    """Smallest true mean difference that such chunks detect with a power of 80 %, two-sided at 5 %.
 
     (t(0.975) + t(0.8)) · s / √n, Bloom 1995 ("Minimum detectable effects"); in the unit of the differences.
     """
@@ -92,7 +92,7 @@ def detectable(differences: Numbers) -> float:
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
-    """Benjamini-Hochberg-adjusted p-values in the given order; NaN stays NaN and counts for nothing.
+    """Benjamini-Hochberg-adjusted p-values in the given order; NaN stays NaN and does not count.
 
     Each is the smallest of p · n / rank over the p-values that are no smaller (Benjamini and Hochberg 1995).
     """
@@ -116,7 +116,7 @@ def rate(successes: int, n: int) -> Estimate:
 
 def paired_rates(a: Sequence[bool], b: Sequence[bool]) -> float:
     """Two-sided p that two shares of the same trials are equal: McNemar's exact test on the trials that differ."""
-    from scipy import stats as distributions  # loads slowly, and few ask
+    from scipy import stats as distributions  # slow to import, and rarely needed
 
     differing = [x for x, y in zip(a, b, strict=True) if x != y]
     return float(distributions.binomtest(sum(differing), len(differing)).pvalue) if differing else 1.0

@@ -1,6 +1,6 @@
-"""How often the intervals hold the truth: studies simulated under noise as machines make it, n = 3 to 10.
+"""Coverage of the intervals: studies simulated under noise like that of machines, n = 3 to 10.
 
-Every estimator is called as the notebooks call it. The truth of a median is the median of the noise, of a sum its mean.
+Every estimator is called as the notebooks call it. The truth for a median is the noise's median, for a sum its mean.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,13 +15,13 @@ from plamo_study.analysis.stats import Estimate
 
 NAME = "00-coverage.json"  # where `python tools/selfcheck.py --coverage` keeps its lines, below data/measured/<place>
 SIZES = tuple(range(3, 11))
-CHUNKS = (12, 16, 20, 24, 32, 40)  # of a text, beside the sizes above
-LEAST, MOST = 0.94, 0.98  # what an interval called 95 % may cover
+CHUNKS = (12, 16, 20, 24, 32, 40)  # chunks of a text, in addition to the sizes above
+LEAST, MOST = 0.94, 0.98  # coverage allowed for an interval called 95 %
 JUDGED = ("lognormal 3 %", "lognormal 7 %", "one in ten slowed", "two modes")
 DEPTHS = np.array([0.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0])
 CROSSING = 3000.0  # tokens: where the two simulated curves cross
-TILT = 0.3  # logarithm of the ratio gained over all depths
-AMONG = 6  # estimates of which one is selected
+TILT = 0.3  # change of the log ratio over all depths
+AMONG = 6  # estimates from which one is selected
 REFERENCE_DRAWS = 400_000
 
 Draw = Callable[[np.random.Generator, int, int], np.ndarray]
@@ -55,9 +55,9 @@ NOISE: dict[str, Draw] = {
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator as the notebooks call it: how many cells a study has, how it is called, what the truth is.
+    """An estimator as the notebooks call it: cells per study, the call, and the truth.
 
-    `at_least`: its interval promises its level and no upper bound on what it covers.
+    `at_least`: its interval promises at least its level, with no upper bound on its coverage.
     """
 
     name: str
@@ -105,12 +105,12 @@ ESTIMATORS = (
 def simulate(
     studies: int = 4000, seed: int = 20261121, estimators: tuple[Estimator, ...] = ESTIMATORS
 ) -> Iterator[dict[str, Any]]:
-    """One line per estimator, noise and n: the share of `studies` whose interval held the truth, and how it is judged.
+    """One line per estimator, noise and n: the share of `studies` whose interval covers the truth, and its verdict.
 
-    Where an estimator gives no interval (curves that do not cross) it says nothing, and the share of that stands beside
-    it. `level`: what the interval says of itself. `judged`: "as called" where one of 95 % covers 94 to 98 % (within the
-    simulation's own error of two standard deviations) or one with another level covers at least that; "wrong" where
-    not; "shown" for the noise that no level is promised for.
+    Studies without an interval (curves that do not cross) are left out of that share; `says_nothing` is their share.
+    `level`: the interval's nominal level. `judged`: "as called" where a 95 % interval covers 94 to 98 % (within two
+    standard deviations of the simulation) or one with another level covers at least that level; "wrong" otherwise;
+    "shown" for noise for which no level is promised.
     """
     rng = np.random.default_rng(seed)
     for estimator in estimators:
@@ -128,7 +128,7 @@ def simulate(
 
 
 def judged(noise: str, level: float, covered: float, studies: int, at_least: bool = False) -> str:
-    """Whether a coverage is what an interval of this level promises: `at_least` that, or just that where it is 95 %."""
+    """Whether a coverage keeps an interval's promise: at least its level or, for 95 %, within LEAST and MOST."""
     if noise not in JUDGED:
         return "shown"
     error = 2 * (level * (1 - level) / studies) ** 0.5
@@ -138,7 +138,7 @@ def judged(noise: str, level: float, covered: float, studies: int, at_least: boo
 
 
 def by_size(lines: pd.DataFrame) -> pd.DataFrame:
-    """One row per estimator and n: the level, the least and the most coverage under the noise that is judged."""
+    """One row per estimator and n: the level, the lowest and highest coverage under judged noise."""
     known = lines[lines["noise"].isin(JUDGED)].assign(wrong=lambda table: table["judged"] == "wrong")
     found = known.groupby(["estimator", "n"], sort=False)
     return found.agg(

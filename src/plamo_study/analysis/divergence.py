@@ -1,13 +1,13 @@
-"""How far one model's predictions lie from another's: pure NumPy on logits, rows are positions, columns the vocabulary.
+"""Divergence of one model's predictions from another's: NumPy on logits, rows are positions, columns the vocabulary.
 
 Definitions are those of llama-perplexity (`--kl-divergence`), which rounds the reference to 16 bits first; nothing is
-rounded here. It does not know models, chunks or intervals. Logits that are not finite give NaN in their row.
+rounded here. Nothing here depends on models, chunks or intervals. Rows with non-finite logits give NaN.
 """
 
 import numpy as np
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)  # of the divergences of all tokens
-GRID = tuple(  # probabilities at which their distribution is kept: even in the middle, even in ln(1 - p) above
+GRID = tuple(  # probabilities at which their distribution is stored: evenly spaced in the middle, in ln(1 - p) above
     np.unique(np.round([*np.linspace(0.3, 0.7, 17), *(1 - np.geomspace(0.3, 1e-4, 40)), *QUANTILES, 1.0], 6)).tolist()
 )
 
@@ -28,7 +28,7 @@ def nll(log_q: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def kl_divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
     """KL(p || q) = sum(p (ln p - ln q)), (n,) float64, nats, p the reference; p = 0 adds nothing.
 
-    llama-perplexity leaves out what the reference gives less than exp(-16): under 1e-7 of the probability each.
+    llama-perplexity leaves out tokens with less than exp(-16) under the reference: each below 1.2e-7.
     """
     p = np.exp(log_p)
     with np.errstate(all="ignore"):
@@ -40,8 +40,8 @@ def kl_divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
 
 
 def same_top(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
-    """Whether both hold the same token the likeliest, (n,) bool; False where q is not a number."""
-    top = log_q.argmax(axis=1)  # NumPy takes a NaN for the largest
+    """Whether both give the same token the highest probability, (n,) bool; False where q is NaN."""
+    top = log_q.argmax(axis=1)  # NumPy treats a NaN as the largest
     return (log_p.argmax(axis=1) == top) & ~np.isnan(np.take_along_axis(log_q, top[:, None], axis=1)[:, 0])
 
 

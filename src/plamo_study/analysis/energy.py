@@ -1,8 +1,8 @@
-"""Joules a token by phase and meter, the machine's idle power taken off: frames in, estimates out.
+"""Joules per token by phase and meter, less the machine's idle power: frames in, estimates out.
 
-Joules a token are power times the seconds of a token: (joules / seconds of the timed part - idle power) x s/token. Each
-row is set beside the idle power of its own block. Before that stands what could be said without a meter: no more than
-the power limit allows, at most as much as its watts less those of an idle machine.
+Joules per token are power times seconds per token: (joules / seconds of the timed part - idle power) x s/token. Each
+row is compared with the idle power of its own block. `most` is the bound known without a meter: the power limit less
+the idle power, times the seconds of a token.
 """
 
 from typing import Any
@@ -14,22 +14,22 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
 
-LEAST_S = {"RAPL": 0.05, "NVML": 1.0, "IOReport": 0.5}  # of a timed part: a meter is brought up to date in steps
+LEAST_S = {"RAPL": 0.05, "NVML": 1.0, "IOReport": 0.5}  # shortest timed part: a meter is updated in steps
 CELL = ["machine", "model", "dtype", "n_threads", "n_gpu_layers", "workload", "n_prompt", "n_gen", "n_seq"]
 
 
 def idle(rows: pd.DataFrame) -> pd.DataFrame:
-    """Watts of doing nothing: `machine`, `block`, `meter`, `watts`."""
+    """Idle power by machine, block and meter: `machine`, `block`, `meter`, `watts`."""
     used = usable(rows)
     quiet = _powers(used[(used["workload"] == "idle") & (used["status"] == "ok")])
     return quiet.groupby(["machine", "block", "meter"], as_index=False)["watts"].median()
 
 
 def per_token(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line for each CELL and `meter`: `watts`, `idle` (W) and `joules` (a token) as estimates over blocks, `least_s`
-    (the shortest timed part), and `most` (J a token): what the power limit allows, NaN where none is told.
+    """A line per CELL and `meter`: `watts`, `idle` (W) and `joules` (per token) as estimates over blocks, `least_s`
+    (the shortest timed part), and `most` (J per token): the bound by the power limit, NaN where none is known.
 
-    Rows whose timed part is shorter than the meter's step are left out, and those of blocks without an idle row.
+    Left out: rows whose timed part is shorter than the meter's step, and rows of blocks without an idle row.
     """
     used = usable(rows)
     used = used[used["workload"].isin(["prefill", "decode"]) & (used["status"] == "ok")]
@@ -51,7 +51,7 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _powers(rows: pd.DataFrame) -> pd.DataFrame:
-    """A line a row and meter: CELL, `block`, `meter`, `watts`, `limit_w`, `timed_s` and `token_s`."""
+    """One line per row and meter: CELL, `block`, `meter`, `watts`, `limit_w`, `timed_s` and `token_s`."""
     entries = [
         {name: getattr(row, name) for name in (*CELL, "block", "timed_s")}
         | {"meter": meter, "watts": joules / row.timed_s, "limit_w": row.limits_w.get(meter), "token_s": _token_s(row)}
@@ -63,6 +63,6 @@ def _powers(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _token_s(row: Any) -> float:
-    """Seconds of a token: of all prompts' tokens, or of one step's."""
+    """Seconds per token, over the tokens of all prompts or of one step."""
     samples = np.concatenate([np.asarray(sample, dtype=float) for sample in row.samples_ns]) / NS
     return float(np.median(samples)) / (row.n_seq * (row.n_prompt if row.workload == "prefill" else 1))

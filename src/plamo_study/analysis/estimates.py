@@ -1,10 +1,10 @@
 """Frames in, frames out: the estimate of each group of processes, and comparisons paired by block.
 
-A frame is what `measurements` returns, or any part of it: one process and metric a line, with `value`, `block`,
-`machine` and the fields of its cell. What comes out has one line a group, numbers that stay numbers.
+A frame is what `measurements` returns, or any part of it: one process and metric per line, with `value`, `block`,
+`machine` and the fields of its cell. Results have one line per group, with numbers that stay numbers.
 
     steps = m.query("metric == 'step' and usable and build == 'stock'")
-    estimate(steps, by="model n_seq")                                  # seconds a step
+    estimate(steps, by="model n_seq")                                  # seconds per step
     estimate(steps, by="model n_seq", work="n_seq")                    # tokens per second, all sequences together
     compare(steps, of="n_seq == 9", to="n_seq == 8", by="model")       # how many times as long, paired by block
 """
@@ -18,7 +18,7 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 
-NUMBERS = ["value", "low", "high", "n"]  # of an estimate, as columns that pandas and altair compute with
+NUMBERS = ["value", "low", "high", "n"]  # an estimate's numbers, as columns for pandas and altair
 OWN = {"key", "value", "samples", "order", "replicate", "verdict", "disturbed", "usable", "drift", "failure"}
 
 
@@ -30,11 +30,11 @@ def estimate(
     Parameters
     ----------
     frame
-        One line a process; lines whose `value` is missing are left out.
+        One line per process; lines whose `value` is missing are left out.
     by
-        Columns that name a group: a list, or one string with blanks between them.
+        Columns that name a group: a list, or one string separated by blanks.
     work
-        What one value did, a number or a column: the estimate is then `work` over the median, such as tokens per
+        The work behind one value, a number or a column: the estimate is then `work` over the median, such as tokens per
         second from seconds. `value` may be anything a cell computed: `frame.assign(value=frame.value / frame.n_seq)`.
     times
         A factor for another unit, such as 1e3 for milliseconds.
@@ -42,8 +42,8 @@ def estimate(
     Returns
     -------
     DataFrame
-        The columns of `by`; `value`, `low`, `high`, `n` (processes); `noise`, their standard deviation over their mean;
-        and `estimate`, which `claim` and `table` take.
+        The columns of `by`; `value`, `low`, `high`, `n` (processes); `noise`, their coefficient of variation;
+        and `estimate`, the input of `claim` and `table`.
 
     Raises
     ------
@@ -63,15 +63,15 @@ def estimate(
 
 
 def compare(frame: pd.DataFrame, of: str, to: str, by: str | Sequence[str] = ()) -> pd.DataFrame:
-    """How many times as large `of` is as `to`: the median of the ratios of pairs, each pair of one block.
+    """The ratio of `of` to `to`: the median of the ratios of pairs, each pair from one block.
 
-    `of` and `to` choose lines, in the words of `DataFrame.query`. Blocks that lack one of the two are left out.
+    `of` and `to` select lines with expressions of `DataFrame.query`. Blocks that lack one of the two are left out.
 
     Returns
     -------
     DataFrame
         The columns of `by`; the ratio as `value`, `low`, `high`, `n` (pairs) and `estimate`; and the medians of both
-        sides as estimates, `first` and `second`. They need not divide to the ratio, which is that of pairs.
+        sides as estimates, `first` and `second`. Their quotient need not be the ratio, which is paired.
 
     Raises
     ------
@@ -93,12 +93,12 @@ def compare(frame: pd.DataFrame, of: str, to: str, by: str | Sequence[str] = ())
 
 
 def as_columns(found: Estimate) -> dict[str, Any]:
-    """An estimate and its numbers, as a line of a frame holds them."""
+    """An estimate and its numbers, as fields of a frame's line."""
     return {"value": found.value, "low": found.low, "high": found.high, "n": found.n, "estimate": found}
 
 
 def names_of(columns: str | Sequence[str]) -> list[str]:
-    """Columns as a cell names them: a list, or one string with blanks between them."""
+    """Column names as a list, from a list or one string separated by blanks."""
     return columns.split() if isinstance(columns, str) else list(columns)
 
 
@@ -114,7 +114,7 @@ def _by_block(group: pd.DataFrame, what: str) -> pd.Series:
 
 
 def _refuse_mixed(group: pd.DataFrame, what: str) -> None:
-    """StudyError where two lines of a group are of one block: then they are of two cells."""
+    """Raise StudyError where two lines of a group share a block: they belong to two cells."""
     twice = group[group.duplicated(["machine", "block"], keep=False)]
     if twice.empty:
         return

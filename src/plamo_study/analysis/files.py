@@ -1,4 +1,4 @@
-"""Which file each row of a frame ran on, where a study measures a model in several types."""
+"""The file of each row of a frame, where a study measures a model in several types."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""How a time grows with depth: constant, linear, quadratic, or two lines that meet; and where a function turns.
+"""How a time grows with depth: constant, linear, quadratic, or two lines that meet; and where a function changes sign.
 
 Curves are frames with a row per depth and a column per process (block). A law is fitted to the medians, residuals
-weighted by one over the time. Chosen is the simplest law that no other one beats strongly by the Bayesian information
-criterion. Every process is also fitted by itself, which gives the intervals. It knows neither models nor what is timed.
+weighted by one over the time. The simplest law is chosen that no other beats strongly by the Bayesian information
+criterion. Every process is also fitted by itself, which gives the intervals. It knows no models.
 """
 
 from collections.abc import Callable
@@ -27,18 +27,18 @@ TERMS: dict[str, tuple[Callable[[np.ndarray, float], np.ndarray], ...]] = {
 }
 BENT = "linear with a bend"
 STRONG = 6.0  # difference in the criterion from which the evidence is called strong (Kass and Raftery 1995)
-FARTHEST = float(1 << 20)  # tokens: nothing is sought beyond
+FARTHEST = float(1 << 20)  # tokens: the search goes no further
 NAN = float("nan")
 Function = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The law of a curve, its strength, how many processes choose it alone, and its coefficients with intervals.
+    """The law of a curve, its strength, how many single processes choose it, and its coefficients with intervals.
 
-    `coefficients`: seconds, seconds per token of depth, then per token squared, or what the bend adds to the slope.
-    `strength`: how much better its criterion is than that of the best simpler law, NaN for the simplest. `worst`: the
-    law's largest relative miss of a median.
+    `coefficients`: seconds, seconds per token of depth, then per token squared, or the change of slope at the bend.
+    `strength`: how far its criterion is below that of the best simpler law, NaN for the simplest. `worst`: the
+    law's largest relative error at a median.
     """
 
     law: str
@@ -50,7 +50,7 @@ class Growth:
 
 
 def growth(curve: pd.DataFrame, knot: float = 0.0) -> Growth:
-    """The law of a curve of at least five depths. `knot`: where it may bend because the model does (0: nowhere)."""
+    """The law of a curve of at least five depths. `knot`: the depth at which the model allows a bend (0: none)."""
     whole = curve.dropna(axis="columns")
     depth, middle = whole.index.to_numpy(float), whole.median(axis="columns").to_numpy()
     criteria = {law: criterion(depth, middle, law, knot) for law in laws(depth, knot)}
@@ -70,7 +70,7 @@ def growth(curve: pd.DataFrame, knot: float = 0.0) -> Growth:
 
 
 def laws(depth: np.ndarray, knot: float) -> list[str]:
-    """The laws that can be told apart: a bend takes two depths on either side of it."""
+    """The laws that can be distinguished: a bend needs two depths on either side."""
     bend = min((depth < knot).sum(), (depth > knot).sum()) >= 2
     return [law for law in TERMS if law != BENT or (knot and bend)]
 
@@ -105,16 +105,16 @@ def best(depth: np.ndarray, seconds: np.ndarray, knot: float = 0.0) -> str:
 
 
 def simplest(criteria: dict[str, float]) -> str:
-    """The law with the fewest terms that no other beats by `STRONG`; of two equally simple ones the better."""
+    """The law with the fewest terms that no other beats by `STRONG`; of two equally simple ones, the better."""
     enough = [law for law, value in criteria.items() if value - min(criteria.values()) < STRONG]
     return min(enough, key=lambda law: (len(TERMS[law]), criteria[law]))
 
 
 def continued(curve: pd.Series, knot: float = 0.0) -> Function:
-    """Seconds at any depth: interpolated between measured depths, beyond them by the curve's law, without a jump.
+    """Seconds at any depth: interpolated between measured depths, continued beyond them by the law without a jump.
 
-    Before the first measured depth it is the first time. A law that would come down again is not continued: a line is,
-    and where that falls, too, the last time.
+    Before the first measured depth, the first time holds. A law that would fall beyond the last depth is replaced by a
+    line, and a falling line by the last time.
     """
     known = curve.dropna()
     depth, seconds = known.index.to_numpy(float), known.to_numpy(float)

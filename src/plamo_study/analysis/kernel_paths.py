@@ -1,21 +1,21 @@
-"""Which matrix kernel llama.cpp takes for a tensor type on an x86 processor, so that a rate has a name.
+"""The matrix kernel that llama.cpp uses for a tensor type on an x86 processor, so that a rate has a name.
 
-Read in the sources of llama.cpp 0c1e570: ggml-cpu/repack.cpp (`ggml_repack_get_optimal_repack_type`), tiled/tiled.cpp
-(`ggml_tiled_supported`, which steps back for packed weights), llamafile/sgemm.cpp (`llamafile_sgemm`, from two columns
-on), and the dot products of ggml-cpu.c that are left. It knows no other processor and no GPU.
+From the sources of llama.cpp 0c1e570: ggml-cpu/repack.cpp (`ggml_repack_get_optimal_repack_type`), tiled/tiled.cpp
+(`ggml_tiled_supported`, which gives way to packed weights), llamafile/sgemm.cpp (`llamafile_sgemm`, from two columns
+on), and, for the rest, the dot products of ggml-cpu.c. No other processor and no GPU is covered.
 """
 
 from typing import Any
 
-PACKED = {"Q4_0": "AVX2 = 1", "Q4_K": "AVX2 = 1", "Q2_K": "AVX512 = 1"}  # type -> what the build needs for it
+PACKED = {"Q4_0": "AVX2 = 1", "Q4_K": "AVX2 = 1", "Q2_K": "AVX512 = 1"}  # type -> instruction set that the build needs
 TINY_BLAS = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0")
 TILED = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
 
 
 def kernels(engine: dict[str, Any], dtype: str, packed: bool = True) -> str:
-    """The kernels of a type for many columns and for one, e.g. "tiled; dot products"; "" where they are not known.
+    """The kernels of a type for many columns and for one, e.g. "tiled; dot products"; "" where unknown.
 
-    `packed` False: of weights that lie as in the file.
+    `packed` False: for weights laid out as in the file.
     """
     build = engine["build"]
     if engine["gpu_offload"] or "AVX2 = 1" not in build or "LLAMAFILE = 1" not in build:

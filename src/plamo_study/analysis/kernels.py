@@ -1,7 +1,7 @@
-"""Which matrix kernel llama.cpp is known to choose for how many columns, so that a jump in a curve has a name.
+"""Known switches of llama.cpp between matrix kernels by number of columns, so that a jump in a curve has a name.
 
-Read in the sources of llama.cpp 0c1e570: ggml-cpu/llamafile/sgemm.cpp (x86: `llamafile_sgemm`, `tinyBLAS_Q0_AVX`) and
-ggml-metal-ops.cpp. It knows Q8_0 and the two backends named here, and says nothing about any other.
+From the sources of llama.cpp 0c1e570: ggml-cpu/llamafile/sgemm.cpp (x86: `llamafile_sgemm`, `tinyBLAS_Q0_AVX`) and
+ggml-metal-ops.cpp. Only Q8_0 and these two backends are covered.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Switch:
 
 
 def column_tile(engine: dict[str, Any], dtype: str) -> int | None:
-    """Columns of one tile of the x86 kernel for Q8_0: 4 where there are 32 vector registers, else 2; None elsewhere."""
+    """Columns of one tile of the x86 kernel for Q8_0: 4 with 32 vector registers, else 2; None elsewhere."""
     build = engine["build"]
     if dtype != "Q8_0" or engine["gpu_offload"] or "LLAMAFILE = 1" not in build or "AVX2 = 1" not in build:
         return None
@@ -27,17 +27,17 @@ def column_tile(engine: dict[str, Any], dtype: str) -> int | None:
 
 
 def weight_passes(n_seq: int, tile: int) -> int:
-    """How often a step of `n_seq` columns reads a weight matrix on x86.
+    """Number of passes over a weight matrix in a step of `n_seq` columns on x86.
 
-    Whole tiles of columns share one pass over the weights, the columns left over take another.
+    Whole tiles of columns share one pass over the weights; any remaining columns need another.
     """
     return 2 if n_seq > tile and n_seq % tile else 1
 
 
 def switches(engine: dict[str, Any], dtype: str, most: int, on_gpu: bool = False) -> list[Switch]:
-    """The known switches up to `most` columns, in order; none where the backend is not known.
+    """The known switches up to `most` columns, in order; none for an unknown backend.
 
-    `on_gpu`: of weights that lie there.
+    `on_gpu`: for weights on a GPU.
     """
     if on_gpu:
         if f"{ON_GPUS['Metal']} : " not in engine["build"]:

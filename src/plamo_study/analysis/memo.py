@@ -1,6 +1,6 @@
-"""Results that are computed once for each frame: a page asks for the same table dozens of times.
+"""Results computed once per frame: a page asks for the same table dozens of times.
 
-Frames of rows and what is computed from them are never changed, only copied; what is handed out is a shallow copy.
+Frames of rows and the results from them are never changed, only copied; callers get a shallow copy.
 """
 
 import weakref
@@ -15,9 +15,9 @@ R = TypeVar("R")
 
 
 def once_a_frame(function: Callable[P, R]) -> Callable[P, R]:
-    """Remember what a function made of its first argument, a frame or several, by identity, while they live.
+    """Cache a function's results by the identity of its first argument, one or several frames, while these live.
 
-    Mappings among the others are told apart by identity too.
+    Mappings among the other arguments are also compared by identity.
     """
     kept: dict[tuple[int, ...], dict[Hashable, Any]] = {}
 
@@ -30,7 +30,7 @@ def once_a_frame(function: Callable[P, R]) -> Callable[P, R]:
             for frame in frames:
                 weakref.finalize(frame, kept.pop, ids, None)
         if asked not in kept[ids]:
-            kept[ids][asked] = function(*given, **named), given[1:]  # which live as long: no other gets their identity
+            kept[ids][asked] = function(*given, **named), given[1:]  # kept alive, so that no other object gets their id
         return cast("R", _copied(kept[ids][asked][0]))
 
     return remembering

@@ -1,4 +1,4 @@
-"""The ceilings a study measured itself, of its main set-up."""
+"""The ceilings that a study itself measured for its main set-up."""
 
 import pandas as pd
 
@@ -8,9 +8,9 @@ from plamo_study.analysis.roofline import Ceilings, Model
 
 
 def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per ceiling, kernel, device and thread count: `best` sample and `usual` (median over processes), B/s or FLOP/s.
+    """One line per ceiling, kernel, device and threads: `best` sample and `usual` (median of processes), B/s or FLOP/s.
 
-    Of the machine the study is about; kernels at their full number of columns.
+    For the study's main machine, kernels at their full number of columns.
     """
     table, entries = measured([rows]), []
     here = table[table["machine"] == main_place(rows).machine]
@@ -26,10 +26,10 @@ def ceilings(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
-    """The best ceilings of a study's main set-up, for a file or a tensor type: what the roofline takes."""
+    """The best ceilings of a study's main set-up, for a file or a tensor type: the input of the roofline."""
     return both_limits([measured([rows])], main_place(rows), what)[0]
 
 
 def usual_limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
-    """The same ceilings as they usually are: medians over processes."""
+    """The usual values of the same ceilings: medians over processes."""
     return both_limits([measured([rows])], main_place(rows), what)[1]

@@ -1,8 +1,8 @@
-"""The peak of a processor from its instructions and its clock, and what a measured kernel reaches of it.
+"""The peak of a processor from its instructions and its clock, and a measured kernel's share of it.
 
 peak = cores x operations per core and cycle x clock, a multiply-add counted as two. The operations are published
-figures (data/published/hardware.toml). Where no clock was recorded with the rows the peak is not known; the highest
-clock the processor is sold with then gives a bound on it. It knows the processors of that file and no GPU.
+figures (data/published/hardware.toml). Where no clock was recorded with the rows, the peak is unknown; the highest
+clock the processor is sold with then bounds it. Only processors in that file are covered, and no GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import pandas as pd
 
 from plamo_study.analysis.ceilings import Kernel, Rate
 
-INSTRUCTIONS = {"F32": "F32", "F16": "F32", "BF16": "BF16"}  # weights -> what multiplies them; blocks of integers: INT8
+INSTRUCTIONS = {"F32": "F32", "F16": "F32", "BF16": "BF16"}  # weights -> instruction; blocks of integers: INT8
 Entry = Mapping[str, Any]
 
 
@@ -47,7 +47,7 @@ def peak(
 
 
 def clock(rows: pd.DataFrame) -> float | None:
-    """Median clock in Hz of rows that recorded one (`mhz`, where the system tells it), else None."""
+    """Median clock in Hz of the rows that recorded one (`mhz`, where the system reports it), else None."""
     told = rows["mhz"].dropna() if "mhz" in rows else pd.Series(dtype=float)
     return float(np.median(told)) * 1e6 if len(told) else None
 
@@ -55,8 +55,8 @@ def clock(rows: pd.DataFrame) -> float | None:
 def table(kernels: Mapping[Kernel, Rate], peaks: Mapping[str, Peak]) -> pd.DataFrame:
     """Kernels of one place, the fastest first: `name`, `best` and `usual` FLOP/s, shares `of_fastest` and `of_peak`.
 
-    `of_peak` is None where no clock was recorded, with `why`; `at_least` is then the share of the peak that no clock of
-    that processor exceeds. `peaks` by tensor type.
+    `of_peak` is None where no clock was recorded, with `why`; `at_least` is then the share of the peak at the highest
+    clock, a lower bound. `peaks` by tensor type.
     """
     ordered = sorted(kernels.items(), key=lambda item: -item[1].best)
     entries = []

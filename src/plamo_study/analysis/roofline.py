@@ -1,9 +1,9 @@
-"""Bytes and FLOPs of a forward pass from a model's tensor table, and the time the machine's ceilings allow for them.
+"""Bytes and FLOPs of a forward pass from a model's tensor table, and their shortest time under a machine's ceilings.
 
-A model is its fact: `shape` (hyper-parameters) and `tensors` (kind -> type, count, n_elements, n_bytes). Both phases
-are one account, `parts`: a decode step is one new token per sequence, a prefill many. It counts what has to come from
-memory: weights, cache and state. Activations are left out, and it does not know caches: what it says of a file that
-fits one is an upper bound.
+A model is its fact: `shape` (hyper-parameters) and `tensors` (kind -> type, count, n_elements, n_bytes). One account,
+`parts`, covers both phases: a decode step is one new token per sequence, a prefill many. It counts what must come from
+memory: weights, cache and state. Activations and processor caches are left out: for a file that fits a cache, the bytes
+are an upper bound.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Part:
-    """What one part of a forward pass must compute (FLOPs) and move (bytes)."""
+    """One part of a forward pass: its computation (FLOPs) and memory traffic (bytes)."""
 
     name: str
     flops: float
@@ -56,7 +56,7 @@ class Band:
 
     @property
     def bound(self) -> str:
-        """Which of the two ceilings is nearer."""
+        """The binding ceiling, "compute" or "memory"."""
         return "compute" if self.compute > self.memory else "memory"
 
 
@@ -83,7 +83,7 @@ def head_bytes(model: Model) -> int:
 
 
 def kv_bytes_per_token(model: Model, type_kv: str = "f16", type_v: str = "") -> float:
-    """Bytes of key and value that one token adds in one attention layer; values of another type than keys if given."""
+    """Bytes of keys and values per token and attention layer; `type_v`: the type of values where it differs."""
     shape = model["shape"]
     return shape["kv_heads"] * shape["head_dim"] * (KV_BYTES[type_kv] + KV_BYTES[type_v or type_kv])
 
@@ -104,7 +104,7 @@ def state_bytes(model: Model) -> int:
 
 
 def matmul_weights(model: Model) -> int:
-    """Weights a token is multiplied with in every block: all matrices but embedding and head."""
+    """Weights a token is multiplied with in every block: all matrices except embedding and head."""
     tensors = model["tensors"].items()
     return sum(t["n_elements"] for kind, t in tensors if kind not in NO_MATMUL and not kind.endswith("_norm"))
 
@@ -125,11 +125,11 @@ def parts(
     type_v: str = "f16",
     together: bool = True,
 ) -> list[Part]:
-    """FLOPs and bytes of evaluating `n_tokens` new tokens of each of `n_seq` sequences that have `depth` behind them.
+    """FLOPs and bytes for `n_tokens` new tokens in each of `n_seq` sequences with `depth` tokens before them.
 
     The head is computed for each sequence's last token. Weights are read once per micro-batch of `n_ubatch` tokens, the
     head's where one ends a sequence; every micro-batch reads the keys and values before it and reads and writes the
-    states of its sequences. `together`: one stream of all sequences, else a call for each. FLOPs: 2 per weight and
+    states of its sequences. `together`: one stream for all sequences, else one call each. FLOPs: 2 per weight and
     token; 4 * heads * head_dim per visible key (q.k and p.v, causal, window-limited); scan; convolution.
     """
     shape, (mamba, sliding, full) = model["shape"], layers(model)
@@ -196,7 +196,7 @@ def prefill_bytes(model: Model, n_tokens: int, n_ubatch: int = 512) -> float:
 
 
 def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
-    """Predicted seconds of so many FLOPs and bytes."""
+    """Predicted seconds for a number of FLOPs and bytes."""
     return Band(flops / ceilings.matmul, moved / ceilings.read)
 
 
@@ -211,5 +211,5 @@ def decode_band(model: Model, depth: float, ceilings: Ceilings, n_seq: int = 1) 
 
 
 def miss(measured: float, low: float, high: float) -> float:
-    """1 inside the band; outside it, the measured time over the edge it lies beyond."""
+    """Ratio of the measured time to the nearest edge of the band; 1 inside it."""
     return measured / high if measured > high else measured / low if measured < low else 1.0

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy import special  # and not scipy.stats, which takes longer to load than most pages to compute
+from scipy import special  # not scipy.stats, whose import takes longer than most pages need to compute
 
 CONFIDENCE = 0.95
-ENOUGH = 6  # values from which the whole range covers a median with 95 %: 1 - 2 ** (1 - n)
-CROSSING_LEVELS = (0.90, 0.93)  # what a crossing's interval covers at the least, below and from ENOUGH blocks on
+ENOUGH = 6  # fewest values whose whole range covers a median with 95 %: 1 - 2 ** (1 - n)
+CROSSING_LEVELS = (0.90, 0.93)  # lowest coverage of a crossing's interval, below ENOUGH blocks and from there on
 NEEDED = {0.5: 1, 0.9: 29, 0.95: 59, 0.99: 299}  # samples for a 95 % distribution-free bound on a percentile
 Claim = Literal["holds", "does not hold", "inconclusive"]
 NAN = float("nan")
@@ -22,11 +22,11 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval from `n` processes; the bounds are NaN where n is too small to say.
+    """A value with its interval from `n` processes; the bounds are NaN where n is too small.
 
-    `level`: what the interval covers, 0.95 unless n is too small for it. `units`: one number per process, which
-    p-values come from (empty where there are none); `in_logs`: they are logarithms. `among`: of how many estimates this
-    one was selected for its value; interval and p-values hold for all of them at once (`selected`).
+    `level`: the interval's coverage, 0.95 unless n is too small for it. `units`: one number per process, from which
+    p-values are computed (empty where there are none); `in_logs`: they are logarithms. `among`: the number of estimates
+    from which this one was selected for its value; interval and p-values hold for all of them at once (`selected`).
     """
 
     value: float
@@ -39,13 +39,13 @@ class Estimate:
     among: int = field(default=1, repr=False)
 
     def above(self, threshold: float) -> Claim:
-        """Whether the quantity exceeds `threshold`, or the interval straddles it."""
+        """Whether the quantity exceeds `threshold`; inconclusive where the interval straddles it."""
         if self.low > threshold:
             return "holds"
         return "does not hold" if self.high < threshold else "inconclusive"
 
     def below(self, threshold: float) -> Claim:
-        """Whether the quantity stays under `threshold`, or the interval straddles it."""
+        """Whether the quantity is below `threshold`; inconclusive where the interval straddles it."""
         if self.high < threshold:
             return "holds"
         return "does not hold" if self.low > threshold else "inconclusive"
@@ -57,7 +57,7 @@ class Estimate:
         return "does not hold" if self.high < low or self.low > high else "inconclusive"
 
     def p(self, threshold: float) -> float:
-        """Two-sided p that the quantity is `threshold`, by a t test of the units; NaN where there are too few."""
+        """Two-sided p that the quantity equals `threshold`, by a t test of the units; NaN where there are too few."""
         if len(self.units) < 2 or (self.in_logs and threshold <= 0):
             return NAN
         off = np.asarray(self.units) - (np.log(threshold) if self.in_logs else threshold)
@@ -71,7 +71,7 @@ class Estimate:
         return replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor, units=units)
 
     def per(self, work: float) -> "Estimate":
-        """`work` over this quantity, such as a rate from a time: the bounds change places."""
+        """`work` over this quantity, such as a rate from a time: the bounds swap."""
         units = tuple((np.log(work) - np.asarray(self.units)).tolist()) if self.in_logs and work > 0 else ()
         return replace(self, value=work / self.value, low=work / self.high, high=work / self.low, units=units)
 
@@ -90,9 +90,9 @@ def called_95(level: float) -> bool:
 def median(values: Sequence[float]) -> Estimate:
     """Median over processes, with an interval from order statistics: exact for any distribution.
 
-    From six values on two neighbouring order-statistic intervals are interpolated to 95 % (Hettmansperger and Sheather
-    1986, "Confidence intervals based on interpolated order statistics"). Below, the interval is the whole range and
-    carries its own level, 1 - 2 ** (1 - n): 94 % of five values, 88 % of four, 75 % of three.
+    For six values or more, two neighbouring order-statistic intervals are interpolated to 95 % (Hettmansperger and
+    Sheather 1986, "Confidence intervals based on interpolated order statistics"). Below, the interval is the whole
+    range with its own level, 1 - 2 ** (1 - n): 94 % of five values, 88 % of four, 75 % of three.
     """
     ordered = np.sort(np.asarray(values, float))
     n = len(ordered)
@@ -105,15 +105,15 @@ def median(values: Sequence[float]) -> Estimate:
 
 
 def rate(work: float, seconds: Sequence[float]) -> Estimate:
-    """Work per second: `work` over the median time of the processes that each did it. One slow process moves little."""
+    """Work per second: `work` over the median time of processes that each did it. One slow process changes little."""
     return median(seconds).per(work)
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     """Ratio of two quantities measured in the same blocks: the median of the pairs' ratios, with its interval.
 
-    Taken on the logarithms, so that the ratio the other way round is the reciprocal. The quotient of the two medians is
-    another quantity, which a shift between blocks moves: `present.sentences.quotient` prints it where it is far off.
+    Computed on logarithms, so that the inverse ratio is the reciprocal. The quotient of the two medians is
+    another quantity, which a shift between blocks moves: `present.sentences.quotient` prints it where they differ much.
     """
     logs = np.log(np.asarray(numerator, float)) - np.log(np.asarray(denominator, float))
     n = len(logs)
@@ -125,33 +125,33 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
 
 
 def selected(estimate: Estimate, among: int) -> Estimate:
-    """The one of `among` estimates that was chosen because it is the best or the worst of them.
+    """An estimate chosen from `among` estimates because it is the largest or the smallest.
 
-    Of many the one that noise helped most is chosen, so its own interval covers too seldom. This one holds for all of
-    them at once with 95 % (Bonferroni); the value still leans to the side it was chosen for. For medians and ratios: a
-    crossing and a sum are selected by their own argument, and others get NaN for bounds.
+    Noise favours the estimate that is chosen, so its own interval covers too seldom. This interval holds for all of
+    them at once with 95 % (Bonferroni); the value is still biased towards its choice. Only for medians and ratios: a
+    crossing and a sum take `among` as an argument, and other estimates get NaN bounds.
     """
     logs, among = np.asarray(estimate.units), max(among, 1) * estimate.among
     if among == 1:
         return estimate
     if len(logs) < 2 or not estimate.in_logs:
         return replace(estimate, low=NAN, high=NAN, among=among)
-    with np.errstate(over="ignore"):  # two blocks bound nothing that many were chosen from
+    with np.errstate(over="ignore"):  # with two blocks, a choice among many has no finite bounds
         low, high = (float(np.exp(bound)) for bound in paired_bounds(logs, family_level(among)))
     return replace(estimate, low=low, high=high, level=CONFIDENCE, among=among)
 
 
 def family_level(among: int) -> float:
-    """The level at which each of `among` intervals is taken so that all hold at once with 95 % (Bonferroni)."""
+    """Level of each of `among` intervals such that all hold at once with 95 % (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(among, 1)
 
 
 def paired_bounds(differences: np.ndarray, level: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
-    """The interval of the median of paired differences: (..., blocks) with at least two blocks to two (...).
+    """The interval of the median of paired differences: (..., blocks), at least two blocks, to a pair of (...).
 
-    Order statistics from as many blocks on as their whole range covers `level` with (six for 95 %), Student's t below.
-    Differences of like processes are symmetric, so there the mean's interval covers the median, and as no median is
-    more than a standard deviation from its mean, it always holds that of the values.
+    Order statistics where the whole range of the blocks covers `level` (from six blocks on for 95 %), else Student's t.
+    Differences of like processes are symmetric, so the mean's interval covers the median there. It always contains the
+    median of the values, since no median is more than a standard deviation from its mean.
     """
     n = differences.shape[-1]
     if 1 - 2.0 ** (1 - n) >= level:
@@ -162,23 +162,23 @@ def paired_bounds(differences: np.ndarray, level: float = CONFIDENCE) -> tuple[n
 
 @lru_cache
 def t_quantile(freedom: int, level: float = CONFIDENCE) -> float:
-    """Student's t that a two-sided interval of this level reaches to."""
+    """Quantile of Student's t for a two-sided interval of this level."""
     return float(special.stdtrit(freedom, 0.5 + level / 2))
 
 
 def t_test(values: np.ndarray) -> float:
-    """Two-sided p that independent values have the mean 0: Student's t test, 0 where all are alike."""
+    """Two-sided p of Student's t test that independent values have mean 0; 0 where all are equal."""
     n, error = len(values), values.std(ddof=1)
     return float(2 * special.stdtr(n - 1, -abs(values.mean()) * n**0.5 / error)) if error else 0.0
 
 
 def crossing(x: Sequence[float], ratios: np.ndarray, points: int = 2001, among: int = 1) -> Estimate:
-    """Where the ratio of two curves passes 1 for the last time, with an interval by inverting the paired comparison.
+    """The last x at which the ratio of two curves passes 1, with an interval from inverting the paired comparison.
 
-    `ratios`: (len(x), blocks), at least two blocks; between the points of `x` their logarithms are interpolated. The
-    value is where the median ratio passes 1. The interval reaches over every x around it at which the paired interval
-    holds 1 (Fieller 1954) and carries the level that the simulation gives it. A bound is infinite where that reaches an
-    end of `x`; all are NaN where nothing passes 1. `among`: of how many it is `selected`.
+    `ratios`: (len(x), blocks), at least two blocks; their logarithms are interpolated between the points of `x`. The
+    value is where the median ratio passes 1. The interval contains every x around it at which the paired interval
+    contains 1 (Fieller 1954), at the level found by simulation. A bound is infinite where it reaches an end of `x`; all
+    are NaN where the ratio does not pass 1. `among`: the number of crossings from which it is `selected`.
     """
     grid = np.linspace(float(x[0]), float(x[-1]), points)
     logs = np.array([np.interp(grid, x, column) for column in np.log(np.asarray(ratios, float)).T])
@@ -220,7 +220,7 @@ def _order_statistics(ordered: np.ndarray, level: float = CONFIDENCE) -> tuple[n
 
 @lru_cache
 def _interpolated(n: int, level: float) -> tuple[int, float]:
-    """The last order statistic k (from 0) that still covers the level, and how far inward of it the level lies."""
+    """The last order statistic k (from 0) that covers the level, and the fraction to move inward from it."""
     covers = 1 - 2 * special.bdtr(np.arange(n // 2), n, 0.5)
     k = int(np.flatnonzero(covers >= level)[-1])
     outer, inner = covers[k], covers[k + 1] if k + 1 < len(covers) else 0.0

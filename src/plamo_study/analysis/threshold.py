@@ -1,8 +1,8 @@
-"""The load at which a share of requests still met its objectives: a knee, estimated from all loads that were tried.
+"""The load at which a share of requests still met its objectives: a knee, estimated from all tried loads.
 
-A search by halves visits few loads with few requests each, and one unlucky load sends it down for good. So the knee is
-not the last load that met: a falling logistic curve is fitted to every load of every server, and the knee is where it
-passes the level asked for. Servers are the unit.
+A bisection visits few loads with few requests each, and one unlucky load misleads it for good. So the knee is not the
+last load that met the objectives: a falling logistic curve is fitted to all loads of all servers, and the knee is where
+it passes the given level. Servers are the unit.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ import numpy as np
 
 from plamo_study.analysis.stats import NAN, Estimate, t_quantile
 
-COVERS = 0.91  # of the interval, by the simulation of tests/test_serving.py
-STEEPEST = 30.0  # slope in log load that the fit is drawn from, where every load below met and every one above failed
+COVERS = 0.91  # coverage of the interval, by the simulation of tests/test_serving.py
+STEEPEST = 30.0  # scale of the penalty on the slope in log load, for loads that split cleanly into met and failed
 ROUNDS = 60  # of Newton's method
 
 
@@ -21,7 +21,7 @@ def threshold(
 ) -> Estimate:
     """The load at which the expected share of `n` requests falls to `level`.
 
-    `loads`, `shares` and `servers` have an entry a load that was tried. The interval is Student's t of the logarithm
+    `loads`, `shares` and `servers` have one entry per tried load. The interval is Student's t of the logarithm
     over servers, by the jackknife (Tukey 1958): each server left out once. NaN bounds for fewer than three servers.
     """
     x, y, of = np.log(np.asarray(loads, float)), np.asarray(shares, float), np.asarray(servers)

@@ -27,12 +27,12 @@ def _mean_repetition(samples: list[list[int]]) -> float:
 
 
 def median_by_block(group: pd.DataFrame) -> pd.Series:
-    """Median seconds of all samples by block; of a block measured again the last row counts."""
+    """Median seconds of all samples by block; for a repeated block, of its last row."""
     return seconds_by_block(group.drop_duplicates("block", keep="last"), median_sample)
 
 
 def seconds_by_block(
     group: pd.DataFrame, statistic: Callable[[list[list[int]]], float] = _mean_repetition
 ) -> pd.Series:
-    """Seconds by block: of one repetition (the mean), or by another statistic of the samples."""
+    """Seconds by block: mean of a repetition, or another statistic of the samples."""
     return group.set_index("block")["samples_ns"].map(statistic) / NS

@@ -1,4 +1,4 @@
-"""Which rows a speed may be taken from: right computations that nothing else on the machine disturbed."""
+"""Rows whose times count as speeds: correct computations that nothing else on the machine disturbed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,16 +34,16 @@ NOISY = 0.10  # coefficient of variation between processes that marks a cell noi
 
 @once_a_frame
 def usable(rows: pd.DataFrame) -> pd.DataFrame:
-    """Valid rows that nothing disturbed, anchors and gates left out.
+    """Valid, undisturbed rows, without anchors and gates.
 
-    Where fewer than two blocks of a cell are left, all its blocks are used: an honest wide interval beats no number,
-    and `evidence.disturbed` says so before the finding. A row measured again stands in for the one it replaces.
+    Where fewer than two blocks of a cell remain, all its blocks are used: an honest wide interval beats no number, and
+    `evidence.disturbed` reports it before the finding. A repeated row replaces the original.
     """
     return undisturbed(rows[~rows["anchor"] & rows["verdict"].isin(["valid", "n/a"])])
 
 
 def undisturbed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows that nothing disturbed; all of a cell's where that leaves fewer than two of its blocks, one row a block."""
+    """Undisturbed rows; for a cell with fewer than two undisturbed blocks, one row of each of its blocks."""
     cells, steady = _cells(rows), ~marked(rows)
     lacking = rows["block"].where(steady).groupby(cells).transform("nunique") < LEAST_BLOCKS
     better = steady.groupby([cells, rows["block"]]).transform("any")
@@ -57,13 +57,13 @@ def marked(rows: pd.DataFrame) -> pd.Series:
 
 
 def marked_by(rows: pd.DataFrame) -> pd.Series:
-    """What marks each row: the frame's `disturbed_by` where that names something, else "drift" or ""."""
+    """What marks each row: the frame's `disturbed_by` where it is not empty, else "drift" or ""."""
     drift = (rows["drift"] > DRIFT_LIMIT).map({True: "drift", False: ""})
     return rows["disturbed_by"].mask(rows["disturbed_by"] == "", drift) if "disturbed_by" in rows else drift
 
 
 def disturbed_cells(rows: pd.DataFrame) -> tuple[int, int]:
-    """(cells whose numbers come from disturbed rows because too few others are left, cells in all)."""
+    """(cells whose numbers come from disturbed rows for lack of others, number of all cells)."""
     used = usable(rows[rows["block"] >= 0])
     cells = _cells(used)
     return cells[marked(used)].nunique(), cells.nunique()
@@ -75,13 +75,13 @@ def of_cell(found: pd.DataFrame, cell: Mapping[str, Any], names: list[str]) -> p
 
 
 def verdict_of(verdicts: pd.Series) -> str:
-    """The verdict of a cell by those of its processes: valid, or how many were not, and what the last one was."""
+    """A cell's verdict from its processes': valid, or how many were not, with the last verdict."""
     wrong = int((verdicts != "valid").sum())
     return f"{wrong} of {len(verdicts)} {verdicts.iloc[-1]}" if wrong else "valid"
 
 
 def processes(rows: pd.DataFrame) -> tuple[int, int]:
-    """Fewest and most processes that a time of these rows rests on; (0, 0) where nothing is timed."""
+    """Fewest and most processes behind a time of these rows; (0, 0) where nothing is timed."""
     used = usable(rows[rows["block"] >= 0])
     used = used[used["workload"].isin(TIMED) & (used["text"] == "")]
     counts = _cells(used).value_counts()
@@ -89,12 +89,12 @@ def processes(rows: pd.DataFrame) -> tuple[int, int]:
 
 
 def _cells(rows: pd.DataFrame) -> pd.Series:
-    """A number for each row that rows of one cell, build and machine share."""
+    """A number for each row, the same for rows of one cell, build and machine."""
     return rows.groupby([name for name in CELL if name in rows], dropna=False, sort=False).ngroup()
 
 
 def main_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Usable rows of the machine's main set-up: offloaded where it can be, at the full number of threads."""
+    """Usable rows of the machine's main set-up: offloaded where possible, with all threads."""
     found = usable(rows)
     return found[
         (found["n_gpu_layers"] == found["n_gpu_layers"].min()) & (found["n_threads"] == found["n_threads"].max())
@@ -107,7 +107,7 @@ def model_names(rows: pd.DataFrame) -> list[str]:
 
 
 def drifted(rows: pd.DataFrame) -> tuple[int, int]:
-    """(blocks marked as drifted, blocks in all)."""
+    """(blocks marked as drifted, number of all blocks)."""
     blocks = rows[(rows["block"] >= 0) & ~rows["anchor"]].groupby("block")["drift"].max()
     return int((blocks > DRIFT_LIMIT).sum()), len(blocks)
 

@@ -1,4 +1,4 @@
-"""One run at a time: two would write the same reports, and disturb one another's times."""
+"""One run at a time: two would write the same reports and disturb each other's times."""
 
 import fcntl
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from plamo_study.errors import StudyError
 
-MOST_BYTES = 1000  # of what a lock says of who holds it
+MOST_BYTES = 1000  # of a lock's text about its holder
 
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
     """Hold a lock while the block runs. The system releases it when this process ends, however it ends.
 
-    Raises StudyError that names the process which holds it.
+    Raises StudyError, naming the process that holds it.
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,4 +1,4 @@
-"""What `plamo-study study` measures when nobody names a scale: files of full size, on the machine at hand."""
+"""The measurements of `plamo-study study` without a scale: files of full size, on this machine."""
 
 import time
 
@@ -8,9 +8,9 @@ from plamo_study.studies import at_hand, collect
 
 
 def measure(minutes: float | None) -> bool:
-    """Write the files and measure within `minutes` (0: no limit), what is needed most first; whether all went well.
+    """Write the files and measure within `minutes` (0: no limit), in order of need; whether everything succeeded.
 
-    A study that there is no time for is left out and said so: its page shows the recorded rows.
+    A study without enough time is left out with a message: its page shows the recorded rows.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def measure(minutes: float | None) -> bool:
 
 
 def _say_how_long(left: list[at_hand.Plan], lacking: dict[str, int], limit: float) -> None:
-    """The forecast, and what it rests on."""
+    """Print the expected duration, and the rates behind it."""
     pace, gated = at_hand.probed(), set[object]()
     measuring = sum(at_hand.measuring_s(planned, pace, gated) for planned in left) / 60
     files, size = at_hand.writing_s(lacking) / 60, sum(lacking.values()) / 1e9

@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp: the corrected
 
 
 @app.command()
-def build(name: Annotated[str, typer.Argument(help="as `engine list` names it, e.g. corrected")]) -> None:
+def build(name: Annotated[str, typer.Argument(help="name from `engine list`, e.g. corrected")]) -> None:
     """Patch the locked sources of llama.cpp and compile libllama; the other libraries are the installed ones."""
     with report.building(name) as on_step:
         path, made = engines.build(name, on_step)
@@ -26,8 +26,8 @@ def build(name: Annotated[str, typer.Argument(help="as `engine list` names it, e
 
 
 @app.command()
-def test(name: Annotated[str, typer.Argument(help="a build that is here, e.g. corrected")]) -> None:
-    """Run the upstream reports' tests on the engine as released and on a build: before and after."""
+def test(name: Annotated[str, typer.Argument(help="an existing build, e.g. corrected")]) -> None:
+    """Run the upstream reports' tests on the released engine and on a build: before and after."""
     runs = []
     for run in engines.test(name, _embedded_models()):
         runs.append(run)
@@ -40,14 +40,14 @@ def test(name: Annotated[str, typer.Argument(help="a build that is here, e.g. co
 @app.command()
 def server(
     binary: Annotated[Path, typer.Argument(help="a llama-server of the same release")],
-    build: Annotated[str | None, typer.Option(help="a build whose libllama it is made to load; none: its own")] = None,
+    build: Annotated[str | None, typer.Option(help="build whose libllama it loads; none: its own")] = None,
     model: Annotated[int, typer.Option(min=0, max=1, help="embedded model: 0 PLaMo 2, 1 PLaMo 3")] = 0,
     slots: Annotated[int, typer.Option(min=1, help="parallel sequences of the server")] = 4,
     at_once: Annotated[list[int] | None, typer.Option(help="requests at once; repeatable, 4 when not given")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of that many requests")] = 12,
     reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
 ) -> None:
-    """Ask a llama-server prompts alone, then several at once: do the answers stay, and does the server live?"""
+    """Send prompts to a llama-server alone, then several at once: do the answers stay the same, and does it survive?"""
     folder = engines.resolve(build) if build else None
     runs = []
     for n in at_once or [4]:
@@ -66,7 +66,7 @@ def _embedded_models() -> list[Path]:
 
 @app.command("list")
 def list_engines(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Every build that can be made, whether it is here, and what it corrects."""
+    """List every build that can be made, whether it exists here, and what it corrects."""
     entries = [entry.__dict__ for entry in engines.entries()]
     if json:
         echo(entries)

@@ -1,6 +1,6 @@
 """Measure llama.cpp on PLaMo models. Exit codes: 0 done, 1 something failed, 2 wrong usage."""
 
-# Modules that load Jupyter or SciPy are imported by the commands that need them: the others answer a second sooner.
+# Modules that load Jupyter or SciPy are imported by the commands that need them: the others start a second sooner.
 
 import sys
 from collections import Counter
@@ -76,8 +76,8 @@ def study(
         typer.Option(
             min=0,
             callback=finite,
-            help=f"for measuring, in all: {LIMIT}; 0: what the plans take. By default {at_hand.MINUTES:g}, or with a "
-            f"scale about {MINUTES:g} at mini, at the most {AT_MOST:g}, else what the plans take",
+            help=f"minutes for measuring, {LIMIT}; 0: what the plans take. By default {at_hand.MINUTES:g}, or with a "
+            f"scale about {MINUTES:g} at mini, at most {AT_MOST:g}, else what the plans take",
         ),
     ] = None,
     engine: Engine = None,
@@ -96,20 +96,20 @@ def study(
 def run(
     notebooks: Annotated[list[str] | None, typer.Argument(help="numbers, names or paths; none means all")] = None,
     scale: Annotated[
-        str | None, typer.Option(help="mini, shape or weights; by default mini, of recorded rows what a page is about")
+        str | None, typer.Option(help="mini, shape or weights; default: mini; recorded rows: the page's scale")
     ] = None,
     source: Annotated[
         str | None,
-        typer.Option(help="live, which is the default: measure here what is missing; recorded: read the tracked rows"),
+        typer.Option(help="live (default): measure missing rows here; recorded: read the tracked rows"),
     ] = None,
     parameter: Annotated[
         list[str] | None,
         typer.Option(
-            "-p", metavar="NAME VALUE", help="a notebook parameter; source, scale and minutes are the options so named"
+            "-p", metavar="NAME VALUE", help="a notebook parameter; source, scale and minutes are also options"
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, callback=finite, help=f"for measuring, in all: {LIMIT}; by default no limit")
+        float | None, typer.Option(min=0, callback=finite, help=f"minutes for measuring, {LIMIT}; by default no limit")
     ] = None,
     engine: Engine = None,
     accept: Accept = None,
@@ -117,18 +117,18 @@ def run(
     json: Json = False,
     hosts: Annotated[
         Path | None,
-        typer.Option(help="measure over SSH on the hosts of this file instead, which can but send rows"),
+        typer.Option(help="measure over SSH on the hosts of this file instead; they can only send rows"),
     ] = None,
-    divide: Annotated[bool, typer.Option(help="each study on one of the hosts, whichever is free")] = False,
+    divide: Annotated[bool, typer.Option(help="run each study on only one host, whichever is free")] = False,
 ) -> None:
     """Measure what is missing, then execute notebooks with papermill into reports/."""
     accept_findings(accept)
     use_engine(engine)
     if divide and not hosts:
-        raise StudyError("--divide", "divides studies among hosts, and none are named", "add --hosts FILE")
+        raise StudyError("--divide", "divides studies among hosts, but no hosts are given", "add --hosts FILE")
     if hosts and (engine or accept or force or json or parameter or source):
-        why = "measures with what is installed there, and executes nothing"
-        raise StudyError("--hosts", why, "leave out all but NOTEBOOKS, --scale, --minutes and --divide")
+        why = "measures with the installation on the hosts and executes no notebooks"
+        raise StudyError("--hosts", why, "omit everything except NOTEBOOKS, --scale, --minutes and --divide")
     if hosts:
         raise typer.Exit(_run_on(hosts, notebooks or [], scale or "mini", minutes or 0, divide))
     values = dict(report.name_and_value(text) for text in parameter or [])
@@ -139,7 +139,7 @@ def run(
 
 
 def _one_of(name: str, option: str | None, values: dict[str, str]) -> str | None:
-    """An option, or the notebook parameter of its name, which is taken out of `values`: both mean the same."""
+    """An option, or the notebook parameter of the same name, which is removed from `values`: both mean the same."""
     given = values.pop(name, None)
     if option is not None and given is not None and option != given:
         raise StudyError(f"-p {name} {given}", f"--{name} {option} says something else", "give one of the two")
@@ -157,15 +157,15 @@ def _minutes(text: str) -> float:
 
 @app.command()
 def measure(
-    name: Annotated[str, typer.Argument(metavar="STUDY", help="a study, e.g. 01-phase-asymmetry")],
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="study, e.g. 01-phase-asymmetry")],
     scale: Scale = "mini",
     minutes: Minutes = 0,
     reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
-    retry_failed: Annotated[bool, typer.Option(help="measure rows again that crashed, hung or were killed")] = False,
+    retry_failed: Annotated[bool, typer.Option(help="repeat rows that crashed, hung or were killed")] = False,
     engine: Engine = None,
     beside: Annotated[
         list[str] | None,
-        typer.Option(help="another build, by name or folder, measured in the same blocks where builds are compared"),
+        typer.Option(help="another build to compare, by name or folder, measured in the same blocks"),
     ] = None,
     accept: Accept = None,
     json: Json = False,
@@ -174,7 +174,7 @@ def measure(
         typer.Option(help="address of a Dask scheduler; its workers simulate, and you trust them"),
     ] = None,
 ) -> None:
-    """Measure a study without its notebook; finished cells are not measured again."""
+    """Measure a study without its notebook; completed cells are skipped."""
     use_engine(engine)
     accept_findings(accept)
     builds = [engines.resolve(build) for build in beside or []]
@@ -188,7 +188,7 @@ def measure(
 
 @app.command()
 def publish() -> None:
-    """One offline HTML page per executed notebook in reports/, and an index."""
+    """Write an offline HTML page for each executed notebook in reports/, and an index."""
     with alone(paths.REPORTS / LOCK) if paths.REPORTS.is_dir() else nullcontext():
         _publish()
 
@@ -204,7 +204,7 @@ def _publish() -> None:
 @app.command()
 def law(
     seed: Annotated[
-        list[int] | None, typer.Option(help="of a grid, repeatable; any other number is a fresh grid")
+        list[int] | None, typer.Option(help="seed of a grid, repeatable; each number gives its own grid")
     ] = None,
     n: Annotated[
         int, typer.Option(min=1, max=100_000, help="configurations of each grid")
@@ -216,7 +216,7 @@ def law(
     minutes: Minutes = 0,
     engine: Engine = None,
 ) -> None:
-    """Hold the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
+    """Test the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
     from plamo_study.studies.batching_law import analysis as law_check, bisection, law as batching_law
 
     use_engine(engine)
@@ -244,7 +244,7 @@ def quality(
     engine: Engine = None,
     accept: Accept = None,
 ) -> None:
-    """Hold every type and recipe against F16 on a text: perplexity, KL divergence, loops."""
+    """Compare every type and recipe with F16 on a text: perplexity, KL divergence, loops."""
     from plamo_study.cli import report_quality
     from plamo_study.studies.quality import analysis as figures, plan as plan_quality
 
@@ -260,7 +260,7 @@ def quality(
 
 
 @app.command()
-def readme(check: Annotated[bool, typer.Option(help="only say whether it is up to date")] = False) -> None:
+def readme(check: Annotated[bool, typer.Option(help="only check whether it is up to date")] = False) -> None:
     """Write the README's findings from the recorded rows."""
     from plamo_study.publish import readme as readme_page
 
@@ -281,11 +281,11 @@ def _run_all(
 ) -> int:
     """Measure every notebook's studies, then execute the notebooks side by side; returns the exit code.
 
-    Without a scale each notebook is shown at the one it is about.
+    Without a scale, each notebook runs at its own.
 
-    Raises StudyError, before anything is measured, for what cannot be asked for and where another run is at work.
-    `at_most`: more minutes than `minutes`, for what findings need alone. What nothing changed for is neither measured
-    nor executed again. The first is executed at once: it can be read while the rest is measured.
+    Raises StudyError, before anything is measured, for invalid arguments and while another run is active. `at_most`: a
+    larger limit than `minutes`, for the rows that findings need. Unchanged notebooks are neither measured nor executed
+    again. The first notebook is executed at once, so that it can be read while the rest is measured.
     """
     from plamo_study.publish import parameters
     from plamo_study.studies import allowed
@@ -302,14 +302,14 @@ def _run_all(
 
 
 def _in_order(notebooks: list[str]) -> list[Path]:
-    """Notebooks by number, those that show the rows of all others last."""
+    """Notebooks by number, with those that show the rows of all others last."""
     from plamo_study.publish import runs
 
     return sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
 
 
 def _run_at_hand(minutes: float | None, force: bool) -> int:
-    """Measure what a page can set beside the recorded rows, and publish the recorded pages with it; the exit code."""
+    """Measure the rows that pages show beside the recorded ones, and publish those pages with them; the exit code."""
 
     with alone(paths.REPORTS / LOCK):
         well = cli_at_hand.measure(minutes)
@@ -364,7 +364,7 @@ def _run_alone(
                     _print_rows(summary)
             digest = inputs.digest(notebook.stem)
         failed |= wrong
-        one = (str(notebook), own, "" if force or wrong else digest)  # what went wrong is said by the next call too
+        one = (str(notebook), own, "" if force or wrong else digest)  # the next call reports the failure too
         if notebook is found[0]:
             steps.begin(f"notebook {notebook.stem}")
             results += runs.run_notebooks([one[0]], own, paths.REPORTS, report.notebook_event, one[2])
@@ -382,7 +382,7 @@ def _run_alone(
 
 
 def _as_recorded(notebook: str, scale: str) -> dict[str, str]:
-    """What a published page shows instead of embedded models where it speaks of speed: files of 5 MB lie in a cache."""
+    """Parameters of a published page on speed, which shows full-size files: embedded models of 5 MB fit in a cache."""
     of_cache = scale == "mini" and notebook in studies.OF_FULL_SIZE
     return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
 

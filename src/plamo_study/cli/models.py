@@ -1,6 +1,6 @@
 """The commands on model files: list, make, train, fetch, convert, check, quantize, ranges, scan."""
 
-# Modules that load the hub's client are imported by the command that needs them: the others answer a second sooner.
+# Modules that load the hub's client are imported by the command that needs them: the others start a second sooner.
 
 from dataclasses import asdict
 from pathlib import Path
@@ -19,13 +19,13 @@ from plamo_study.measure import checking, plan, quantizing
 from plamo_study.models import convert, imatrix as matrices, inventory, recipes, registry, repair as repairs, synthetic
 from plamo_study.models.finding import Finding, blocking
 
-app = typer.Typer(no_args_is_help=True, help="Model files: known, made, fetched, converted, checked, quantized.")
+app = typer.Typer(no_args_is_help=True, help="Model files: list, make, fetch, convert, check and quantize them.")
 app.command("scan")(cli_scan.scan)
 
 
 @app.command("list")
 def list_models(json: Annotated[bool, typer.Option("--json")] = False) -> None:
-    """Every known model and scale: parameters, licence, pin, files here with hash and findings, assumptions."""
+    """List every known model and scale: parameters, licence, pin, files here with hash and findings, assumptions."""
     report_models.models(inventory.entries(registry.load()), json)
 
 
@@ -48,9 +48,9 @@ def make(
 def fetch(
     name: Annotated[str, typer.Argument(help="a model whose release is known, e.g. plamo-2-1b")],
     revision: Annotated[str | None, typer.Option(help="commit, branch or tag; none: the pinned one")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="ask nobody: verify and use what is here")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="no requests: verify and use local files")] = False,
 ) -> None:
-    """Download the released weights of a model and verify every file; resumes where it was cut."""
+    """Download the released weights of a model and verify every file; resumes an interrupted download."""
     from plamo_study.models import fetch as hub
 
     with report.bytes_progress("fetching") as progress:
@@ -61,7 +61,7 @@ def fetch(
 @app.command("convert")
 def convert_model(
     source: Annotated[str, typer.Argument(help="a fetched model's name, or a folder in Hugging Face layout")],
-    out: Annotated[Path | None, typer.Argument(help="the GGUF file to write; of a name: among the models")] = None,
+    out: Annotated[Path | None, typer.Argument(help="the GGUF file to write; needed for a folder")] = None,
     dtype: Annotated[str, typer.Option(help="F32, F16, BF16 or Q8_0")] = "BF16",
     force: Replace = False,
 ) -> None:
@@ -87,16 +87,16 @@ def convert_model(
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")],
     repair: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="write FILE again with its metadata corrected, and check that")
+        Path | None, typer.Option(metavar="OUT", help="write FILE to OUT with corrected metadata, and check OUT")
     ] = None,
     rope_theta: Annotated[float | None, typer.Option(help="with --repair: the rotary base of its config.json")] = None,
-    sha256: Annotated[str, typer.Option(metavar="HEX", help="what FILE should hash to, 64 digits")] = "",
+    sha256: Annotated[str, typer.Option(metavar="HEX", help="expected SHA-256 of FILE, 64 hex digits")] = "",
     force: Replace = False,
-    gate: Annotated[bool, typer.Option(help="let the engine load and decode it, in a process of its own")] = True,
+    gate: Annotated[bool, typer.Option(help="let the engine load and decode it, in a separate process")] = True,
     engine: Engine = None,
     json: Json = False,
 ) -> None:
-    """Whether a file can be trusted with a measurement; exit code 1 when something blocking was found."""
+    """Check whether a file can be measured; exit code 1 for a blocking finding."""
     use_engine(engine)
     if repair is not None:
         check_out(repair, force)
@@ -120,19 +120,19 @@ def quantize(
     recipe: Annotated[str | None, typer.Option(metavar="NAME", help="a recipe, e.g. Q4_0-ssm_out-F16")] = None,
     file_type: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="a plain type, e.g. Q4_K_M")] = None,
     keep: Annotated[
-        list[str] | None, typer.Option(metavar="KIND=TYPE", help="a type of its own for a kind, e.g. ssm_out=BF16")
+        list[str] | None, typer.Option(metavar="KIND=TYPE", help="another type for a kind of tensor, e.g. ssm_out=BF16")
     ] = None,
     imatrix: Annotated[Path | None, typer.Option(help="an importance matrix, in llama-imatrix's GGUF format")] = None,
     imatrix_text: Annotated[
-        Path | None, typer.Option(help="a UTF-8 text to compute one from; it is kept beside the output")
+        Path | None, typer.Option(help="a UTF-8 text to compute a matrix from, which is kept beside the output")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what each kind of tensor becomes")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only print the new type of each kind of tensor")] = False,
     out: Annotated[Path | None, typer.Option(help="default: beside SOURCE, named by the recipe")] = None,
     force: Replace = False,
-    requantize: Annotated[bool, typer.Option("--requantize", help="take a source that is quantized already")] = False,
+    requantize: Annotated[bool, typer.Option("--requantize", help="accept a source that is already quantized")] = False,
     json: Json = False,
 ) -> None:
-    """Quantize a file with llama.cpp's own quantizer, by recipe, with exceptions per kind of tensor."""
+    """Quantize a file with llama.cpp's own quantizer, by type or recipe, with exceptions per kind of tensor."""
     if imatrix and imatrix_text:
         raise StudyError("the command line", "names two importance matrices", "give --imatrix or --imatrix-text")
     chosen = recipes.chosen(recipe, file_type, keep or [])
@@ -155,14 +155,14 @@ def quantize(
 @app.command("ranges")
 def probe_ranges(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="a GGUF file")],
-    text: Annotated[Path, typer.Option(help="a UTF-8 text; a short one is taken whole")],
+    text: Annotated[Path, typer.Option(help="a UTF-8 text; a short one is used whole")],
     n_prompt: Annotated[int, typer.Option(help="tokens of the prompt, at most")] = 512,
     n_gen: Annotated[int, typer.Option(help="tokens decoded after it, at most")] = 32,
     gpu: Annotated[bool, typer.Option("--gpu", help="probe on the GPU instead of the CPU")] = False,
     engine: Engine = None,
     json: Json = False,
 ) -> None:
-    """The largest input of every matrix product over a text, against what CPU, Metal and CUDA cast it to."""
+    """Find the largest input of every matrix product over a text, against the casts of CPU, Metal and CUDA."""
     from plamo_study.measure import ranges
 
     use_engine(engine)
@@ -187,7 +187,7 @@ def probe_ranges(
 
 
 def _record(file: Path, sha256: str, found: list[Finding]) -> None:
-    """Keep what was found beside the file, where that may be written to: it is told in any case."""
+    """Record the findings beside the file where that is writable; they are printed in any case."""
     try:
         inventory.record(file, sha256, [asdict(finding) for finding in found])
     except OSError as error:

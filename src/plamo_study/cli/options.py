@@ -1,4 +1,4 @@
-"""What several commands take: the scale, JSON, another build of the engine."""
+"""Options of several commands: the scale, JSON, another build of the engine."""
 
 import math
 import os
@@ -11,9 +11,9 @@ from plamo_study.measure.files import ACCEPT
 
 
 def finite(value: float | None) -> float | None:
-    """A number that is one; an option's range lets NaN through."""
+    """The value, if it is finite; an option's range accepts NaN."""
     if value is not None and not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number of minutes, seconds or requests")
+        raise typer.BadParameter(f"{value} is not a number of minutes, seconds or requests")
     return value
 
 
@@ -27,12 +27,12 @@ Accept = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print rows as JSON lines on stdout, for scripts")]
-LIMIT = "gates, anchors and repeats counted; a cell that runs when they are over is cut, and the next call measures it"
+LIMIT = "including gates, anchors and repeats; a cell still running at the end is cut, and the next call measures it"
 Minutes = Annotated[
-    float, typer.Option(min=0, callback=finite, help=f"for measuring, in all: {LIMIT}; 0: what the plans take")
+    float, typer.Option(min=0, callback=finite, help=f"minutes for measuring, {LIMIT}; 0: as long as the plans take")
 ]
-Force = Annotated[bool, typer.Option("--force", help="execute notebooks again that were executed from the same")]
-Replace = Annotated[bool, typer.Option("--force", help="replace the file that is there")]
+Force = Annotated[bool, typer.Option("--force", help="execute notebooks again even if nothing changed")]
+Replace = Annotated[bool, typer.Option("--force", help="replace an existing file")]
 Engine = Annotated[
     str | None, typer.Option(help="a build of `plamo-study engine list`, or a folder with llama.cpp's shared libraries")
 ]

@@ -1,4 +1,4 @@
-"""What the command line shows: progress with the time left, tables, summaries. All of it on stderr but JSON."""
+"""Display of the command line: progress with the time left, tables, summaries. Messages on stderr, tables on stdout."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ from plamo_study.measure.cells import OnModel
 from plamo_study.measure.process import Outcome
 from plamo_study.studies import collect
 
-if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait for in vain
+if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
     import pandas as pd
 
     from plamo_study.publish.runs import RunEvent, RunResult
@@ -37,12 +37,12 @@ if TYPE_CHECKING:  # these load Jupyter and SciPy, which no command should wait 
 console = Terminal(stderr=True)
 DONE = ("ok", "unchanged")
 LOG_EVERY_S = 10.0
-LEAST_PACE, MOST_PACE = 0.2, 5.0  # times as long as expected
+LEAST_PACE, MOST_PACE = 0.2, 5.0  # bounds of actual over expected time
 _last_line = -LOG_EVERY_S
 
 
 def place(reference: bool) -> str:
-    """Where a command keeps what it measures."""
+    """The place where a command stores its rows."""
     return recording.REFERENCE if reference else recording.LOCAL
 
 
@@ -56,7 +56,7 @@ def measure(
     elsewhere: runner.Elsewhere | None = None,
     at_most: float = 0,
 ) -> runner.Summary:
-    """Measure a study with a bar that says what runs, what came of the last cell, and how long it will take still."""
+    """Measure a study with a progress bar: the running cell, failures, and the time left."""
     path = recording.journal_path(study, scale, place)
     return sweep(collect.build(study, scale), path, retry_failed, beside, minutes, elsewhere, at_most)
 
@@ -107,7 +107,7 @@ def sweep(
 
 
 def no_time(error: runner.NoTimeError, enough: int) -> None:
-    """Say of one study of several that there is no time for it, and how much would be enough for all."""
+    """Report that one of several studies has no time, and how many minutes would be enough for all."""
     why = f"{error.what}: {error.why}; --minutes {enough} would be enough for all"
     console.print(why, style="red", soft_wrap=True)
 
@@ -136,13 +136,13 @@ def bytes_progress(verb: str = "writing") -> Iterator[Callable[[str], Callable[[
 
 
 def notebook_event(event: "RunEvent") -> None:
-    """One line when a notebook starts; the summary says how it ended."""
+    """One line when a notebook starts; the summary reports how it ended."""
     if event.kind == "started":
         console.print(f"running {event.notebook.name}")
 
 
 def summary(results: "list[RunResult]") -> bool:
-    """Print what became of each notebook; returns whether any failed."""
+    """Print the outcome of each notebook; return whether any failed."""
     for result in results:
         where = (
             short(result.output) if result.output else f"cell {result.cell}: {result.error} {result.message}".strip()
@@ -161,7 +161,7 @@ def of_host(outcome: "fleet.Outcome") -> None:
 
 
 def step(done: int, total: int, what: str) -> None:
-    """One line that moves: which step of how many. In a log a line now and then."""
+    """Update one line with the step number and total; in a log, print a line now and then."""
     global _last_line
     if console.is_terminal:
         console.print(f"{done} of {total}: {what}", end="\r" if done < total else "\n", soft_wrap=True)
@@ -171,14 +171,14 @@ def step(done: int, total: int, what: str) -> None:
 
 
 class Steps:
-    """Says before each step of a long command which of how many it is, and how long all of them will take still."""
+    """Announces each step of a long command: its number, the total, and the time left for all."""
 
     def __init__(self, seconds: Sequence[float]):
-        """`seconds`: what each step is expected to take."""
+        """`seconds`: expected seconds of each step."""
         self.expected, self.done, self.began = list(seconds), 0, time.monotonic()
 
     def begin(self, what: str) -> None:
-        """The next step begins. Expectations are corrected by how long the steps before it took."""
+        """Begin the next step; expectations are scaled by the actual time of the steps before it."""
         past, left = sum(self.expected[: self.done]), sum(self.expected[self.done :])
         pace = min(max((time.monotonic() - self.began) / past, LEAST_PACE), MOST_PACE) if past else 1.0
         self.done += 1
@@ -199,7 +199,7 @@ def confusion(table: "pd.DataFrame") -> None:
 
 
 def frame(table: "pd.DataFrame") -> None:
-    """A small frame as it is, its columns called as they are."""
+    """Print a small frame unchanged, with its own column names."""
     shown = Table(*(str(name) for name in table.columns))
     for row in table.to_dict("records"):
         shown.add_row(*(f"{value:.2g}" if isinstance(value, float) else str(value) for value in row.values()))
@@ -223,7 +223,7 @@ def boundaries(n_prompt: int, found: dict[int, tuple[int | None, int]], predicte
 
 
 def joined_parameters(arguments: list[str]) -> list[str]:
-    """Write papermill's `-p NAME VALUE` as the one word that a repeatable option takes: `-p NAME=VALUE`."""
+    """Write papermill's `-p NAME VALUE` as the single word that a repeatable option needs: `-p NAME=VALUE`."""
     joined, rest = [], iter(arguments)
     for word in rest:
         joined.append(word)
@@ -242,7 +242,7 @@ def name_and_value(text: str) -> tuple[str, str]:
 
 
 def short(path: Path) -> str:
-    """A path relative to the project where it lies inside."""
+    """A path relative to the project if it is inside."""
     return str(path.relative_to(paths.ROOT)) if path.is_relative_to(paths.ROOT) else str(path)
 
 
@@ -259,7 +259,7 @@ def _name(task: runner.Task) -> str:
 
 
 def leave_unless_ok(outcome: Outcome, doing: str) -> None:
-    """Go on where a worker ended well; else say how it ended and leave with exit code 1."""
+    """Return if a worker succeeded; else report its end and exit with code 1."""
     if outcome.status != "ok":
         why = outcome.failure.why if outcome.failure else ""
         console.print(f"{outcome.status} while {doing}: {why}", style="red")
@@ -275,7 +275,7 @@ def _trouble(event: runner.Progress) -> str:
 
 @contextmanager
 def building(name: str) -> Iterator[OnStep]:
-    """A bar that says what a build is doing."""
+    """A progress bar with the current step of a build."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(f"{name}: starting", total=None)

@@ -1,4 +1,4 @@
-"""What the commands on model files show: tables on stdout, notes on stderr."""
+"""Output of the commands on model files: tables on stdout, notes on stderr."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ STYLES = {"blocking": "red", "warning": "yellow", "note": ""}
 
 
 def models(entries: list[inventory.Entry], as_json: bool) -> None:
-    """The registry with the files that are here."""
+    """Print the registry with the local files."""
     if as_json:
         typer.echo(json.dumps([inventory.as_dict(entry) for entry in entries]))
         return
@@ -46,7 +46,7 @@ def models(entries: list[inventory.Entry], as_json: bool) -> None:
 
 
 def fetched(name: str, folder: Path) -> None:
-    """Name what is here now; where nothing pins it, say so, and print the lines that would."""
+    """Print what was fetched; where it is unpinned, say so, and print the lines that would pin it."""
     snapshot, hub = snapshots.read(folder), registry.hub(name)
     assert snapshot is not None
     size = f"{len(snapshot.files)} files, {snapshot.size / 1e9:,.2f} GB, every one verified"
@@ -58,7 +58,7 @@ def fetched(name: str, folder: Path) -> None:
 
 
 def made(path: Path, spec: ModelSpec) -> None:
-    """Name a written file, and what is assumed about its shape."""
+    """Print a written file, and the assumptions about its shape."""
     assumed = f" (assumed: {' '.join(spec.assumptions)})" if spec.assumptions else ""
     console.print(
         f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB, {'trained' if spec.trained else 'synthetic'}{assumed}",
@@ -67,12 +67,12 @@ def made(path: Path, spec: ModelSpec) -> None:
 
 
 def written(path: Path) -> None:
-    """Name a file that was written, with its size."""
+    """Print a written file with its size."""
     console.print(f"{short(path)}: {path.stat().st_size / 1e6:,.1f} MB", soft_wrap=True)
 
 
 def findings(path: Path, found: list[Finding]) -> None:
-    """What a check found, worst first; a stranger's text is never read as markup."""
+    """Print a check's findings, worst first; text from outside is never read as markup."""
     shown = Table("severity", "code", "evidence", "mend", title=Text(short(path)))
     for finding in found:
         severity = Text(finding.severity, style=STYLES[finding.severity])
@@ -81,7 +81,7 @@ def findings(path: Path, found: list[Finding]) -> None:
 
 
 def sizes(steps: Sequence[recipes.Step], as_json: bool) -> None:
-    """The dry run of a quantization: what each tensor kind becomes, and the sum."""
+    """Print the dry run of a quantization: the new type of each tensor kind, and the sum."""
     kinds = recipes.by_kind(steps)
     if as_json:
         typer.echo(json.dumps([asdict(kind) for kind in kinds]))

@@ -1,4 +1,4 @@
-"""What the command on quality shows: one table per model on stdout. It computes nothing."""
+"""Output of the quality command: one table per model on stdout. Nothing is computed here."""
 
 import pandas as pd
 from rich.table import Table
@@ -19,7 +19,7 @@ COLUMNS = {  # header -> column of studies/quality/analysis.py's table, format, 
 
 
 def quality(table: pd.DataFrame) -> None:
-    """Every file against its reference, with 95 % intervals clustered by chunk."""
+    """Print every file's figures against its reference, with 95 % intervals clustered by chunk."""
     for (model, text), group in table.groupby(["model", "text"]):
         shown = Table("file", "MB", *COLUMNS, title=f"{model} on {text}")
         for line in group.to_dict("records"):

@@ -1,4 +1,4 @@
-"""The commands on rows: one file of a machine's journals, made where they were measured and added elsewhere."""
+"""The commands on rows: one file of a machine's journals, packed where they were measured and added elsewhere."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,18 +17,18 @@ from plamo_study.present import processors
 from plamo_study.studies import registry
 
 app = typer.Typer(
-    no_args_is_help=True, help="Rows of machines: pack yours into one file, add somebody else's, remove them again."
+    no_args_is_help=True, help="Rows of machines: pack yours into one file, add another machine's, remove them again."
 )
 
 
 @app.command()
 def pack(
-    out: Annotated[Path | None, typer.Argument(help="where to write it; none: MACHINE.rows.gz here")] = None,
-    machine: Annotated[str, typer.Option(help="as `rows list` names it; none: the one measured last")] = "",
+    out: Annotated[Path | None, typer.Argument(help="output file; none: MACHINE.rows.gz in this folder")] = None,
+    machine: Annotated[str, typer.Option(help="id from `rows list`; none: the machine measured last")] = "",
     place: Annotated[str, typer.Option(help="local: measured here; reference: the tracked rows")] = recording.LOCAL,
     force: Replace = False,
 ) -> None:
-    """Write one file of a machine's rows and their facts. No host, user or folder is in it.
+    """Write a machine's rows and their facts to one file, without host, user or folder names.
 
     Rows that name a folder, such as those of `plamo-study quality` on a file of yours, are left out and counted.
     """
@@ -48,10 +48,10 @@ def pack(
 
 @app.command()
 def add(
-    file: Annotated[Path, typer.Argument(help="made by `rows pack`")],
+    file: Annotated[Path, typer.Argument(help="a file made by `rows pack`")],
     tracked: Annotated[bool, typer.Option(help="into data/measured/others, which the repository keeps")] = False,
 ) -> None:
-    """Check every line of a pack, then file its rows under the machine's id. Rows that are here already stay."""
+    """Check every line of a pack, then file its rows under the machine's id. Existing rows stay."""
     check_file(file, packing.MOST_BYTES)
     place = recording.OTHERS if tracked else ""
     found, new = packing.add(file, registry.STUDIES, place)
@@ -60,15 +60,15 @@ def add(
 
 
 @app.command()
-def remove(machine: Annotated[str, typer.Argument(help="as `rows list` names it")]) -> None:
-    """Take out a machine's rows that were added. What was measured here and what is the reference's stays."""
+def remove(machine: Annotated[str, typer.Argument(help="id from `rows list`")]) -> None:
+    """Remove a machine's rows that were added. Rows measured here and the reference's rows stay."""
     for path, rows in packing.remove(machine).items():
         report.console.print(f"{report.short(path)}: {rows} rows removed")
 
 
 @app.command("list")
 def list_machines(json: Json = False) -> None:
-    """Every machine that has rows here."""
+    """List every machine with rows here."""
     entries, names = [], []
     for place, machine, facts, rows in packing.machines():
         entry = {"place": place, "machine": machine, "chip": facts["chip"], "cores": facts["cores"]}

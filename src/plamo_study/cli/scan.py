@@ -1,6 +1,6 @@
-"""The command that looks for fragile tensors in a user's own files: `plamo-study models scan`."""
+"""The command that finds fragile tensors in a user's own files: `plamo-study models scan`."""
 
-# Modules that load SciPy are imported by the command: the others answer a second sooner.
+# Modules that load SciPy are imported by the command: the others start a second sooner.
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,22 +15,22 @@ from plamo_study.cli.terminal import Terminal, echo
 if TYPE_CHECKING:
     import pandas as pd
 
-HOURS = 24 * 3600.0  # a scan of large files on a CPU takes long, and is no hang
+HOURS = 24 * 3600.0  # a long scan of large files on a CPU is not a hang
 
 
 def scan(
     reference: Annotated[Path, typer.Argument(help="the F32, F16 or BF16 GGUF file")],
     candidate: Annotated[Path, typer.Argument(help="the same model quantized, e.g. by models quantize")],
-    text: Annotated[str, typer.Option(help="a UTF-8 text like those the model is for, or one of data/corpus")],
+    text: Annotated[str, typer.Option(help="a UTF-8 text typical of the model's use, or one of data/corpus")],
     chunk: Annotated[int, typer.Option(min=4, max=1 << 20, help="tokens of a chunk; its second half is scored")] = 512,
     chunks: Annotated[int, typer.Option(min=1, help="chunks of the text; more of them, narrower intervals")] = 16,
     gpu: Annotated[bool, typer.Option("--gpu", help="offload all layers")] = False,
     engine: Engine = None,
     json: Json = False,
 ) -> None:
-    """Which tensor classes and layers suffer most from being quantized, and what keeping them costs.
+    """Find the tensor classes and layers that quantization damages most, and the cost of keeping them.
 
-    Evaluates some four models per class and layer, composed in memory; nothing is written. Every line: damage (KL
+    Evaluates some four models per class and layer, composed in memory; nothing is written. Each line: damage (KL
     divergence to the reference, 0.001 nats per token) of the point quantized alone, its excess over what size and
     role explain, the verdict, and what keeping the point avoids and costs.
     """

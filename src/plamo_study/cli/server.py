@@ -1,4 +1,4 @@
-"""The commands on servers: build llama-server, start one, probe anybody's."""
+"""The commands on servers: build llama-server, start one, probe any server."""
 
 import json as jsonlib
 import os
@@ -19,22 +19,22 @@ from plamo_study.growing import check_out, growing
 from plamo_study.measure import machine, server as servers
 
 app = typer.Typer(no_args_is_help=True)
-KEY = "PROBE_API_KEY"  # environment: sent to the server that is probed, and shown nowhere
+KEY = "PROBE_API_KEY"  # environment: sent to the probed server, and never shown
 DAY_S = 86_400.0
 
 
 @app.callback()
 def main() -> None:
     """Servers: build llama-server, start one, load one."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or a server would outlive the command that started it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else a server would outlive the command that started it
 
 
 @app.command()
 def build(
     engine: Annotated[str, typer.Argument(help="stock, or a build of `engine list`")] = server_build.STOCK,
-    patched: Annotated[bool, typer.Option("--patched", help="with our patch of how its threads wait")] = False,
+    patched: Annotated[bool, typer.Option("--patched", help="with our patch for waiting threads")] = False,
 ) -> None:
-    """Compile llama-server from the locked sources, once for all engines; the engine too where it is not here."""
+    """Compile llama-server from the locked sources, once for all engines; builds the engine too if it is missing."""
     with report.building("llama-server") as on_step:
         begin = time.monotonic()
         binary, spent = server_build.build(engine, on_step, patched)
@@ -47,13 +47,13 @@ def build(
 
 @app.command()
 def start(
-    model: Annotated[Path, typer.Argument(help="a GGUF")],
+    model: Annotated[Path, typer.Argument(help="a GGUF file")],
     engine: Annotated[str, typer.Option(help="stock, or a build of `engine list`")] = server_build.STOCK,
     python: Annotated[bool, typer.Option("--python", help="llama_cpp.server, one request at a time")] = False,
     slots: Annotated[int, typer.Option(min=1)] = 4,
-    tokens: Annotated[int, typer.Option(min=1, help="of each slot")] = 2048,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens of each slot")] = 2048,
 ) -> None:
-    """Start a server on a free port of loopback, print its address, and end it with Ctrl-C."""
+    """Start a server on a free loopback port and print its address; Ctrl-C ends it."""
     kind: servers.Kind = "llama_cpp.server" if python else "llama-server"
     threads, libraries = machine.performance_cores(), server_build.libraries(engine)
     setup = servers.Setup(kind, model, slots, tokens, threads, libraries=libraries)
@@ -68,27 +68,27 @@ def start(
 
 
 def probe(
-    url: Annotated[str, typer.Argument(help="of any OpenAI-compatible server, e.g. http://127.0.0.1:8080")],
-    model: Annotated[str, typer.Option(help="its name there; by default the first that the server lists")] = "",
-    prompt_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="of your usual request")] = 256,
-    output_tokens: Annotated[int, typer.Option(min=2, max=100_000, help="of its answer")] = 32,
-    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="requests at a time")] = 2,
+    url: Annotated[str, typer.Argument(help="URL of any OpenAI-compatible server, e.g. http://127.0.0.1:8080")],
+    model: Annotated[str, typer.Option(help="model name on the server; by default the first it lists")] = "",
+    prompt_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="tokens of your usual prompt")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=2, max=100_000, help="tokens of its answer")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, max=1000, help="concurrent requests")] = 2,
     rate: Annotated[
-        float, typer.Option(min=0, max=1000, callback=finite, help="requests per second instead; 0: as many at a time")
+        float, typer.Option(min=0, max=1000, callback=finite, help="requests per second instead; 0: keep `concurrency`")
     ] = 0.0,
-    seconds: Annotated[float, typer.Option(min=1, max=DAY_S, callback=finite, help="at most, about")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=1, max=DAY_S, callback=finite, help="approximate limit")] = 120.0,
     watch: Annotated[
         float,
         typer.Option(
-            min=0, max=DAY_S, callback=finite, help="first look at /metrics so many seconds: your own traffic"
+            min=0, max=DAY_S, callback=finite, help="first watch your own traffic at /metrics for this many seconds"
         ),
     ] = 0.0,
-    yes: Annotated[bool, typer.Option("--yes", help="the server is not on this machine, and may be asked")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="allow requests to a server that is not on this machine")] = False,
     json: Annotated[bool, typer.Option("--json", help="the report as JSON on stdout")] = False,
-    html: Annotated[Path | None, typer.Option(help="write the report as a page")] = None,
+    html: Annotated[Path | None, typer.Option(help="write the report as an HTML page")] = None,
     force: Replace = False,
 ) -> None:
-    """Are a server's answers right under load, and which phase binds its traffic? A key: PROBE_API_KEY."""
+    """Check a server's answers under load, and which phase limits its traffic. API key: PROBE_API_KEY."""
     from plamo_study.studies.serving import page, probe as probing, traffic
     from plamo_study.studies.serving.client import Target
 
@@ -111,7 +111,7 @@ def probe(
         with growing(html) as partial:
             partial.write_text(page.html(found), encoding="utf-8")
     if json:
-        typer.echo(jsonlib.dumps(msgspec.to_builtins(found)))  # in which NaN stands as such
+        typer.echo(jsonlib.dumps(msgspec.to_builtins(found)))  # NaN stays NaN
     else:
         Terminal().print(page.text(found), soft_wrap=True)
 

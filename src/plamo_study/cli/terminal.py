@@ -1,6 +1,6 @@
-"""What the command line writes on: consoles and JSON that show control characters instead of obeying them.
+"""Output of the command line: consoles and JSON that show control characters instead of interpreting them.
 
-Names of files, words of servers and engines, rows of other machines: whoever wrote them, they reach a terminal here.
+File names, messages of servers and engines, rows of other machines: text from any source reaches a terminal here.
 """
 
 from collections.abc import Iterable
@@ -14,21 +14,21 @@ from rich.text import Text
 
 from plamo_study.foreign import plain
 
-KEPT = "\n\t\xa0\u3000\r"  # rich lets a carriage return through only where this program ends a line with it
+KEPT = "\n\t\xa0\u3000\r"  # rich passes a carriage return only where this program ends a line with it
 
 
 class Terminal(Console):
-    """A console whose own colours and movements are the only ones: no text is markup, nor escapes into commands."""
+    """A console with only its own colours and cursor movements: text is never markup or a control sequence."""
 
     def __init__(self, stderr: bool = False):
         super().__init__(stderr=stderr, markup=False, highlight=False)
 
     def render_str(self, text: str, **given: Any) -> Text:
-        """A text as it will be printed: columns are as wide as that."""
+        """A text as printed, so that column widths fit."""
         return super().render_str(plain(text), **given)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """What is printed, piece by piece."""
+        """The printed segments, with control characters shown."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=plain(segment.text, KEPT))
 

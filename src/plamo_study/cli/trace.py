@@ -1,6 +1,6 @@
 """The command that records one request operator by operator: `plamo-study trace`."""
 
-# Modules that load SciPy are imported by the command: the others answer a second sooner.
+# Modules that load SciPy are imported by the command: the others start a second sooner.
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ from plamo_study.studies.timeline import request as tracing
 def trace(
     model: Annotated[str, typer.Argument(metavar="MODEL_OR_FILE", help="a registered model, or a .gguf file")],
     scale: Scale = "mini",
-    dtype: Annotated[str, typer.Option("--type", help="of a registered model: F16, Q8_0, ...; none: the scale's")] = "",
+    dtype: Annotated[str, typer.Option("--type", help="of a registered model: F16, Q8_0, ...; none: by scale")] = "",
     prompt: Annotated[int, typer.Option(help="tokens of the prompt, drawn at random")] = 256,
     gen: Annotated[int, typer.Option(help="decode steps after it")] = 16,
     out: Annotated[Path, typer.Option(help="where to write the trace: .json or .json.gz")] = Path("trace.json.gz"),
@@ -30,7 +30,7 @@ def trace(
 ) -> None:
     """Record one request operator by operator, in the format that ui.perfetto.dev and chrome://tracing open.
 
-    Prints the share of time by operator class and what recording cost, against the same request not recorded.
+    Prints the share of time by operator class and the cost of recording, relative to the same request without it.
     """
     from plamo_study.studies.timeline import chrome_trace
     from plamo_study.studies.timeline.workload import timeline_of
@@ -58,7 +58,7 @@ def trace(
 
 
 def _show(measured: Measured, n_gen: int) -> None:
-    """Share of time by class in both phases, what recording cost, and every check that did not hold."""
+    """Print the share of time by class in both phases, the cost of recording, and every failed check."""
     from plamo_study.studies.timeline import analysis as study
     from plamo_study.studies.timeline.operators import CLASSES
 

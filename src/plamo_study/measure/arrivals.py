@@ -1,8 +1,8 @@
-"""When requests of people who know nothing of one another arrive."""
+"""Arrival times of independent requests."""
 
 import numpy as np
 
 
 def since_first(gaps: np.ndarray) -> np.ndarray:
-    """When each request arrives, (n,), counted from the first; `gaps`: before each, (n,), in the same unit."""
+    """Arrival time of each request since the first, (n,); `gaps`: the gap before each, (n,), in the same unit."""
     return np.asarray(np.cumsum(gaps) - gaps[0])

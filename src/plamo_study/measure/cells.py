@@ -1,7 +1,7 @@
-"""What can be measured: one type of cell for each workload. A new one is a class here and its name in `Cell`.
+"""Types of cells, one for each workload. To add one, write a class here and add its name to `Cell`.
 
-JSON and frames call fields by the names of `ORDER`; where types mean different things by one of them, each has an
-attribute of its own for it. Defaults are left out of JSON, so a field added later changes no existing key.
+JSON and frames use the field names of `ORDER`. Where a name means different things in different types, each type has
+its own attribute for it. Defaults are left out of JSON, so a field added later changes no existing key.
 """
 
 from typing import Any, ClassVar, Literal, get_args
@@ -10,8 +10,8 @@ import msgspec
 from msgspec import field
 
 File = tuple[str, str, str]  # model, scale, and type or recipe
-Calls = tuple[tuple[tuple[int, int], ...], ...]  # (sequence, tokens) of each call; 0 tokens: it leaves
-ORDER = (  # of the names in the JSON that keys are hashes of, and of the columns of frames: new ones go to the end
+Calls = tuple[tuple[tuple[int, int], ...], ...]  # (sequence, tokens) of each call; 0 tokens: the sequence leaves
+ORDER = (  # order of names in the JSON that keys hash, and of frame columns: append new names at the end
     "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
     "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
     "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
@@ -23,8 +23,8 @@ ORDER = (  # of the names in the JSON that keys are hashes of, and of the column
 class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="workload", tag=str.lower):
     """What every cell says, and what others ask of it; a simulation needs no more."""
 
-    timed: ClassVar[bool] = False  # whether its results are times, which what computes beside it would spoil
-    crowds: ClassVar[bool] = False  # whether its own processes wait for one another's threads, whoever else is there
+    timed: ClassVar[bool] = False  # whether its results are times, which concurrent work would spoil
+    crowds: ClassVar[bool] = False  # whether its own processes wait for one another's threads, even on an idle machine
     n_threads: int = 1
     repetitions: int = 1
     seed: int = 0
@@ -36,9 +36,9 @@ class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
     @property
     def asks_whether(self) -> bool:
-        """Whether it asks if something is right: then a wrong result or an abort is its answer and no failure.
+        """Whether it asks if something is correct: then a wrong result or an abort is its answer, not a failure.
 
-        By default where prompts of several sequences share a call.
+        By default true where prompts of several sequences share a call.
         """
         return getattr(self, "policy", "") == "packed"
 
@@ -167,7 +167,7 @@ class OnText(OnModel, frozen=True, kw_only=True):
 
     @property
     def is_timed(self) -> bool:
-        """On random tokens only: on a text the question is another one."""
+        """Only on random tokens: with a text, the result is not a time."""
         return self.timed and not self.text
 
 
@@ -245,7 +245,7 @@ class Arrival(OnModel, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The prompt is one more sequence; it may be longer than what the model was trained with."""
+        """The prompt is one more sequence; it may be longer than the model's training context."""
         return self.n_seq + 1, self.depth, self.n_gen
 
 
@@ -262,7 +262,7 @@ class Replicas(OnModel, frozen=True, kw_only=True):
 
     @property
     def is_timed(self) -> bool:
-        """Not where one is killed: nobody counts what that one computed, so it looks like another program's work."""
+        """Not where a process is killed: its CPU time is not counted, and so looks like another program's work."""
         return self.killed < 0
 
     @property
@@ -325,7 +325,7 @@ class Serving(OnModel, frozen=True, kw_only=True):
     """Requests to a server over HTTP: so many at a time, or as they arrive."""
 
     timed = crowds = True
-    # The default is another object than the type's word: what a journal names stays named, as `canonical` says.
+    # The default is another object than the literal, so that a name given explicitly stays in JSON; see `canonical`.
     server: Literal["llama-server", "llama_cpp.server"] = "-".join(("llama", "server"))  # type: ignore[assignment]
     n_prompt: int = 0  # tokens of each request
     n_gen: int = 0  # of each answer
@@ -377,17 +377,17 @@ _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspe
 
 
 def columns(cell: AnyCell) -> dict[str, Any]:
-    """A cell under the names of `ORDER`, with the usual default where its type has no such field."""
+    """A cell's fields by the names of `ORDER`, with the usual default where its type has no such field."""
     own = zip(cell.__struct_encode_fields__, cell.__struct_fields__, strict=True)
     told = {"workload": cell.workload} | _DEFAULTS | {name: getattr(cell, attribute) for name, attribute in own}
     return {name: told[name] for name in ORDER}
 
 
 def canonical(cell: AnyCell) -> msgspec.Raw:
-    """The JSON of a cell that keys are hashes of: its names in `ORDER`, defaults left out.
+    """Canonical JSON of a cell, which keys hash: names in the order of `ORDER`, defaults left out.
 
-    msgspec tells a default by identity: a number or word that a plan computed or a journal holds stays where it equals
-    one. Recorded keys rest on it.
+    msgspec recognises a default by identity: a value that a plan computed or a journal holds stays even where it equals
+    the default. Recorded keys depend on it.
     """
     told = msgspec.to_builtins(cell)
     return msgspec.Raw(msgspec.json.encode(dict(sorted(told.items(), key=lambda pair: ORDER.index(pair[0])))))

@@ -1,6 +1,6 @@
-"""All that can be found out about a model file: what it shows itself, then what the engine makes of it.
+"""All checks of a model file: first what the file itself shows, then what the engine makes of it.
 
-The engine meets only files in which nothing blocking was found, in a process of its own with limits of time and memory.
+The engine gets only files without blocking findings, in a separate process with limits of time and memory.
 """
 
 from pathlib import Path
@@ -20,11 +20,11 @@ def check(
     memory_limit: int | None = None,
     progress: Progress | None = None,
 ) -> list[Finding]:
-    """Findings about a file, worst first; none of them blocking means that it may be measured.
+    """Findings about a file, worst first; without a blocking one, the file may be measured.
 
     `sha256`: 64 hex digits it should have. `gate`: let the engine load and decode it, in a worker that gets
     `time_limit_s` seconds and `memory_limit` bytes beside the weights (None: limits that grow with the file).
-    `progress` is called with (bytes done, bytes in all) while weights are searched.
+    `progress` is called with (bytes done, total bytes) while weights are scanned.
     Raises StudyError where there is no file, or `sha256` is no hash.
     """
     found, header = inspect(path, sha256, progress)

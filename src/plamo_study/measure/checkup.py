@@ -1,7 +1,7 @@
-"""The gate of a model file: a process of its own loads it, decodes, and holds the logits against the oracle.
+"""The gate of a model file: a separate process loads it, decodes, and compares the logits with the oracle.
 
-Time and memory are limited; a hang, a crash or a refusal of the engine becomes a finding. It does not look at the file
-itself: models/check.py does, and checking.py lets nothing through in which that found a reason not to.
+Time and memory are limited; a hang, a crash or a refusal of the engine becomes a finding. The file's content is not
+checked here: models/check.py does that, and checking.py lets through only files without a blocking finding.
 """
 
 import os
@@ -29,9 +29,9 @@ from plamo_study.models.finding import AGAIN, Finding, printable
 N_PROMPT, N_STEPS = 16, 4  # tokens prefilled, and decoded one by one after them
 TIME_S, BYTES_PER_S = 30.0, 50e6  # time limit: start and arithmetic, and reading the file from a slow disk
 MEMORY = 1 << 30  # bytes beside the weights, which may be mapped and repacked: twice the file
-LOG_LINES = 10  # of the engine, said before an error
-WATCH_S = 0.05  # between two looks at the process's memory
-ORACLE_WEIGHTS = 1 << 28  # the largest file, in weights, that the NumPy oracle is asked about
+LOG_LINES = 10  # of the engine's log, printed before an error
+WATCH_S = 0.05  # between two checks of the process's memory
+ORACLE_WEIGHTS = 1 << 28  # the largest file, in weights, that the NumPy oracle judges
 OTHER = "plamo-study models list names files that are known to work"
 
 
@@ -128,7 +128,7 @@ def _limited(job: Examination) -> Measured:
 
 
 def _limit_memory(n_bytes: int) -> None:
-    """Data beyond the limit cannot be allocated (Linux); resident memory beyond it ends the process (anywhere)."""
+    """Limit allocations (Linux), and end the process when its resident memory exceeds the limit (everywhere)."""
     if not machine.MACOS:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         most = n_bytes if hard == resource.RLIM_INFINITY else min(n_bytes, hard)
@@ -180,7 +180,7 @@ def _probed(path: Path) -> tuple[np.ndarray, np.ndarray, Any]:
     """Random tokens (n,), the CPU's logits after each (n, n_vocab), and the ranges of what entered its products."""
     from plamo_study.engine.ranges import InputRanges
 
-    with InputRanges(path, _config(0, n_threads=1)) as model:  # stopped at every product, threads would only wait
+    with InputRanges(path, _config(0, n_threads=1)) as model:  # it stops at every product: more threads would wait
         tokens = np.random.default_rng(0).integers(FIRST_TOKEN, model.n_vocab, N_PROMPT + N_STEPS)
         worker.stage("prefill")
         model.evaluate(tokens[:N_PROMPT])

@@ -1,6 +1,6 @@
-"""What is wrong with llama.cpp's PLaMo 2, by name: the one table that reports, notebooks and builds speak from.
+"""The defects of llama.cpp's PLaMo 2, by name: the one table for reports, notebooks and builds.
 
-Recorded engines carry the codes in `corrects`; what is shown carries the names.
+Recorded engines carry the codes in `corrects`; output shows the names.
 """
 
 from collections.abc import Sequence
@@ -55,16 +55,16 @@ BUILDS = {
 
 
 def name(code: str) -> str:
-    """A defect's name, or a build's other word (e.g. `window`) as it is."""
+    """A defect's name, or any other word of a build (e.g. `window`) unchanged."""
     return BY_CODE[code].name if code in BY_CODE else code
 
 
 def build_name(corrects: Sequence[str]) -> str:
-    """A build by what it corrects: "stock" for nothing, the name it is built by, else the defects' names joined."""
+    """A build's name by what it corrects: "stock" for nothing, its build name, else the defects' names joined."""
     return BUILDS.get(tuple(corrects)) or " + ".join(name(code) for code in corrects)
 
 
 def spelled(code: str) -> str:
-    """A defect where it first occurs: name, code and definition."""
+    """A defect at its first mention: name, code and definition."""
     defect = BY_CODE[code]
     return f"{defect.name} ({defect.code}): {defect.says}"

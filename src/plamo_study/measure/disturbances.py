@@ -1,9 +1,9 @@
-"""Forty short sweeps with a busy process planted beside half of them: what the watch marked, and whether rightly.
+"""Forty short sweeps, half of them with a planted busy process: which rows the watch marked, and whether correctly.
 
-What was planted and what the system counted is kept for every row, so the verdicts can be taken again under other
-limits. A block counts as disturbed when a busy process ran during a tenth of one of its rows or more. Blocks beside
-which nothing was planted, and from which the hypervisor took CPU time for other guests all the same, are counted apart:
-they are not clean. How much longer their marked rows took says whether the marks were right.
+Each row keeps what was planted and what the system counted, so it can be judged again under other limits. A block
+counts as disturbed when a busy process ran during a tenth of one of its rows or more. Blocks without a planted process
+from which the hypervisor still took CPU time for other guests are counted apart: they are not clean. The slowdown of
+their marked rows shows whether the marks were right.
 """
 
 from pathlib import Path
@@ -51,7 +51,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def blocks_of(sweeps: list[Planted], marked: bool) -> set[tuple[str, int]]:
-    """Blocks, as (seed of the sweep, number), with a row that the watch marked, or that was disturbed in truth."""
+    """Blocks, as (seed of the sweep, number), with a row that the watch marked, or else with a truly disturbed row."""
     found = set()
     for sweep in sweeps:
         keys = watch.disturbed(sweep.rows)
@@ -62,7 +62,7 @@ def blocks_of(sweeps: list[Planted], marked: bool) -> set[tuple[str, int]]:
 
 
 def rates(found: Trial, load: str | None = None) -> tuple[Estimate, Estimate]:
-    """(disturbed blocks that were marked, clean ones that were), with exact intervals; of one load or all."""
+    """(hit rate in disturbed blocks, alarm rate in clean ones), with exact intervals; for one load or all."""
     sweeps = [sweep for sweep in found.sweeps if load is None or sweep.load == load]
     true, marked = blocks_of(sweeps, marked=False), blocks_of(sweeps, marked=True)
     clean = _every_block(sweeps) - true - taken(sweeps)
@@ -79,20 +79,20 @@ def by_load(found: Trial) -> pd.DataFrame:
 
 
 def taken(sweeps: list[Planted]) -> set[tuple[str, int]]:
-    """Blocks beside which nothing was planted, with a row from which the hypervisor took CPUs for other guests."""
+    """Blocks with nothing planted beside them, in which the hypervisor took CPUs of a row for other guests."""
     rows = [(sweep.seed, row) for sweep in sweeps for row in sweep.rows if not row.anchor]
     found = {(seed, row.block) for seed, row in rows if _stolen(row) >= TAKEN}
     return found - blocks_of(sweeps, marked=False)
 
 
 def unplanted(found: Trial) -> tuple[int, int]:
-    """(marked blocks beside which nothing was planted, all such blocks)."""
+    """(marked blocks with nothing planted beside them, all such blocks)."""
     calm = _every_block(found.sweeps) - blocks_of(found.sweeps, marked=False)
     return len(blocks_of(found.sweeps, marked=True) & calm), len(calm)
 
 
 def slowdown(found: Trial) -> Estimate:
-    """How many times as long the marked rows of `taken` blocks took as clean ones of their cell; a block is a unit."""
+    """Time of the marked rows of `taken` blocks over that of clean rows of their cell; the unit is a block."""
     blocks, clean, marked = taken(found.sweeps), dict[Cell, list[float]](), dict[tuple[str, int], list[Row]]()
     for sweep in found.sweeps:
         keys = watch.disturbed(sweep.rows)

@@ -1,9 +1,9 @@
-"""Energy meters that a machine shows: joules counted so far, read before and after what is timed, never in between.
+"""Energy meters of a machine: cumulative joules, read before and after a timed part, never during it.
 
 Three kinds, which count different things and are never compared: RAPL (Linux: a processor's package, and its memory
 where that is counted apart), NVML (a whole NVIDIA board) and IOReport (parts of an Apple chip, by zeus-apple-silicon).
-zeus itself reads the same counters, but has a process poll RAPL beside what is measured, lest the counter wrap unseen.
-Here two readings are enough: a timed part so long that a counter may wrap twice has no joules.
+zeus reads the same counters, but polls RAPL from a process beside the measurement, in case the counter wraps. Here two
+readings are enough: a timed part in which a counter may wrap twice has no joules.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,9 +23,9 @@ INSTALL = "pip install 'plamo-study[energy]'"
 
 @dataclass(frozen=True)
 class Meter:
-    """`read`: joules counted so far, by what they are of ("RAPL package-0"), all taken at one time.
+    """`read`: cumulative joules by part ("RAPL package-0"), all read at one time.
 
-    `limits_w`: the power that each is held under, of those that say so; `wraps_j`: where each begins anew.
+    `limits_w`: power limit of each part in W, where known; `wraps_j`: joules at which each counter wraps.
     """
 
     read: Callable[[], dict[str, float]]
@@ -49,14 +49,14 @@ def missing() -> str:
 
 
 def counted() -> dict[str, float]:
-    """Joules that each meter has counted so far."""
+    """Cumulative joules of each meter."""
     return {name: joules for meter in meters() for name, joules in meter.read().items()}
 
 
 def between(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Joules of each meter between two readings so far apart.
+    """Joules of each meter between two readings `seconds` apart.
 
-    None of a counter that may have begun anew more than once, or that fell without saying where it begins anew.
+    A counter that may have wrapped more than once, or that fell without a known wrap, is left out.
     """
     held, wraps = limits(), {name: joules for meter in meters() for name, joules in meter.wraps_j.items()}
     found = {}
@@ -69,12 +69,12 @@ def between(before: Mapping[str, float], after: Mapping[str, float], seconds: fl
 
 
 def limits() -> dict[str, float]:
-    """Watts that each meter's part of the machine is held under, of those that say so."""
+    """Power limit in W of each meter's part of the machine, where known."""
     return {name: watts for meter in meters() for name, watts in meter.limits_w.items()}
 
 
 def _rapl(folder: Path) -> tuple[list[Meter], str]:
-    """Packages, and the memory beside each; and why one that is there cannot be read."""
+    """Meters of the packages and of the memory beside each, and why a meter that is present cannot be read."""
     found, why = [], ""
     for zone in sorted(folder.glob("intel-rapl:*")):
         try:
@@ -85,7 +85,7 @@ def _rapl(folder: Path) -> tuple[list[Meter], str]:
                 at = f"RAPL {name}" if name != "dram" else f"RAPL dram-{zone.name.split(':')[1]}"
                 held = [watts for file in zone.glob("constraint_*_power_limit_uw") if (watts := _micro(file))]
                 wraps = _micro(zone / "max_energy_range_uj")
-                limits = {at: max(held)} if held else {}  # the one of a burst is the largest
+                limits = {at: max(held)} if held else {}  # the burst limit is the largest
                 found.append(Meter(_reader(at, counter), limits, {at: wraps} if wraps else {}))
         except PermissionError:
             why = f"{zone / 'energy_uj'} is for root alone: sudo chmod a+r {folder}/intel-rapl:*/energy_uj"
@@ -106,7 +106,7 @@ def _micro(file: Path) -> float | None:
 
 
 def _nvml() -> list[Meter]:
-    """Boards that count; not all do."""
+    """Boards with an energy counter; not all have one."""
     if find_spec("pynvml") is None:
         return []
     import pynvml

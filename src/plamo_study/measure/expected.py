@@ -1,6 +1,6 @@
-"""How long cells are expected to take: as long as here before, else as on the reference machine, else as their like.
+"""Expected durations of cells: as measured here before, else on the reference machine, else for similar cells.
 
-What the reference machine took is corrected by how much faster or slower this one was in what it measured so far.
+Times of the reference machine are scaled by the relative speed of this one in what it has measured so far.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,23 +20,23 @@ from plamo_study.measure.plan import Plan
 from plamo_study.measure.rows import Row
 from plamo_study.models import recipes
 
-USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of a cell of which nothing is known
+USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of an unknown cell
 USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
 USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0, "weights": 20.0}  # of a gate that judges parts only
 WORKER_BYTES = 1 << 28  # of a process without its model
-ORACLE_TIMES = 2  # a model's file in memory: the engine's pages, and what the oracle makes of them at a time
+ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, and the weights in the oracle at a time
 Gated = tuple[str, int]  # model, and tokens that its oracle sees
 
 
 class Expected:
-    """Seconds of the cells of a plan; `own`: what cells took here, which may grow meanwhile."""
+    """Expected seconds of a plan's cells; `own`: what cells took here, which may grow meanwhile."""
 
     def __init__(self, plan: Plan, own: Mapping[Cell, float]):
         self.plan, self.own = plan, own
         self.cells, self.gates = _recorded(paths.MEASURED / "reference", _of_files(plan.scale))
 
     def seconds(self, cell: Cell) -> float:
-        """Wall time of one process."""
+        """Wall time of one process, in seconds."""
         if cell in self.own:
             return self.own[cell]
         there, pace = self._there(cell), self._pace()
@@ -46,7 +46,7 @@ class Expected:
         return pace * usual[self.plan.scale]
 
     def least(self) -> tuple[float, float]:
-        """Seconds of what a finding needs: of its gates, and of the least blocks of its cells with their anchors."""
+        """Seconds that a finding needs: for its gates, and for the least blocks of its cells with their anchors."""
         gates, (blocks, anchors) = needed_gates(self.plan), least_blocks(self.plan)
         anchor = [self.plan.anchor] * anchors if self.plan.anchor else []
         timed = [*self.plan.cells[: self.plan.needed] * blocks, *anchor]
@@ -60,13 +60,13 @@ class Expected:
         return self.gates.get((cell.model, cell.n_prompt)) if found is None and isinstance(cell, Gate) else found
 
     def _pace(self) -> float:
-        """Times as long as on the reference machine."""
+        """Time here relative to the reference machine; 1.0 without data."""
         ratios = [took / there for cell, took in list(self.own.items()) if (there := self._there(cell))]
         return median(ratios) if ratios else 1.0
 
 
 def least_blocks(plan: Plan) -> tuple[int, int]:
-    """The least blocks of a plan, and how many processes of the anchor stand around them."""
+    """The least blocks of a plan, and the number of anchor processes around them."""
     blocks = min(plan.blocks, LEAST_BLOCKS)
     return blocks, (blocks + 1) * plan.anchors
 
@@ -78,7 +78,7 @@ def needed_gates(plan: Plan) -> list[Cell]:
 
 
 def at_once(cell: Cell) -> int:
-    """How many such cells run beside one another: what is timed runs alone, the rest as cores and memory allow."""
+    """How many such cells run side by side: timed ones run alone, others as cores and memory allow."""
     if cell.is_timed:
         return 1
     sizes = [path.stat().st_size for file in cell.files if (path := recipes.model_path(*file)).exists()]
@@ -92,11 +92,11 @@ def _of_files(scale: str) -> str:
 
 @cache
 def _recorded(folder: Path, scale: str) -> tuple[dict[Cell, float], dict[Gated, float]]:
-    """What cells took, and gates of other types of the same model, in the journals of a folder: medians."""
+    """Median seconds of cells, and of gates by model and tokens whatever the type, in a folder's journals."""
     cells: dict[Cell, list[float]] = {}
     gates: dict[Gated, list[float]] = {}
     for path in folder.glob(f"*.{scale}.jsonl"):
-        with suppress(StudyError):  # a damaged journal tells nothing; its own study says so
+        with suppress(StudyError):  # a damaged journal adds nothing; its own study reports it
             for row in journal.latest_rows(journal.read(path)):
                 _note(row, cells, gates)
     return {cell: median(each) for cell, each in cells.items()}, {file: median(each) for file, each in gates.items()}
@@ -110,7 +110,7 @@ def _note(row: Row, cells: dict[Cell, list[float]], gates: dict[Gated, list[floa
 
 
 def _alike(cell: Cell) -> Cell:
-    """A cell without what follows from the machine it runs on."""
+    """A cell without the fields that depend on the machine."""
     changes: dict[str, object] = {"n_threads": 1}
     if isinstance(cell, OnModel):
         changes["scale"] = _of_files(cell.scale)

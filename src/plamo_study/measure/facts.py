@@ -1,8 +1,8 @@
-"""What machines, engines and models say of themselves: plain names, and what a fact from elsewhere has to hold.
+"""Facts about machines, engines and models: plain names, and what a fact from elsewhere must hold.
 
-A name is shown in Markdown, HTML, charts and terminals, by hundreds of lines that need not know where it came from. So
-it holds nothing that one of these obeys: it is written down like this, refused from elsewhere unless it is, and made so
-again where rows become frames.
+Names are shown in Markdown, HTML, charts and terminals, by hundreds of lines that need not know where they came from.
+So a name contains nothing that any of these obeys: it is recorded that way, refused from elsewhere otherwise, and
+cleaned again where rows become frames.
 """
 
 import re
@@ -15,12 +15,12 @@ SENTENCES = ("assumptions", "build", "description")  # of a fact: tables show th
 
 
 def plain(name: str) -> str:
-    """A name without what Markdown, HTML, TeX, a link or a terminal is made of: a question mark stands for it."""
+    """A name in which question marks replace what Markdown, HTML, TeX, links or terminals interpret."""
     return UNPLAIN.sub("?", name)
 
 
 def plainly(value: Any) -> Any:
-    """A fact, or a part of one, with all its names plain, keys too; its sentences as they are."""
+    """A fact, or a part of one, with all its names plain, keys too; sentences stay unchanged."""
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, list | tuple):
@@ -80,7 +80,7 @@ class Engine(Struct, kw_only=True):
 
 
 class Sums(Struct, kw_only=True):
-    """Over some tensors."""
+    """Sums over some tensors."""
 
     count: Count
     n_elements: Count
@@ -88,7 +88,7 @@ class Sums(Struct, kw_only=True):
 
 
 class Tensors(Sums, kw_only=True):
-    """Those of one kind; where they are of several types, by type too."""
+    """Sums over tensors of one kind; where they have several types, by type too."""
 
     type: Name
     by_type: Annotated[dict[Name, Sums], Meta(min_length=1, max_length=64)] = {}
@@ -118,7 +118,7 @@ class Shape(Struct, kw_only=True):
     d_conv: Size
 
     def __post_init__(self) -> None:
-        """A ValueError where a window has no pattern to stand in."""
+        """Raise ValueError for a window without a pattern of layers."""
         if self.window and not self.window_pattern:
             raise ValueError("a window without a pattern of layers")
 

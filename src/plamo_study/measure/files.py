@@ -1,8 +1,8 @@
-"""The files a plan runs on: synthetic ones are written, quantized ones made from the best source there is.
+"""The files a plan runs on: synthetic ones are written, quantized ones made from the best source available.
 
-Released ones must be here, or a source of theirs, and free of blocking findings.
+Released files, or sources to make them from, must be here and free of blocking findings.
 
-PLAMO_STUDY_ACCEPT (`--accept WORDS`) lets a released file with blocking findings through; its words enter the rows.
+PLAMO_STUDY_ACCEPT (`--accept WORDS`) admits a released file with blocking findings; the words enter the rows.
 """
 
 import os
@@ -26,14 +26,14 @@ from plamo_study.models.tensors import TensorInfo
 ACCEPT = "PLAMO_STUDY_ACCEPT"
 NOT_SHAPE = ("name", "scale", "trained", "values")
 SUMMED = ("count", "n_elements", "n_bytes")
-SOURCES = {"mini": ("F16",), "shape": ("F16",), "weights": ("F32", "BF16", "F16")}  # what is quantized, the best first
+SOURCES = {"mini": ("F16",), "shape": ("F16",), "weights": ("F32", "BF16", "F16")}  # to quantize from, the best first
 
 
 def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = None) -> None:
-    """Write the files a plan needs and lacks. `progress` is told (file, bytes done, bytes in all).
+    """Write the files a plan needs and lacks. `progress` is called with (file, bytes done, total bytes).
 
-    Raises StudyError for an unknown type or recipe, and for everything the synthetic writer and the quantizer raise
-    it for. A released model of which nothing is here is left to `model_fact`.
+    Raises StudyError for an unknown type or recipe, and wherever the synthetic writer or the quantizer does. A released
+    model without any file here is left to `model_fact`.
     """
     for name, scale, dtype in needed(plan):
         path = recipes.model_path(name, scale, dtype)
@@ -45,7 +45,7 @@ def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = N
 
 
 def needed(plan: Plan) -> list[tuple[str, str, str]]:
-    """(model, scale, type or recipe) of every file a plan's cells run on or hold against each other."""
+    """(model, scale, type or recipe) of every file a plan's cells run on or compare."""
     files = [file for cell in plan.asked for file in cell.files]
     compared = [cell for cell in plan.asked if isinstance(cell, Comparison)]
     files += [(cell.model, cell.scale, name) for cell in compared for name in cell.candidates]
@@ -53,14 +53,14 @@ def needed(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def written_types(name: str, scale: str) -> tuple[str, ...]:
-    """The types a model's file is written in directly; all others the quantizer makes of it."""
+    """The types a model's file is written in directly; the quantizer makes all others from it."""
     return () if scale == "weights" else registry.DTYPES
 
 
 def _source_of(path: Path, name: str, scale: str) -> Path | None:
-    """What a quantized file has to be made from: None when it stands already and is not older than its source.
+    """The source to quantize a file from; None where the file exists and is not older than its source.
 
-    A released file stands whatever its age: somebody else may have made it.
+    A released file is kept whatever its age: it may have been made elsewhere.
     """
     sources = [recipes.model_path(name, scale, dtype) for dtype in SOURCES[scale]]
     source = next((file for file in sources if file.exists()), None)
@@ -72,9 +72,9 @@ def _source_of(path: Path, name: str, scale: str) -> Path | None:
 
 
 def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
-    """What every row of a model shares: identity, shape, assumptions, findings, and its tensors by kind.
+    """The facts that all rows of a model share: identity, shape, assumptions, findings, and its tensors by kind.
 
-    Raises StudyError for a released file that is not here, or that has a blocking finding which nobody accepted.
+    Raises StudyError for a released file that is not here, or that has a blocking finding that was not accepted.
     """
     path = recipes.model_path(name, scale, dtype)
     spec, found = _released(name, path) if scale == "weights" else (registry.spec(name, scale), [])
@@ -116,7 +116,7 @@ def _named(kind: dict[str, Any]) -> dict[str, Any]:
 
 
 def _released(name: str, path: Path) -> tuple[registry.ModelSpec, list[Finding]]:
-    """The shape a released file states, and what a check finds in it without the engine; the study has its own gate."""
+    """The shape a released file states, and the findings of a check without the engine; the study has its own gate."""
     if not path.is_file():
         how = f"plamo-study models fetch {name}, then models convert {name}, then models quantize"
         raise StudyError(str(path), "is not here: released weights are not brought along", how)

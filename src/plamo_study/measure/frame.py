@@ -1,4 +1,4 @@
-"""Rows to a pandas frame: one line a row, with the verdict of its gate and the drift of its block beside it."""
+"""Rows to a pandas frame: one line per row, with its gate's verdict and its block's drift."""
 
 import math
 import statistics
@@ -23,23 +23,23 @@ ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "checks", "series", "requests"]  # fmt: skip
 REQUESTS = ["key", "request", "ttft_ns", "n_tokens", "itl_ns", "largest_gap_ns", "failure"]
-PAUSE_S = 1800.0  # without a row, after which a machine may have another speed
+PAUSE_S = 1800.0  # without a row: after such a pause a machine may have another speed
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
 
 def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFrame":
     """Columns: every field of the cell, the row's own, `build`, `verdict`, `drift`, `failure` and the conditions.
 
-    `joules`: by energy meter, counted in `timed_s` seconds around the timed parts; {} and NaN where nobody counted.
-    `limits_w`: watts that each meter's part was held under.
+    `joules`: by energy meter, counted in `timed_s` seconds around the timed parts; {} and NaN without a meter.
+    `limits_w`: the power limit of each meter's part, in W.
 
-    `disturbed`: whether something disturbed the row, and `disturbed_by` what, as `watch.causes` names it, "" for
-    nothing; `others`: the share of the machine's CPUs it took, and
-    `waited`: the CPUs' worth of time that the worker waited for one, both NaN for rows without evidence. `mhz`: the
-    clock of the slowest CPU at the end, NaN where the system tells none.
+    `disturbed`: whether something disturbed the row; `disturbed_by`: the cause, as `watch.causes` names it, or "".
+    `others`: the share of the machine's CPUs that others took; `waited`: the CPUs' worth of time that the worker waited
+    for one. Both are NaN for rows without evidence. `mhz`: the clock of the slowest CPU at the end, NaN where the
+    system does not report it.
 
-    `known` are the facts of the same journal. A model whose shape rests on assumptions is named with a star, and one
-    that a build gives a window with that. Names are plain, as `facts.plain` makes them.
+    `known` are the facts of the same journal. The name of a model whose shape is assumed ends in a star; that of a
+    model to which the build gives a window says so. Names are plain, as `facts.plain` makes them.
     """
     import pandas as pd
 
@@ -72,10 +72,10 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
 
 
 def in_one_go(rows: Iterable[Row]) -> list[Row]:
-    """The rows, with what a later call added to a block in a block of its own.
+    """The rows, with those that a later call added to a block moved to a block of their own.
 
-    Numbers of a block are compared because they were measured beside each other. A call is another one where nothing
-    was measured on the machine for PAUSE_S before it.
+    Rows of a block are comparable because they were measured close together. A new call begins where nothing was
+    measured on the machine for PAUSE_S.
     """
     rows, ends = list(rows), dict[str, float]()
     calls, of = Counter[str](), dict[str, int]()  # by machine; by row
@@ -96,9 +96,9 @@ def in_one_go(rows: Iterable[Row]) -> list[Row]:
 
 
 def requests(rows: Iterable[Row]) -> "pd.DataFrame":
-    """A line a request: `key` of its row, `request`, `ttft_ns`, `n_tokens`, mean `itl_ns`, `largest_gap_ns`, `failure`.
+    """One line per request: `key` of its row, `request`, `ttft_ns`, `n_tokens`, `itl_ns`, `largest_gap_ns`, `failure`.
 
-    NaN where too few tokens came: none have no first, one has no gap.
+    `itl_ns` is a mean. NaN where too few tokens came: TTFT needs one, a gap two.
     """
     import pandas as pd
 
@@ -123,7 +123,7 @@ def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
 
 
 def computed(model: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
-    """A model as a build computes it: one of PLaMo 2 has a window where the build's `window` (tokens) gives it one."""
+    """A model as a build computes it: a PLaMo 2 has a window where the build's `window` (tokens) sets one."""
     window, shape = engine.get("window", 0), model.get("shape", {})
     if not window or shape.get("arch") != "plamo2":
         return model
@@ -147,12 +147,12 @@ def build_name(engine: dict[str, Any]) -> str:
 
 
 def drift_by_block(rows: Iterable[Row]) -> dict[int, float]:
-    """Per block the drift that the anchors beside it and its own cells agree on, as a fraction: the smaller of the two.
+    """Relative drift of each block, as a fraction: the smaller of its anchors' drift and its cells' drift.
 
-    Of the anchors: how far the one before or after the block lies from the median anchor. Of its cells: how far they
-    lie, in the median, from what they took in the median over all blocks. An anchor is one process, and a process
-    varies by some 7 % of itself, so an anchor alone would mark every third steady block. A block without an anchor,
-    which a later call added, is judged by its cells.
+    Anchors: the distance of the anchor before or after the block from the median anchor, the larger of the two. Cells:
+    the median ratio of their times to their medians over all blocks, less 1. An anchor is one process, and processes
+    vary by some 7 %, so an anchor alone would mark every third steady block. A block without an anchor, added by a
+    later call, is judged by its cells.
     """
     rows = list(rows)
     marked = watch.disturbed(rows)
@@ -196,7 +196,7 @@ def _gates(rows: list[Row]) -> dict[tuple[str, str], bool]:
 
 
 def _proofs(rows: list[Row]) -> dict[tuple[Cell, str, str], bool]:
-    """Whether the result of a cell was right where only its first process asks."""
+    """Whether a cell's result was right, for cells where only the first process checks it."""
     asked = [row for row in rows if getattr(row.cell, "proof", "") == "first" and row.valid is not None]
     return {(row.cell, row.model, row.engine): row.valid is True for row in asked}
 
@@ -212,7 +212,7 @@ def _verdict(row: Row, gates: dict[tuple[str, str], bool], proofs: dict[tuple[Ce
     found = [gates.get((model, row.engine)) for model in (row.model, *row.others)]
     right = proofs.get((row.cell, row.model, row.engine)) if row.valid is None else row.valid
     if (right is None and getattr(row.cell, "proof", "") == "first") and False not in found:
-        return "ungated"  # the process that would have proved it did not end
+        return "ungated"  # the process that should have proved it did not finish
     if right is not True or False in found:
         return "invalid"
     return "ungated" if None in found else "valid"

@@ -1,7 +1,7 @@
-"""The journal: append-only JSON lines, synced when written. A torn last line, all a power cut leaves, is dropped.
+"""The journal: append-only JSON lines, synced when written. A torn last line, as a power cut leaves it, is dropped.
 
-It is dropped from a regular file only, when all lines before it are records or, where there are none, when it begins as
-one. Anything else is another file than a journal and stays as it is.
+It is dropped only from a regular file whose other lines are all records or, without other lines, whose torn line begins
+like a record. Any other file is not a journal and stays unchanged.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from plamo_study.measure.rows import SCHEMA, Fact, Record, Row
 
 _decoder = msgspec.json.Decoder(Record)
 _encoder = msgspec.json.Encoder()
-_BEGINNINGS = (b'{"kind":"row",', b'{"kind":"fact",')  # of records
+_BEGINNINGS = (b'{"kind":"row",', b'{"kind":"fact",')  # how records begin
 
 
 def read(path: Path) -> list[Record]:
@@ -44,7 +44,7 @@ def _decoded(path: Path, data: bytes) -> list[Record]:
             records = _decoder.decode_lines(complete)
         if not records and not any(torn[: len(begin)] == begin[: len(torn)] for begin in _BEGINNINGS):
             raise ValueError("no line of it is a record")
-    except (ValueError, RecursionError) as error:  # a MsgspecError is a ValueError, and so is what is not UTF-8
+    except (ValueError, RecursionError) as error:  # a MsgspecError or invalid UTF-8 is a ValueError
         raise StudyError(str(path), f"not a journal of this project ({error})", f"mv {path} {path}.broken") from error
     newest = max((record.schema for record in records if isinstance(record, Row)), default=SCHEMA)
     if newest > SCHEMA:
@@ -54,7 +54,7 @@ def _decoded(path: Path, data: bytes) -> list[Record]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Decoding makes many objects and no cycles; looking for cycles among them takes four times as long as decoding."""
+    """Pause garbage collection: decoding makes no cycles, and searching for them takes four times its time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -70,9 +70,9 @@ def latest_rows(records: list[Record]) -> list[Row]:
 
 
 def drop(path: Path, unwanted: Callable[[Record], bool]) -> list[Record]:
-    """Take records out of a journal; the file is whole at any moment, and gone where nothing is left. What was dropped.
+    """Remove records from a journal and return them; the file is whole at any moment, and deleted when empty.
 
-    Facts that no row is left of go too. StudyError as for reading and writing.
+    Facts without any row left are removed too. Raises StudyError as reading and writing do.
     """
     with Journal(path) as journal:
         dropped = [record for record in journal.records if unwanted(record)]
@@ -120,7 +120,7 @@ class Journal:
         os.close(self._fd)
 
     def append(self, *records: Record) -> None:
-        """Write records and sync them. A disk that is full loses these records only, and says so."""
+        """Write records and sync them. On a full disk only these records are lost, with a StudyError."""
         if not records:
             return
         lines = b"".join(_encoder.encode(record) + b"\n" for record in records)

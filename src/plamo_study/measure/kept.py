@@ -1,4 +1,4 @@
-"""Results that are one file beside the journals, data/measured/<place>/<name>: written whole, read with their type."""
+"""Results kept as one file beside the journals, data/measured/<place>/<name>: written whole, read with their type."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 def path(place: str, name: str) -> Path:
-    """Where a result lies."""
+    """Path of a result's file."""
     return paths.MEASURED / place / name
 
 
@@ -28,18 +28,18 @@ def write(data: bytes, place: str, name: str) -> Path:
 
 
 def keep(found: msgspec.Struct | list[Any], place: str, name: str) -> Path:
-    """Keep a result of fields as JSON that people can read."""
+    """Keep a result as indented JSON."""
     return write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, name)
 
 
 def load(place: str, name: str, kind: type[Kept], made_by: str) -> Kept | None:
-    """A result; None where there is none. StudyError for a damaged file, which names what makes it anew."""
+    """A result; None where there is none. StudyError for a damaged file, naming the command that makes it again."""
     found: Kept | None = load_any(place, name, kind, made_by)
     return found
 
 
 def load_any(place: str, name: str, kind: Any, made_by: str) -> Any:
-    """The same of any type that msgspec knows, unions and lists among them."""
+    """Like `load`, for any type that msgspec knows, including unions and lists."""
     found = path(place, name)
     if not found.exists():
         return None

@@ -21,10 +21,10 @@ from plamo_study.limits import PRESSURES
 
 MACOS = sys.platform == "darwin"
 SYSTEM_CACHE = 96 << 20  # of an M1, M2 or M3 Ultra; a Max has 48 MiB
-PRESSURE_LEVEL = "com.apple.system.thermalpressurelevel"  # what macOS tells its users of OSThermalPressureLevel
+PRESSURE_LEVEL = "com.apple.system.thermalpressurelevel"  # the name under which macOS publishes OSThermalPressureLevel
 POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}  # pmset's powermode, on older Macs lowpowermode
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-PROC, SYS = Path("/proc"), Path("/sys")  # Linux: what the kernel tells; macOS has neither
+PROC, SYS = Path("/proc"), Path("/sys")  # Linux: the kernel's reports; macOS has neither
 
 
 def performance_cores() -> int:
@@ -36,14 +36,14 @@ def performance_cores() -> int:
 
 
 def at_once(n_threads: int, n_bytes: int) -> int:
-    """How many processes of so many threads and so many bytes of memory run beside one another here; at least one."""
+    """How many processes of `n_threads` threads and `n_bytes` of memory run side by side here; at least one."""
     return max(min(performance_cores() // n_threads, psutil.virtual_memory().available // n_bytes), 1)
 
 
 def last_level_cache() -> int:
     """Bytes of the largest cache the operating system reports, or 32 MiB where it reports none.
 
-    Apple's chips have one more behind those, which GPU and CPU share and no sysctl tells: the largest there is.
+    Apple's chips share one more cache between GPU and CPU, which no sysctl reports: the largest known size is assumed.
     """
     if MACOS:
         return SYSTEM_CACHE
@@ -70,8 +70,8 @@ def facts() -> dict[str, Any]:
 def power() -> dict[str, str]:
     """Power source, power mode and thermal state, each "unknown" where the system does not say.
 
-    The thermal state of a Mac is the pressure that its governor acts on (`PRESSURES`): `pmset -g therm` of Apple's own
-    chips goes on telling of none while they are throttled.
+    The thermal state of a Mac is the pressure that its governor acts on (`PRESSURES`): on Apple's own chips, `pmset -g
+    therm` reports no pressure even while they are throttled.
     """
     if MACOS:
         source = _output("pmset", "-g", "batt")
@@ -92,13 +92,13 @@ def power() -> dict[str, str]:
 
 
 def gpu_used() -> float | None:
-    """Share of the busiest GPU in use lately, as its driver tells a Mac's users; None elsewhere."""
+    """Recent utilisation of the busiest GPU, 0 to 1, as a Mac's driver reports it; None elsewhere."""
     told = re.findall(r'"Device Utilization %"=(\d+)', _accelerators())
     return max(map(int, told)) / 100 if told else None
 
 
 def _gpu_cores() -> dict[str, int]:
-    """Of chips of one name that differ in them, and in bandwidth with them; nothing where the system does not say."""
+    """GPU cores, which differ between chips of one name, as bandwidth does; empty where they are not reported."""
     told = re.findall(r'"gpu-core-count" *= *(\d+)', _accelerators())
     return {"gpu_cores": int(told[0])} if told else {}
 
@@ -130,19 +130,19 @@ class Counters:
     stops: int = 0
 
 
-_stops: list[int] = []  # signals that let this process go on
+_stops: list[int] = []  # SIGCONT signals received
 
 
 def count_stops() -> None:
-    """Count from now on how often this process is stopped by a signal and goes on (SIGCONT)."""
+    """Start counting how often this process is stopped by a signal and continued (SIGCONT)."""
     signal.signal(signal.SIGCONT, lambda number, frame: _stops.append(number))
-    signal.siginterrupt(signal.SIGCONT, False)  # as without a handler: a system call begins again by itself
+    signal.siginterrupt(signal.SIGCONT, False)  # as without a handler: system calls restart by themselves
 
 
 def was_stopped(child: int) -> bool:
-    """Whether a child of this process was stopped or went on since this was asked last.
+    """Whether a child of this process was stopped or continued since the last call.
 
-    False where the system cannot be asked without waiting for its end (macOS before Python 3.13).
+    Always False where the system cannot report it without waiting for the child's end (macOS before Python 3.13).
     """
     if not hasattr(os, "waitid"):
         return False
@@ -161,12 +161,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def awake_or_not_ns() -> int:
-    """A clock that goes on while the machine sleeps."""
+    """Nanoseconds of a clock that keeps running while the machine sleeps."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def counters(children: bool = False) -> Counters:
-    """Counters of this process, or of its ended children, and of the whole machine; takes a fifth of a millisecond."""
+    """Counters of this process, or of its ended children, and of the whole machine; the call costs 0.2 ms."""
     own = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF)
     busy = psutil.cpu_times()
     idle = busy.idle + getattr(busy, "iowait", 0.0) + getattr(busy, "steal", 0.0)
@@ -186,23 +186,23 @@ def counters(children: bool = False) -> Counters:
 
 
 def waited_ns(pid: int) -> int | None:
-    """Nanoseconds that the living threads of a process were ready to run and had no CPU; None where nobody counts."""
+    """Nanoseconds that a process's living threads were ready to run without a CPU; None where it is not counted."""
     found = threads(pid)
     return sum(waited for _, waited in found.values()) if found else None
 
 
 def threads(pid: int) -> dict[str, tuple[int, int]] | None:
-    """Nanoseconds that each living thread of a process ran and waited for a CPU; None where nobody counts them."""
+    """Nanoseconds that each living thread of a process ran and waited for a CPU; None where they are not counted."""
     return {name: (ran, waited) for name, (ran, waited, _) in _schedstat(pid).items()} or None
 
 
 def timeslices(pid: int) -> int:
-    """How often the living threads of a process were put on a CPU so far; 0 where nobody counts."""
+    """How often the living threads of a process have been scheduled so far; 0 where it is not counted."""
     return sum(times for _, _, times in _schedstat(pid).values())
 
 
 def _schedstat(pid: int) -> dict[str, tuple[int, int, int]]:
-    """Of each living thread: nanoseconds it ran and waited for a CPU, and how often it was put on one."""
+    """For each living thread: nanoseconds it ran, nanoseconds it waited for a CPU, and how often it was scheduled."""
     try:
         found = {task.name: _read(task / "schedstat").split() for task in (PROC / str(pid) / "task").iterdir()}
     except OSError:
@@ -211,7 +211,7 @@ def _schedstat(pid: int) -> dict[str, tuple[int, int, int]]:
 
 
 def mhz() -> float | None:
-    """Clock of the slowest CPU now, in MHz; None where the system does not say."""
+    """Clock of the slowest CPU now, in MHz; None where the system does not report it."""
     told = [float(_read(path)) / 1e3 for path in SYS.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not told and not MACOS:
         lines = _read(PROC / "cpuinfo").splitlines()
@@ -220,7 +220,7 @@ def mhz() -> float | None:
 
 
 def _pressure_ns() -> int | None:
-    """Of this process's control group where it has its own account, else of the whole machine."""
+    """CPU pressure of this process's control group where that is accounted, else of the whole machine."""
     group = _read(PROC / "self/cgroup").strip().rpartition("0::")[2].strip("/")
     said = _read(SYS / "fs/cgroup" / group / "cpu.pressure") or _read(PROC / "pressure/cpu")
     return next((int(line.rpartition("total=")[2]) * 1000 for line in said.splitlines() if line[:4] == "some"), None)
@@ -240,21 +240,21 @@ def _read(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a process in memory; None where the system does not tell (macOS knows no shares of pages)."""
+    """Bytes of a process in memory; None where the system does not count them (macOS has no shares of pages)."""
 
     rss: int  # all of its pages
-    private: int  # pages that it has to itself
-    pss: int | None  # the same, and its share of each page that others have too
+    private: int  # pages of this process alone
+    pss: int | None  # private pages, and this process's share of each shared page
 
 
 def memory() -> Memory:
-    """What this process holds in memory now; takes some milliseconds. macOS tells nobody else."""
+    """Memory held by this process now; the call takes some milliseconds. macOS does not report other processes."""
     found = psutil.Process().memory_full_info()
     return Memory(found.rss, found.uss, getattr(found, "pss", None))
 
 
 def mapped(path: Path) -> int | None:
-    """This process's share in bytes of the pages of a mapped file; None where the system does not tell."""
+    """This process's share in bytes of the pages of a mapped file; None where the system does not report it."""
     if MACOS:
         return None
     maps = psutil.Process().memory_maps()
@@ -262,12 +262,12 @@ def mapped(path: Path) -> int | None:
 
 
 def drops_pages() -> bool:
-    """Whether the system can be asked to forget a file's cached pages; macOS cannot."""
+    """Whether a file's cached pages can be dropped; macOS cannot."""
     return hasattr(os, "posix_fadvise")
 
 
 def drop_pages(path: Path) -> None:
-    """Have the system forget a file's cached pages: they come anew, elsewhere. StudyError where it cannot be asked."""
+    """Drop a file's cached pages: they are loaded anew, elsewhere in memory. StudyError where that is not possible."""
     forget, unneeded = getattr(os, "posix_fadvise", None), getattr(os, "POSIX_FADV_DONTNEED", 0)
     if forget is None:
         raise StudyError(str(path), "this system forgets no pages: a cold load would be warm", "measure on Linux")
@@ -276,13 +276,13 @@ def drop_pages(path: Path) -> None:
 
 
 def report_no_abort() -> None:
-    """Let an abort of this process be an exit code on a Mac, where each signal that dumps core starts a crash report.
+    """On a Mac, turn an abort of this process into an exit code: each signal that dumps core starts a crash report.
 
-    Seconds of others' work beside what is measured next, for every abort that a study expects. What every handler may
-    do is `_exit`, and it is the handler itself: the code is the signal's number. `ended_by` reads it.
+    A report is seconds of other work beside the next measurement, for every abort that a study expects. `_exit` is safe
+    in any handler, and is the handler itself: the exit code is the signal's number. `ended_by` reads it.
     """
     if MACOS:
-        import ctypes  # for this alone: a handler in Python runs when abort() has given up
+        import ctypes  # only for this: a handler in Python would run too late for abort()
 
         system = ctypes.CDLL(None)
         system.signal.argtypes, system.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
@@ -290,13 +290,13 @@ def report_no_abort() -> None:
 
 
 def ended_by(code: int) -> int:
-    """The signal that ended a worker, by its exit code; 0 for none."""
+    """The number of the signal that ended a worker, from its exit code; 0 for none."""
     return -code if code < 0 else int(signal.SIGABRT) if MACOS and code == signal.SIGABRT else 0
 
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Keep a Mac from sleeping while measurements run; nothing to do elsewhere."""
+    """Keep a Mac from sleeping while measurements run; no effect elsewhere."""
     keeper = subprocess.Popen(["caffeinate", "-dims", "-w", str(os.getpid())]) if MACOS else None
     try:
         yield
@@ -321,7 +321,7 @@ def _output(*command: str) -> str:
 def peak_rss() -> int:
     """Largest resident set of this process so far, in bytes.
 
-    Linux hands `ru_maxrss` down from the process that spawned this one, so there the kernel's own record is read.
+    On Linux `ru_maxrss` is inherited from the parent that spawned this process, so the kernel's own record is read.
     """
     if MACOS:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -12,7 +12,7 @@ LIMIT_S = 600.0
 
 
 def measured(cell: Cell, path: Path, replicate: int = 0) -> Measured:
-    """What a worker measured of a cell; StudyError when it ended badly."""
+    """A worker's measurement of a cell; StudyError when the worker ended badly."""
     outcome = work(Job(cell=cell, path=str(path), replicate=replicate), LIMIT_S)
     if outcome.status != "ok":
         why = f"{outcome.status}: {outcome.failure.message if outcome.failure else ''}"

@@ -1,4 +1,4 @@
-"""Rows of another machine: its journals as one file, made there, checked line by line here, and filed.
+"""Rows from another machine: its journals as one file, packed there, checked line by line here, and filed.
 
 A pack is gzipped text. Each line is a checksum, a space and JSON: first the header, which names the machine, then for
 every journal its name and its records. It holds no host name, no user name and no folder.
@@ -37,13 +37,13 @@ ID = "[0-9a-f]{16}"  # of a machine
 CHECKSUM = 16  # hex digits
 MOST_BYTES, MOST_OF_A_LINE, MOST_TEXT = 64 << 20, 2 << 20, 4000  # unpacked; characters of a sentence
 MOST_NAME, MOST_TOKENS = 200, 1 << 20
-TOKENS = ("n_prompt", "n_gen", "n_seq", "n_arriving", "n_chunk", "n_draft", "n_processes")  # of a cell
+TOKENS = ("n_prompt", "n_gen", "n_seq", "n_arriving", "n_chunk", "n_draft", "n_processes")  # counts of a cell
 SENTENCES = ("failure", "log", *facts.SENTENCES)
-MOST_TIMES = 40  # as large as it is packed: rows come to 3 to 8 times
-MOST_VALUES, MOST_OF_A_ROW = 4_000_000, 250_000  # numbers, lists and objects, some 60 bytes each: ours have a fifth
-TOLD = ("degenerate_loop",)  # checks that tell and do not judge
-FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # no row is older
-LONGEST_NS = 10**15  # of a row: twelve days
+MOST_TIMES = 40  # unpacked size over packed size, at most: rows reach 3 to 8
+MOST_VALUES, MOST_OF_A_ROW = 4_000_000, 250_000  # numbers, lists and objects of some 60 bytes; our packs have a fifth
+TOLD = ("degenerate_loop",)  # checks that do not judge
+FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # the earliest date of a row
+LONGEST_NS = 10**15  # the longest row: twelve days
 MOST_BYTES_S, MOST_FLOPS_S = 1e14, 1e18  # beyond any machine
 HOME = re.compile(r"(?i)(?:/home|/Users|\\Users)[/\\][^/\\\s'\":,;)]+")
 QUOTED = re.compile(r"(['\"])(?:[A-Za-z]:)?[/\\~][^'\"\n]*[/\\]")  # a folder in quotes may hold spaces
@@ -60,7 +60,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag="pack", tag_field="k
 
 
 class Name(msgspec.Struct, frozen=True, kw_only=True, tag="journal", tag_field="kind"):
-    """Before the records of a journal: which one it is."""
+    """The line before the records of a journal: its name."""
 
     study: str
     scale: str
@@ -78,19 +78,19 @@ class Pack:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the machine says of itself."""
+        """The facts of the machine."""
         records = chain(*self.journals.values())
         return next(record.data for record in records if isinstance(record, Fact) and record.id == self.machine)
 
     @property
     def rows(self) -> int:
-        """How many rows it holds."""
+        """Number of rows."""
         return sum(isinstance(record, Row) for records in self.journals.values() for record in records)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The bytes of a pack, whose rows they are and how many, and how many were left out, by study and why."""
+    """The bytes of a pack, its machine and number of rows, and the number of rows left out, by study and reason."""
 
     machine: str
     data: bytes
@@ -99,12 +99,12 @@ class Packed:
 
 
 def pack(place: str, studies: Collection[str], machine: str = "") -> Packed:
-    """The journals of a machine, by default of the one measured last; `studies`: those there are.
+    """Pack the journals of a machine, by default the one measured last; `studies`: the names of all studies.
 
     Raises
     ------
     StudyError
-        There are no such rows, or none that a pack may hold.
+        The machine has no rows, or none that a pack may hold.
 
     """
     found = {path.stem: journal.read(path) for path in sorted((paths.MEASURED / place).glob("*.jsonl"))}
@@ -123,7 +123,7 @@ def pack(place: str, studies: Collection[str], machine: str = "") -> Packed:
 
 
 def packed(machine: str, journals: Mapping[str, list[Record]], studies: Collection[str]) -> Packed:
-    """A machine's rows out of journals by their names, `study.scale`.
+    """Pack a machine's rows out of journals by name, `study.scale`.
 
     A row that names a folder of this machine, or that `unpack` would refuse, is left out with its reason.
     """
@@ -150,8 +150,8 @@ def packed(machine: str, journals: Mapping[str, list[Record]], studies: Collecti
 
 
 def _why_not(record: Record, check: Callable[[], None]) -> str:
-    """Why a record may not be packed: it names a folder, which cannot be taken out of what gives a fact or a cell its
-    name, or a check of it fails. Nothing where it may."""
+    """Why a record may not be packed, or "": it names a folder, which cannot be removed from anything that a fact or a
+    cell is identified by, or a check of it fails."""
     text = msgspec.json.encode(record).decode()
     if found := ABSOLUTE.search(text) or HOME.search(text):
         return f"names a folder: {found.group(0)[:100]}"
@@ -172,7 +172,7 @@ def _checksum(encoded: bytes) -> bytes:
 
 
 def _nameless(row: Row) -> Row:
-    """The row without the folders, the host and the user that an error message may name."""
+    """The row without any folder, host name or user name in its error messages."""
     if not row.failure and not any(request.failure for request in row.requests):
         return row
     failure = row.failure
@@ -184,7 +184,7 @@ def _nameless(row: Row) -> Row:
 
 
 def _anonymous(text: str) -> str:
-    """A message without names and folders, and without what no reader can see."""
+    """A message without names and folders, and with unprintable characters replaced."""
     text = FOLDER.sub("", QUOTED.sub(r"\1", HOME.sub("~", text)))
     for name in _names():
         text = name.sub("...", text)
@@ -194,18 +194,18 @@ def _anonymous(text: str) -> str:
 def _names() -> list[re.Pattern[str]]:
     """The host's name, whole and up to its first dot, and the user's."""
     found = {host := socket.gethostname(), host.split(".")[0]}
-    with suppress(OSError, KeyError, RuntimeError):  # nobody has to have a name or a home
+    with suppress(OSError, KeyError, RuntimeError):  # a user need not have a name or a home
         found |= {getpass.getuser(), Path.home().name}
     return [re.compile(rf"(?i)(?<![^\W_]){re.escape(name)}(?![^\W_])") for name in sorted(found, reverse=True) if name]
 
 
 def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
-    """A pack whose every line was checked, a file or its bytes; `studies`: those there are.
+    """The checked content of a pack, given as a file or its bytes; `studies`: the names of all studies.
 
     Raises
     ------
     StudyError
-        The first line that is not what a pack of rows holds, and why.
+        A line does not belong in a pack of rows: the first such line, and why.
 
     """
     found, number, name = Pack(), 0, ""
@@ -244,9 +244,9 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
 
 
 def _lines(source: Path | bytes) -> Iterator[bytes]:
-    """The lines of a pack, no more of them in memory than one, and none longer than MOST_OF_A_LINE.
+    """The lines of a pack, one at a time in memory, none longer than MOST_OF_A_LINE.
 
-    A few bytes can become very many, and these become objects of many more: both end here, before anything is decoded.
+    A few bytes can expand to very many, and these to even more objects: limits on both apply before decoding.
     """
     total = values = 0
     size = len(source) if isinstance(source, bytes) else source.stat().st_size
@@ -336,7 +336,7 @@ def _check_row(
 
 
 def _without_numbers(row: Row) -> dict[str, Any]:
-    """The texts of a row: what is nearly all of it is left out."""
+    """A row's content for the check of its texts, without the numbers that are most of it."""
     requests = [msgspec.structs.replace(each, token_ns=[]) for each in row.requests]
     less = {"samples_ns": [], "warmup_ns": [], "prefill_ns": [], "series": {name: [] for name in row.series}}
     return dict(msgspec.to_builtins(msgspec.structs.replace(row, requests=requests, **less)))
@@ -353,7 +353,7 @@ def _check_cell(cell: AnyCell) -> None:
 
 
 def _check_results(row: Row) -> None:
-    """Times are no longer than the worker ran, and nothing is faster than any machine."""
+    """Check that no time exceeds the worker's, and that no rate exceeds any machine's."""
     times = [*chain(*row.samples_ns), *row.warmup_ns, *row.prefill_ns, row.load_ns]
     times += [at for request in row.requests for at in (request.arrived_ns, *request.token_ns)]
     _check(all(0 <= time <= row.elapsed_ns for time in times), "a time that is negative, or longer than the row took")
@@ -366,7 +366,7 @@ def _check_results(row: Row) -> None:
 
 
 def _check_samples(row: Row) -> None:
-    """What every machine times is as its workload measures it."""
+    """Check that the samples that every machine times have the form their workload gives them."""
     cell, samples = row.cell, row.samples_ns
     _check(all(time > 0 for time in chain(*samples)), "a pass that took no time")
     if isinstance(cell, Read | MatMul | Prefill | Decode | Naive | Depth):
@@ -381,7 +381,7 @@ def _check_samples(row: Row) -> None:
 
 
 def _check_texts(value: Any, name: bool = True) -> None:
-    """Names are plain; what is said in sentences neither is endless nor hides control characters."""
+    """Check that names are plain, and that sentences are bounded and free of control characters."""
     if isinstance(value, str):
         _check(len(value) <= (MOST_NAME if name else MOST_TEXT), "a text without end")
         _check(value.replace("\n", " ").replace("\t", " ").isprintable(), "a text with control characters")
@@ -397,10 +397,10 @@ def _check_texts(value: Any, name: bool = True) -> None:
 
 
 def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tuple[Pack, int]:
-    """File the rows of a pack that are not here yet, at a place or in the machine's own folder; the pack, and how many
-    were new.
+    """File a pack's rows that are missing here, at a place or in the machine's own folder; the pack, and the number of
+    new rows.
 
-    A row that went well replaces a failed one of the same key. Nothing is written before every line was checked.
+    A successful row replaces a failed one of the same key. Nothing is written until every line is checked.
     """
     found, new = unpack(source, studies), 0
     for name, records in found.journals.items():
@@ -414,9 +414,9 @@ def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tupl
 
 
 def remove(machine: str) -> dict[Path, int]:
-    """Take out the rows of a machine that `add` filed, below `others` or in its own folder; how many of each journal.
+    """Remove the rows of a machine that `add` filed, in `others` or its own folder; the number removed, by journal.
 
-    Raises StudyError where there are none. What was measured here and what is the reference's is never touched.
+    Raises StudyError where there are none. Rows measured here and the reference's rows are never touched.
     """
     if not re.fullmatch(ID, machine):
         raise StudyError(f"machine {machine!r}", "is no machine's id", "plamo-study rows list")
@@ -427,7 +427,7 @@ def remove(machine: str) -> dict[Path, int]:
         found |= {path: len(journal.latest_rows(dropped))} if dropped else {}
     if not found:
         raise StudyError(f"machine {machine!r}", "has no rows that came from elsewhere", "plamo-study rows list")
-    with suppress(OSError):  # something else lies in it
+    with suppress(OSError):  # the folder is not empty
         (paths.MEASURED / machine).rmdir()
     return found
 
@@ -439,7 +439,7 @@ def _is_missing(record: Record, rows: Mapping[str, Row], facts: Collection[str])
 
 
 def machines() -> Iterator[tuple[str, str, dict[str, Any], list[Row]]]:
-    """Every machine that has rows here: the folder they lie in, its id, its facts and its rows."""
+    """Every machine with rows here: its folder, its id, its facts and its rows."""
     for folder in sorted(path for path in paths.MEASURED.glob("*") if path.is_dir()):
         records = [record for path in sorted(folder.glob("*.jsonl")) for record in journal.read(path)]
         rows = journal.latest_rows(records)

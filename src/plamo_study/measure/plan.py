@@ -14,16 +14,16 @@ TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0
 RECIPES = (
     "Q8_0-ssm_out-BF16",
     "Q4_0-ssm_out-F16",
-)  # of models with Mamba layers: against overflow (D5); the public benchmark's
-LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every cell would read it from the disk
+)  # for models with Mamba layers: one against overflow (D5), one from the public benchmark
+LARGEST = 8 << 30  # bytes: the F32 file of a 2.6 B model is larger, and every cell would read it from disk
 MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
-MATCHED = "plamo-3-matched"  # attention only, of the weight bytes of the first model
+MATCHED = "plamo-3-matched"  # attention only, with as many weight bytes as the first model
 DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study measures where it does not compare types
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
 MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096}
-GPU_MATMUL_SIZE = 16_384  # rows: a smaller product ends before a large GPU is full
+GPU_MATMUL_SIZE = 16_384  # rows: a smaller product does not fill a large GPU
 GPU_READ_BYTES = {"mini": 1 << 29, "shape": 1 << 31, "weights": 1 << 31}  # many times a GPU's cache
-GPU_GATE_TOKENS, GPU_GATE_MICRO_BATCH = 320, 160  # of full-size models: CUDA takes another scan above 128 tokens a call
+GPU_GATE_TOKENS, GPU_GATE_MICRO_BATCH = 320, 160  # of full-size models: CUDA uses another scan above 128 tokens a call
 GATE_TOKENS = {"mini": 320, "shape": 72, "weights": 72}  # mini: past the sliding window; else a minute's work
 GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32}  # a gate's prefill crosses two ends of micro-batches
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
@@ -43,7 +43,7 @@ C = TypeVar("C", bound=Cell)
 class Plan:
     """Cells to measure in `blocks` randomised blocks, gates once before them, and the anchor between them.
 
-    Cells stand in the order of what the finding needs: where time is limited the last are left out, but none of the
+    Cells are in the order in which the finding needs them: under a time limit the last are dropped, but none of the
     first `needed`, by default all.
     """
 
@@ -51,7 +51,7 @@ class Plan:
     scale: str
     cells: tuple[Cell, ...]
     gates: tuple[Cell, ...]
-    anchor: Cell | None  # none: nothing can drift in a simulation
+    anchor: Cell | None  # None: nothing drifts in a simulation
     blocks: int
     extra_blocks: int
     time_limit_s: float
@@ -64,14 +64,14 @@ class Plan:
 
     @property
     def asked(self) -> tuple[Cell, ...]:
-        """Everything it measures."""
+        """All cells that it measures."""
         return (*self.cells, *self.gates, *((self.anchor,) if self.anchor else ()))
 
 
 def gates(scale: str, gpu: bool = False) -> Plan:
-    """Gates of the files that studies use most, by themselves: so that a better gate need not wait for its study.
+    """Gates of the files that studies use most, as a plan of their own: a better gate need not wait for its study.
 
-    One thread: nothing here is timed, and on a busy machine threads that wait for one another take many times as long.
+    One thread: nothing here is timed, and on a busy machine threads that wait for one another are many times slower.
     """
     check_scale(scale)
     base = Gate(scale=scale, n_gpu_layers=-1 if gpu else 0, **gate_tokens(scale, gpu))
@@ -128,10 +128,10 @@ def with_gates(
 
 
 def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CELLS) -> Plan:
-    """A plan for the minutes that a reader's own machine has: three processes a cell, and no more than they need.
+    """A plan for a few minutes on a reader's own machine: three processes per cell, and only what they need.
 
-    Only the first process of a cell proves its result, and the others warm up by a short prompt. A file's gate judges
-    every part of every layer and the head for a few tokens. No anchor: three blocks are too few to tell which drifted.
+    Only the first process of a cell proves its result, and the others warm up with a short prompt. A file's gate judges
+    every part of every layer and the head for a few tokens. No anchor: three blocks are too few to show which drifted.
     """
     own = tuple(change(cell, proof="first") if isinstance(cell, Prefill | Decode) else cell for cell in cells)
     for cell in own:
@@ -170,7 +170,7 @@ def change(cell: C, **changes: Any) -> C:
 
 
 def change(cell: AnyCell, *, workload: str = "", **changes: Any) -> AnyCell:
-    """A copy of a cell with some fields changed; one of another workload takes over the fields that both have.
+    """A copy of a cell with some fields changed; for another workload, the fields that both types have.
 
     Raises StudyError for a field that cells of this workload lack.
     """
@@ -194,7 +194,7 @@ def check_scale(scale: str) -> None:
 
 
 def check_cell(cell: Cell) -> None:
-    """StudyError for token counts that cannot be measured: none, negative, or more than the model was made for."""
+    """Raise StudyError for token counts that cannot be measured: zero, negative, or beyond the model's context."""
     if not isinstance(cell, OnModel):
         return
     what, (n_seq, n_prompt, n_gen) = f"cell {cell.workload} of {cell.model}", cell.shape
@@ -209,7 +209,7 @@ def check_cell(cell: Cell) -> None:
 
 
 def types(model: str, scale: str) -> tuple[str, ...]:
-    """Types and recipes a model is studied in: those its tensors allow, and F32 where the file is small enough."""
+    """Types and recipes to study a model in: those its tensors allow, and F32 where the file is small enough."""
     spec = registry.spec(model, scale)
     named = (*TYPES, *RECIPES) if spec.mamba_heads else TYPES
     return tuple(name for name in named if name != "F32" or 4 * spec.n_params <= LARGEST)

@@ -1,4 +1,4 @@
-"""What a model's fact says of shape and tensors, for any registered model and type, without a file of it."""
+"""A model's fact with shape and tensors, for any registered model and type, without its file."""
 
 from dataclasses import asdict
 from typing import Any

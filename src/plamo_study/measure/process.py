@@ -1,4 +1,4 @@
-"""One worker process from spawn to outcome. Every way it can end is an outcome; TimeUpError: it did not."""
+"""One worker process from spawn to outcome. Every end is an outcome; TimeUpError means that it did not end in time."""
 
 import math
 import os
@@ -33,13 +33,13 @@ SILENT: dict[Late, str] = {
     "starved": "no answer, but other programs kept it from computing",
     "stopped": "no answer, but it was stopped or the machine slept",
 }
-LOOKS = 12  # at a worker within its time limit, each some tens of microseconds of this process
-MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: so many of its limits, so much beyond the first
+LOOKS = 12  # checks of a worker within its time limit, each costing this process some tens of microseconds
+MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: most limits, and seconds beyond the first
 ASSERT = re.compile(r"GGML_ASSERT\(.*\) failed|.*GGML_ABORT.*")
 
 
 class TimeUpError(Exception):
-    """The time for measuring was up before a worker had ended. It was killed, and nothing is known of its cell."""
+    """The time for measuring was up before a worker had ended. It was killed, and its cell has no result."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,15 +65,15 @@ def work(
     files: Sequence[int] = (),
     ends_at: float = math.inf,
 ) -> Outcome:
-    """Spawn a worker for `job` and wait; past `time_limit_s` seconds it is killed and the outcome is a hang.
+    """Spawn a worker for `job` and wait; after `time_limit_s` seconds it is killed, and the outcome is a hang.
 
-    Unless it was starved: threads that wait for one another at every operator crawl when one of them shares its core,
-    and a decode of two seconds takes minutes. Such a worker gets more time, and then another status than a hang. So
-    does one that was stopped, or whose machine slept: that time is not its own.
+    A starved worker gets more time, and then another status than a hang: threads that wait for one another at every
+    operator crawl when one of them shares its core, and a decode of two seconds takes minutes. The same holds for a
+    worker that was stopped or whose machine slept: that time is not its own.
 
     `engine`: folder of another build of llama.cpp's libraries than the one in use. `worker`: module that takes the job.
-    `files`: numbers of open files that it gets, under the same numbers. `ends_at`: when it is waited for no longer, by
-    time.monotonic(); TimeUpError is raised then.
+    `files`: file descriptors that it inherits. `ends_at`: the deadline by time.monotonic(), after which TimeUpError is
+    raised.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
     command = children.python("-m", worker, str(lifeline))
@@ -105,31 +105,30 @@ def work(
 
 
 def _environment(engine: str) -> dict[str, str]:
-    """Ours, with the engine's folder and what that build asks for where it is not set."""
+    """Our environment, with the engine's folder and the settings its build asks for, where they are not set."""
     ours = os.environ | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {})
     asked = builds.note(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
     return dict(setting.split("=", 1) for setting in asked) | ours
 
 
 def _blas(job: msgspec.Struct) -> dict[str, str]:
-    """As many BLAS threads as the cell asks for: workers run beside one another, and idle threads of BLAS spin."""
+    """As many BLAS threads as the cell asks for: workers run side by side, and idle BLAS threads spin."""
     cell = getattr(job, "cell", None)
     return dict.fromkeys(BLAS_THREADS, str(cell.n_threads)) if isinstance(cell, AnyCell) else {}
 
 
 def _waiting(job: msgspec.Struct) -> dict[str, str]:
-    """A gate's threads do not spin: beside a busy process they would hold the core that the other thread needs.
+    """A gate's threads do not spin: beside a busy process they would block the core that another thread needs.
 
-    Threads of what is timed do, as whoever runs the engine leaves them: asleep, they take a third longer when the
-    machine is idle (44 instead of 34 ms a step at full size on two cores), though beside a busy process they take 52
-    instead of some 1,400.
+    Threads of timed cells do spin, as by default: sleeping, they take a third longer on an idle machine (44 instead of
+    34 ms a step at full size on two cores), though beside a busy process they take 52 ms instead of some 1,400.
     """
     return YIELDING if isinstance(getattr(job, "cell", None), Gate) else {}
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a worker and every process it started: it leads a group of its own."""
-    with suppress(ProcessLookupError, PermissionError):  # nobody is left, or only the dead (macOS)
+    """End a worker and every process it started: it leads its own process group."""
+    with suppress(ProcessLookupError, PermissionError):  # none is left, or only zombies (macOS)
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
@@ -137,9 +136,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _answer(
     child: subprocess.Popen[bytes], job: bytes, limit_s: float, onlooker: watch.Onlooker, ends_at: float
 ) -> tuple[bytes, Late | None]:
-    """What the worker wrote, or why it is not waited for any longer: it is looked at `LOOKS` times a limit.
+    """The worker's output, or why waiting for it ended; the worker is checked `LOOKS` times per limit.
 
-    A look that finds it held counts for nothing of its limit; how many there are in all is bounded all the same.
+    A check that finds the worker held does not count towards its limit; their total is bounded all the same.
     """
     told: bytes | None = job
     pause, left = limit_s / LOOKS, LOOKS

@@ -1,7 +1,7 @@
 """Proof that a computation was right: a second path to its logits, and the oracle.
 
-A prefill is held against one whose last tokens are fed one by one, a decode against one prefill of the same tokens, and
-with several sequences each against itself alone.
+A prefill is compared with one whose last tokens are fed one by one, a decode with one prefill of the same tokens, and
+each of several sequences with itself alone.
 """
 
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ if TYPE_CHECKING:  # a third of what a worker imports, and only gates need it
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
-PROBE_TOKENS = 32  # evaluated alone in several ways beside a replay, for the size of rounding
-PROBE_CUTS = (PROBE_TOKENS, 5, 1)  # tokens of each call; the first is what the others are held against
+PROBE_TOKENS = 32  # evaluated alone, split in several ways, beside a replay: the size of rounding
+PROBE_CUTS = (PROBE_TOKENS, 5, 1)  # tokens of each call; the first split is the reference
 
 Prompts = dict[int, np.ndarray]
 
 
 def by_steps(session: Session, seq: int, tokens: np.ndarray) -> np.ndarray:
-    """Logits after `tokens`, the last few of them fed one at a time, no other sequence present."""
+    """Logits after `tokens`, (n_vocab,), the last few tokens fed one at a time, with no other sequence present."""
     n_steps = min(TAIL_STEPS, len(tokens) - 1)
     session.clear()
     logits = session.prefill({seq: tokens[: len(tokens) - n_steps]})[seq][-1]
@@ -43,9 +43,9 @@ def by_steps(session: Session, seq: int, tokens: np.ndarray) -> np.ndarray:
 
 
 def alone(session: Session, seq: int, tokens: np.ndarray, known: tuple[bytes, int] | None = None) -> np.ndarray:
-    """Logits after one prefill of `tokens`, no other sequence present.
+    """Logits after one prefill of `tokens`, (n_vocab,), with no other sequence present.
 
-    `known`: the state after so many first tokens, made by a prefill alone; only the others are evaluated then.
+    `known`: the state after a number of leading tokens, from a prefill alone; only the rest is evaluated then.
     """
     session.clear()
     state, n_past = known or (b"", 0)
@@ -57,7 +57,7 @@ def alone(session: Session, seq: int, tokens: np.ndarray, known: tuple[bytes, in
 def checks(
     cell: OnModel, logits: dict[int, np.ndarray], expected: dict[int, np.ndarray], evaluated: int, due: int
 ) -> dict[str, float | bool]:
-    """Last logits by sequence against the expected ones, their finiteness, and evaluated tokens against those due."""
+    """Compare last logits by sequence with the expected ones; check that they are finite and all tokens evaluated."""
     finite = all(bool(np.isfinite(row).all()) for row in logits.values())
     always: dict[str, float | bool] = {"finite": finite, "evaluated": evaluated == due}
     if not expected:  # another process of the cell proves it
@@ -70,8 +70,8 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     """Engine against the NumPy oracle: one prefill, then half a prefill continued step by step, at every position.
 
     The steps are judged part by part too (oracle/judge.py), with what planted faults would show in each part. A build
-    with a window is held against the oracle with that window; how far it is from one without it is told beside it, for
-    the reader to see that the check would find a window that is not there.
+    with a window is compared with the oracle with that window. Its distance from the oracle without one is reported
+    too, to show that the check would find a missing window.
     """
     from plamo_study.oracle.forward import Oracle  # a third of what a worker imports, and only gates need it
     from plamo_study.oracle.judge import judge
@@ -110,7 +110,7 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
 
 
 def _by_parts(cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.ndarray) -> dict[str, float | bool]:
-    """Whether every part is right, and whether looking into the engine changed what it says."""
+    """Whether every part is right, and whether observing the engine changed its results."""
     parts = max(judged.head, *(max(errors) for errors in judged.parts.values()))
     checks: dict[str, float | bool] = {"parts_error": parts, "parts_agrees": parts <= part_tolerance(cell)}
     error = relative_error(watched, stepped)
@@ -119,10 +119,10 @@ def _by_parts(cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.nda
 
 
 def _parts_alone(cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.ndarray, whole: np.ndarray) -> Measured:
-    """The verdict of a gate that judges parts only; one prefill and half of one with steps must agree as well.
+    """The verdict of a gate that judges parts only; one prefill must also agree with half of one continued by steps.
 
-    Parts chain from the embedding to the logits, so what the whole computes is judged for these tokens. It does not
-    see what only longer texts meet, such as the end of a window, and it plants no faults of its own.
+    Parts chain from the embedding to the logits, so the whole computation is judged for these tokens. Effects of longer
+    texts, such as the end of a window, are not covered, and no faults are planted.
     """
     checks, error = _by_parts(cell, judged, watched, stepped), relative_error(stepped, whole)
     checks |= {"second_path_error": error, "second_path_agrees": error <= tolerance(cell)}
@@ -131,7 +131,7 @@ def _parts_alone(cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.
 
 
 def _watched(session: Session, tokens: np.ndarray, half: int) -> tuple[dict[tuple[int, str], np.ndarray], np.ndarray]:
-    """The same steps in a context that is looked into: residual sums by part, and logits at every position."""
+    """The same steps in an observed context: residual sums by part, and logits at every position, (n, n_vocab)."""
     with PartSums(session) as model:
         model.evaluate(tokens[:half])
         rows = [model.logits(half)]
@@ -142,11 +142,10 @@ def _watched(session: Session, tokens: np.ndarray, half: int) -> tuple[dict[tupl
 
 
 def replay(cell: Replay, session: Session, draws: list[Prompts], path: Path) -> Measured:
-    """Any calls, in order: the error of every sequence's logits after each call against the same sequence alone.
+    """Run any calls in order: relative error of each sequence's logits after each call, against the sequence alone.
 
-    Checks are named "call/sequence", beside them "rounding". No verdict: what is wrong is said of all rows together.
-    Sequences are run alone first and every error is told as it is found, so that a run that aborts is judged as far as
-    it came.
+    Checks are named "call/sequence", plus "rounding". There is no verdict: all rows are judged together. Sequences run
+    alone first, and every error is reported as it is found, so that a run that aborts is judged up to that point.
     """
     rounding = _rounding(session)
     expected: dict[tuple[int, int], np.ndarray] = {}
@@ -172,9 +171,9 @@ def isolation(cell: Isolation, session: Session, draws: list[Prompts], path: Pat
 
 
 def _rounding(session: Session) -> float:
-    """How far one right computation lies from another: tokens of one sequence alone, cut into calls in other ways.
+    """Distance between correct computations: one sequence alone, its tokens split into calls in different ways.
 
-    The largest relative error over positions. No batch of sequences is in it, so none of the law's defects either.
+    The largest relative error over positions. No batch of sequences is involved, and so none of the law's defects.
     """
     tokens = np.random.default_rng(0).integers(FIRST_TOKEN, session.n_vocab, PROBE_TOKENS, dtype=np.int32)
     ways = []
@@ -186,7 +185,7 @@ def _rounding(session: Session) -> float:
 
 
 def _by_calls(session: Session, calls: Calls, tokens: Prompts) -> Iterator[tuple[tuple[int, int], np.ndarray]]:
-    """Run calls from an empty memory; ((call, sequence), last logits) for every sequence of every call."""
+    """Run calls from an empty cache; yield ((call, sequence), last logits) for every sequence of every call."""
     session.clear()
     streams = {seq: iter(stream) for seq, stream in tokens.items()}
     for number, call in enumerate(calls):

@@ -1,7 +1,7 @@
-"""Quantized files and importance matrices, made by llama.cpp in a process of its own: it can abort and it can hang.
+"""Quantized files and importance matrices, made by llama.cpp in a separate process, since it can abort or hang.
 
-It stands in measure/ because it starts processes that drive the engine, which models/ may not. It does not know which
-types come out (models/recipes.py) nor how llama.cpp is called (measure/quantizing_worker.py).
+It is in measure/ because it starts processes that drive the engine, which models/ may not. The resulting types are in
+models/recipes.py, the calls of llama.cpp in measure/quantizing_worker.py.
 """
 
 import json
@@ -28,7 +28,7 @@ from plamo_study.models.gguf_file import Progress, check_space
 from plamo_study.models.recipes import Recipe
 
 CHUNK = 512  # tokens evaluated together for an importance matrix, llama-imatrix's default
-SILENCE_S = 600.0  # longest wait for a line of the child's log: no tensor of 0.5 G weights takes that long
+SILENCE_S = 600.0  # longest wait for a line of the child's log: a tensor of 0.5 G weights takes less
 LOG_LINES = 50
 TENSOR = re.compile(r"\[ *(\d+)/ *\d+\]")  # llama.cpp's log: this tensor is being written
 REFUSED = re.compile(r"(?<=failed to quantize: ).*|(?<=error loading model: ).*")
@@ -44,11 +44,11 @@ def quantize(
     requantize: bool = False,
     silence_s: float = SILENCE_S,
 ) -> Path:
-    """Write `out`, `source` quantized by llama.cpp as the recipe says, and return it; nothing is left on failure.
+    """Write `source`, quantized by llama.cpp as the recipe says, to `out` and return it; a failure leaves no file.
 
-    `progress` is called with (bytes done, bytes in all) of `out`. Raises StudyError for everything
-    `recipes.plan_sizes` and `imatrix.read` raise it for, when `out` is `source` or the disk is too full, and when the
-    quantizer refuses, aborts, or says nothing for `silence_s` seconds.
+    `progress` is called with (bytes done, total bytes) of `out`. Raises StudyError wherever `recipes.plan_sizes` and
+    `imatrix.read` do, when `out` is `source` or the disk is too full, and when the quantizer refuses, aborts, or prints
+    nothing for `silence_s` seconds.
     """
     weights = matrices.read(imatrix) if imatrix else None
     steps = recipes.plan_sizes(source, recipe, weights or False, requantize)
@@ -81,9 +81,9 @@ def compute_imatrix(
 ) -> Path:
     """Write the importance matrix of `source` over a UTF-8 text, `chunk` tokens at a time, and return its path.
 
-    Each chunk is evaluated alone, from an empty state, on the CPU; what is left over at the end of the text is not.
-    Progress counts bytes of text. Raises StudyError for a text that cannot be read, is not UTF-8 or too short, and when
-    the engine refuses the model, aborts, meets values that are not finite, or says nothing for `silence_s` seconds.
+    Each chunk is evaluated alone, from an empty state, on the CPU; an incomplete last chunk is not.
+    Progress counts bytes of text. Raises StudyError for a text that is unreadable, not UTF-8 or too short, and when
+    the engine refuses the model, aborts, meets non-finite values, or prints nothing for `silence_s` seconds.
     """
     n_bytes = sum(4 * tensor.shape[-1] for tensor in tensors.tensor_table(source))
     size = _text_size(text)
@@ -100,7 +100,7 @@ def compute_imatrix(
 def _make(
     job: Quantizing | Evaluating, out: Path, n_bytes: int, on_line: Callable[[str], None], silence_s: float
 ) -> Path:
-    """Run the job; what it wrote is `out` once it ended well, and gone otherwise."""
+    """Run the job; its output becomes `out` if it succeeds, and is removed otherwise."""
     _check_target(Path(job.source), out, n_bytes)
     with growing(out) as partial:
         code, log = _run(msgspec.structs.replace(job, out=str(partial)), on_line, silence_s)
@@ -160,14 +160,14 @@ def _failure(job: Quantizing | Evaluating, out: Path, code: int, log: list[str])
             return StudyError(*json.loads(line.removeprefix("@study ")))
     told = [found[0].strip() for pattern in (ASSERT, REFUSED, OWN) for line in log if (found := pattern.search(line))]
     why = next(iter(told + log[-1:]), "no word")
-    if "iostream error" in why:  # all that llama.cpp says of a write that failed
+    if "iostream error" in why:  # llama.cpp's only message for a failed write
         return StudyError(str(out), f"cannot be written ({why})", f"free space in {out.parent}")
     ended = f"ended with {signal.Signals(-code).name}" if code < 0 else "refused"
     return StudyError(job.source, f"the engine {ended}: {why}", f"plamo-study models check {job.source}")
 
 
 def _provenance(path: Path, weights: matrices.Imatrix) -> dict[str, int | str]:
-    """The keys llama-quantize writes; the file by its name alone, folders are nobody's business."""
+    """The keys that llama-quantize writes; the file by its name alone, to keep folders private."""
     return {
         "quantize.imatrix.file": path.name,
         "quantize.imatrix.dataset": weights.dataset,
@@ -177,7 +177,7 @@ def _provenance(path: Path, weights: matrices.Imatrix) -> dict[str, int | str]:
 
 
 def _header_bytes(source: Path, steps: list[recipes.Step]) -> int:
-    """What a file holds besides its tensors, and room for what is added: keys and padding."""
+    """Bytes of a file besides its tensors, with room for added keys and padding."""
     return source.stat().st_size - sum(step.before.n_bytes for step in steps) + 64 * len(steps) + (1 << 20)
 
 

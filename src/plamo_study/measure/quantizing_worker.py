@@ -1,6 +1,6 @@
-"""The process one quantization or one importance matrix is made in: a job on stdin, llama.cpp's log on stderr.
+"""The worker process for one quantization or importance matrix: a job on stdin, llama.cpp's log on stderr.
 
-It ends when its stdin closes, so that it cannot outlive its parent. It knows no recipes: types are llama.cpp's numbers.
+It ends when its stdin closes, so it cannot outlive its parent. It knows no recipes: types are llama.cpp's numbers.
 """
 
 import json
@@ -17,7 +17,7 @@ from plamo_study.models import imatrix as matrices
 
 
 class Quantizing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the child hands to the quantizer, which writes `out`. `imatrix`: path of an importance matrix, or empty."""
+    """The child's arguments to the quantizer, which writes `out`. `imatrix`: path of an importance matrix, or empty."""
 
     source: str
     out: str = ""
@@ -30,7 +30,7 @@ class Quantizing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Evaluating(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What the child evaluates for an importance matrix."""
+    """The child's job for an importance matrix."""
 
     source: str
     text: str
@@ -40,7 +40,7 @@ class Evaluating(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def main() -> None:
-    """Do the one job that stands on stdin; its log on stderr is what the parent follows."""
+    """Do the one job on stdin; the parent follows the log on stderr."""
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Quantizing | Evaluating)
     threading.Thread(target=end_with_parent, args=(0,), daemon=True).start()
     try:

@@ -1,6 +1,6 @@
-"""What a check says of the numbers that entered a file's products, held against what backends cast them to.
+"""Findings on the numbers that enter a file's products, compared with the limits of the backends' casts.
 
-It judges the few tokens the gate evaluates: a longer text may reach further. `plamo-study models ranges` takes one.
+They cover the few tokens the gate evaluates; `plamo-study models ranges` takes a longer text, which may reach further.
 """
 
 from typing import Any

@@ -34,15 +34,15 @@ class Probing(msgspec.Struct, frozen=True, kw_only=True):
 def probe_file(
     path: Path, text: Path, n_prompt: int = 512, n_gen: int = 32, n_gpu_layers: int = 0, n_threads: int = 0
 ) -> Measured:
-    """Probe a file over at most so many tokens of a text in a process of its own; a short text is taken whole.
+    """Probe a file over the first tokens of a text in a separate process; a short text is used whole.
 
-    Raises StudyError when the engine refuses, crashes or hangs, and for a text that does not do.
+    Raises StudyError when the engine refuses, crashes or hangs, and for an unusable text.
     """
     if not path.is_file():
         raise StudyError(str(path), "no such file", "plamo-study models list")
     if n_prompt < 1 or n_gen < 0:
         raise StudyError(f"{n_prompt} + {n_gen} tokens", "a text has a prompt", "--n-prompt 512 --n-gen 32")
-    longest = len(texts.read(text)) + 1  # a token has a byte at least, but for the one before the first
+    longest = len(texts.read(text)) + 1  # a token has at least one byte, except BOS
     n_prompt, n_gen = min(n_prompt, longest), min(n_gen, longest)
     job = Probing(
         path=str(path.resolve()),
@@ -62,9 +62,9 @@ def probe_file(
 
 
 def worst(found: Any, backends: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Per backend the product of `InputRanges.found` that comes closest to a limit, or passes it furthest.
+    """For each backend, the product of `InputRanges.found` that comes closest to a limit, or passes it furthest.
 
-    Columns: kind, layer, dtype, path, cast, of, number, limit, factor, fits. A prompt's numbers are held against both
+    Columns: kind, layer, dtype, path, cast, of, number, limit, factor, fits. A prompt's numbers are compared with both
     paths, because its last few tokens can be few enough for vector kernels.
     """
     closest: dict[str, dict[str, Any]] = {}

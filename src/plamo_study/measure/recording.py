@@ -19,9 +19,9 @@ SOURCES = ("recorded", "live")
 
 @dataclass(frozen=True)
 class Recording:
-    """The rows of one study at one scale, all of one machine, the facts they refer to, and where they came from.
+    """The rows of one study at one scale, all of one machine, the facts they refer to, and their source.
 
-    `left_out`: cells that there was no time for.
+    `left_out`: cells for which there was no time.
     """
 
     rows: "pd.DataFrame"
@@ -50,20 +50,20 @@ def framed(summary: runner.Summary, path: Path) -> tuple["pd.DataFrame", dict[st
 
 
 def check_source(source: str) -> None:
-    """StudyError unless rows can come from there."""
+    """Raise StudyError for an unknown source of rows."""
     if source not in SOURCES:
         raise StudyError(f"source {source!r}", f"unknown; known: {', '.join(SOURCES)}", "plamo-study run --source live")
 
 
 def read(study: str, source: str, scale: str, machine: str = "") -> Recording | None:
-    """The rows of a study as they lie here, of this machine or the one measured last; None where there are none."""
+    """The rows of a study recorded here, of `machine` or else the machine measured last; None where there are none."""
     records = _records(study, source, scale)
     rows = [row for row in journal.latest_rows(records) if row.machine == machine or not machine]
     return of_rows(rows, records, study, source, scale) if rows else None
 
 
 def elsewhere(recording: Recording) -> list[Recording]:
-    """The rows of the same study that lie here of other machines, a recording for each."""
+    """The rows of the same study recorded here on other machines, a recording for each."""
     where = recording.study, recording.source, recording.scale
     records, apart = _records(*where), dict[str, list[Row]]()
     for row in journal.latest_rows(records):
@@ -78,6 +78,6 @@ def _records(study: str, source: str, scale: str) -> list[Record]:
 
 
 def of_rows(rows: Sequence[Row], records: Sequence[Record], study: str, source: str, scale: str) -> Recording:
-    """These rows of a journal's records, those of the machine measured last."""
+    """A recording of these rows of a journal's records, reduced to the machine measured last."""
     facts = frame.facts(records)
     return Recording(frame.frame(of_one_machine(rows), facts), facts, study, scale, source)

@@ -1,4 +1,4 @@
-"""What is written down: rows and facts. Raw values with units; every statistic is derived elsewhere."""
+"""The records: rows and facts. Raw values with units; every statistic is derived elsewhere."""
 
 import hashlib
 import sys
@@ -10,7 +10,7 @@ import msgspec
 from plamo_study.measure.cells import Cell, canonical
 
 SCHEMA = 1
-CHECK = "@check "  # begins a line of a worker's stderr that tells a check
+CHECK = "@check "  # prefix of a line on a worker's stderr that reports a check
 Status = Literal["ok", "abort", "hang", "starved", "killed", "error"]
 
 
@@ -130,7 +130,7 @@ class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
 
     @property
     def facts(self) -> list[str]:
-        """The facts it names."""
+        """Ids of the facts it names."""
         return [fact for fact in (self.machine, self.model, *self.others, self.engine) if fact]
 
 
@@ -151,7 +151,7 @@ def content_id(value: Any) -> str:
 
 
 def told(name: str, value: float) -> float:
-    """`value`, written to stderr as well: a check that the runner knows even if the worker aborts after it."""
+    """Return `value` and write it to stderr: a check that the runner knows even if the worker aborts later."""
     print(f"{CHECK}{name} {value!r}", file=sys.stderr, flush=True)
     return value
 
@@ -163,7 +163,7 @@ def heard(lines: Iterable[str]) -> dict[str, float | bool]:
 
 
 def passed(checks: Mapping[str, float | bool]) -> bool:
-    """Whether every check that judges (those that are true or false) holds; numbers only tell."""
+    """Whether every check that judges (those that are true or false) holds; numbers do not judge."""
     return all(value for value in checks.values() if isinstance(value, bool))
 
 

@@ -1,4 +1,4 @@
-"""The sweep: randomised blocks of cells, an anchor between them, one process a cell, resumed where it stopped."""
+"""The sweep: randomised blocks of cells, an anchor between them, one process per cell, resumed where it stopped."""
 
 import math
 import random
@@ -32,13 +32,13 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
 
 START_LIMIT_S = 60.0
-CALM_S = 15.0  # a sweep waits so long for a calm machine before it measures disturbed rows again
-REPEAT = 1000  # added to the replicate of what is measured again, and of further anchors
+CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measured again
+REPEAT = 1000  # added to the replicate of repeated measurements and of further anchors
 STARVED_REPEATS = 2
-WISHED_BLOCKS, MOST_BLOCKS = 4, 50  # of a plan that a time is set for
-ANY = ""  # study of a key that leaves the study out
-TAKEN_OVER = -1  # order of a gate that another study passed: it took no time of this one
-HANDFUL = 8  # cells that time nothing
+WISHED_BLOCKS, MOST_BLOCKS = 4, 50  # of a plan with a time limit
+ANY = ""  # study in keys that ignore the study
+TAKEN_OVER = -1  # order of a gate taken over from another study: it took none of this study's time
+HANDFUL = 8  # cells that are not timed
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Task:
     block: int
     order: int
     anchor: bool = False
-    engine: str = ""  # folder of another build than the one in use
+    engine: str = ""  # folder of a build other than the one in use
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the sweep is about to do, or has just done (`row`), and the seconds it expects to need still.
+    """The task that the sweep is about to run, or has just run (`row`), and the expected remaining seconds.
 
-    With a time set, `total` grows while cells and blocks are added.
+    Under a time limit, `total` grows while cells and blocks are added.
     """
 
     done: int
@@ -69,9 +69,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Summary:
-    """The rows of a sweep's plan, how many of them this call measured, and the cells there was no time for.
+    """The rows of a sweep's plan, how many of them this call measured, and the cells for which there was no time.
 
-    `lacking`: rows that the finding needs and there was no time for.
+    `lacking`: number of rows that the finding needs but for which there was no time.
     """
 
     rows: list[Row]
@@ -81,21 +81,21 @@ class Summary:
 
     @property
     def failed(self) -> list[Row]:
-        """Rows that did not end well, or whose computation was wrong; starved ones only where no repeat ended well."""
+        """Rows that failed or whose result was wrong; starved ones only where no repeat finished."""
         ended = {(row.cell, row.engine, row.block) for row in self.rows if row.status != "starved"}
         failed = [row for row in self.rows if row.status != "ok" or row.valid is False]
         return [r for r in failed if r.status != "starved" or (r.cell, r.engine, r.block) not in ended]
 
     @property
     def unexpected(self) -> list[Row]:
-        """Those of them that are not the answer to what their cell asks."""
+        """Failed rows that are not the answer to what their cell tests."""
         return [row for row in self.failed if not row.cell.asks_whether]
 
 
 class NoTimeError(StudyError):
-    """What a finding needs is expected to take longer than the time that is set: nothing was measured.
+    """A finding is expected to need more time than the limit: nothing was measured.
 
-    `needed_s`: so many seconds would be enough.
+    `needed_s`: seconds that would be enough.
     """
 
     def __init__(self, what: str, why: str, mend: str, needed_s: float):
@@ -108,7 +108,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Where simulations can run instead of here: what does a job as `process.work` does it, and how many at once."""
+    """Where simulations run instead of here: a function that runs a job like `process.work`, and how many at once."""
 
     work: Callable[..., Outcome]
     at_once: int
@@ -124,27 +124,27 @@ def sweep(
     elsewhere: Elsewhere | None = None,
     at_most: float = 0,
 ) -> Summary:
-    """Measure what the journal lacks of `plan`. A worker that crashes or hangs is a row, and the sweep goes on.
+    """Measure the rows of `plan` that the journal lacks. A worker's crash or hang becomes a row, and the sweep goes on.
 
     `beside`: folders of other builds, which measure `plan.compared` in the same blocks.
-    `minutes`: what the plan's rows may take, those of earlier calls counted, gates, anchors and repeats among them; 0:
-    what its blocks take. The last cells of the plan are left out where they do not fit; where all fit, blocks are
-    added. A cell that is not expected to fit is not started, and one that runs when the time is up is cut: it leaves no
-    row, and the next call measures it. This call ends within those minutes.
-    `at_most`: more minutes than those, for what the finding needs alone.
-    `elsewhere`: where the cells of a simulation run. A row then still names this machine: it does not depend on it.
-    What was started there is waited for.
+    `minutes`: time limit of the plan's rows, including earlier calls, gates, anchors and repeats; 0: as long as its
+    blocks take. The plan's last cells are dropped where they do not fit; where all fit, blocks are added. A cell that
+    is not expected to fit is not started, and one still running when the time is up is stopped: it leaves no row, and
+    the next call measures it. This call ends within those minutes.
+    `at_most`: a larger limit in minutes, for the rows that the finding needs only.
+    `elsewhere`: where the cells of a simulation run. Their rows still name this machine: they do not depend on it. Jobs
+    started there are awaited.
 
-    Rows that something disturbed are measured again as further replicates of their block, when the machine is calm
-    again or the sweep ends; blocks that drifted are followed by fresh ones. Both together take no more than
-    `plan.extra_blocks` blocks' worth of rows, starved rows apart, which have two more attempts each.
+    Disturbed rows are measured again as further replicates of their block, when the machine is calm again or the sweep
+    ends; blocks that drifted are followed by fresh ones. Together they add at most `plan.extra_blocks` blocks' worth of
+    rows, apart from starved rows, which get two more attempts each.
 
     Raises
     ------
     StudyError
-        A plan whose cells run the engine is to run elsewhere.
+        A plan whose cells run the engine was to run elsewhere.
     NoTimeError
-        What its finding needs is expected to take longer than `minutes`, or `at_most`.
+        The rows that its finding needs are expected to take longer than `minutes`, or `at_most`.
 
     """
     if elsewhere and any(isinstance(cell, OnEngine) for cell in plan.asked):
@@ -163,12 +163,12 @@ def sweep(
 
 
 def check_time(plan: Plan, minutes: float) -> None:
-    """Ask before model files are written whether a plan of which no row can be here has time enough; 0: no limit.
+    """Check, before model files are written, that a plan without any rows here has enough time; 0: no limit.
 
     Raises
     ------
     NoTimeError
-        It is expected not to have.
+        The plan is expected to take longer.
 
     """
     if minutes and not all(recipes.model_path(*file).exists() for gate in needed_gates(plan) for file in gate.files):
@@ -204,7 +204,7 @@ class _Sweep:
         gpus = next((gpus for _, gpus in asked.values() if gpus), [])
         self.machine = self._add_fact("machine", machine.facts() | ({"gpus": gpus} if gpus else {}))
         files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
-        with ThreadPoolExecutor() as threads:  # most of it is hashing, which holds no lock
+        with ThreadPoolExecutor() as threads:  # mostly hashing, which releases the GIL
             facts = threads.map(lambda file: model_fact(*file), files)
         self.models = {file: self._add_fact("model", fact) for file, fact in zip(files, facts, strict=True)}
         self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
@@ -212,11 +212,11 @@ class _Sweep:
         self.tasks: list[Task] = []
         self.keys: dict[Task, str] = {}
         self.cells = plan.cells
-        self.limit_s = self.ends_at = math.inf  # where a time is set: seconds of all rows, and when this call ends
-        self.late = False  # whether something did not fit in it any more
+        self.limit_s = self.ends_at = math.inf  # under a time limit: seconds of all rows, and when this call ends
+        self.late = False  # whether something no longer fitted in it
 
     def whole(self) -> None:
-        """Measure the plan's blocks, and fresh ones after them where some drifted."""
+        """Measure the plan's blocks, and fresh ones after them if some drifted."""
         plan = self.plan
         self._blocks(range(plan.blocks))
         self._again()
@@ -226,16 +226,16 @@ class _Sweep:
             self._blocks([extra])
 
     def within(self, seconds: float, most: float) -> None:
-        """Measure the cells that are needed, others as long as all fit WISHED_BLOCKS times, and blocks of them.
+        """Measure the needed cells, then others as long as all fit WISHED_BLOCKS times, then more blocks of them.
 
-        `most`: seconds in which all of it must end, whatever is still lacking. What is chosen follows from the rows, so
-        that the same call once more measures nothing. Nothing is repeated before the least blocks are there.
+        `most`: seconds in which all of it must end, even if something is still lacking. The choice follows from the rows,
+        so repeating the same call measures nothing new. Nothing is repeated until the least blocks are complete.
         """
         self.limit_s, self.ends_at = most, time.monotonic() + most
         self._check_time()
         self.cells, least, wished = (), self._least, min(self.plan.blocks, WISHED_BLOCKS)
         needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
-        self._each(self._gates(needed))  # together: gates time nothing, and run beside one another
+        self._each(self._gates(needed))  # together: gates are not timed, and run side by side
         self._each(self._anchors(0))
         for cells in self._together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
@@ -260,7 +260,7 @@ class _Sweep:
                 self._again(seconds)
 
     def lacking(self) -> list[Task]:
-        """What the finding needs and is not there."""
+        """The tasks that the finding needs and that are not done."""
         return [task for task in self._needed() if self._key(task) not in self.done]
 
     def rows(self) -> list[Row]:
@@ -274,7 +274,7 @@ class _Sweep:
     def _blocks(self, numbers: Sequence[int]) -> None:
         """Measure these blocks: gates before the first, anchors before each and after the last.
 
-        What was disturbed is measured again at the end of a block in which the machine is calm.
+        Disturbed rows are measured again at the end of a block in which the machine is calm.
         """
         todo = [task for number in numbers for task in self._block(number)]
         todo += self._anchors(numbers[-1] + 1)
@@ -286,24 +286,24 @@ class _Sweep:
             self._each(tasks)
 
     def _again(self, seconds: float = math.inf) -> None:
-        """Measure once more what was disturbed, waiting a little for a calm machine, while less than that is spent."""
+        """Repeat disturbed rows after a short wait for a calm machine, while less than `seconds` is spent."""
         if self._spent(self._all()) < seconds and not self.late and (todo := self._repeats()):
             watch.wait_until_calm(min(CALM_S, max(self._left_s(), 0)))
             self._each(todo, planned=False)
 
     @property
     def _least(self) -> int:
-        """Blocks without which nothing is said of a cell."""
+        """Fewest blocks that a statement about a cell needs."""
         return least_blocks(self.plan)[0]
 
     def _needed(self) -> list[Task]:
-        """What the finding needs: gates, and the least blocks of the needed cells."""
+        """The tasks that the finding needs: gates, and the least blocks of the needed cells."""
         gates = [Task(gate, 0, -1, self.plan.gates.index(gate)) for gate in needed_gates(self.plan)]
         cells = self.plan.cells[: self.plan.needed]
         return gates + [Task(cell, number, number, 0) for number in range(self._least) for cell in cells]
 
     def _check_time(self) -> None:
-        """NoTimeError where what is needed and not there is expected to take longer than the time that is set."""
+        """Raise NoTimeError where the missing tasks that are needed are expected to exceed the time limit."""
         for task in self._needed():
             if isinstance(task.cell, Gate) and self._key(task) not in self.done:
                 self._take_over(task)
@@ -313,7 +313,7 @@ class _Sweep:
             _check_time(self.plan.study, self.limit_s, self._spent(self._needed()), gates, others)
 
     def _takes(self, task: Task) -> float:
-        """Seconds that a cell is expected to take of the time that is set."""
+        """Expected seconds of a task, out of the time limit."""
         return self._expected.seconds(task.cell) / self._at_once(task.cell)
 
     def _at_once(self, cell: Cell) -> int:
@@ -321,11 +321,11 @@ class _Sweep:
 
     @cached_property
     def _expected(self) -> Expected:
-        """Read where a time is set, else not at all."""
+        """Read only under a time limit."""
         return Expected(self.plan, self.seconds)
 
     def _left_s(self) -> float:
-        """Seconds of the time that is set, of which no earlier call's rows are left out."""
+        """Seconds left of the time limit, from which the rows of all earlier calls count too."""
         if self.limit_s == math.inf:
             return math.inf
         return min(self.limit_s - self._spent(self._all()), self.ends_at - time.monotonic())
@@ -334,7 +334,7 @@ class _Sweep:
         self.tasks += [task for task in todo if task not in self.tasks]
 
     def _each(self, todo: Sequence[Task], planned: bool = True) -> None:
-        """Measure what is not done of these; where nothing is timed, as many at once as there are cores."""
+        """Measure those of `todo` that are not done; tasks that are not timed run side by side."""
         if planned:
             self._plan(todo)
         for task in todo:
@@ -350,7 +350,7 @@ class _Sweep:
                 self._keep(zip(tasks, map(self._started, tasks), strict=True))
 
     def _beside(self, tasks: Sequence[Task], n: int) -> None:
-        """Measure so many at once, and keep each as soon as it ends; an interrupt starts no further ones."""
+        """Measure `n` at once, and keep each row as soon as it ends; after an interrupt no further ones start."""
         with ThreadPoolExecutor(n) as pool:
             started = {pool.submit(self._started, task): task for task in tasks}
             try:
@@ -359,7 +359,7 @@ class _Sweep:
                 pool.shutdown(cancel_futures=True)
 
     def _take_over(self, task: Task) -> None:
-        """A gate that the same file passed for another study, on this engine and machine, is not run again."""
+        """Reuse a gate that the same file passed for another study, on this engine and machine."""
         if known := self._passed.get(self._key_in(ANY, task)):
             row = msgspec.structs.replace(known, key=self._key(task), study=self.plan.study, order=TAKEN_OVER)
             self.journal.append(row)
@@ -367,11 +367,11 @@ class _Sweep:
 
     @cached_property
     def _passed(self) -> dict[str, Row]:
-        """Read where a gate would have to be run, else not at all."""
+        """Read only where a gate would have to run."""
         return _passed_elsewhere(self.journal.path)
 
     def _started(self, task: Task) -> Row | None:
-        """Measure a cell; None where it does not fit in the time that is left, or did not end in it."""
+        """Measure a cell; None where it does not fit in the remaining time, or did not end in it."""
         if self.limit_s < math.inf and (self.late or self._takes(task) > self._left_s()):
             self.late = True
             return None
@@ -395,7 +395,7 @@ class _Sweep:
         return any(self._key(task) in self.done for task in tasks)
 
     def _spent(self, tasks: Iterable[Task]) -> float:
-        """Seconds that those of these tasks took that are done, those that ran beside one another as long as one."""
+        """Seconds taken by those of these tasks that are done; tasks that ran side by side share their time."""
         keys = {self._key(task) for task in tasks}
         return spent_s((self.done[key] for key in keys if key in self.done), self._at_once)
 
@@ -406,7 +406,7 @@ class _Sweep:
         return (self.plan.extra_blocks - max(last + 1 - self.plan.blocks, 0)) * self._per_block - spent
 
     def _all(self) -> Iterator[Task]:
-        """Every task that was done, repeats among them."""
+        """Every task that is done, including repeats."""
         for planned in self.tasks:
             task = planned
             while self._key(task) in self.done:
@@ -416,9 +416,9 @@ class _Sweep:
                 task = _repeated(task)
 
     def _repeats(self) -> list[Task]:
-        """What is still to be measured again: disturbed rows within the budget, starved ones always.
+        """The tasks still to be repeated: disturbed rows within the budget, starved ones always.
 
-        Where a time is set a disturbed row is repeated once, or the next call would go on.
+        Under a time limit a disturbed row is repeated only once, or the next call would go on.
         """
         once = REPEAT if self.limit_s < math.inf else math.inf
         last = {(task.cell, task.engine, task.block): task for task in self._all() if not task.anchor}
@@ -444,7 +444,7 @@ class _Sweep:
         yield from self._shuffled(number)
 
     def _gates(self, files: set[File] | None = None) -> list[Task]:
-        """The gates of these files, by default of all; other builds have those of the files compared."""
+        """The gates of these files, by default of all; for other builds, those of the compared files."""
         gates = [(n, gate) for n, gate in enumerate(self.plan.gates) if files is None or files.issuperset(gate.files)]
         compared = {file for cell in self.plan.compared for file in cell.files}
         other = [(n, gate) for n, gate in gates if compared.issuperset(gate.files)]
@@ -461,14 +461,14 @@ class _Sweep:
         return ["", *(self.beside if cell in self.plan.compared else ())]
 
     def _together(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
-        """Cells in order: one by one where they are timed, else in handfuls that can run beside each other."""
+        """Cells in order: singly where they are timed, else in groups that can run side by side."""
         for timed, group in groupby(cells, key=lambda cell: cell.is_timed):
             alike = tuple(group)
             size = 1 if timed else HANDFUL
             yield from (alike[start : start + size] for start in range(0, len(alike), size))
 
     def _anchors(self, number: int) -> list[Task]:
-        """The anchor before a block, by as many processes as the plan says."""
+        """The anchor before a block, in as many processes as the plan says."""
         cell, replicates = self.plan.anchor, range(number, number + REPEAT * self.plan.anchors, REPEAT)
         return [Task(cell, n, number, 0, anchor=True) for n in replicates] if cell else []
 
@@ -525,7 +525,7 @@ class _Sweep:
         )
 
     def _models(self, task: Task) -> list[str]:
-        """The facts of its files, the first of several first; an empty name where it has none."""
+        """Ids of the facts of its files, in order; one empty id where it has no file."""
         return [self.models[file] for file in task.cell.files] or [""]
 
     def _add_fact(self, what: Literal["model", "engine", "machine"], data: dict) -> str:
@@ -543,15 +543,15 @@ class _Sweep:
 
 
 def spent_s(rows: Iterable[Row], beside: Callable[[Cell], int] = at_once) -> float:
-    """Seconds that rows took, those that ran beside one another as long as one, gates of another study nothing."""
+    """Seconds that rows took; rows that ran side by side share their time, and gates of another study take none."""
     return sum(row.elapsed_ns / 1e9 / beside(row.cell) for row in rows if row.order != TAKEN_OVER)
 
 
 def _passed_elsewhere(path: Path) -> dict[str, Row]:
-    """Gates that passed, from the journals beside this one, by their key without a study."""
+    """Gates that passed, in the journals beside this one, by their key without the study."""
     rows: list[Row] = []
     for beside in path.parent.glob("*.jsonl"):
-        with suppress(StudyError):  # a damaged journal has nothing to give; its own study says so
+        with suppress(StudyError):  # a damaged journal adds nothing; its own study reports it
             rows += latest_rows(read(beside)) if beside != path else []
     passed = [row for row in rows if isinstance(row.cell, Gate) and row.valid and not row.anchor]
     return {
@@ -560,12 +560,12 @@ def _passed_elsewhere(path: Path) -> dict[str, Row]:
 
 
 def _repeated(task: Task) -> Task:
-    """The same cell in the same block once more: a replicate of its own."""
+    """The next repeat of a task: the same cell and block, as a new replicate."""
     return replace(task, replicate=task.replicate + REPEAT, order=task.order + REPEAT)
 
 
 def engine_facts(folder: str = "") -> dict:
-    """What an engine, by default the one in use, says of itself, asked in a process of its own.
+    """The facts that an engine, by default the one in use, reports about itself, in a separate process.
 
     Raises
     ------
@@ -577,7 +577,7 @@ def engine_facts(folder: str = "") -> dict:
 
 
 def _asked(folder: str) -> tuple[dict, list[dict]]:
-    """What an engine says of itself, and the GPUs it finds here, which are facts of the machine."""
+    """The facts an engine reports about itself, and the GPUs it finds, which are facts of the machine."""
     outcome = work(Job(), START_LIMIT_S, folder)
     if outcome.status != "ok":
         why = outcome.failure.message or "\n".join(outcome.failure.log_tail[-3:]) if outcome.failure else outcome.status

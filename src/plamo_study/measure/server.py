@@ -1,4 +1,4 @@
-"""A server of completions as a process: started on a free loopback port, awaited, watched, and never left behind.
+"""A completion server as a process: started on a free loopback port, awaited, watched, and always ended.
 
 Two kinds. "llama-server" is llama.cpp's own: it answers several requests at once, in slots. "llama_cpp.server" comes
 with the Python bindings: it answers one request at a time, first come, first served.
@@ -25,17 +25,17 @@ from plamo_study.measure import machine
 from plamo_study.measure.process import ASSERT, BUILD_FOLDER
 
 Kind = Literal["llama-server", "llama_cpp.server"]
-START_S, LOOK_S, END_S = 120.0, 0.05, 10.0  # until it listens; between two looks; until it is killed
-READY = {"llama-server": "/health", "llama_cpp.server": "/v1/models"}  # what answers 200 when it can be asked
+START_S, LOOK_S, END_S = 120.0, 0.05, 10.0  # seconds until it listens; between two checks; from terminate to kill
+READY = {"llama-server": "/health", "llama_cpp.server": "/v1/models"}  # the path that answers 200 when it is ready
 NAMED = "LLAMA_SERVER"  # environment: the llama-server to use
-NO_GPUS = {"GGML_METAL_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}  # where no -dev is
-TAIL = 4000  # characters of the log that are looked at
+NO_GPUS = {"GGML_METAL_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}  # without -dev
+TAIL = 4000  # characters of the log that are read
 PYTHON_NEEDS = ("fastapi", "uvicorn", "pydantic_settings", "sse_starlette", "starlette_context")
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server is started with; `n_ctx`: tokens of one slot; `libraries`: the folder whose libllama it loads."""
+    """Settings of a server; `n_ctx`: tokens of one slot; `libraries`: the folder from which it loads libllama."""
 
     kind: Kind
     model: Path
@@ -52,13 +52,13 @@ class Setup:
 
 
 class Server:
-    """A running server. `ended` says how it ended by itself, and what it said last."""
+    """A running server. `ended` reports how it ended by itself, and its last message."""
 
     def __init__(self, url: str, process: subprocess.Popen[bytes], log: IO[bytes]):
         self.url, self.process, self._log = url, process, log
 
     def ended(self, within_s: float = 0.0) -> str:
-        """Why the server is no more, looked at for so many seconds; empty while it lives."""
+        """Why the server ended, waiting up to `within_s` seconds for it; empty while it runs."""
         try:
             code = self.process.wait(within_s)
         except subprocess.TimeoutExpired:
@@ -66,12 +66,12 @@ class Server:
         return f"the server ended: {how_ended(code)}" + (f", {said}" if (said := self.assertion()) else "")
 
     def assertion(self) -> str:
-        """The assertion that stands in its log, if one does."""
+        """The failed assertion in its log; empty for none."""
         found = ASSERT.search(self.log())
         return found.group(0) if found else ""
 
     def log(self) -> str:
-        """The end of what it wrote, without the folders it was built in."""
+        """The end of its log, without the folders of its build."""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(size - TAIL, 0))
         return BUILD_FOLDER.sub("", self._log.read().decode(errors="replace"))
@@ -83,7 +83,7 @@ def how_ended(code: int) -> str:
 
 
 def find() -> Path | None:
-    """The llama-server that LLAMA_SERVER names, else the one built here; one that merely is on the path is not ours.
+    """The llama-server named by LLAMA_SERVER, else the one built here; others on the PATH are ignored.
 
     Raises StudyError where LLAMA_SERVER names no program.
     """
@@ -95,9 +95,9 @@ def find() -> Path | None:
 
 
 def _settled(setup: Setup) -> Setup:
-    """The same with its binary. One that was not built here is of a release that only it knows: its libraries stay.
+    """The setup with its binary. A binary that was not built here keeps the libraries of its own release.
 
-    Raises StudyError where there is none, or one that was not built here is to run on a build of ours.
+    Raises StudyError where there is no binary, or where one that was not built here is to run on a build of ours.
     """
     if setup.binary or setup.kind != "llama-server":
         return setup
@@ -112,7 +112,7 @@ def _settled(setup: Setup) -> Setup:
 
 
 def threads() -> int:
-    """Those of a server whose client has a core of its own: threads that share one with it crawl."""
+    """Threads for a server whose client has a core of its own: a thread that shares its core slows all."""
     return max(machine.performance_cores() - 1, 1)
 
 
@@ -123,7 +123,7 @@ def has_python_server() -> bool:
 
 @contextmanager
 def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
-    """The server while it is needed; when this is left, however, its process is gone.
+    """Context with a running server; its process is gone when the context is left, in whatever way.
 
     Raises StudyError where it cannot be started, ends before it listens, or does not listen in time.
     """
@@ -140,7 +140,7 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
 
 
 def environment(kind: Kind, libraries: Path | None, n_gpu_layers: int = -1) -> dict[str, str]:
-    """The environment in which a server loads the libraries of a folder, by default its own."""
+    """The environment in which a server loads the libraries of a folder, or its own ones where `libraries` is None."""
     found = os.environ | {"GGML_NO_BACKTRACE": "1"}
     if kind == "llama_cpp.server" and n_gpu_layers == 0:
         found |= NO_GPUS
@@ -152,7 +152,7 @@ def environment(kind: Kind, libraries: Path | None, n_gpu_layers: int = -1) -> d
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """A loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -168,7 +168,7 @@ def _command(setup: Setup, port: int) -> list[str]:
         command = children.python("-m", "llama_cpp.server", "--model", model, *at)
         command += ["--n_ctx", str(setup.n_ctx), "--n_threads", threads, "--n_threads_batch", threads]
         command += ["--n_batch", size[0], "--n_ubatch", size[1], "--n_gpu_layers", str(setup.n_gpu_layers)]
-        # Answers are asked for whole: by default a request that arrives cuts off the one that is being answered.
+        # Answers must be whole: by default an arriving request cuts off the one that is being answered.
         command += ["--interrupt_requests", "False", "--logits_all", "False", "--verbose", "False"]
         return [*command, "--flash_attn", str(setup.flash_attn == "on"), *setup.options]
     assert setup.binary
@@ -178,9 +178,9 @@ def _command(setup: Setup, port: int) -> list[str]:
 
 
 def offload(n_gpu_layers: int) -> list[str]:
-    """Options of llama.cpp's tools for so many layers on a GPU. For none, they have to be told to leave it alone.
+    """Options of llama.cpp's tools for a number of layers on a GPU. For 0, the GPU must be disabled explicitly.
 
-    Else a build with one computes calls of 32 tokens or more there, weights copied each time.
+    Otherwise a build with GPU support computes calls of 32 tokens or more there, copying the weights each time.
     """
     return ["-ngl", str(n_gpu_layers), *(["-dev", "none"] if n_gpu_layers == 0 else [])]
 
@@ -194,7 +194,7 @@ def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> sub
 
 
 def _await(server: Server, path: str, until: float) -> None:
-    import httpx2  # a twelfth of a second, which only those who start a server should wait for
+    import httpx2  # its import takes 0.08 s, so only starting a server pays for it
 
     while time.monotonic() < until:
         if why := server.ended():

@@ -1,7 +1,7 @@
-"""What a llama-server does to concurrent requests: are the answers those of the same prompts alone, and does it live?
+"""llama-server under concurrent requests: do answers match those of the same prompts alone, and does it survive?
 
-Greedy answers to prompts are taken one at a time, then several at once, in rounds, until the rounds are over or the
-server has ended. The server listens on loopback only. Nothing is timed.
+Prompts get greedy answers one at a time, then several at once, in rounds, until all rounds are done or the server has
+ended. The server listens on loopback only. Nothing is timed.
 """
 
 import json
@@ -24,16 +24,16 @@ from plamo_study.measure.server import Setup
 ANSWER = 24  # tokens of an answer
 PROMPTS = 12  # prompts that are asked alone, and drawn from again in every round
 REQUEST_S, RUN_S = 120, 900  # limits: one answer, all rounds
-NEAR_TIE = 0.1  # nats between the two likeliest tokens where two answers part: there rounding may decide
-UNLIKE = 1e3  # nats: stands where one answer merely ends before the other
+NEAR_TIE = 0.1  # nats between the two likeliest tokens where two answers diverge: below it, rounding may decide
+UNLIKE = 1e3  # nats: the gap given where one answer merely ends before the other
 RECORD = paths.MEASURED / "reference" / "llama-server.json"
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """One run: answers that came, how many `differ` from the same prompt alone, and how the server ended.
+    """One run: answers received, how many `differ` from the same prompt alone, and how the server ended.
 
-    `gaps` are the differences in log probability of the two likeliest tokens where a differing answer first parts.
-    `exit` is None for a server that lives to the end; `said` is its assertion.
+    `gaps` are the differences in log probability of the two likeliest tokens where a differing answer first diverges.
+    `exit` is None for a server that survives; `said` is its assertion.
     """
 
     build: str
@@ -51,20 +51,20 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def near_ties(self) -> int:
-        """Differing answers that part where the two likeliest tokens are nearly as likely."""
+        """Differing answers that diverge where the two likeliest tokens are nearly as likely."""
         return sum(gap < NEAR_TIE for gap in self.gaps)
 
 
 def serve(
     binary: Path, model: Path, build: str, libraries: Path | None, slots: int, at_once: int, rounds: int
 ) -> Served:
-    """Ask a llama-server prompts alone and together; `libraries`: folder whose libllama it is made to load.
+    """Send prompts to a llama-server alone and together; `libraries`: folder whose libllama it is made to load.
 
     Raises StudyError when the binary cannot be started or does not begin to listen.
     """
     prompts = _prompts()
     version = _version(binary, server.environment("llama-server", libraries))
-    # No repacking: the graph is asked about, not the kernels of one processor.
+    # No repacking: the graph is tested, not one processor's kernels.
     setup = Setup("llama-server", model, slots, 1024, 2, libraries=libraries, binary=binary, options=("--no-repack",))
     with server.started(setup) as running:
         url = running.url
@@ -144,7 +144,7 @@ def _answer(url: str, prompt: str) -> dict[str, Any] | None:
 
 
 def _gap(alone: dict[str, Any], answer: dict[str, Any]) -> float | None:
-    """Where two answers first part, by how much the likeliest token led there alone, in nats; None where they agree."""
+    """Nats between the likeliest two tokens, alone, where two answers first diverge; None where they agree."""
     first, second = alone["tokens"], answer["tokens"]
     at = next((i for i, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
     if at is None:

@@ -1,6 +1,6 @@
 """The texts that quality is measured on: read, identified, and cut into chunks as llama-perplexity cuts them.
 
-Any UTF-8 file is one, of any language or of code. It knows no tokenizer: tokens come in.
+Any UTF-8 file will do, prose in any language or code. There is no tokenizer here: callers pass tokens.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ def read(name: str | Path) -> bytes:
 
 
 def planned(name: str, expected: str) -> bytes:
-    """The bytes of a text that a cell names, held against the SHA-256 it was planned with, where it states one.
+    """The bytes of a text that a cell names, checked against its planned SHA-256 where it has one.
 
-    Raises StudyError for another text under the same name, and for what `read` raises it for.
+    Raises StudyError for another text under the same name, and as `read` does.
     """
     text = read(name)
     if expected and sha256(text) != expected:
@@ -58,15 +58,15 @@ def find(name: str | Path) -> Path:
 
 
 def sha256(text: bytes) -> str:
-    """Identity of a text, hexadecimal."""
+    """SHA-256 of a text, hexadecimal: its identity."""
     return hashlib.sha256(text).hexdigest()
 
 
 def chunks(tokens: np.ndarray, n_ctx: int, n_chunks: int = 0, bos: int | None = None) -> np.ndarray:
     """The first `n_chunks` (0: all) whole pieces of `n_ctx` tokens, (n_chunks, n_ctx) int32, fewer in a short text.
 
-    As llama-perplexity does it, pieces do not overlap, the tail is left out, and in each the first token gives way
-    to `bos` where the model wants one (`Session.bos`). Raises StudyError when the text has no whole piece.
+    As llama-perplexity does it, pieces do not overlap, the tail is left out, and in each the first token is replaced
+    by `bos` where the model wants one (`Session.bos`). Raises StudyError when the text has no whole piece.
     """
     whole = len(tokens) // n_ctx
     if not whole:
@@ -79,7 +79,7 @@ def chunks(tokens: np.ndarray, n_ctx: int, n_chunks: int = 0, bos: int | None = 
 
 
 def excerpts(text: bytes, n: int, n_lines: int) -> list[bytes]:
-    """`n` pieces of `n_lines` whole lines, evenly spaced over a text: prompts to go on from.
+    """`n` pieces of `n_lines` whole lines, evenly spaced over a text: prompts to continue.
 
     Raises StudyError when the text has fewer than `n` + `n_lines` lines.
     """

@@ -1,6 +1,6 @@
-"""How far a right engine may be from what it is held against, by the types of weights and cache.
+"""Largest error of a correct engine against its reference, by the types of weights and cache.
 
-The one place for it: workers judge by these numbers, and what is printed beside an old row's verdict comes from here.
+All tolerances are here: workers judge by them, and what is printed beside an old row's verdict comes from here too.
 """
 
 from typing import Any
@@ -18,16 +18,16 @@ LOOSEST = max(TOLERANCE.values())
 EXACT_CACHE = 5e-3  # for F32 and F16 weights with keys and values in F32 and no flash attention
 # Backends of GPUs also multiply F16 weights in F16. Largest measured, on Vulkan: logits 0.024, parts 0.0092.
 OFFLOADED, OFFLOADED_PART = {"F16": 6e-2}, {"F16": 2e-2}
-DEEP = 2  # times the usual, of a depth cell: on the CPU flash attention sums in F16, there over thousands of keys
+DEEP = 2  # times the usual for a depth cell: on the CPU flash attention sums in F16, there over thousands of keys
 
-# The same of one part of a layer, given what the engine itself let into it: rounding cannot grow from part to part.
+# The same for one part of a layer, given the engine's own input to it: rounding cannot grow from part to part.
 # Largest measured: F16 0.0034, at full size Q8_0 0.0057. A fault that hides best, one lost token far down: 0.04.
 PART_TOLERANCE = {"F32": 1e-2, "F16": 1e-2}
 LOOSEST_PART = 1.5e-2
 
 
 def tolerance(cell: Any) -> float:
-    """The largest relative error of logits that is rounding, for a cell or a row of a frame: by its roughest type."""
+    """Largest relative error of logits that rounding explains, for a cell or a row of a frame: by its coarsest type."""
     if judged := getattr(cell, "checks", {}).get("tolerance"):
         return float(judged)  # by which a row was judged
     known = TOLERANCE | (OFFLOADED if cell.n_gpu_layers else {})
@@ -38,7 +38,7 @@ def tolerance(cell: Any) -> float:
 
 
 def part_tolerance(cell: Any) -> float:
-    """The largest relative error of what one part adds, for a cell or a row of a frame."""
+    """Largest relative error of one part's output that rounding explains, for a cell or a row of a frame."""
     if judged := getattr(cell, "checks", {}).get("parts_tolerance"):
         return float(judged)
     known = PART_TOLERANCE | (OFFLOADED_PART if cell.n_gpu_layers else {})
@@ -46,6 +46,6 @@ def part_tolerance(cell: Any) -> float:
 
 
 def _types(dtype: str) -> tuple[str, ...]:
-    """The tensor types a type or recipe asks for; a publisher's own name stands for itself."""
+    """The tensor types a type or recipe asks for; a publisher's own name is its own type."""
     file_type, *words = dtype.split("-")
     return FILE_TYPES.get(file_type, (0, file_type))[1], *words[1::2]

@@ -1,7 +1,7 @@
-"""Direct evidence of disturbance: what the system counted around a worker's timed parts and around all of it.
+"""Direct evidence of disturbance: system counters around a worker's timed parts and its whole run.
 
-Counters are read before and after, never in between: nothing runs inside a timed loop. Which of them mean that a row
-is disturbed is decided here too, from limits that selfcheck --disturb holds against planted disturbances.
+Counters are read before and after, never in between: nothing runs inside a timed loop. The rules for marking a row as
+disturbed are here too; selfcheck --disturb checks their limits against planted disturbances.
 """
 
 import time
@@ -35,15 +35,15 @@ _parts: list[Evidence] = []  # of this process's one job
 def timed(*helpers: int) -> Iterator[None]:
     """Put this around what is timed: what the system counts meanwhile becomes part of the job's evidence.
 
-    `helpers`: pids of living processes that compute for this job; their CPU time and waiting are its own.
+    `helpers`: pids of living processes that compute for this job; their CPU time and waiting count as its own.
     """
-    stops(helpers)  # those until now are no part of it
+    stops(helpers)  # earlier stops do not count
     theirs, before, spent = _of_helpers(helpers), machine.counters(), energy.counted()
     yield
     total = energy.counted()
     found = since(before, machine.counters())
     joules = energy.between(spent, total, found.wall_ns / 1e9)
-    after = _of_helpers(helpers)  # of one that ended meanwhile nothing is left to read
+    after = _of_helpers(helpers)  # a helper that ended meanwhile can no longer be read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
     told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran, "stops": found.stops + stops(helpers)}
     told["others_ns"] = max((found.others_ns or 0) - ran, 0)
@@ -53,9 +53,9 @@ def timed(*helpers: int) -> Iterator[None]:
 
 
 def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
-    """Nanoseconds that some processes ran, and that their living threads waited for a CPU; 0 where nobody counts.
+    """Nanoseconds that some processes ran, and that their living threads waited for a CPU; 0 where unknown.
 
-    A server's threads come and go: what those that are gone ran is in the account of the process, told in 10 ms.
+    A server's threads come and go: the process's account, in units of 10 ms, includes those that ended.
     """
     ran = waited = 0
     for pid in pids:
@@ -66,14 +66,14 @@ def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
 
 
 def stops(helpers: Iterable[int]) -> int:
-    """How many of these processes were stopped or went on since this was asked last, of those this one started."""
+    """How many of these processes, of those this one started, were stopped or continued since the last call."""
     return sum(machine.was_stopped(pid) for pid in helpers)
 
 
 def _account(pid: int) -> int:
     try:
         told = psutil.Process(pid).cpu_times()
-    except psutil.Error:  # it is gone, or a zombie, of which macOS tells nothing
+    except psutil.Error:  # it is gone, or a zombie, for which macOS reports nothing
         return 0
     return int((told.user + told.system) * 1e9)
 
@@ -84,9 +84,9 @@ def collected() -> Evidence | None:
 
 
 def take_over(parts: list[Evidence]) -> None:
-    """Make what processes of this job counted, which computed side by side, part of its evidence.
+    """Add the evidence of this job's processes, which computed side by side, to its own.
 
-    They are no others to one another.
+    Processes of one job must not count as other programs to one another.
     """
     longest, cpu_ns = max(parts, key=lambda part: part.wall_ns), sum(part.cpu_ns for part in parts)
     busy_ns, waited = (longest.others_ns or 0) + longest.cpu_ns, [part.waited_ns for part in parts]
@@ -112,7 +112,7 @@ def since(before: machine.Counters, after: machine.Counters) -> Evidence:
 
 
 def added(parts: list[Evidence]) -> Evidence:
-    """Several stretches as one: sums, and the lowest clock."""
+    """The sum of several intervals, with the lowest clock of them."""
     joules = {name: sum(part.joules.get(name, nan) for part in parts) for part in parts for name in part.joules}
     whole = {name: each for name, each in joules.items() if each == each}  # counted in every part
     limits_w = {name: watts for part in parts for name, watts in part.limits_w.items()}
@@ -125,7 +125,7 @@ def added(parts: list[Evidence]) -> Evidence:
 
 
 def calm() -> bool:
-    """Whether nothing else computes on this machine now: half a second of it."""
+    """Whether nothing else computes on this machine now, observed for half a second."""
     before = machine.counters()
     time.sleep(0.5)
     found = since(before, machine.counters())
@@ -141,16 +141,16 @@ def wait_until_calm(most_s: float) -> None:
 
 
 class Onlooker:
-    """Says of a worker that goes on for too long whether something kept it from computing."""
+    """Tells whether something kept an overdue worker from computing."""
 
     def __init__(self, pid: int):
         self.pid, self.waited_ns, self.own_ns, self.held_ns = pid, 0, 0, 0
         self.before, self.looked_ns = machine.counters(), machine.awake_or_not_ns()
 
     def held(self, pause_s: float) -> bool:
-        """Whether the worker is stopped now, or this look, `pause_s` seconds after the last one, comes late.
+        """Whether the worker is stopped now, or this check, `pause_s` seconds after the last one, is late.
 
-        A look is late where the whole machine slept or stood still, or this very process was stopped.
+        A check is late where the whole machine slept or stalled, or this process itself was stopped.
         """
         now = machine.awake_or_not_ns()
         gone, self.looked_ns = now - self.looked_ns, now
@@ -159,10 +159,10 @@ class Onlooker:
         return held
 
     def starved(self, limit_s: float) -> bool:
-        """Whether others kept the worker from computing since the last time this was asked.
+        """Whether others kept the worker from computing since the last call.
 
-        A worker of one busy thread is not starved once it has had `limit_s` seconds of CPU time: that is progress
-        enough. Of threads that spin while they wait for one another CPU time says nothing.
+        A worker with one busy thread is not starved once it has had `limit_s` seconds of CPU time: that is progress
+        enough. The CPU time of threads that spin while they wait for one another says nothing.
         """
         threads, now = machine.threads(self.pid), machine.counters()
         meanwhile = since(self.before, now)
@@ -176,7 +176,7 @@ class Onlooker:
         return queued > STARVED_LIMIT and not (alone and ran[0] >= limit_s * 1e9)
 
     def _crowded(self, meanwhile: Evidence) -> bool:
-        """Where nobody counts how long threads wait: whether all CPUs were busy, and some of that with others."""
+        """Without counts of how long threads wait: whether all CPUs were busy, partly with other work."""
         before, self.own_ns = self.own_ns, _account(self.pid)
         ran = max(self.own_ns - before, 0)
         busy = (meanwhile.others_ns or 0) / meanwhile.wall_ns
@@ -184,10 +184,10 @@ class Onlooker:
 
 
 def others(conditions: Conditions) -> float | None:
-    """Share of the machine's CPUs that other processes took, and that the hypervisor gave to other guests.
+    """Share of the machine's CPU time that other processes took or that the hypervisor gave to other guests.
 
-    Of the timed parts where they are long beside the 10 ms in which the system counts, else of the whole worker. None
-    for a row without evidence.
+    Taken from the timed parts where they are long against the 10 ms units of the system's counts, else from the whole
+    worker. None for a row without evidence.
     """
     found = conditions.timed
     if found is None or found.wall_ns < LONG_NS:
@@ -198,7 +198,7 @@ def others(conditions: Conditions) -> float | None:
 
 
 def waited(conditions: Conditions) -> float | None:
-    """CPUs' worth of time that the worker's threads were ready to run and had no CPU, while it timed."""
+    """CPUs' worth of time for which the worker's threads were ready but had no CPU, during its timed parts."""
     found = conditions.timed
     return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
 
@@ -213,14 +213,14 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
 
 
 def causes(rows: Iterable[Row]) -> dict[str, str]:
-    """Of the rows of one journal that something disturbed: their keys, and what marks each.
+    """The disturbed rows of one journal: their keys, with the cause of each.
 
-    Something else computed beside its worker or kept it from computing, it was stopped, or the machine was slow.
+    A row is disturbed if other work took CPUs or held up its worker, if it was stopped, or if the machine was slow.
 
-    Where processes of one cell wait for one another's threads, waiting says nothing of others: all its arrangements are
-    judged by what others took, those that do not crowd too, or ratios between them would be taken from unlike blocks.
-    Rows written before there was evidence are judged by the load when they began: no more threads should have been
-    ready to run than the journal's cells use.
+    Where processes of one cell wait for one another's threads, waiting says nothing about other work. All cells of such
+    a workload are judged by what others took, or ratios between them would come from differently judged blocks.
+    Rows older than the evidence are judged by the load when they began: no more threads may have been ready to run than
+    the journal's cells use.
     """
     rows = list(rows)
     threads: dict[str, int] = {}
@@ -230,7 +230,7 @@ def causes(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def _cause(row: Row, threads: Mapping[str, int]) -> str:
-    """What disturbed a row first of all; "" for nothing."""
+    """The first cause that disturbed a row; "" for none."""
     if row.status == "starved":
         return WAITED
     if not row.cell.is_timed:
@@ -249,7 +249,7 @@ def _cause(row: Row, threads: Mapping[str, int]) -> str:
 
 
 def slowed(power_source: str, power_mode: str, thermal: str) -> str:
-    """What makes the whole machine slower than it can be; "" for nothing that the system told of."""
+    """Why the whole machine is slower than it could be; "" where the system reports no reason."""
     if power_source == "battery":
         return BATTERY
     if power_mode == "low":

@@ -1,4 +1,4 @@
-"""The process one measurement runs in: reads a job from stdin, writes a `Measured` to stdout, ends.
+"""The process of one measurement: it reads a job from stdin, writes a `Measured` to stdout and ends.
 
 It dies with its parent: a thread waits for the end of a pipe whose other end only the runner holds.
 """
@@ -22,12 +22,12 @@ from plamo_study.measure.rows import Measured
 ORPHANED = 9
 
 
-Run = Callable[..., Measured]  # of a cell, its file's path, who is told the stage, and the paths of further files
+Run = Callable[..., Measured]  # takes a cell, its file's path, a callback for the stage, and paths of further files
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell with the files it runs on, or no cell: then the worker only says which engine it loaded."""
+    """A cell with the files it runs on, or no cell: then the worker only reports which engine it loaded."""
 
     cell: Cell | None = None
     path: str = ""
@@ -36,7 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(own: Mapping[str, Run] = {}) -> None:
-    """Run the one job that stands on stdin; `own`: workloads of one study, which open the model themselves."""
+    """Run the one job on stdin; `own`: workloads of one study, which open the model themselves."""
     serve(Job, partial(_do, own))
 
 
@@ -54,7 +54,7 @@ def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
 
 
 def begin() -> BinaryIO:
-    """Where this process answers: its stdout, which is log from now on. The process ends with its parent."""
+    """The stream for the answer, the former stdout: stdout is the log from now on. The process ends with its parent."""
     os.environ["GGML_NO_BACKTRACE"] = "1"  # an assertion's text is enough; the backtrace costs seconds
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever the engine prints is log, not result
@@ -66,7 +66,7 @@ def begin() -> BinaryIO:
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Put this around the work: an exception is told on stderr and ends the process."""
+    """Context for the work: an exception is reported on stderr and ends the process."""
     try:
         yield
     except Exception as error:
@@ -91,7 +91,7 @@ def _do(own: Mapping[str, Run], job: Job) -> Measured:
 
 
 def stage(name: str) -> None:
-    """Say on stderr what begins now, so that a crash can be told where it happened."""
+    """Report on stderr which stage begins, so that a crash can be located."""
     print(f"@stage {name}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a worker does for each kind of cell: warm up, time, and have the result proved; the proof is the warm-up."""
+"""A worker's task for each kind of cell: warm up, time, and prove the result; the proof is the warm-up."""
 
 import re
 import time
@@ -18,17 +18,17 @@ from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Measured, passed
 
-WARM_STEPS = 3  # decode steps before the timed ones, of as many sequences
-WARM_TOKENS = 32  # of a prompt evaluated first where no proof does it: all weights are in memory then
+WARM_STEPS = 3  # decode steps before the timed ones, with the same number of sequences
+WARM_TOKENS = 32  # of a warm-up prompt where no proof runs: it brings all weights into memory
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
-BESIDE_CACHES, BESIDE_PASSES = 4, 3  # size in last-level caches, and passes, of the reading beside decode
-READ_WIDTH = 4096  # row length of the matrix a GPU's read ceiling is taken with
+BESIDE_CACHES, BESIDE_PASSES = 4, 3  # size in last-level caches, and passes, of the read measured beside decode
+READ_WIDTH = 4096  # row length of the matrix for a GPU's read ceiling
 
 clock = time.perf_counter_ns
 
 
 def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) -> Measured:
-    """Do one cell on one file. `stage` is told what is happening, so that a crash can say where."""
+    """Run one cell on one file. `stage` is called with the current stage, so that a crash can be located."""
     if isinstance(cell, Read | MatMul):
         stage(cell.workload)
         with watch.timed():
@@ -73,9 +73,9 @@ def _prefill(cell: Prefill, session: Session, draws: list[Prompts], path: Path, 
 
 
 def _decode(cell: Decode, session: Session, draws: list[Prompts], path: Path, proved: bool = True) -> Measured:
-    """Fill the memory with prompts, then start warm-up and timed steps from the states kept of them."""
+    """Fill the KV cache with prompts, then start the warm-up and the timed steps from their saved states."""
     start, expected = clock(), dict[int, np.ndarray]()
-    if cell.policy != "shared":  # there the shared prompt, which is not timed, warms up
+    if cell.policy != "shared":  # the shared prompt, which is not timed, is the warm-up there
         if proved:
             expected = {0: proof.alone(session, 0, draws[-1][0])}
         else:
@@ -99,7 +99,7 @@ def _decode(cell: Decode, session: Session, draws: list[Prompts], path: Path, pr
 
 
 def _fill(session: Session, cell: Decode, tokens: Prompts) -> tuple[dict[int, bytes], int]:
-    """Prefill every sequence's prompt: its state, and the nanoseconds it took (0 for a shared prompt)."""
+    """Prefill every sequence's prompt: the states by sequence, and the nanoseconds taken (0 for a shared prompt)."""
     prompts = {seq: stream[: cell.depth] for seq, stream in tokens.items()}
     session.clear()
     if not cell.depth:
@@ -114,7 +114,7 @@ def _fill(session: Session, cell: Decode, tokens: Prompts) -> tuple[dict[int, by
 
 
 def _prompt(session: Session, cell: Prefill | Decode, prompts: Prompts) -> Prompts:
-    """Prefill the prompts as the cell's policy says; the logits after each."""
+    """Prefill the prompts as the cell's policy says; the logits by sequence."""
     return session.prefill(prompts, "packed" if cell.policy == "packed" else "per_sequence")
 
 
@@ -144,7 +144,7 @@ def _time_steps(session: Session, steps: list[dict[int, int]]) -> list[int]:
 
 
 def _overhead(cell: Overhead, session: Session, draws: list[Prompts], path: Path) -> Measured:
-    """A decode whose native calls are timed too: what is left of a step is the harness."""
+    """A decode whose native calls are timed too: the rest of a step is the harness's overhead."""
     tokens = [int(token) for token in draws[0][0]]
     _run_steps(session, cell, _fill(session, cell, draws[0])[0], draws[0], WARM_STEPS)
     session.clear()
@@ -167,7 +167,7 @@ def _measured(
     ratio = float(np.median(series[-quarter:]) / np.median(series[:quarter]))
     if len(series) > 1:
         checks = {**checks, "last_to_first_quarter": ratio}
-    valid = passed(checks) and (True if "second_path" in checks else None)  # None: its cell's first process proves it
+    valid = passed(checks) and (True if "second_path" in checks else None)  # None: proved by its cell's first process
     return Measured(samples_ns=samples, warmup_ns=warmup, n_evaluated=evaluated, checks=checks, valid=valid)
 
 
@@ -181,7 +181,7 @@ def _read(cell: Read) -> Measured:
 
 
 def _matmul(cell: MatMul) -> Measured:
-    """A matrix product by the kernel of a loaded model, or with `plain` weights. One column is a rate of bytes."""
+    """A matrix product by a loaded model's kernel, or with `plain` weights. With one column, it is a rate of bytes."""
     columns, gpu = cell.n_columns or MATMUL_COLUMNS, cell.n_gpu_layers != 0
     shape, packed = (cell.n_rows, cell.n_rows, columns), cell.layout != "plain"
     times, kernel = kernels.matmul_times(cell.dtype, shape, cell.n_threads, gpu, cell.repetitions, packed)
@@ -199,10 +199,10 @@ def _ceiling(times: list[int], n_bytes: int = 0, n_flops: int = 0) -> Measured:
 
 
 def _with_reading(measured: Measured, cell: OnModel, path: Path) -> Measured:
-    """Beside the steps of a model too large for the caches: the bytes per second that memory gives just after them.
+    """For models too large for the caches, add the memory bandwidth in B/s just after the steps.
 
-    A step that waits for memory is as fast as memory is, and that is not the same in every minute on a machine that
-    others share. Series "read", one number per pass over `BESIDE_CACHES` last-level caches.
+    A step bound by memory is as fast as memory, whose speed changes from minute to minute on a shared machine. Series
+    "read", one number per pass over `BESIDE_CACHES` last-level caches.
     """
     size = BESIDE_CACHES * machine.last_level_cache()
     if cell.workload != "decode" or cell.n_gpu_layers != 0 or path.stat().st_size < size:

@@ -1,1 +1,1 @@
-"""Everything a reader sees: figures, executed notebooks, published pages."""
+"""Everything that readers see: figures, executed notebooks, published pages."""

@@ -1,4 +1,4 @@
-"""Both architectures as pictures: what each layer keeps between tokens, and what one step reads."""
+"""Both architectures as pictures: memory that each layer keeps between tokens, and bytes that one step reads."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from plamo_study.analysis.roofline import Model
 from plamo_study.models.registry import ModelSpec
 from plamo_study.present.theme import CATEGORIES
 
-SHORT, LONG = 256, 4096  # tokens of context that are drawn
+SHORT, LONG = 256, 4096  # tokens of context in the charts
 MAMBA, WINDOW, FULL = "Mamba: a state of fixed size", "attention over a window", "attention over every token"
 KINDS = {MAMBA: CATEGORIES[0], WINDOW: CATEGORIES[2], FULL: CATEGORIES[1]}
 STATE = "Mamba states"
-READ = {  # parts of a step (analysis/roofline.py) by what they are drawn as
+READ = {  # parts of a step (analysis/roofline.py) by their names in the chart
     "weights of the blocks": "weights of the layers",
     "output head": "output head",
     "keys and values read": "keys and values",
@@ -46,12 +46,12 @@ def kept(models: Mapping[str, Model], title: str) -> alt.FacetChart:
 
 
 def read(models: Mapping[str, Model], title: str) -> alt.Chart:
-    """A bar per model: bytes that one step of one sequence reads at a depth of `LONG` tokens, by what they are."""
+    """A bar per model: bytes that one step of one sequence reads at a depth of `LONG` tokens, by kind."""
     entries = []
     for name, model in models.items():
         for part in roofline.parts(model, 1, LONG):
             if part.name in READ:
-                passes = 2 if READ[part.name] == STATE else 1  # a state's bytes are those read and those written
+                passes = 2 if READ[part.name] == STATE else 1  # a state's bytes count reading and writing
                 entries.append({"model": name, "what": READ[part.name], "mib": part.bytes / passes / 2**20})
     data = pd.DataFrame(entries).groupby(["model", "what"], sort=False, as_index=False)["mib"].sum()
     order = list(dict.fromkeys(READ.values()))
@@ -72,7 +72,7 @@ def read(models: Mapping[str, Model], title: str) -> alt.Chart:
 
 
 def _layers(name: str, model: Model) -> list[dict[str, object]]:
-    """One line a layer: its kind, and the MiB it keeps of a sequence after few and after many tokens."""
+    """One line per layer: its kind, and the MiB it keeps of a sequence after few and after many tokens."""
     spec = ModelSpec(name=name, scale=model["scale"], **model["shape"])
     per_token, state = roofline.kv_bytes_per_token(model), roofline.state_bytes(model)
     entries: list[dict[str, object]] = []

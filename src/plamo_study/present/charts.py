@@ -1,9 +1,9 @@
-"""Eight kinds of chart, for every page: tidy frames in, altair charts out, which a cell may change or layer further.
+"""Eight kinds of chart, for every page: tidy frames in, altair charts out, which a cell can change or layer further.
 
     lines(rate, x="n_seq", color="model", title="Eight users: 56 tokens/s. Nine: 46.", y_title="tokens per second")
 
-A frame has `value`, and `low` and `high` where an interval is to be drawn, as `estimate` and `compare` return it. One
-colour belongs to one model on the whole site. Every chart reads itself aloud in its description, which is the alt text.
+A frame has `value`, plus `low` and `high` for intervals, as `estimate` and `compare` return it. One
+colour belongs to one model on the whole site. Every chart states its content in its description, the alt text.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from plamo_study.present.theme import CATEGORIES, INK, MUTED, SHAPES
 
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
 BLUE, VERMILION, GREEN, PINK, OCHRE, SKY, GREY = CATEGORIES
-COLORS = {  # of models and of what is drawn on several pages, by name without star
+COLORS = {  # of models and of series that several pages share, by name without star
     "plamo-2-1b": BLUE,
     "plamo-2-1b with window": SKY,
     "plamo-3-nict-2b": VERMILION,
@@ -31,15 +31,15 @@ COLORS = {  # of models and of what is drawn on several pages, by name without s
     "multiplying": PINK,
 }
 LONG_NAME = 24  # characters
-NARROW = 38  # characters of a title that a telephone shows in one line
-MANY = 9  # points from which their description names the ends only
+NARROW = 38  # characters of a title that a phone shows in one line
+MANY = 9  # points from which a description names only the ends
 
 
 def lines(
     data: pd.DataFrame, x: str, title: str, y: str = "value", color: str = "model", x_title: str = "",
     y_title: str = "", log: str = "", values: list[float] | None = None, subtitle: str = "", zero: bool = True,
 ) -> alt.LayerChart:  # fmt: skip
-    """A line through points with whiskers for each `color`; `log`: "x", "y" or "xy"; `values`: ticks of x."""
+    """A line with points and whiskers for each `color`; `log`: "x", "y" or "xy"; `values`: ticks of x."""
     data = _whole(data, y)
     ticks = values or sorted(set(data[x]))
     shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=False), axis=_axis(ticks))
@@ -54,15 +54,15 @@ def lines(
 
 
 def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -> alt.Chart:
-    """Bare points, to lay under a chart with `over`."""
+    """Points without whiskers, to place under a chart with `over`."""
     base = alt.Chart(_whole(data, y)).mark_point(opacity=0.6, size=40)
     return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(str(data[color].iloc[0])) or GREY))
 
 
 def and_here(chart: Any, data: pd.DataFrame, x: str, y: str, apart: str = "", order: Sequence[str] = ()) -> Any:
-    """The chart with this machine's own points on it, diamonds; the chart itself where there are none.
+    """The chart with this machine's own points as diamonds; unchanged where there are none.
 
-    `apart`: the column by which points of one category of `y` stand one below the other, in this `order`.
+    `apart`: the column by which points of one category of `y` are offset vertically, in this `order`.
     """
     if data.empty:
         return chart
@@ -80,7 +80,7 @@ def and_here(chart: Any, data: pd.DataFrame, x: str, y: str, apart: str = "", or
 
 
 def over(*below: Any) -> alt.LayerChart:
-    """Charts on top of one another; title and words are those of the last."""
+    """Charts layered on top of one another; title and description are those of the last."""
     last = below[-1]
     layers = [chart.copy() for chart in below]
     for chart in layers:
@@ -95,7 +95,7 @@ def dots(
 ) -> alt.LayerChart:  # fmt: skip
     """A point with its whisker for each category of `y`; `at`: a dashed line, such as 1 for "no difference".
 
-    `apart`: where a category has a point of every `color`, they stand one below the other.
+    `apart`: points of one category are offset vertically by `color`.
     """
     data = _whole(data, x)
     shown_x = alt.X(f"{x}:Q", title=x_title or label(x), scale=_scale("x" in log, zero=zero))
@@ -113,7 +113,7 @@ def bars(
     data: pd.DataFrame, y: str, title: str, x: str = "value", color: str = "model", x_title: str = "",
     subtitle: str = "", labels: str = ".3~g",
 ) -> alt.LayerChart:  # fmt: skip
-    """Horizontal bars with their number at the end, whiskers where there are any."""
+    """Horizontal bars with their number at the end, with whiskers where there is an interval."""
     data = _whole(data, x)
     shown_x = alt.X(f"{x}:Q", title=x_title or label(x))
     shown_y = alt.Y(f"{y}:N", title=None, sort=None)
@@ -133,7 +133,7 @@ def stacked(
     data: pd.DataFrame, y: str, title: str, colors: dict[str, str], x: str = "value", color: str = "what",
     x_title: str = "", y_title: str = "", row: str = "", subtitle: str = "",
 ) -> Chart:  # fmt: skip
-    """Shares of a whole, one bar for each `y`, in the order of `colors`; `row`: one panel for each value."""
+    """Shares of a whole, one bar per `y`, in the order of `colors`; `row`: one panel per value."""
     data = _plain(data)
     data = data.assign(place=data[color].map(list(colors).index))
     chart: Chart = alt.Chart(data).mark_bar().encode(
@@ -154,7 +154,7 @@ def bands(
     data: pd.DataFrame, y: str, title: str, low: str = "least", high: str = "most", x: str = "value",
     color: str = "model", x_title: str = "", log: str = "x", subtitle: str = "",
 ) -> alt.LayerChart:  # fmt: skip
-    """What was predicted, a bar from `low` to `high`, and what was measured, a point with its whisker."""
+    """The prediction as a bar from `low` to `high`, and the measurement as a point with its whisker."""
     data = _whole(data, x)
     base = alt.Chart(data).encode(y=alt.Y(f"{y}:N", title=None, sort=None))
     scale = _scale("x" in log, zero=False)
@@ -188,7 +188,7 @@ def spans(
     data: pd.DataFrame, y: str, title: str, begin: str = "begin", end: str = "end", color: str = "what",
     x_title: str = "", subtitle: str = "",
 ) -> alt.Chart:  # fmt: skip
-    """A timeline: bars from `begin` to `end` on the line of `y`."""
+    """A timeline: bars from `begin` to `end` in the row of `y`."""
     data = _plain(data)
     chart = alt.Chart(data).mark_bar().encode(
         x=alt.X(f"{begin}:Q", title=x_title or label(begin)), x2=end, y=alt.Y(f"{y}:N", title=None, sort=None),
@@ -201,7 +201,7 @@ def curves(
     data: pd.DataFrame, x: str, y: str, title: str, color: str = "model", x_title: str = "", y_title: str = "",
     log: str = "",
 ) -> alt.Chart:  # fmt: skip
-    """Lines without points, such as a law's or a limit's, to lay under measured points with `over`."""
+    """Lines without points, such as laws or limits, to place under measured points with `over`."""
     data = _plain(data)
     line = alt.Chart(data).mark_line(strokeDash=[5, 4], strokeWidth=1.5, opacity=0.8)
     chart = line.encode(
@@ -213,13 +213,13 @@ def curves(
 
 
 def _plain(data: pd.DataFrame) -> pd.DataFrame:
-    """Columns of numbers and words: an estimate's object is no JSON."""
+    """Columns of numbers and words: an estimate object is not JSON."""
     held = [name for name in data if data[name].map(lambda each: isinstance(each, Estimate)).any()]
     return data.drop(columns=held)
 
 
 def _whole(data: pd.DataFrame, value: str) -> pd.DataFrame:
-    """What can be drawn: plain columns, and the value itself for bounds where there is no interval."""
+    """Data ready to draw: plain columns, with the value itself as bounds where there is no interval."""
     plain = _plain(data)
     for bound in ("low", "high"):
         plain[bound] = plain[bound].fillna(plain[value]) if bound in plain else plain[value]
@@ -241,7 +241,7 @@ def _shape(data: pd.DataFrame, name: str) -> alt.Shape:
 
 
 def _legend(names: list[str]) -> alt.Legend:
-    """Long names stand one below the other; their picture would be twice as wide as it is drawn."""
+    """Long names go in one column: side by side they would double the picture's width."""
     long = max(map(len, names), default=0) > LONG_NAME
     return alt.Legend(columns=1, labelLimit=500) if long else alt.Legend(columns=0)
 
@@ -270,14 +270,14 @@ def _titled(chart: Any, title: str, subtitle: str, said: str) -> Any:
 
 
 def _lines(text: str, most: int) -> list[str]:
-    """A title in lines of about the same length, none of which holds parts of two sentences."""
+    """A title in lines of about the same length, none with parts of two sentences."""
     parts = [text] if len(text) <= most else text.split(". ")
     whole = [part + "." if at < len(parts) - 1 else part for at, part in enumerate(parts)]
     return [line for part in whole if part for line in wrap(part, len(part) // -(-len(part) // most) + 5)]
 
 
 def _read(data: pd.DataFrame, x: str, y: str, color: str) -> str:
-    """The points in words: all where they are few, else both ends of each series."""
+    """The points in words: all of a short series, else its two ends."""
     said = []
     for name, group in data.groupby(color, sort=False):
         few = group if len(group) <= MANY else group.iloc[[0, -1]]

@@ -1,4 +1,4 @@
-"""What every study shows before its numbers: where rows come from, which models, and whether they were right."""
+"""The evidence before a study's numbers: where rows come from, which models, and whether they were correct."""
 
 import json
 import math
@@ -25,14 +25,14 @@ from plamo_study.present import processors
 from plamo_study.present.tables import Columns, Table, escaped, scaled, table
 
 INTERVALS = "95 % intervals where the brackets name no other level"
-COUNTED = {  # a verdict of one claim, and of several
+COUNTED = {  # words for one claim with a verdict, and for several
     "holds": ("holds", "hold"),
     "does not hold": ("does not hold", "do not hold"),
     "inconclusive": ("is inconclusive", "are inconclusive"),
 }
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
 GATES = "00-gates"
-DISTURBED_BY = {  # by what marks rows: `watch.causes`, or their block's drift
+DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "others": "other programs took {:.0%} of the machine",
     "waited": "the threads waited for {:.2g} of a CPU",
     "load": "other programs took part of the machine",
@@ -54,7 +54,7 @@ Found = TypeVar("Found")
 
 
 def provenance(recording: Recording) -> Table:
-    """Where the rows come from: machine, engine, files; a model's assumptions are spelled out here."""
+    """Where the rows come from: machine, engine, files; with what there was no time for."""
     facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique()) if i]
     machines, engines = [f for f in facts if "chip" in f], [f for f in facts if "binding" in f]
     entries = []
@@ -80,7 +80,7 @@ def _named(cell: AnyCell) -> str:
 
 
 def models(recording: Recording) -> Table:
-    """The models measured: what kind of file, size, hash, and what is assumed about their shape."""
+    """The models measured: kind of file, size, hash, and assumptions about the shape."""
     entries = []
     for name in model_names(recording.rows):
         fact = recording.facts[name]
@@ -99,8 +99,8 @@ def weights_of(fact: dict[str, Any]) -> str:
 def verdicts(recording: Recording) -> Table:
     """Rows counted by verdict, the largest disagreement with second path or oracle, and whether times were steady.
 
-    A disagreement stands beside what is allowed, an oracle beside the tokens that it saw. Steady: the median of the
-    last quarter of the timed samples over that of the first, median over rows.
+    A disagreement is shown with its tolerance, an oracle with its number of tokens. Steady: the median of the last
+    quarter of the timed samples over that of the first, median over rows.
     """
     rows = recording.rows[recording.rows["model"] != ""]
     entries = []
@@ -123,11 +123,11 @@ def _against(group: pd.DataFrame) -> str:
     return "oracle, " + ", ".join(f"{n}" for n in sorted(set(group["n_prompt"]))) + " tokens"
 
 
-LOGITS = ("prefill_error", "decode_error", "second_path_error")  # what `tolerance` is about
+LOGITS = ("prefill_error", "decode_error", "second_path_error")  # errors that `tolerance` limits
 
 
 def _largest(rows: list[Any], names: tuple[str, ...] = LOGITS, allowed: Callable[[Any], float] = tolerance) -> str:
-    """The largest error of some rows, with what its row allows; that nearest to it where they allow different ones."""
+    """The largest error of some rows, with its tolerance; where tolerances differ, the error nearest to its own."""
     found = [(row.checks[name], allowed(row)) for row in rows for name in names if name in row.checks]
     if not found:
         others = [v for row in rows for name, v in row.checks.items() if name.endswith("_error")]
@@ -137,10 +137,10 @@ def _largest(rows: list[Any], names: tuple[str, ...] = LOGITS, allowed: Callable
 
 
 def gates(recording: Recording) -> Table:
-    """What the oracle saw of each file and what it would have seen: errors, allowed errors, and planted faults.
+    """The oracle's results for each file: errors, allowed errors, and planted faults that it would have found.
 
-    Beside the recording's own gates stand those of the same files in study 00-gates. The margin: the smallest planted
-    fault over what a part is allowed.
+    Gates of the same files in study 00-gates are listed with the recording's own. The margin: the smallest planted
+    fault over the tolerance of a part.
     """
     entries = []
     for row in _gates(recording):
@@ -159,7 +159,7 @@ def gates(recording: Recording) -> Table:
 
 
 def planted(recording: Recording) -> Table:
-    """What each kind of fault would show in a gate: the error of the part it stands in, where it shows least."""
+    """The error that each kind of fault would cause in a gate, in its part, where it is smallest."""
     shown: dict[str, dict[str, str]] = {}
     for row in _gates(recording):
         for name, errors in row.series.items():
@@ -179,12 +179,12 @@ def _harmful(series: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 def standing(recording: Recording, load: Callable[[str], Found | None]) -> Found | None:
-    """What `load` finds of this machine's own where rows are live, else of the reference machine."""
+    """The result of `load` from this machine where rows are live, if any, else from the reference machine."""
     return (load(LOCAL) if recording.source == "live" else None) or load(REFERENCE)
 
 
 def _gates(recording: Recording) -> list[Any]:
-    """Gate rows that ended, the recording's and then those that 00-gates has of the same files."""
+    """Finished gate rows: the recording's, then those of the same files in 00-gates."""
     place = LOCAL if recording.source == "live" else REFERENCE
     files = {fact["sha256"] for fact in recording.facts.values() if "file_bytes" in fact}
     found = [recording.rows]
@@ -198,7 +198,7 @@ def _gates(recording: Recording) -> list[Any]:
 
 
 def ceilings(recording: Recording) -> Table:
-    """Both ceilings of this machine at each thread count, best and usual, and the kernel each was measured with."""
+    """Both ceilings of this machine at each thread count, best and usual, with the kernel behind each."""
     data = own_ceilings.ceilings(recording.rows)
     factors, devices = [PER_SECOND[c] for c in data["ceiling"]], ["GPU" if n else "CPU" for n in data["n_gpu_layers"]]
     shown = pd.DataFrame(
@@ -218,7 +218,7 @@ def ceilings(recording: Recording) -> Table:
 
 
 def disturbed(rows: pd.DataFrame) -> str:
-    """What stands before a finding that uses rows of a disturbed machine; nothing where none are used."""
+    """The warning before a finding that uses disturbed rows; empty where none are used."""
     cells, every = disturbed_cells(rows)
     if not cells:
         return ""
@@ -231,7 +231,7 @@ def disturbed(rows: pd.DataFrame) -> str:
 
 
 def _what_disturbed(rows: pd.DataFrame) -> str:
-    """What marked most of the rows that numbers come from although they are marked, and how much of it they met."""
+    """The most frequent mark of the marked rows that are used all the same, with its size."""
     used = usable.usable(rows[rows["block"] >= 0])
     causes = marked_by(used)
     cause = str(causes[causes != ""].mode().iloc[0])
@@ -240,7 +240,7 @@ def _what_disturbed(rows: pd.DataFrame) -> str:
 
 
 def processes(recordings: Iterable[Recording]) -> str:
-    """How many processes stand behind a time in each study, said from the rows: nobody has to remember it."""
+    """The number of processes behind a time in each study, from the rows."""
     counted = {recording.study: usable.processes(recording.rows) for recording in recordings}
     groups: dict[tuple[int, int], list[str]] = {}
     for name, (fewest, most) in counted.items():
@@ -265,7 +265,7 @@ def chip(machine: dict[str, Any]) -> str:
 
 def _with_gpus(name: str, machine: dict[str, Any]) -> str:
     names = [name, *(gpu["chip"] for gpu in machine.get("gpus", ()))]
-    return " + ".join(dict.fromkeys(names))  # a chip that is both is named once
+    return " + ".join(dict.fromkeys(names))  # a chip that is CPU and GPU is named once
 
 
 def condition(recording: Recording) -> str:
@@ -282,7 +282,7 @@ def condition(recording: Recording) -> str:
 
 
 def verified(recording: Recording) -> Markdown:
-    """One line under a page's finding: how many rows were right, and of which machine and files they are."""
+    """One line under a page's finding: how many rows were correct, and their machine and files."""
     rows, kinds = recording.rows, [weights_of(recording.facts[name]) for name in model_names(recording.rows)]
     threads = rows["n_threads"].max()
     types = _types(rows[rows["model"] != ""]).removesuffix(" of")
@@ -293,19 +293,19 @@ def verified(recording: Recording) -> Markdown:
 
 
 def elsewhere(recording: Recording, other: Recording) -> str:
-    """The condition of other rows than a page's, and whether they are of another machine."""
+    """The condition of rows other than a page's own, and whether they are from another machine."""
     same = set(other.rows["machine"]) & set(recording.rows["machine"])
     return condition(other) + ("" if same else " These are of another machine than the rest of the page.")
 
 
 def _types(rows: pd.DataFrame) -> str:
-    """The type of most of these rows, or how many there are."""
+    """The type of most of these rows, or the number of types."""
     counts = rows["dtype"].value_counts()
     return str(counts.index[0]) if 2 * counts.iloc[0] >= len(rows) else f"{len(counts)} types of"
 
 
 def computed(rows: pd.DataFrame) -> str:
-    """How many rows were computed right, and which were not: those are left out."""
+    """How many rows were computed correctly, and which were not and are left out."""
     judged = rows[rows["model"] != ""]
     wrong = judged[judged["verdict"] != "valid"]
     if wrong.empty:
@@ -321,7 +321,7 @@ def computed(rows: pd.DataFrame) -> str:
 
 
 def _cells(group: pd.DataFrame) -> str:
-    """What kind of cells some rows are: their workloads, and whether all their prompts shared a call."""
+    """The kind of cells of some rows: their workloads, and whether all their prompts shared a call."""
     packed = (group["policy"] == "packed").all()
     return " and ".join(sorted(set(group["workload"]))) + (", prompts that share a call" if packed else "")
 
@@ -358,7 +358,7 @@ def counted(verdicts: pd.Series) -> str:
 
 
 def intervals() -> Table:
-    """What an interval of the notebooks covers, by estimator and number of units, in the recorded simulation."""
+    """Coverage of the notebooks' intervals, by estimator and number of units, in the recorded simulation."""
     path = kept.path(REFERENCE, coverage.NAME)
     if not path.exists():
         return Table(pd.DataFrame({"not simulated here": ["python tools/selfcheck.py --coverage --reference"]}))
@@ -377,7 +377,7 @@ def intervals() -> Table:
 
 
 def watched() -> Table:
-    """What the watch marks: the recorded trial in which busy processes ran beside half of forty short sweeps."""
+    """Marks by the watch in the recorded trial, with busy processes beside half of forty short sweeps."""
     found = disturbances.load(REFERENCE)
     if found is None:
         return Table(pd.DataFrame({"not tried here": [f"{disturbances.MADE_BY} --reference"]}))
@@ -403,5 +403,5 @@ def _of(rate: Estimate) -> str:
 
 
 def p_value(p: float) -> str:
-    """A p-value as it is usually written."""
+    """A p-value in the usual form."""
     return "under 0.001" if p < 0.001 else f"{p:.3f}"

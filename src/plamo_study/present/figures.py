@@ -1,4 +1,4 @@
-"""Every figure of the notebooks. A figure takes tidy data, holds none, and reads itself aloud in its description."""
+"""Every figure of the notebooks. A figure takes tidy data, holds none, and states its content in its description."""
 
 import altair as alt
 import pandas as pd
@@ -6,7 +6,7 @@ import pandas as pd
 from plamo_study.analysis.stats import Estimate
 
 Chart = alt.LayerChart | alt.FacetChart | alt.HConcatChart | alt.VConcatChart
-LONG_NAME = 24  # characters from which names of a legend stand one below the other
+LONG_NAME = 24  # characters from which a legend lists its names in one column
 
 
 def spread(data: pd.DataFrame, column: str, factor: float = 1.0) -> pd.DataFrame:
@@ -18,7 +18,7 @@ def spread(data: pd.DataFrame, column: str, factor: float = 1.0) -> pd.DataFrame
 
 
 def anchors(data: pd.DataFrame, limit: float, title: str) -> Chart:
-    """The anchor cell between blocks, relative to its median; the band is the drift that is accepted."""
+    """The anchor cell between blocks, relative to its median; the band is the accepted drift."""
     box = alt.Chart(pd.DataFrame({"low": [1 - limit], "high": [1 + limit]}))
     band = box.mark_rect(color="#a6cbe3", opacity=0.5).encode(y="low:Q", y2="high:Q")
     x = alt.X("order:O", title="Before block")

@@ -1,4 +1,4 @@
-"""One dictionary of headings and formats for every table and chart, and the table that is made from it.
+"""The headings and formats of every table and chart, and the table that uses them.
 
 table(estimate(steps, by="model n_seq", work="n_seq"), "model n_seq estimate", estimate="tokens/s")
 """
@@ -58,12 +58,12 @@ LABELS: dict[str, tuple[str, Format]] = {  # column -> heading, format
 
 
 def label(name: str) -> str:
-    """The heading of a column, its own name where nobody gave it one."""
+    """The heading of a column, its own name where LABELS has none."""
     return LABELS[name][0] if name in LABELS else name.replace("_", " ")
 
 
 def table(found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = "", **headings: str) -> Table:
-    """A table of some columns, headed and formatted by LABELS: a list of names, or one string with blanks between them.
+    """A table of some columns, headed and formatted by LABELS: a list of names, or one string separated by blanks.
 
     `headings` rename columns of this one table.
     `numbers` of the result is the frame behind it, unrounded.
@@ -81,7 +81,7 @@ def table(found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = ""
 
 
 def _format(column: pd.Series) -> Format:
-    """For a column without a label: three digits of a float, everything else as it is."""
+    """The format of a column without a label: three digits for floats, everything else unchanged."""
     return (
         significant(3)
         if pd.api.types.is_float_dtype(column) or column.map(lambda value: isinstance(value, Estimate)).any()

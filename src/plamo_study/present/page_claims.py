@@ -1,13 +1,13 @@
-"""The claims of a page: a sentence written by hand, the estimate it rests on, and what that has to be.
+"""The claims of a page: a sentence written by hand, the estimate behind it, and its threshold.
 
     claim = Claims("01-phase-asymmetry", source)
     claim("reading is at least four times as fast as writing", ratio, above=4)
     claim.table()
 
-On recorded rows a test requires every claim to hold, so prose cannot rot. On a reader's own rows the table sets the
-reference machine's figure beside this machine's: where the whole page is of them (`source` is "live"), and where a
-claim is given some beside the recorded ones (`here`). All claims of a page are one family: a verdict other than
-"inconclusive" takes an interval on one side of the threshold and a p-value that survives the correction for all.
+On recorded rows a test requires every claim to hold, so prose cannot become outdated. On a reader's own rows the table
+shows the reference machine's figure beside this machine's: where the whole page uses them (`source` is "live"), and
+where a claim gets some in addition to the recorded ones (`here`). All claims of a page are one family: a verdict other
+than "inconclusive" needs an interval on one side of the threshold and a p-value that survives the correction for all.
 """
 
 import math
@@ -24,18 +24,18 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.present.tables import Table, significant
 
-METADATA = "plamo_study_claims"  # of an output: where tests and documents find a page's claims
+METADATA = "plamo_study_claims"  # key of an output's metadata with the page's claims, for tests and documents
 FEW = 3  # processes; below, no interval is printed
 MARKS = {"holds": "✓", "does not hold": "✗", "inconclusive": "?"}
 Line = dict[str, Any]
 
 
 class Claims:
-    """What a page states, in the order in which it states it."""
+    """The claims of a page, in order."""
 
     def __init__(self, notebook: str, source: str):
         self.notebook, self.source = notebook, source
-        self._stated: dict[str, list[Line]] = {}  # by sentence: a cell run again states nothing twice
+        self._stated: dict[str, list[Line]] = {}  # by sentence: rerunning a cell adds no second claim
         self._here: dict[str, list[Line]] = {}
 
     def __call__(
@@ -47,9 +47,9 @@ class Claims:
         between: tuple[float, float] | None = None,
         here: pd.DataFrame | None = None,
     ) -> "Verdicts":
-        """State a sentence of every line of `found`, as `estimate` and `compare` return it, or of a plain fact.
+        """Claim a sentence for every line of `found`, as `estimate` and `compare` return it, or as a plain fact.
 
-        `here`: the same of what was measured on this machine, which says whether the sentence holds here too.
+        `here`: the same from this machine's own rows, to show whether the sentence holds here too.
 
         Raises StudyError unless there is exactly one threshold (none for a plain fact).
         """
@@ -59,7 +59,7 @@ class Claims:
         elif len(asked) != 1:
             why = f"has {len(asked)} thresholds"
             raise StudyError(f"claim {sentence!r}", why, "give one of above=, below= and between=")
-        elif found.empty:  # as in a live run whose time was up: nothing is claimed, and the table says so
+        elif found.empty:  # as in a live run out of time: nothing is claimed, and the table says so
             lines = [_untested(sentence, "not measured", "inconclusive")]
         else:
             lines = [self._line(sentence, row, above, below, between) for row in found.to_dict("records")]
@@ -69,9 +69,9 @@ class Claims:
         return Verdicts(lines, self._here[sentence])
 
     def fact(self, sentence: str, holds: Any, of: Sized | None = None) -> "Verdicts":
-        """State a plain fact about some lines; where there are none, nothing is claimed.
+        """Claim a plain fact about some lines; without lines, nothing is claimed.
 
-        `holds`: whether it does, or a series of booleans that all have to be true. `of`: the lines, by default these.
+        `holds`: whether it holds, or a series of booleans that must all be true. `of`: the lines, by default `holds`.
         """
         if not len(holds if of is None else of):
             return self(sentence, pd.DataFrame(), above=0)
@@ -89,18 +89,18 @@ class Claims:
         return claims.within(sentence, of, row["estimate"], *(between or (0, 0)))
 
     def checked(self) -> list[Line]:
-        """Every line that was stated, its p-value and verdict corrected for all of the page."""
+        """Every claimed line, with p-value and verdict corrected for the whole page."""
         return _corrected(self._stated)
 
     def table(self) -> "Checked":
-        """All claims with their verdicts; of a reader's own rows beside the reference machine's figures."""
+        """All claims with their verdicts; for a reader's own rows, beside the reference machine's figures."""
         if own := _corrected(self._here):
             return Checked(self.checked(), own)
         return Checked(self.checked(), reference=_reference(self.notebook) if self.source == "live" else None)
 
 
 class Verdicts:
-    """What a claim came to, shown under the sentence it belongs to."""
+    """The verdicts of a claim, shown under its sentence."""
 
     def __init__(self, lines: list[Line], here: Sequence[Line] = ()):
         self.lines, own = lines, {_what(line): f"; on this machine {_figure(line)}" for line in here}
@@ -114,7 +114,7 @@ class Verdicts:
 
 
 class Checked(Table):
-    """The table of a page's claims. Its output carries them as data, for tests and documents."""
+    """The table of a page's claims. Its output also holds them as data, for tests and documents."""
 
     def __init__(
         self, lines: list[Line], here: Sequence[Line] = (), reference: dict[tuple[str, str], str] | None = None
@@ -146,14 +146,14 @@ def stated(notebook: nbformat.NotebookNode) -> list[Line]:
 
 
 def _reference(notebook: str) -> dict[tuple[str, str], str]:
-    """The figures of the reference machine, as the committed notebook has them."""
+    """The figures of the reference machine, from the committed notebook."""
     path = paths.NOTEBOOKS / f"{notebook}.ipynb"
     lines = stated(nbformat.read(path, as_version=4))
     return {_what(line | {"model": line["of"]}): line["figure"] for line in lines}
 
 
 def _what(line: Line) -> tuple[str, str]:
-    """Of what a line states which sentence, without the stars of assumed shapes, which embedded models have none of."""
+    """Key of a line: its sentence and model, without the star of assumed shapes, which embedded models lack."""
     return line["claim"], line["model"].replace("*", "")
 
 
@@ -165,7 +165,7 @@ def _corrected(stated: dict[str, list[Line]]) -> list[Line]:
 
 
 def _untested(sentence: str, wanted: str, verdict: str) -> Line:
-    """A line that no estimate stands behind, and so no p-value."""
+    """A line without an estimate, and so without a p-value."""
     return {"claim": sentence, "model": "", "estimate": None, "wanted": wanted, "p": None, "verdict": verdict}
 
 
@@ -178,7 +178,7 @@ def _figure(line: Line) -> str:
     found: Estimate | None = line["estimate"]
     if found is None:
         return ""
-    if found.n < FEW and found.units:  # too few for an interval: the range, and of how many
+    if found.n < FEW and found.units:  # too few for an interval: the range, and the number of processes
         least, most = (each(found.units) for each in (min, max))
         least, most = (math.exp(least), math.exp(most)) if found.in_logs else (least, most)
         return f"{least:.3g} to {most:.3g} ({found.n} processes)"

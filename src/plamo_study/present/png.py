@@ -1,6 +1,6 @@
-"""Makes the PNG of a chart a third of its size without touching a pixel, because executed notebooks are tracked.
+"""Compress the PNG of a chart to a third of its size without loss, because executed notebooks are tracked.
 
-vl-convert stores four channels, each row as differences, compressed for speed. Charts are flat and opaque: three
+vl-convert stores four channels, rows as differences, compressed for speed. Charts are flat and opaque: three
 channels, rows as they are, compressed for size.
 """
 
@@ -16,13 +16,13 @@ ROW_AS_IS, ROW_OF_DIFFERENCES = 0, 1
 
 
 def size(png: bytes) -> tuple[int, int]:
-    """Return width and height in pixels, as the header says."""
+    """Return width and height in pixels, from the header."""
     width, height = struct.unpack(">II", png[16:24])
     return width, height
 
 
 def compact(png: bytes) -> bytes:
-    """Return the same picture in fewer bytes; a PNG of another kind than vl-convert's is returned as it is.
+    """Return the same picture in fewer bytes; a PNG that differs in kind from vl-convert's is returned unchanged.
 
     Deterministic for the same zlib. Source of the format: W3C PNG specification, third edition, sections 5, 9 and 11.
     """

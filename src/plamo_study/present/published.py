@@ -1,4 +1,4 @@
-"""Other people's figures, kept in data/published with their source."""
+"""Published figures of others, kept in data/published with their source."""
 
 import tomllib
 from typing import Any
@@ -15,12 +15,12 @@ def load(name: str) -> pd.DataFrame:
 
 
 def weights(name: str) -> str:
-    """Which files the figures of a source were taken with."""
+    """The model files behind a source's figures."""
     return str(_entry(name)["weights"])
 
 
 def source(name: str) -> Markdown:
-    """Who published the figures, on which machine and build, and what to know when reading them."""
+    """The publisher of the figures, machine, build, and notes for their reading."""
     entry = _entry(name)
     head = f"Source: *{entry['title']}*, {entry['subject']}; {entry['machine']}; {entry['engine']}; {entry['weights']}."
     return Markdown("\n".join([head, "", *(f"- {note}" for note in entry["notes"])]))

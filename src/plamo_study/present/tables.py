@@ -1,4 +1,4 @@
-"""Tables as a reader wants them: headings with units, estimates with intervals, everything rounded here."""
+"""Tables for readers: headings with units, estimates with intervals, everything rounded here."""
 
 import math
 import re
@@ -20,22 +20,22 @@ Formatter = Callable[[Any], str]
 Format = Formatter | str
 Columns = Mapping[str, tuple[str, Format]]  # name -> (heading, format spec or function)
 NOT_AVAILABLE = "n/a"
-WIDEST = 8  # columns that a page shows; all of a wider table are folded under it
+WIDEST = 8  # most columns shown at once; a wider table is shown whole in a fold below
 ASSUMED = "* Rests on assumptions, which the models table names."
-MARKUP = re.compile(r"[`*<&|]|(?<=\])\(|~(?=~)|(?<=~)~|_(?=_)|(?<=_)_")  # of Markdown, in the middle of a line
-TEX = str.maketrans({"$": "\uff04", "\\": "\uff3c"})  # wide ones, which no typesetter obeys
-FAR = 0.03  # of a ratio: how far off the numbers beside it may divide without a word
+MARKUP = re.compile(r"[`*<&|]|(?<=\])\(|~(?=~)|(?<=~)~|_(?=_)|(?<=_)_")  # Markdown, in the middle of a line
+TEX = str.maketrans({"$": "\uff04", "\\": "\uff3c"})  # full-width forms, which TeX ignores
+FAR = 0.03  # relative difference between a ratio and its numbers' quotient that needs no remark
 PAIRED = (
     "Ratios are medians over pairs of the same block; in round brackets the quotient of the medians beside them, where "
     f"it is more than {100 * FAR:.0f} % off."
 )
-Ratios = Mapping[str, tuple[str, str]]  # name of a column of paired ratios -> those of the two numbers beside it
+Ratios = Mapping[str, tuple[str, str]]  # column of paired ratios -> columns of the two numbers beside it
 
 
 class Table:
-    """A table that shows the same in JupyterLab, on GitHub, in a terminal and in a diff.
+    """A table that looks the same in JupyterLab, on GitHub, in a terminal and in a diff.
 
-    `frame` is what it shows; `numbers` what stands behind that, unrounded, where somebody said.
+    `frame` is what it shows; `numbers` holds the unrounded values behind it, where they were given.
     """
 
     def __init__(self, frame: pd.DataFrame, note: str = ""):
@@ -65,26 +65,26 @@ def _html(frame: pd.DataFrame) -> str:
 
 
 def literal(text: str) -> str:
-    """A text of anybody's in one line, without what cannot be seen and what a typesetter of formulas obeys."""
+    """A text from any source as one line, without invisible characters and characters that TeX interprets."""
     seen = (letter.isprintable() or unicodedata.category(letter) == "Zs" for letter in text)
     return "".join(letter if ok else " " for letter, ok in zip(text, seen, strict=True)).translate(TEX)
 
 
 def escaped(text: str) -> str:
-    """A text of anybody's in a sentence of Markdown, a starred name or what a server said: none of it is markup."""
+    """A text from any source for a Markdown sentence, such as a starred name or a server's message, free of markup."""
     return MARKUP.sub(r"\\\g<0>", literal(text))
 
 
 def _in_code_or_not(text: str) -> str:
-    """The same in a table, where a text may hold code."""
+    """The same for a table, where a text may contain code."""
     return escaped(text).replace(r"\`", "`")
 
 
 def table(data: pd.DataFrame, columns: Columns, note: str = "", ratios: Ratios | None = None) -> Table:
-    """Choose, head and format columns: name -> (heading, format spec or function); `note` stands under the table.
+    """Select, title and format columns: name -> (heading, format spec or function); `note` is printed under it.
 
-    Where all intervals of a column have the same level and it is not 95 %, the heading says it once. `ratios` that are
-    far from the quotient of their two numbers, columns of `data` too, are shown with it, and the note says so once.
+    Where all intervals of a column have one level other than 95 %, the heading states it once. `ratios` that are far
+    from the quotient of their two numbers, columns of `data` too, are shown with it, and the note states so once.
     """
     if data.empty:
         return Table(pd.DataFrame({"": [theme.NOTHING]}))
@@ -116,26 +116,26 @@ def is_far(ratio: Any, quotient: float) -> bool:
 
 
 def with_quotient(ratio: Any, quotient: float, how: Format) -> str:
-    """A ratio as text, behind it the quotient of the numbers beside it where that is another number."""
+    """A ratio as text, followed by the quotient of the numbers beside it where that differs."""
     said = show(quotient, how)
     differs = is_far(ratio, quotient) and said != show(ratio.value, how)
     return show(ratio, how) + (f" ({said})" if differs else "")
 
 
 def _shared_level(values: Iterable[Any]) -> float:
-    """The one level of all intervals among `values`, that of a usual one where there are several or none."""
+    """The common level of all intervals among `values`; 95 % where there are several or none."""
     levels = {v.level for v in values if isinstance(v, Estimate) and not math.isnan(v.low)}
     return levels.pop() if len(levels) == 1 else CONFIDENCE
 
 
 def folded(summary: str, *tables: Table) -> Markdown:
-    """Tables that only a referee reads, behind one line that a click opens; `summary` says what stands there."""
+    """Tables for referees, folded behind one line that a click opens; `summary` is that line."""
     shown = "\n\n".join(table._repr_html_() for table in tables)
     return Markdown(f"<details><summary>{summary}</summary>\n\n{shown}\n\n</details>")
 
 
 def show(value: Any, how: Format) -> str:
-    """One value as text: an estimate with its interval, n/a for what is missing."""
+    """One value as text: an estimate with its interval, n/a for a missing value."""
     number = value.value if isinstance(value, Estimate) else value
     if number is None or (isinstance(number, float) and math.isnan(number)):
         return NOT_AVAILABLE
@@ -145,12 +145,12 @@ def show(value: Any, how: Format) -> str:
 
 
 def noise(variation: float) -> str:
-    """A coefficient of variation, marked where it makes a cell noisy."""
+    """A coefficient of variation, marked where the cell is noisy."""
     return f"{variation:.0%}" + (" noisy" if variation > NOISY else "")
 
 
 def scaled(factor: float, spec: str) -> Formatter:
-    """A format that shows a number or an estimate in another unit."""
+    """A formatter for a number or an estimate in another unit."""
 
     def in_unit(value: float | Estimate) -> str:
         moved = value.scaled(factor) if isinstance(value, Estimate) else value * factor
@@ -160,7 +160,7 @@ def scaled(factor: float, spec: str) -> Formatter:
 
 
 def significant(digits: int = 3, factor: float = 1.0) -> Formatter:
-    """A format with so many significant digits of the value, the interval at the same place."""
+    """A formatter with `digits` significant digits of the value, and as many decimals for the interval."""
 
     def rounded(value: float | Estimate) -> str:
         middle = abs(value.value if isinstance(value, Estimate) else value) * factor

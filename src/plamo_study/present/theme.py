@@ -1,12 +1,12 @@
-"""How every chart looks and how it travels: `enable()` sets the altair theme and renderer of the house.
+"""The look and the output format of every chart: `enable()` sets the house theme and renderer of altair.
 
 A chart leaves the kernel as one PNG with its description, so it shows on GitHub, in JupyterLab and on paper.
-The Vega-Lite spec rides in the output's metadata under `SPEC_KEY`, where `publish` finds it to draw the chart again,
-interactively. Metadata, because nbformat demands a *string* for a MIME type that ends in `.json` (altair 6's own
+The Vega-Lite spec is in the output's metadata under `SPEC_KEY`, where `publish` finds it to draw the chart again,
+interactively. It is metadata because nbformat demands a *string* for a MIME type that ends in `.json` (altair 6's own
 `application/vnd.vegalite.v6.json` holds an object, and so papermill cannot save the notebook), and because nbval
 compares data but not metadata: it checks the description and leaves pixels and rounding alone.
 
-This module does not know what is drawn; the figures do.
+This module does not know the content of charts; the figures do.
 """
 
 import base64
@@ -97,9 +97,9 @@ def _marks() -> dict[str, Any]:
 
 
 def alt_text(spec: dict[str, Any]) -> str:
-    """What a Vega-Lite spec's picture is for readers who cannot see it: its description.
+    """The alt text of a Vega-Lite spec's picture: its description.
 
-    Raises StudyError when there is none: nobody should be shown a picture without words.
+    Raises StudyError when there is none: no picture may be shown without words.
     """
     words = " ".join(str(spec.get("description") or "").split())
     if not words:
@@ -122,7 +122,7 @@ def mimebundle(spec: dict[str, Any], **_: Any) -> MimeBundle:
     words = alt_text(spec)
     try:
         picture = png.compact(vl_convert.vegalite_to_png(spec, vl_version=VEGALITE, ppi=PPI))
-    except ValueError:  # a picture of nothing has no size
+    except ValueError:  # an empty picture has no size
         if all(spec.get("datasets", {}).values()):
             raise
         return {"text/markdown": NOTHING, "text/plain": NOTHING}, {}

@@ -1,6 +1,6 @@
-"""Turns the cells of one executed notebook into the pieces of a page.
+"""Turn the cells of one executed notebook into the pieces of a page.
 
-Code is folded, parameters and code alike; the tags `hide-input`, `hide-output` and `hide-cell` leave things out. An
+Code is folded, parameters and code alike; the tags `hide-input`, `hide-output` and `hide-cell` omit parts. An
 output keeps its richest form that works offline. A chart is a PNG with alt text and the spec to draw it again.
 """
 
@@ -22,7 +22,7 @@ PARAMETER_TAGS = {"parameters", "injected-parameters"}
 
 @dataclass(frozen=True)
 class Piece:
-    """One part of a page. `kind` is markdown, code, chart, image, html or text and says which fields hold something.
+    """One part of a page. `kind` is markdown, code, chart, image, html or text and determines which fields are set.
 
     `width` and `height` of a picture are CSS pixels; `png` is base64; `spec` is Vega-Lite; `label` names folded code.
     """
@@ -41,7 +41,7 @@ class Piece:
 def pieces(notebook: nbformat.NotebookNode, name: str) -> list[Piece]:
     """Return the pieces of `notebook` in reading order; `name` is for error messages.
 
-    Raises StudyError for TeX formulas, which need a script from elsewhere, and for pictures without words.
+    Raises StudyError for TeX formulas, which need an external script, and for pictures without alt text.
     """
     made: list[Piece] = []
     for index, cell in enumerate(notebook.cells):
@@ -104,14 +104,14 @@ def _picture(output: nbformat.NotebookNode, place: str) -> Piece:
 
 
 class _Renderer(IPythonRenderer):
-    """Markdown to HTML with anchors on headings; refuses TeX, because nothing on the page could typeset it."""
+    """Markdown to HTML with anchors on headings; refuses TeX, since the page has no typesetter."""
 
     def __init__(self, place: str, attachments: dict[str, dict[str, str]]):
         super().__init__(escape=False, attachments=attachments)
         self.place = place
 
     def inline_math(self, body: str) -> str:
-        """Refuse `$body$`, also for the other ways to write TeX."""
+        """Refuse `$body$`, and the other notations of TeX."""
         raise StudyError(
             self.place,
             f"the TeX formula {body.strip()!r} needs a typesetter that an offline page does not have",

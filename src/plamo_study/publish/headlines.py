@@ -1,6 +1,6 @@
-"""Five findings as one would say them to a colleague, each from recorded rows: what the README begins with.
+"""Five findings in plain words, each from recorded rows: the beginning of the README.
 
-A sentence is written here by hand and holds only while its rows say so: `_while` raises where they no longer do.
+Each sentence is written by hand and holds only while its rows support it: `_while` raises where they no longer do.
 """
 
 import base64
@@ -26,14 +26,14 @@ from plamo_study.studies.quantization import analysis as quantization, plan as q
 from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculative
 
-USERS, SLOTS = 2, 16  # of the server that was asked longest without dying
-TILE = 4  # columns that the matrix kernels take together
-CLIFF = 1.3  # times from which a step may be called dear beside the one before
+USERS, SLOTS = 2, 16  # of the server that survived the most requests
+TILE = 4  # columns that the matrix kernels process together
+CLIFF = 1.3  # smallest factor between neighbouring steps that counts as a cliff
 BEST, NEXT, REFERENCE = "Q4_0", "Q2_K", "F16"
 
 
 def corruption() -> str:
-    """What concurrent requests do to a server as released, and whether the law of it holds."""
+    """The effect of concurrent requests on a server as released, and whether the law predicts it."""
     law = recorded("03-batching-law", "mini")
     checked = batching_law.of_hybrid(batching_law.checked(law.rows, law.facts), law.facts)
     stock = checked[(checked["build"] == batch_scaling.STOCK) & checked["judged"]]
@@ -57,7 +57,7 @@ def corruption() -> str:
 
 
 def cliff() -> str:
-    """What the fifth column of a product costs, as a sequence and as a token of a draft."""
+    """The cost of a product's fifth column, as a sequence and as a token of a draft."""
     steps, drafts = recorded("03-batch-scaling"), recorded("08-speculative")
     curves = batch_scaling.curves(steps.rows)
     names = [f"{model}*" for model in MODELS]
@@ -80,12 +80,12 @@ def cliff() -> str:
 
 
 def _over(curve: pd.DataFrame, n_seq: int) -> Estimate:
-    """A step over one of a sequence less."""
+    """Ratio of a step's time to that of a step with one sequence less."""
     return timing.paired_ratio(curve.loc[n_seq], curve.loc[n_seq - 1])
 
 
 def asymmetry() -> str:
-    """How much faster the first model reads than it writes, by type, and what of the machine a prompt reaches."""
+    """Prefill over decode speed of the first model, by type, and the share of the machine that a prompt reaches."""
     recording, types = recorded("01-phase-asymmetry"), recorded("04-quantization")
     model, n = f"{MODELS[0]}*", 512
     m = measurements("01-phase-asymmetry")
@@ -116,7 +116,7 @@ def asymmetry() -> str:
 
 
 def window() -> str:
-    """What the window that llama.cpp leaves out would change."""
+    """The effect of the window that llama.cpp leaves out."""
     recording = recorded("05-beside")
     changed = context.explained(recording.rows)
     reading = changed[changed["phase"] == "prefill"]
@@ -131,7 +131,7 @@ def window() -> str:
 
 
 def bits() -> str:
-    """What four bits give the first model, beside what its bytes promised."""
+    """The gain of the first model from four bits, beside the gain that its bytes promised."""
     speed, again = recorded("04-quantization"), recorded("04-controlled")
     model = f"{MODELS[0]}*"
     gain = quantization.ratio(again.rows, "decode", model, BEST, REFERENCE)
@@ -152,7 +152,7 @@ def bits() -> str:
 
 
 def _claim(verdicts: Iterable[Claim], headline: str) -> None:
-    """StudyError unless every verdict of a sentence holds."""
+    """Raise StudyError unless every verdict of a sentence holds."""
     _while(all(verdict == "holds" for verdict in verdicts), headline)
 
 
@@ -168,7 +168,7 @@ def all_of_them() -> str:
 
 
 def picture() -> bytes:
-    """PNG: what a batch writes per second at every number of sequences, both real models."""
+    """PNG: tokens per second of a batch at every number of sequences, for both real models."""
     theme.enable()
     m = measurements("03-batch-scaling")
     steps = m[m.usable & m.metric.eq("step") & m.policy.eq("shared") & m.build.eq(batch_scaling.STOCK)]
@@ -180,5 +180,5 @@ def picture() -> bytes:
 
 
 def recorded(study: str, scale: str = "shape") -> Recording:
-    """The recorded rows that documents speak of, read once."""
+    """The recorded rows behind the documents, read once."""
     return recording(study, "recorded", scale)

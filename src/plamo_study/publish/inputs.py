@@ -1,4 +1,4 @@
-"""What an executed notebook is made from besides itself: code, rows, registry, engine. One digest of all of it."""
+"""The inputs of an executed notebook besides itself: code, rows, registry, engine. One digest for all of them."""
 
 import hashlib
 import os
@@ -11,11 +11,11 @@ from plamo_study.measure.recording import LOCAL, REFERENCE
 from plamo_study.studies.registry import OF_ALL
 
 KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.csv", "*.lock")
-DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_ACCEPT")  # environment variables that a result depends on
+DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_ACCEPT")  # environment variables that change results
 
 
 def digest(notebook: str) -> str:
-    """SHA-256 of the contents that an executed notebook depends on; any change gives another one."""
+    """SHA-256 of the contents that an executed notebook depends on; any change gives another digest."""
     found = hashlib.sha256(sys.version.encode())
     for name in DECIDING:
         found.update(f"{name}={os.environ.get(name, '')}".encode())

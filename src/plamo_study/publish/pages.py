@@ -1,10 +1,10 @@
-"""Publishes executed notebooks: one HTML file each that needs nothing but itself, and an index.
+"""Publish executed notebooks: one self-contained HTML file for each, and an index.
 
 A page carries its styles, its pictures and, where there are charts, Vega from vl-convert's bundle. Its content security
-policy forbids every request and every script but the two that are inlined here, named by their hashes. Without
-JavaScript, and on paper, the PNG of a chart stays.
+policy forbids all requests and all scripts except the two inlined here, named by their hashes. Without
+JavaScript and on paper, a chart's PNG is shown.
 
-This module does not execute anything; `runs` does.
+Nothing is executed here; `runs` does that.
 """
 
 import base64
@@ -36,15 +36,15 @@ from plamo_study.publish.polish import polish
 WEB = Path(__file__).parent / "web"
 GLOSSARY = "glossary"
 AUTHORS = "The plamo-study authors"  # as CITATION.cff names them
-SAID = 4  # words from which bold text is a finding and not an emphasis
-DISTURBED = "Disturbed"  # how a page of a disturbed recording begins; its finding stands below
+SAID = 4  # fewest words of bold text that is a finding and not an emphasis
+DISTURBED = "Disturbed"  # first word on a page of a disturbed recording; the finding follows below
 
 
 @dataclass(frozen=True)
 class Page:
-    """One notebook as HTML, and what the index says about it.
+    """One notebook as HTML, with its entry in the index.
 
-    `title` is text, `finding` what the paragraph below it prints in bold, `picture` the first chart.
+    `title` is text, `finding` the bold text of the paragraph below it, `picture` the first chart.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Page:
 
 
 def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
-    """Write index, one page per executed notebook of `sources`, and glossary into `out_dir`; return them in this order.
+    """Write index, one page per executed notebook, and glossary into `out_dir`; return their paths in this order.
 
-    Nothing is replaced before all of it is written: a full disk leaves the pages that were there.
+    No file is replaced until all are written: a full disk leaves the old pages.
 
-    Raises StudyError, before anything is written, when a notebook is missing, was not executed to its end, has no
+    Raises StudyError, before anything is written, when a notebook is missing, was not fully executed, has no
     title, or would need a script or another host.
     """
     if not sources:
@@ -84,7 +84,7 @@ def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
     }
     files[f"{GLOSSARY}.html"] = _render("page.html.j2", page=glossary, before=None, after=None, scripts=[])
     files = {"index.html": _render("index.html.j2", pages=pages, scripts=[])} | files
-    with ExitStack() as stack:  # which is left last in first out: the index comes when all that it names is there
+    with ExitStack() as stack:  # left last in, first out: the index appears after all the pages it names
         for name, text in files.items():
             partial = stack.enter_context(growing(out_dir / name))
             partial.write_text(text, encoding="utf-8", newline="\n")
@@ -142,7 +142,7 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
 
 
 def _with_specs(body: str, made: Sequence[cells.Piece], name: str) -> str:
-    """Put the chart specs and the data behind them in, after the check that no notebook brings scripts of its own."""
+    """Insert the chart specs and their data, after the check that no notebook brings scripts of its own."""
     specs = [piece.spec for piece in made if piece.spec]
     for number, spec in enumerate(specs):
         script = f'<script type="application/json">{_inline_json(spec)}</script>'
@@ -154,7 +154,7 @@ def _with_specs(body: str, made: Sequence[cells.Piece], name: str) -> str:
 
 
 def _csv(spec: dict[str, Any]) -> str:
-    """What a chart draws as a link to a CSV file; of several tables each line says which it is from."""
+    """A chart's data as a link to a CSV file; with several tables, each line names its own."""
     found = list(spec.get("datasets", {}).values()) or [spec.get("data", {}).get("values", [])]
     several = len(found) > 1
     lines = [{"table": n} | line if several else line for n, lines in enumerate(found, 1) for line in lines]
@@ -182,7 +182,7 @@ def _render(template: str, **content: Any) -> str:
 
 @functools.cache
 def scripts() -> list[tuple[Markup, str]]:
-    """Return the scripts of a page with charts, each with the hash that the content security policy names it by."""
+    """Return the scripts of a page with charts, each with its hash for the content security policy."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE).replace(
         "</script", "<\\/script"
     )

@@ -1,7 +1,7 @@
-"""Typed notebook parameters: what a notebook declares, and text from the command line turned into those types.
+"""Typed notebook parameters: a notebook's declarations, and command-line text converted to their types.
 
 papermill only warns about a name that the notebook does not declare and guesses types from the text (`1e5` becomes a
-float, `[1,2]` stays text). Here an unknown name or a value of the wrong type stops before anything runs.
+float, `[1,2]` stays text). Here an unknown name or a value of the wrong type is an error before anything runs.
 """
 
 import ast
@@ -41,7 +41,7 @@ def _type_name(annotation: str, default: str) -> str:
 
 
 def assign(notebooks: Sequence[Path], values: Mapping[str, Any]) -> dict[Path, dict[str, Any]]:
-    """Return for each notebook those of `values` that it declares, converted to the declared types.
+    """Return, for each notebook, the `values` it declares, converted to the declared types.
 
     Text is converted (`"1e5"` to a float parameter, `"[1, 2]"` or `"1,2"` to a list); other values must already fit.
     Raises StudyError when no chosen notebook declares a name, or a value does not fit the type.
@@ -61,7 +61,7 @@ def assign(notebooks: Sequence[Path], values: Mapping[str, Any]) -> dict[Path, d
 
 
 def convert(name: str, value: Any, type_name: str) -> Any:
-    """Return `value` as `type_name`: bool, int, float, str, list, dict or list[int]; other types pass as they are.
+    """Return `value` as `type_name`: bool, int, float, str, list, dict or list[int]; other types pass unchanged.
 
     Raises StudyError when the value cannot be read as that type.
     """

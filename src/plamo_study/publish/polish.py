@@ -1,8 +1,8 @@
-"""Makes the HTML of a page self-contained, accessible and readable, or says why it cannot be.
+"""Make the HTML of a page self-contained, accessible and readable, or report why that is impossible.
 
-Markdown and notebook outputs may hold any HTML. Here nothing passes that would ask a host for something, run a script
-or show a picture without words; a style would be every page's and is left out; tables get header scopes, numbers
-flushed right and a box of their own to scroll in.
+Markdown and notebook outputs may contain any HTML. Anything that would send a request, run a script or show a picture
+without alt text is refused; styles are removed, since they would affect the whole page; tables get header scopes,
+right-aligned numbers and a scrolling box of their own.
 """
 
 import re
@@ -16,12 +16,12 @@ from plamo_study.errors import StudyError
 LEADS = ("", "http", "https", "mailto")  # schemes of a link
 FORBIDDEN = ["script", "iframe", "object", "embed", "link", "meta", "base", "form", "video", "audio"]
 WIDE_TABLE = 64
-"""A table whose columns' longest texts have more characters than this together gets the wide part of the page."""
+"""Sum of the longest texts of a table's columns, in characters, above which it gets the wide part of the page."""
 NUMBER = re.compile(r"^[-+−±~≈<>≤≥×]?\s*\d[\d,._ ]*([eE][-+]?\d+)?\s*[%×]?$|^(n/a|NaN|inf|–|—|-)?$")
 
 
 def polish(html: str, name: str, published: set[str]) -> BeautifulSoup:
-    """Return `html` as a tree, fit for a page; `published` are the pages, so that links to their sources lead to them.
+    """Return `html` as a tree, fit for a page; `published` are the pages, so that links to their sources point to them.
 
     Raises StudyError for anything that needs a script or another host, and for a picture without alt text.
     """
@@ -56,7 +56,7 @@ def _check_offline(tree: BeautifulSoup, name: str) -> None:
 
 
 def _scheme(link: str) -> str:
-    """As a browser reads it, which takes no notice of blanks and control characters."""
+    """The scheme as a browser reads it, ignoring blanks and control characters."""
     try:
         return urlsplit("".join(letter for letter in link if letter.isprintable() and letter != " ")).scheme
     except ValueError:  # as in http://[
@@ -79,7 +79,7 @@ def _polish_table(tree: BeautifulSoup, table: Tag) -> None:
 
 
 def _align(table: Tag) -> None:
-    """Flush columns of numbers right and all others left, heads included, unless the table spans or says otherwise."""
+    """Align columns of numbers right and all others left, heads included, unless the table has spans or styles."""
     if table.select("[colspan], [rowspan]") or table.select("td[style]"):
         return
     rows = [row.find_all(["td", "th"], recursive=False) for row in table.find_all("tr")]
@@ -105,7 +105,7 @@ def _polish_links(tree: BeautifulSoup, published: set[str]) -> None:
 
 
 def _make_ids_unique(tree: BeautifulSoup) -> None:
-    """Number the second and later headings of one text, so that every link leads to its own section."""
+    """Number repeated headings, so that every link leads to its own section."""
     seen: dict[str, int] = {}
     for tag in tree.find_all(id=True):
         name = str(tag["id"])

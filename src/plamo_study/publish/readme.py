@@ -1,4 +1,4 @@
-"""Tracked documents whose numbers are written from the recorded rows, so that they cannot rot."""
+"""Tracked documents with numbers written from the recorded rows, so that they stay current."""
 
 import re
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from plamo_study.studies import registry
 from plamo_study.studies.serving import endurance
 from plamo_study.studies.speculative import plan as speculation
 
-CLAIMS = 3  # lines of each notebook's that FINDINGS repeats
+CLAIMS = 3  # claims of each notebook that FINDINGS repeats
 README, USING, FINDINGS, ROWS = "README.md", "USING.md", "FINDINGS.md", "data/ROWS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
 BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
@@ -32,7 +32,7 @@ BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
 
 
 def findings() -> str:
-    """What each notebook found, as it is committed."""
+    """The findings of each notebook, as committed."""
     return "\n\n".join(_found(name) for name in registry.NOTEBOOKS)
 
 
@@ -51,19 +51,19 @@ def _found(name: str) -> str:
 
 
 def _evidence(notebook: nbformat.NotebookNode) -> str:
-    """What its cell of evidence says: rows, verdicts, machine and scale."""
+    """The output of its evidence cell: rows, verdicts, machine and scale."""
     outputs = [each for cell in notebook.cells if "evidence.verified(" in cell.source for each in cell.outputs]
     return outputs[0]["data"]["text/markdown"] if outputs else ""
 
 
 def _where(notebook: nbformat.NotebookNode, claim: str, link: str) -> str:
-    """The number, from 1, of the cell that states a claim, and the way to its notebook."""
+    """The number, from 1, of the cell that states a claim, as a link to its notebook."""
     number = next(number for number, cell in enumerate(notebook.cells, 1) if claim in cell.source)
     return f"[cell {number}]({link})"
 
 
 def notebooks() -> str:
-    """The table of notebooks and what they ask."""
+    """The table of notebooks and their questions."""
     lines = [f"| [`{name}`](notebooks/{name}.ipynb) | {question} |" for name, question in registry.NOTEBOOKS.items()]
     return "\n".join(["| notebook | question |", "|---|---|", *lines])
 
@@ -111,7 +111,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def write() -> bool:
-    """Put the generated parts into their documents; returns True."""
+    """Write the generated parts into their documents; returns True."""
     for name in PARTS:
         path = paths.ROOT / name
         with growing(path) as partial:
@@ -122,7 +122,7 @@ def write() -> bool:
 
 
 def is_current() -> bool:
-    """Whether the documents say what the rows say."""
+    """Whether the documents agree with the rows."""
     texts = {name: (paths.ROOT / name).read_text(encoding="utf-8") for name in PARTS}
     return all(_filled(name, text) == text for name, text in texts.items())
 

@@ -1,10 +1,10 @@
-"""Executes notebooks with papermill, so that a finished file name means that every cell ran.
+"""Execute notebooks with papermill, so that a final file name means that every cell ran.
 
-The output grows under `NAME.partial.ipynb` and is renamed to `NAME.ipynb` when it is complete. What papermill reports
-is not enough for that: after a dead kernel it marks every cell completed, and `sys.exit(0)` skips the rest and counts
-as success. `unfinished` looks at execution counts and error outputs too. A failure is a result; the next runs.
+The output is written to `NAME.partial.ipynb` and is renamed to `NAME.ipynb` when it is complete. What papermill reports
+is not enough: after a dead kernel it marks every cell completed, and `sys.exit(0)` skips the rest and counts
+as success. `unfinished` looks at execution counts and error outputs too. A failure is a result, and the next one runs.
 
-This module does not know what the notebooks measure.
+Nothing here depends on what the notebooks measure.
 """
 
 import hashlib
@@ -36,17 +36,17 @@ from plamo_study.errors import StudyError
 from plamo_study.publish import parameters
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
-SAVED_EVERY_S = 5.0  # at most, while a notebook is executed
+SAVED_EVERY_S = 5.0  # shortest interval between saves of a running notebook
 Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of one notebook.
+    """The outcome of one notebook.
 
-    `unchanged`: executed before, from the same. `output` is the complete notebook, `partial` what was written of an
-    incomplete one. `cell` counts the cells of `notebook` from 0 and is the one that did not finish; `error` and
-    `message` are the exception's name and text.
+    `unchanged`: executed before from the same inputs. `output` is the complete notebook, `partial` the written part of
+    an incomplete one. `cell` is the cell that did not finish, counted from 0 in `notebook`; `error` and `message` are
+    the exception's name and text.
     """
 
     notebook: Path
@@ -74,11 +74,11 @@ OnEvent = Callable[[RunEvent], None]
 
 
 class ThisPython(AsyncKernelManager):
-    """Starts kernels with the running interpreter: no kernelspec of another environment can slip in."""
+    """Starts kernels with the running interpreter, never with another environment's kernelspec."""
 
     @property
     def kernel_spec(self) -> KernelSpec:
-        """What ipykernel would install for this environment."""
+        """The kernelspec that ipykernel would install for this environment."""
         return KernelSpec(**get_kernel_dict())
 
     @default("transport_encryption")
@@ -87,12 +87,12 @@ class ThisPython(AsyncKernelManager):
 
 
 class SavesSeldom(NBClientEngine):
-    """Papermill's engine, but what is written so far is not saved before and after every cell, which takes as long as
-    many a notebook. It is saved at the end, unless this process is killed: then what the last save holds is left."""
+    """Papermill's engine with fewer saves: saving before and after every cell takes as long as many a notebook.
+    The notebook is saved at the end; if this process is killed, the last save remains."""
 
     @classmethod
     def execute_managed_notebook(cls, nb_man: NotebookExecutionManager, kernel_name: str, **how: Any) -> None:
-        """Execute a notebook; a cell that begins or ends saves it if the last save is SAVED_EVERY_S ago."""
+        """Execute a notebook; the start or end of a cell saves it if the last save was SAVED_EVERY_S ago."""
         save, saved = nb_man.save, time.monotonic()
 
         def seldom(**given: Any) -> None:
@@ -112,9 +112,9 @@ papermill_engines.register("seldom", SavesSeldom)
 
 
 def find_notebooks(names: Sequence[str]) -> list[Path]:
-    """Return the notebooks meant by `names`: number (`01`), name (`01-phase-asymmetry`) or path; all for no names.
+    """Return the notebooks named by number (`01`), name (`01-phase-asymmetry`) or path; all of them for no names.
 
-    Raises StudyError for a name that fits none or several, and for two notebooks of the same name.
+    Raises StudyError for a name that matches none or several, and for two notebooks of the same name.
     """
     known = sorted(paths.NOTEBOOKS.glob("*.ipynb"))
     found = list(dict.fromkeys(_find(name, known) for name in names)) if names else known
@@ -150,8 +150,8 @@ def run_notebooks(
 ) -> list[RunResult]:
     """Execute `notebooks` one after the other into `out_dir` and return one result each, in order.
 
-    `inputs` is a digest of what they are made from besides themselves and their parameters; one that was executed from
-    the same is not executed again. Without it every notebook is.
+    `inputs` is a digest of their inputs besides themselves and their parameters; a notebook that was executed from the
+    same inputs is not executed again. Without a digest, every notebook is.
 
     `values` are parameters as text or typed (see `parameters.assign`). Raises StudyError, before anything runs, for an
     unknown notebook, an unknown parameter or a value of the wrong type. Whatever happens inside a notebook is a result.
@@ -172,7 +172,7 @@ def side_by_side(
 ) -> Iterator[tuple[str, RunResult]]:
     """Execute notebooks as `run_notebooks` does, several at once: (name, values, inputs) each; results in their order.
 
-    What was executed from the same before is not given to another process, which would take longer than to look.
+    Notebooks that are up to date are not given to another process, which would take longer than the check.
     """
     todo = [job for job in jobs if not is_current(_one(job[0]), job[1], out_dir, job[2])]
     n, spawn = max(min(at_once, len(todo)), 1), get_context("spawn")
@@ -186,7 +186,7 @@ def side_by_side(
 
 
 def _end_with_parent() -> None:
-    """A process of the pool would wait for more work for ever once the one that gives it was killed."""
+    """End this pool process with its parent; it would wait for work forever once the parent is killed."""
     parent = parent_process()
     assert parent
 
@@ -208,7 +208,7 @@ def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs:
 
 
 def _stays(output: Path, made_from: str, inputs: str) -> bool:
-    """Whether an output was made from the same; without `inputs` nobody can tell."""
+    """Whether an output was made from the same inputs; False without `inputs`, where that is unknown."""
     return bool(inputs) and _known(output) == made_from
 
 
@@ -227,14 +227,14 @@ def _run(notebook: Path, values: dict[str, Any], out_dir: Path, tell: OnEvent, i
 
 
 class _Progress:
-    """Counts the notebook's own cells as they start; a dying cell may have its execution count already."""
+    """Counts the notebook's own cells as they start; a cell that dies may already have an execution count."""
 
     def __init__(self, notebook: Path, cells: int, tell: OnEvent):
         self.notebook, self.cells, self.tell = notebook, cells, tell
         self.at: int | None = None
 
     def __call__(self, cell: nbformat.NotebookNode, cell_index: int) -> None:
-        """Take note of a cell about to run, unless papermill has put it there (`cell_index` counts those too)."""
+        """Count a cell about to run, unless papermill inserted it (`cell_index` includes those)."""
         if "injected-parameters" in cell.metadata.get("tags", []):
             return
         self.at = 0 if self.at is None else self.at + 1
@@ -242,9 +242,9 @@ class _Progress:
 
 
 def _execute(notebook: Path, partial: Path, values: dict[str, Any], progress: _Progress) -> Exception | None:
-    """Let papermill write `partial`; return what it raised. The kernel works in the notebook's folder, as in Lab."""
+    """Let papermill write `partial`; return its exception. The kernel runs in the notebook's folder, as in Lab."""
     partial.unlink(missing_ok=True)
-    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # the result says that a kernel died
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)  # the result reports a dead kernel
     try:
         papermill.execute_notebook(
             notebook,
@@ -269,10 +269,10 @@ def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
 
 
 def _known(output: Path) -> str:
-    """What a finished output says it was made from; "" where there is none, or none that can be read."""
+    """The recorded digest of a finished output; "" where it is missing or unreadable."""
     try:
         return str(nbformat.read(output, as_version=4).metadata.get(MADE_FROM, ""))
-    except Exception:  # nbformat and JSON each raise their own kind here; it is executed again then
+    except Exception:  # nbformat and JSON each raise their own kind here; the notebook is executed again then
         return ""
 
 
@@ -289,7 +289,7 @@ def _judge(
 
 
 def _sign(partial: Path, name: str, made_from: str) -> None:
-    """Keep only the file name where papermill notes full paths, and note what the notebook was made from."""
+    """Reduce papermill's full paths to the file name, and record the digest of the notebook's inputs."""
     notebook = nbformat.read(partial, as_version=4)
     notebook.metadata[MADE_FROM] = made_from
     notebook.metadata.papermill.update(input_path=name, output_path=name)
@@ -309,7 +309,7 @@ def _reason(problem: Exception | None) -> tuple[Status, str, str]:
 
 
 def unfinished(notebook: nbformat.NotebookNode) -> list[int]:
-    """Return the indices of code cells that hold code and did not run to their end: not executed, or with an error."""
+    """Return the indices of code cells with code that did not finish: not executed, or with an error."""
     return [
         index
         for index, cell in enumerate(notebook.cells)

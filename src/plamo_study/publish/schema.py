@@ -15,12 +15,12 @@ SHARED: Sequence[type[msgspec.Struct]] = (cells.AnyCell, cells.OnEngine, cells.O
 
 
 def of_rows() -> str:
-    """A row and what is in it, a table a type."""
+    """A row and its parts, one table per type."""
     return "\n\n".join(_described(each, each.__name__) for each in ROWS)
 
 
 def of_cells() -> str:
-    """What can be measured: a table a workload, after those of the fields that several share."""
+    """All cells: one table per workload, after the tables of shared fields."""
     shared = [_described(each, f"Shared: {each.__name__}") for each in SHARED]
     return "\n\n".join([*shared, *(_described(kind, f"`{name}`") for name, kind in cells.KINDS.items())])
 
@@ -37,7 +37,7 @@ def _described(struct: type[msgspec.Struct], title: str) -> str:
 
 
 def _fields(struct: type[msgspec.Struct]) -> list[str]:
-    """A line of a table for each field that a type adds: the name in JSON, type, default, comment."""
+    """A table line for each field that a type adds: the name in JSON, type, default, comment."""
     source = inspect.getsource(struct)
     names = dict(zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True))
     lines = source.splitlines()

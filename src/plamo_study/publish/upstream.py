@@ -1,4 +1,4 @@
-"""What the upstream reports in data/upstream say in figures, each written from recorded rows or a recorded run."""
+"""The figures of the upstream reports in data/upstream, each written from recorded rows or a recorded run."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def three_tests(recording: Recording) -> Table:
 
 
 def law(recording: Recording) -> str:
-    """The drawn batches of PLaMo 2, per build, in a sentence each."""
+    """The drawn batches of PLaMo 2, one clause per build."""
     data = law_check.checked(recording.rows, recording.facts)
     hybrid = law_check.of_hybrid(data, recording.facts)
     said = []
@@ -63,7 +63,7 @@ def first_aborts(recording: Recording) -> str:
 
 
 def server_finding(runs: list[Served]) -> str:
-    """What concurrent requests do to a server as released, a sentence for each run that went wrong; then the table."""
+    """The effect of concurrent requests on a server as released: a sentence for each failed run, then the table."""
     said = []
     for run in runs:
         if run.build == "stock" and (run.differ or run.exit is not None):
@@ -74,7 +74,7 @@ def server_finding(runs: list[Served]) -> str:
 
 
 def server(runs: list[Served]) -> Table:
-    """What a stock and a corrected llama-server did to concurrent requests."""
+    """Results of a stock and a corrected llama-server under concurrent requests."""
     if not runs:
         return Table(pd.DataFrame([{"recorded": "nothing yet: plamo-study engine server BINARY --reference"}]))
     entries = []
@@ -88,7 +88,7 @@ def server(runs: list[Served]) -> Table:
 
 
 def under_load(recording: Recording) -> str:
-    """What became of streamed requests to llama-server, as released and corrected, in a sentence."""
+    """The outcome of streamed requests to llama-server, as released and corrected, in a sentence."""
     found = serving.answers(recording.rows)
     found = found[(found["server"] == "llama-server") & (found["n_clients"] > 1)]
     found = found.sort_values(["model", "build"], ascending=[True, False])
@@ -106,7 +106,7 @@ def under_load(recording: Recording) -> str:
 
 
 def projections(recording: Recording) -> Table:
-    """Step time with split projections over step time without, paired by block; above 1: the correction pays."""
+    """Step time with split projections over step time without, paired by block; above 1, the correction is faster."""
     curves = batch_scaling.curves(recording.rows)
     hybrid = next(model for _, model in curves if model.startswith(builds.HYBRID))
     before, after = curves[builds.CORRECT, hybrid], curves[builds.FLAT, hybrid]
@@ -154,7 +154,7 @@ def packing(recording: Recording) -> Table:
 
 
 def chunks(recording: Recording) -> Table:
-    """A chunk's time by its tokens: the engine as released, without flash attention, and every build beside it."""
+    """Time of a chunk by its size: the engine as released, without flash attention, and every other build."""
     data = chunked.by_size(recording.rows)
     wide = data.pivot(index=["model", "n_chunk"], columns="how", values=["call", "ratio"])
     shown = wide.index.to_frame(index=False)
@@ -171,7 +171,7 @@ def chunks(recording: Recording) -> Table:
 
 
 def rolled_back(recording: Recording) -> str:
-    """How many drafts the build that keeps states took back, and what each left in the logits, in a sentence."""
+    """The number of drafts that the state-keeping build rolled back, and the largest error left in the logits."""
     found = speculation.processes(recording.rows)
     found = found[(found["how"] == speculation.NATIVE) & (found["build"] != "stock") & (found["verdict"] == "valid")]
     rounds, error = 0, 0.0
@@ -187,7 +187,7 @@ def rolled_back(recording: Recording) -> str:
 
 
 def kept_rates(recording: Recording) -> Table:
-    """Tokens per second of the released engine and of the build that keeps states, at the same forced acceptances."""
+    """Tokens per second of the released engine and of the state-keeping build, at the same forced acceptance rates."""
     found = speculation.measures(recording.rows).query("usable and metric == 'rate' and label == ''")
     found = found[found["how"].isin((speculation.NATIVE, speculation.PART))]
     names = ["model", "n_prompt", "n_seq", "n_draft", "accepts"]
@@ -206,17 +206,17 @@ def kept_rates(recording: Recording) -> Table:
 
 
 def kept_states(model: str, drafts: tuple[int, ...]) -> str:
-    """Bytes of recurrent state of a sequence, as released and with so many tokens to go back."""
+    """Recurrent state of a sequence in MiB, as released and with room to roll back a number of tokens."""
     shape = planned.fact(model, "shape", "Q8_0")["shape"]
     inner = shape["mamba_heads"] * shape["mamba_head_dim"]
-    layers = len(range(0, shape["layers"], 2))  # every second one
+    layers = len(range(0, shape["layers"], 2))  # every second layer
     one = 4 * layers * inner * (shape["d_state"] + shape["d_conv"] - 1) / 2**20
     said = ", ".join(f"{one * (k + 1):.1f} MiB with `n_rs_seq` = {k}" for k in drafts)
     return f"A sequence of {model} keeps {one:.1f} MiB of recurrent state; {said}. Nothing else grows."
 
 
 def scales() -> Table:
-    """Steps by kind of values, scales looked up in the table and converted, and the ratio of the two builds."""
+    """Steps by kind of values, with scales looked up in the table or converted, and the ratio of the two builds."""
     known = measurements("05-copies").query("usable")
     steps, prompts = known[known.metric == "step"], known[known.metric == "prompt"]
     took = estimate(steps, by="build model", times=1e3).set_index(["build", "model"]).estimate
@@ -246,7 +246,7 @@ def scales() -> Table:
 
 
 def machine(recording: Recording) -> str:
-    """The processor and the instruction sets that the engine was built for, as it says itself."""
+    """The processor and the instruction sets that the engine was built for, as the engine reports it."""
     facts = recording.facts
     chips = {chip(facts[i]) for i in recording.rows["machine"].unique()}
     builds = {facts[i]["build"] for i in recording.rows["engine"]}
