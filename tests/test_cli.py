@@ -20,12 +20,12 @@ COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 FEW = """
 from dataclasses import replace
 from plamo_study.measure import runner
-runner.MOST_BLOCKS, runner._Sweep._repeats = 2, lambda sweep: []
+runner.MOST_BLOCKS, runner._Sweep._repeats = 1, lambda sweep: []
 whole = runner._Sweep.__init__
 def needed(sweep, plan, *others):
     whole(sweep, replace(plan, cells=plan.cells[: plan.needed]), *others)
 runner._Sweep.__init__ = needed
-"""  # few blocks of what the finding needs, each once, however much time there is and whatever else computes
+"""  # one block of what the finding needs, however much time there is and whatever else computes
 TIME = ("--minutes", "9")  # more than they take
 
 
@@ -279,12 +279,12 @@ def test_a_study_that_there_is_no_time_for_is_said_on_its_page_and_shown_as_reco
     (place / "reference").symlink_to(paths.MEASURED / "reference")
     for name in ("data/models", "data/models.toml", "data/published", "notebooks"):
         (tmp_path / name).symlink_to(root / name)
-    done = run(tmp_path, "run", "06", "--minutes", "0.001")
+    done = run(tmp_path, "run", "07", "--minutes", "0.001")
     assert done.returncode == 1, done.stderr
     assert "--minutes" in done.stderr
-    notebook = nbformat.read(tmp_path / "reports/06-chunked-prefill.ipynb", as_version=4)
+    notebook = nbformat.read(tmp_path / "reports/07-replicas.ipynb", as_version=4)
     said = [str(cell.get("outputs", "")) for cell in notebook.cells]
-    assert any("06-chunked was not measured here" in each for each in said)
+    assert any("07-replicas was not measured here" in each for each in said)
     assert not list(place.glob("local/*.jsonl")) or '"kind":"row"' not in "".join(
         path.read_text() for path in place.glob("local/*.jsonl")
     )

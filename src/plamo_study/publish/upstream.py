@@ -21,6 +21,8 @@ from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculation
 
 BUILDS = {"stock": "as released", builds.CORRECT: "corrected"}
+TILES = "partial-tiles"
+SOME_SIZES = (1, 8, 16, 32, 48, 63, 64, 65, 96, 128)  # of the chunks of one layer, where every size was measured
 COLUMNS = {0: "512 columns (a prompt)", 1: "1 column (a decode step)"}
 
 
@@ -168,6 +170,21 @@ def chunks(recording: Recording) -> Table:
             columns = {**columns, how: (f"{how} (ms)", scaled(1e3, ".1f"))}
             columns = {**columns, f"{how} ratio": (f"{how}, times as fast", ".2f")}
     return table(shown, columns, f"Recorded on {chips(recording)}.", beside)
+
+
+def full_width() -> Table:
+    """A chunk's time in one layer of full width by its tokens, as released and with the patch, paired by block."""
+    known = measurements("06-every-chunk").query("usable and metric == 'chunk'")
+    known = known[known["n_chunk"].isin(SOME_SIZES)]
+    found = compare(known, of="build == 'stock'", to=f"build == '{TILES}'", by="model n_chunk")
+    columns: Columns = {
+        "model": ("model", ""),
+        "n_chunk": ("chunk", ""),
+        "first": ("stock (ms)", scaled(1e3, ".2f")),
+        "second": (f"{TILES} (ms)", scaled(1e3, ".2f")),
+        "estimate": ("patched, times as fast", ".2f"),
+    }
+    return table(found, columns, ratios={"estimate": ("first", "second")})
 
 
 def rolled_back(recording: Recording) -> str:
