@@ -10,10 +10,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import released
 from conftest import ATTENTION, HYBRID
 
 from plamo_study.errors import StudyError
-from plamo_study.models import convert, registry, released, synthetic
+from plamo_study.models import convert, registry, synthetic
 from plamo_study.models.registry import ModelSpec
 
 MODELS = (HYBRID, ATTENTION)

@@ -60,7 +60,9 @@ def checked(folder: Path, gate: bool) -> Callable[[int], dict[str, Any]]:
 
 def convert(folder: Path) -> Callable[[int], dict[str, Any]]:
     """Copy the released folder, mutate the copy, convert it; a file that comes of it is checked."""
-    from plamo_study.models import convert, released
+    import released
+
+    from plamo_study.models import convert
 
     (folder / "base").mkdir()
     bases = [

@@ -341,3 +341,14 @@ def test_a_frame_or_a_mapping_is_never_taken_for_one_that_is_gone():
     assert [largest(pd.DataFrame({"x": [n]})) for n in range(50)] == list(range(50))
     one = pd.DataFrame({"x": [1]})
     assert [largest(one, {"factor": n}) for n in range(50)] == list(range(50))
+
+
+def test_a_table_shows_the_quotient_of_two_numbers_beside_a_ratio_that_is_far_from_it_and_says_once_why():
+    line = {"ratio": Estimate(4.4, 4.1, 5.1, 7), "a": Estimate(100, 90, 110, 7), "b": 25.0}
+    lines = [line, line | {"b": 23.0}, line | {"b": None}, line | {"ratio": None}]
+    columns = {"a": ("a", ".0f"), "ratio": ("times", ".1f")}
+    shown = table(pd.DataFrame(lines, dtype=object), columns, "A note.", {"ratio": ("a", "b")})
+    assert shown.frame["times"].tolist() == ["4.4 [4.1, 5.1] (4.0)", "4.4 [4.1, 5.1]", "4.4 [4.1, 5.1]", "n/a"]
+    assert shown.notes == [f"A note. {tables.PAIRED}"]
+    near = table(pd.DataFrame(lines[1:], dtype=object), columns, "A note.", {"ratio": ("a", "b")})
+    assert near.notes == ["A note."]

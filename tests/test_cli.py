@@ -9,12 +9,13 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import released
 from conftest import mini_file
 from hub import files_of, serve
 
 from plamo_study import paths
 from plamo_study.measure import plan
-from plamo_study.models import registry, released
+from plamo_study.models import registry
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 FEW = """

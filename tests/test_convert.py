@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import gguf
 import numpy as np
 import pytest
+import released
 import safetensors
 from conftest import ATTENTION, HYBRID, mini
 from hf_folders import MODELS, contents, make_files, same_tensors, spec_of
@@ -19,7 +20,7 @@ from plamo_study.engine.library import ggml
 from plamo_study.errors import StudyError
 from plamo_study.measure import process
 from plamo_study.measure.worker import Job
-from plamo_study.models import convert, hf, hf_names, numbers, registry, released, synthetic, tensors
+from plamo_study.models import convert, hf, hf_names, numbers, registry, synthetic, tensors
 
 GGUF_PY_NAMES = {"plamo2": gguf.MODEL_ARCH.PLAMO2, "plamo3": gguf.MODEL_ARCH.PLAMO3}
 

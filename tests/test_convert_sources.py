@@ -11,12 +11,13 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import released
 import safetensors.numpy
 from conftest import ATTENTION, HYBRID
 from hf_folders import contents, edit, edit_rows, linked, make_files, refused, rewrite, same_tensors, spec_of
 
 from plamo_study.errors import StudyError
-from plamo_study.models import convert, hf, hf_config, numbers, registry, released, synthetic, tensors
+from plamo_study.models import convert, hf, hf_config, numbers, registry, synthetic, tensors
 
 # The configuration of pfnet/plamo-2-1b as published copies of it agree.
 PLAMO_2_1B = {

@@ -6,6 +6,7 @@ from dataclasses import replace
 import ciw
 import numpy as np
 import pytest
+import queues
 
 from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import analysis, clock, closed, policies
@@ -52,8 +53,8 @@ def waited(load, work):
 
 RNG = np.random.default_rng(7)
 SERVICES = {
-    "M/M/1": (RNG.exponential(1.0, N), closed.mm1(0.7, 1.0)),
-    "M/D/1": (np.ones(N), closed.md1(0.7, 1.0)),
+    "M/M/1": (RNG.exponential(1.0, N), queues.mm1(0.7, 1.0)),
+    "M/D/1": (np.ones(N), queues.md1(0.7, 1.0)),
     "M/G/1": (RNG.gamma(0.5, 2.0, N), closed.mg1(0.7, 1.0, 0.5 * 4 + 1)),
 }
 
@@ -62,7 +63,7 @@ SERVICES = {
 def test_one_server_waits_as_theory_says(kind):
     work, expected = SERVICES[kind]
     found = waited(poisson(0.7), work.tolist())
-    assert abs(found.mean() - expected) < SIGMAS * closed.standard_error(found)
+    assert abs(found.mean() - expected) < SIGMAS * queues.standard_error(found)
 
 
 @pytest.mark.parametrize("n", [2, 5])
@@ -72,7 +73,7 @@ def test_least_work_is_one_queue_before_all_servers(n):
     shares = [clock.chosen(load, share) for share in clock.least_work(load, n, work)]
     found = np.concatenate([waited(share, [of[at] for at in share.arrives]) for share in shares])
     order = np.argsort(np.concatenate([share.arrives for share in shares]))
-    assert abs(found.mean() - closed.mmc(0.8 * n, 1.0, n)) < SIGMAS * closed.standard_error(found[order])
+    assert abs(found.mean() - queues.mmc(0.8 * n, 1.0, n)) < SIGMAS * queues.standard_error(found[order])
 
 
 def by_ciw(load, seconds, servers):
@@ -114,17 +115,17 @@ def test_round_robin_waits_longer_and_as_theory_says():
     load, work = poisson(1.6), RNG.exponential(1.0, N).tolist()
     shares = [clock.chosen(load, share) for share in clock.round_robin(load, 2)]
     found = np.concatenate([waited(share, work[n::2]) for n, share in enumerate(shares)])
-    assert abs(found.mean() - closed.em1(1.6, 1.0, 2)) < SIGMAS * closed.standard_error(found)
-    assert closed.mmc(1.6, 1.0, 2) < closed.em1(1.6, 1.0, 2) < closed.mm1(0.8, 1.0)
+    assert abs(found.mean() - queues.em1(1.6, 1.0, 2)) < SIGMAS * queues.standard_error(found)
+    assert queues.mmc(1.6, 1.0, 2) < queues.em1(1.6, 1.0, 2) < queues.mm1(0.8, 1.0)
 
 
 def test_waits_are_exponential_where_services_are():
     found = waited(poisson(0.7), SERVICES["M/M/1"][0].tolist())
-    wait = closed.mm1(0.7, 1.0)
+    wait = queues.mm1(0.7, 1.0)
     for seconds in (0.0, 1.0, 5.0):
         expected = closed.exponential_wait(np.array([seconds]), wait, 0.7)[0]
         within = found <= seconds + 1e-9
-        assert abs(within.mean() - expected) < SIGMAS * closed.standard_error(within.astype(float))
+        assert abs(within.mean() - expected) < SIGMAS * queues.standard_error(within.astype(float))
 
 
 # ------------------------------------------------------------------ a machine with steps and chunks
@@ -161,7 +162,7 @@ def test_first_tokens_served_one_at_a_time_come_as_theory_says():
     load = replace(load, arrives=[at * 20.0 / rate for at in load.arrives])
     found = serve(load, policies.named(rule), Simulated(model, noisy=False), 8).ttft
     said = analysis.theory(load, rate, rule, model, 8)
-    assert abs(found.mean() - said["ttft_mean"]) < SIGMAS * closed.standard_error(found)
+    assert abs(found.mean() - said["ttft_mean"]) < SIGMAS * queues.standard_error(found)
     assert said["ttft_p90"] == pytest.approx(np.quantile(found, 0.9), rel=0.15)
     assert analysis.theory(load, rate / 0.59, rule, model, 8) == {}, "nothing is steady at the capacity"
 

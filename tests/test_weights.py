@@ -3,13 +3,14 @@
 import shutil
 
 import pytest
+import released
 from conftest import HYBRID, mini_file
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, frame, journal, plan, runner
 from plamo_study.measure.cells import Prefill
-from plamo_study.models import convert, recipes, registry, released, synthetic
+from plamo_study.models import convert, recipes, registry, synthetic
 from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
 
 MINI = mini_file()

@@ -228,8 +228,8 @@ class _Sweep:
     def within(self, seconds: float, most: float) -> None:
         """Measure the needed cells, then others as long as all fit WISHED_BLOCKS times, then more blocks of them.
 
-        `most`: seconds in which all of it must end, even if something is still lacking. The choice follows from the rows,
-        so repeating the same call measures nothing new. Nothing is repeated until the least blocks are complete.
+        `most`: seconds in which all of it must end, even if something still lacks. The choice follows from the rows, so
+        repeating the same call measures nothing new. Nothing is repeated until the least blocks are complete.
         """
         self.limit_s, self.ends_at = most, time.monotonic() + most
         self._check_time()

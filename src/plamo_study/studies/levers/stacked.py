@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.stats import Estimate
-from plamo_study.present.sentences import is_close
 from plamo_study.studies.chunked.plan import DECODING, OTHERS
 from plamo_study.studies.levers import gains
 from plamo_study.studies.levers.gains import Recordings
@@ -21,6 +20,7 @@ from plamo_study.studies.replicas import analysis as processes
 from plamo_study.studies.replicas.plan import REPACKED
 from plamo_study.studies.speculative import analysis as drafts
 
+CLOSE = 1.5  # largest accepted factor between prediction and measurement
 COLUMNS = ["pair", "lever", "kind", "model", "beside", "alone", "measured", "ratio", "close", "turned", "study"]
 TYPES, DRAFTS = "a type of weights beside a batch", "drafts beside a batch"
 CHUNKS, REPLICAS = "chunks beside more or fewer answers", "two processes beside another type"
@@ -38,7 +38,9 @@ def stacked(known: Recordings) -> pd.DataFrame:
             ratio = entry["measured"].value / entry["alone"].value
             said = {entry["measured"].above(1.0), entry["alone"].above(1.0)}
             turned = said == {"holds", "does not hold"}
-            entries.append(entry | {"pair": pair, "ratio": ratio, "close": is_close(ratio), "turned": turned})
+            entries.append(
+                entry | {"pair": pair, "ratio": ratio, "close": 1 / CLOSE <= ratio <= CLOSE, "turned": turned}
+            )
     return pd.DataFrame(entries, columns=COLUMNS)
 
 

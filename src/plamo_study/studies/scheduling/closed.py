@@ -3,40 +3,12 @@
 The queue functions give the mean wait of a request before its service, in a steady state.
 """
 
-from math import factorial
-
 import numpy as np
-from scipy.optimize import brentq
 
 
 def mg1(arrivals: float, mean: float, second_moment: float) -> float:
     """One server, any service time (Pollaczek and Khinchine): λ E[S²] / (2 (1 − ρ))."""
     return arrivals * second_moment / (2 * (1 - arrivals * mean))
-
-
-def mm1(arrivals: float, mean: float) -> float:
-    """One server, exponential service times: ρ S / (1 − ρ)."""
-    return mg1(arrivals, mean, 2 * mean**2)
-
-
-def md1(arrivals: float, mean: float) -> float:
-    """One server, constant service times: half the wait of `mm1`."""
-    return mg1(arrivals, mean, mean**2)
-
-
-def mmc(arrivals: float, mean: float, servers: int) -> float:
-    """One queue before several servers, exponential service times (Erlang's C)."""
-    offered = arrivals * mean
-    full = offered**servers / factorial(servers) / (1 - offered / servers)
-    waits = full / (sum(offered**n / factorial(n) for n in range(servers)) + full)
-    return waits * mean / (servers - offered)
-
-
-def em1(arrivals: float, mean: float, phases: int) -> float:
-    """One server that gets every `phases`-th of Poisson arrivals, as round robin gives them: σ S / (1 − σ), where
-    σ = (λ / (λ + (1 − σ) / S)) ** phases; `arrivals` are those before they are shared out."""
-    root = brentq(lambda s: s - (arrivals / (arrivals + (1 - s) / mean)) ** phases, 0.0, 1 - 1e-9)
-    return float(root * mean / (1 - root))
 
 
 def exponential_wait(seconds: np.ndarray, wait: float, busy: float) -> np.ndarray:
@@ -46,9 +18,3 @@ def exponential_wait(seconds: np.ndarray, wait: float, busy: float) -> np.ndarra
     Exact for exponential service times: 1 - ρ exp(-ρ t / W).
     """
     return np.where(seconds < 0, 0.0, 1 - busy * np.exp(-busy * np.maximum(seconds, 0) / wait))
-
-
-def standard_error(values: np.ndarray, batches: int = 50) -> float:
-    """Standard error of the mean of correlated values, from the means of `batches` stretches (batch means)."""
-    means = [part.mean() for part in np.array_split(values, batches)]
-    return float(np.std(means, ddof=1) / batches**0.5)
