@@ -10,6 +10,8 @@ from plamo_study.analysis import claims, clustered, coverage, memo, roofline, st
 from plamo_study.analysis.coverage import by_size
 from plamo_study.analysis.stats import Estimate
 from plamo_study.models import registry, tensors
+from plamo_study.present import tables
+from plamo_study.present.tables import table
 from plamo_study.studies.phase_asymmetry import analysis as study
 
 NAN = float("nan")

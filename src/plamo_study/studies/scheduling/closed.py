@@ -1,13 +1,10 @@
-"""Closed formulas of queueing theory, to check the simulator against. Rates per second, times in seconds.
-
-The queue functions give the mean wait of a request before its service, in a steady state.
-"""
+"""Closed formulas of queueing theory, the baseline of the simulator. Rates per second, times in seconds."""
 
 import numpy as np
 
 
 def mg1(arrivals: float, mean: float, second_moment: float) -> float:
-    """One server, any service time (Pollaczek and Khinchine): λ E[S²] / (2 (1 − ρ))."""
+    """Mean wait before service at one server, any service time (Pollaczek and Khinchine): λ E[S²] / (2 (1 − ρ))."""
     return arrivals * second_moment / (2 * (1 - arrivals * mean))
 
 
