@@ -203,7 +203,9 @@ def test_a_truncated_model_file_is_named_with_what_mends_it(root, tmp_path):
 
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
-    done = run(root, "law", "--seed", "3", "--n", "1", "--n-batch", "512")
+    done = run(
+        root, "--seed", "3", "--n", "1", "--n-batch", "512", command=(sys.executable, str(paths.ROOT / "tools/law.py"))
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predicted" in done.stdout
 

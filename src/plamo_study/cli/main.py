@@ -39,7 +39,6 @@ from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, plan, recording, runner
 from plamo_study.studies import at_hand, budget, cluster, registry as studies
-from plamo_study.studies.batching_law import plan as batching_law_plan
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
@@ -54,8 +53,6 @@ NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on rec
 MINUTES, AT_MOST = 3.0, 15.0  # for measuring all studies at mini, and for what their findings need alone
 LOCK = ".running"  # in reports/
 OWN = "own"  # the parameter of notebooks that can set this machine's rows beside the recorded ones
-LAW_PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
-LAW_BATCHES = [1024, 2048, 4096]
 
 
 def main() -> None:
@@ -199,42 +196,6 @@ def _publish() -> None:
     executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
     for page in pages.publish(executed, paths.REPORTS):
         report.console.print(f"published {report.short(page)}")
-
-
-@app.command()
-def law(
-    seed: Annotated[
-        list[int] | None, typer.Option(help="seed of a grid, repeatable; each number gives its own grid")
-    ] = None,
-    n: Annotated[
-        int, typer.Option(min=1, max=100_000, help="configurations of each grid")
-    ] = batching_law_plan.LAW_CELLS,
-    n_batch: Annotated[
-        list[int] | None,
-        typer.Option(min=1, max=1 << 20, help="batch size to look for the smallest abort at, repeatable"),
-    ] = None,
-    minutes: Minutes = 0,
-    engine: Engine = None,
-) -> None:
-    """Test the batching law of PLaMo 2 against the engine: a drawn grid, three tests, the smallest abort."""
-    from plamo_study.studies.batching_law import analysis as law_check, bisection, law as batching_law
-
-    use_engine(engine)
-    planned = batching_law_plan.batching_law("mini", seeds=tuple(seed or batching_law_plan.LAW_SEEDS), n=n)
-    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
-    summary = report.sweep(planned, path, minutes=minutes)
-    if summary.lacking:
-        raise typer.Exit(1)
-    rows, facts = recording.framed(summary, path)
-    table = law_check.checked(rows, facts)
-    report.confusion(law_check.confusion(table))
-    report.frame(law_check.by_seed(table))
-    report.frame(law_check.separation(table))
-    report.three_tests(law_check.three_tests(rows))
-    sizes = n_batch or LAW_BATCHES
-    found = {size: bisection.smallest_abort(plan.MODELS[0], LAW_PROMPT, size) for size in sizes}
-    report.boundaries(LAW_PROMPT, found, {size: batching_law.smallest_abort(LAW_PROMPT, size) for size in sizes})
-    raise typer.Exit(0 if table["exact"].all() else 1)
 
 
 @app.command()

@@ -16,7 +16,6 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 from plamo_study import paths
@@ -29,8 +28,6 @@ from plamo_study.measure.process import Outcome
 from plamo_study.studies import collect
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
-    import pandas as pd
-
     from plamo_study.publish.runs import RunEvent, RunResult
     from plamo_study.studies import fleet
 
@@ -188,38 +185,6 @@ class Steps:
     def skip(self, n: int) -> None:
         """The next `n` steps have nothing to do."""
         del self.expected[self.done : self.done + n]
-
-
-def confusion(table: "pd.DataFrame") -> None:
-    """The law's confusion table."""
-    shown = Table("model", "predicted", "observed", "configurations", "exact to the sequence")
-    for row in table.to_dict("records"):
-        shown.add_row(*(str(row[name]) for name in ("model", "predicted", "observed", "configurations", "exact")))
-    Terminal().print(shown)
-
-
-def frame(table: "pd.DataFrame") -> None:
-    """Print a small frame unchanged, with its own column names."""
-    shown = Table(*(str(name) for name in table.columns))
-    for row in table.to_dict("records"):
-        shown.add_row(*(f"{value:.2g}" if isinstance(value, float) else str(value) for value in row.values()))
-    Terminal().print(shown)
-
-
-def three_tests(table: "pd.DataFrame") -> None:
-    """Identity, isolation and bystander, per model."""
-    shown = Table("test", "model", "largest relative error")
-    for row in table.to_dict("records"):
-        shown.add_row(row["test"], row["model"], f"{row['error']:.2g}")
-    Terminal().print(shown)
-
-
-def boundaries(n_prompt: int, found: dict[int, tuple[int | None, int]], predicted: dict[int, int | None]) -> None:
-    """The smallest aborting number of sequences by batch size, found and predicted."""
-    shown = Table("n_batch", f"smallest abort, {n_prompt}-token prompts", "the law says", "processes")
-    for size, (number, processes) in found.items():
-        shown.add_row(str(size), str(number), str(predicted[size]), str(processes))
-    Terminal().print(shown)
 
 
 def joined_parameters(arguments: list[str]) -> list[str]:

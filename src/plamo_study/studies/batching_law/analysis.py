@@ -32,7 +32,9 @@ def rounding(rows: pd.DataFrame) -> float:
     replayed = rows[rows["workload"].isin(REPLAYS)]
     known = [checks["rounding"] for checks in replayed["checks"] if "rounding" in checks]
     if not known:
-        raise StudyError("rows of the law", "record no rounding error", "plamo-study law, after deleting their journal")
+        raise StudyError(
+            "rows of the law", "record no rounding error", "python tools/law.py, after deleting their journal"
+        )
     return float(max(known))
 
 

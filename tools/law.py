@@ -1,0 +1,70 @@
+"""The batching law of PLaMo 2 held against the engine: a drawn grid, three tests, the smallest abort.
+
+python tools/law.py                    # the grids of notebook 03
+python tools/law.py --seed 3 --n 60    # a fresh grid of 60 configurations
+"""
+
+from typing import Annotated
+
+import pandas as pd
+import typer
+from rich.table import Table
+
+from plamo_study.cli import report
+from plamo_study.cli.guard import guarded
+from plamo_study.cli.options import Engine, Minutes, use_engine
+from plamo_study.cli.terminal import Terminal
+from plamo_study.measure import recording
+from plamo_study.measure.plan import MODELS
+from plamo_study.studies.batching_law import analysis, bisection, law as batching_law, plan
+
+PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
+BATCHES = [1024, 2048, 4096]
+
+
+def law(
+    seed: Annotated[
+        list[int] | None, typer.Option(help="seed of a grid, repeatable; each number gives its own grid")
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, max=100_000, help="configurations of each grid")] = plan.LAW_CELLS,
+    n_batch: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=1 << 20, help="batch size at which to seek the smallest abort, repeatable"),
+    ] = None,
+    minutes: Minutes = 0,
+    engine: Engine = None,
+) -> None:
+    """Hold the batching law of PLaMo 2 against the engine; exit code 1 where one configuration ends otherwise."""
+    use_engine(engine)
+    planned = plan.batching_law("mini", seeds=tuple(seed or plan.LAW_SEEDS), n=n)
+    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
+    summary = report.sweep(planned, path, minutes=minutes)
+    if summary.lacking:
+        raise typer.Exit(1)
+    rows, facts = recording.framed(summary, path)
+    table = analysis.checked(rows, facts)
+    shown = analysis.confusion(table), analysis.by_seed(table), analysis.separation(table), analysis.three_tests(rows)
+    for frame in (*shown, _smallest(n_batch or BATCHES)):
+        _show(frame)
+    raise typer.Exit(0 if table["exact"].all() else 1)
+
+
+def _smallest(sizes: list[int]) -> pd.DataFrame:
+    """The smallest number of packed prompts that aborts, by batch size: found by bisection, and predicted."""
+    lines = []
+    for size in sizes:
+        found, processes = bisection.smallest_abort(MODELS[0], PROMPT, size)
+        predicted = batching_law.smallest_abort(PROMPT, size)
+        lines.append({"n_batch": size, "smallest abort": found, "predicted": predicted, "processes": processes})
+    return pd.DataFrame(lines, dtype=object)
+
+
+def _show(frame: pd.DataFrame) -> None:
+    shown = Table(*map(str, frame.columns))
+    for row in frame.to_dict("records"):
+        shown.add_row(*(f"{value:.2g}" if isinstance(value, float) else str(value) for value in row.values()))
+    Terminal().print(shown)
+
+
+if __name__ == "__main__":
+    guarded(lambda: typer.run(law))
