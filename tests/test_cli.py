@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import nbformat
@@ -54,6 +55,11 @@ def run_few(root, *arguments):
     command = [sys.executable, "-c", f"{FEW}\nfrom plamo_study.cli import main\nmain.main()", *arguments]
     everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | few(root)
     return subprocess.run(command, capture_output=True, text=True, env=everything, check=False, timeout=580)
+
+
+def tool(name):
+    """The command that runs a script of tools/."""
+    return (sys.executable, str(paths.ROOT / f"tools/{name}.py"))
 
 
 def run(root, *arguments, command=COMMAND, **environment):
@@ -181,8 +187,24 @@ def test_the_notebooks_help_page_is_readable():
     assert "your prediction" in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("train", ("plamo-2-1b",), "training: needs torch and tokenizers"),
+        ("train", (), "Missing argument"),
+        ("servers", ("soak", "--rate", "1", "--minutes", "1", "--hold", "60"), "give more --minutes"),
+        ("selfcheck", ("--scale", "huge"), "scale 'huge'"),
+    ],
+)
+def test_a_tool_beside_the_package_says_what_it_lacks(root, name, arguments, message):
+    if "torch" in message and find_spec("torch"):
+        pytest.skip("PyTorch is here")
+    done = run(root, *arguments, command=tool(name))
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+
+
 def test_selfcheck_reports_its_costs(root):
-    done = run(root, "--json", command=(sys.executable, str(paths.ROOT / "tools/selfcheck.py")))
+    done = run(root, "--json", command=tool("selfcheck"))
     assert done.returncode in (0, 1), done.stderr  # 1: too slow, which a busy machine may be
     found = {check["name"]: check for check in json.loads(done.stdout)}
     assert {"outside llama_decode", "worker start-up", "journal, synced appends", "journal, reading"} == found.keys()
@@ -203,9 +225,7 @@ def test_a_truncated_model_file_is_named_with_what_mends_it(root, tmp_path):
 
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
-    done = run(
-        root, "--seed", "3", "--n", "1", "--n-batch", "512", command=(sys.executable, str(paths.ROOT / "tools/law.py"))
-    )
+    done = run(root, "--seed", "3", "--n", "1", "--n-batch", "512", command=tool("law"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "predicted" in done.stdout
 

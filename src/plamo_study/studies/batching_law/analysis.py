@@ -33,7 +33,7 @@ def rounding(rows: pd.DataFrame) -> float:
     known = [checks["rounding"] for checks in replayed["checks"] if "rounding" in checks]
     if not known:
         raise StudyError(
-            "rows of the law", "record no rounding error", "python tools/law.py, after deleting their journal"
+            "rows of the law", "record no rounding error", "delete their journal, then python tools/law.py"
         )
     return float(max(known))
 
