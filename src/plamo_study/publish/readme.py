@@ -95,7 +95,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     TILES: {
         "speed": _shown(upstream.chunks, lambda: recorded("06-tiles", "mini")),
-        "full-width": lambda: upstream.full_width()._repr_markdown_(),
+        "full-width": upstream.full_width,
         "machine": lambda: upstream.machine(recorded("06-tiles", "mini")),
     },
     ROLLBACK: {

@@ -172,19 +172,25 @@ def chunks(recording: Recording) -> Table:
     return table(shown, columns, f"Recorded on {chips(recording)}.", beside)
 
 
-def full_width() -> Table:
-    """A chunk's time in one layer of full width by its tokens, as released and with the patch, paired by block."""
+def full_width() -> str:
+    """Time of a chunk by its size in one layer of full width, as released and with the patch; then all sizes together."""
     known = measurements("06-every-chunk").query("usable and metric == 'chunk'")
-    known = known[known["n_chunk"].isin(SOME_SIZES)]
-    found = compare(known, of="build == 'stock'", to=f"build == '{TILES}'", by="model n_chunk")
+    of, to = "build == 'stock'", f"build == '{TILES}'"
+    found = compare(known[known["n_chunk"].isin(SOME_SIZES)], of, to, by="model n_chunk")
     columns: Columns = {
-        "model": ("model", ""),
         "n_chunk": ("chunk", ""),
-        "first": ("stock (ms)", scaled(1e3, ".2f")),
-        "second": (f"{TILES} (ms)", scaled(1e3, ".2f")),
+        "first": ("stock (ms)", scaled(1e3, ".1f")),
+        "second": (f"{TILES} (ms)", scaled(1e3, ".1f")),
         "estimate": ("patched, times as fast", ".2f"),
     }
-    return table(found, columns, ratios={"estimate": ("first", "second")})
+    said = []
+    for least, most in ((32, 63), (64, 128)):
+        band = known[known["n_chunk"].between(least, most)]
+        band = band.assign(value=band["value"] / band.groupby("n_chunk")["value"].transform("median"))
+        each = band.groupby(["build", "machine", "block"], as_index=False)["value"].median()
+        said.append(f"of {least} to {most} tokens {compare(each, of, to)['estimate'].iloc[0]:.2f} times as fast")
+    shown = table(found, columns, ratios={"estimate": ("first", "second")})._repr_markdown_()
+    return f"{shown}\n\nAll sizes together, with the patch: chunks {', '.join(said)}."
 
 
 def rolled_back(recording: Recording) -> str:
