@@ -173,7 +173,7 @@ def chunks(recording: Recording) -> Table:
 
 
 def full_width() -> str:
-    """Time of a chunk by its size in one layer of full width, as released and with the patch; then all sizes together."""
+    """Time of a chunk by its size in one layer of full width, as released and with the patch; then all together."""
     known = measurements("06-every-chunk").query("usable and metric == 'chunk'")
     of, to = "build == 'stock'", f"build == '{TILES}'"
     found = compare(known[known["n_chunk"].isin(SOME_SIZES)], of, to, by="model n_chunk")
