@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import nbformat
 import pytest
 import released
@@ -15,19 +16,19 @@ from conftest import mini_file
 from hub import files_of, serve
 
 from plamo_study import paths
-from plamo_study.measure import plan
+from plamo_study.measure import journal, plan
 from plamo_study.models import registry
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 FEW = """
 from dataclasses import replace
 from plamo_study.measure import runner
-runner.MOST_BLOCKS, runner._Sweep._repeats = 1, lambda sweep: []
+runner.MOST_BLOCKS, runner._Sweep._repeats = 2, lambda sweep: []
 whole = runner._Sweep.__init__
 def needed(sweep, plan, *others):
     whole(sweep, replace(plan, cells=plan.cells[: plan.needed]), *others)
 runner._Sweep.__init__ = needed
-"""  # one block of what the finding needs, however much time there is and whatever else computes
+"""  # few blocks of what the finding needs, each once, however much time there is and whatever else computes
 TIME = ("--minutes", "9")  # more than they take
 
 
@@ -285,15 +286,19 @@ def test_released_weights_are_measured_once_and_become_a_page(root, measured):
 
 
 @pytest.mark.timeout(600)
-def test_papermill_alone_runs_the_notebook_live(root):
-    out = root / "by-papermill.ipynb"
+def test_papermill_alone_runs_the_notebook_live_and_measures_only_what_is_missing(root, measured):
+    out, path = root / "by-papermill.ipynb", root / "data/measured/local/01-phase-asymmetry.weights.jsonl"
+    *kept, last = path.read_bytes().splitlines(True)
+    assert msgspec.json.decode(last)["key"] in {row["key"] for row in measured}
+    path.write_bytes(b"".join(kept))
     command = [sys.executable, "-m", "papermill", str(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb"), str(out)]
-    asked = ("-p", "source", "live", "-p", "scale", "mini", "-p", "minutes", "9")
+    asked = ("-p", "source", "live", "-p", "scale", "weights", "-p", "minutes", "9")
     environment = os.environ | {"PLAMO_STUDY_ROOT": str(root)} | few(root)
     done = subprocess.run([*command, *asked], capture_output=True, env=environment, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "scale mini" in out.read_text()
-    assert (root / "data/measured/local/01-phase-asymmetry.mini.jsonl").is_file()
+    assert "scale weights" in out.read_text()
+    found = [row.key for row in journal.latest_rows(journal.read(path))]
+    assert sorted(found) == sorted(row["key"] for row in measured)
 
 
 def test_a_study_that_there_is_no_time_for_is_said_on_its_page_and_shown_as_recorded(root, tmp_path):

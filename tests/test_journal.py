@@ -127,7 +127,7 @@ def test_a_fact_is_written_once(tmp_path):
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + '/../tools']
 from test_journal import Journal, StudyError, row
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 with Journal(Path({path!r})) as journal:

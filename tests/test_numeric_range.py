@@ -13,7 +13,7 @@ from plamo_study.engine.library import capture_log
 from plamo_study.engine.ranges import InputRanges
 from plamo_study.engine.session import SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import ranges
+from plamo_study.measure import machine, ranges
 from plamo_study.measure.cells import PLANTED, ROTATION
 from plamo_study.measure.checking import check
 from plamo_study.measure.process import work
@@ -168,7 +168,7 @@ def grid():
 
 
 def test_no_planted_amplitude_ends_otherwise_than_predicted(grid):
-    facts = FACTS | {"here": {"architecture": ranges.machine.facts()["architecture"]}}
+    facts = FACTS | {"here": {"architecture": machine.facts()["architecture"]}}
     found = study.planted(grid, facts)
     assert found["agrees"].all(), found[~found["agrees"]]
     assert set(found["phase"]) == {"prompt", "decode"}

@@ -185,7 +185,7 @@ def told_by(folder: Path, n_requests: int, n_clients: int, number: int) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise StudyError("AIPerf", f"wrote records that cannot be read ({why})", INSTALL) from None
+        raise StudyError("AIPerf", f"wrote no records that can be read ({why})", INSTALL) from None
 
 
 def _seconds(metric: dict[str, Any]) -> float:
