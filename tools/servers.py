@@ -37,7 +37,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 @app.callback()
 def main() -> None:
     """Load servers for long, or beside one another."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or a server would outlive the command that started it
+    for asked in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job inherits it ignored
+        signal.signal(asked, signal.default_int_handler)  # or a server would outlive the command that started it
 
 
 @app.command()

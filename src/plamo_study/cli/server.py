@@ -26,7 +26,8 @@ DAY_S = 86_400.0
 @app.callback()
 def main() -> None:
     """Servers: build llama-server, start one, load one."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else a server would outlive the command that started it
+    for asked in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job inherits it ignored
+        signal.signal(asked, signal.default_int_handler)  # or a server would outlive the command that started it
 
 
 @app.command()
