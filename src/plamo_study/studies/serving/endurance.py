@@ -111,7 +111,11 @@ def side_by_side(recording: Recording) -> Table:
             "not ended, at most, at a minute's end": _range(
                 max(minute.waiting for minute in run.minutes) for run in of
             ),
-            "queue gone by minute": _range(gone) if all(gone) else "never" if not any(gone) else "not in every run",
+            "queue gone by minute": _range(gone)
+            if all(gone)
+            else "not in every run"
+            if any(gone)
+            else f"not in {len(after[0])}",
             "failed, of sent": f"{_range(run.failed for run in of)} of {_range(run.sent for run in of)}",
         }
         entries.append(entry | ({"runs": f"{len(of)}"} if len(found) > len(SERVERS) else {}))
