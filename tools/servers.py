@@ -9,7 +9,6 @@
 They need `plamo-study server build` first. `--reference` keeps a result as the reference machine's.
 """
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +22,7 @@ from trials import (
 )
 
 from plamo_study.cli import report
-from plamo_study.cli.guard import guarded
+from plamo_study.cli.guard import guarded, interruptible
 from plamo_study.cli.options import finite
 from plamo_study.cli.server import DAY_S
 from plamo_study.engine import library, server_build
@@ -37,8 +36,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 @app.callback()
 def main() -> None:
     """Load servers for long, or beside one another."""
-    for asked in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job inherits it ignored
-        signal.signal(asked, signal.default_int_handler)  # or a server would outlive the command that started it
+    interruptible()
 
 
 @app.command()
@@ -51,7 +49,7 @@ def trial(
     place, found = report.place(reference), []
     for name, engine in ((hybrid, server_build.STOCK), (hybrid, "corrected"), (attention, server_build.STOCK)):
         path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
-        found.append(trial_runs.run(name, path, engine, runs, _say))
+        found.append(trial_runs.run(name, path, engine, runs, report.console.print))
         kept = trial_runs.keep(place, found)
     report.console.print(f"kept: {report.short(kept)}")
 
@@ -119,10 +117,6 @@ def _attention(scale: str) -> Path:
     plan.check_scale(scale)
     _quiet()
     return synthetic.make(plan.MODELS[1], scale, plan.DTYPE[scale])
-
-
-def _say(line: str) -> None:
-    report.console.print(line)
 
 
 if __name__ == "__main__":

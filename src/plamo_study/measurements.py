@@ -25,6 +25,7 @@ OF_KIND = {  # columns that a study with such cells always has
     "serving": ["server", "pattern", "n_clients"],
     "arrival": ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"],
     "service": ["label", "per_second"],
+    "replicas": ["n_processes", "policy", "use_mmap"],
 }
 CELL = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch", "type_k", "type_v",
         "flash_attn", "n_gpu_layers", "use_mmap", "cold", "label", "size", "repetitions", "n_arriving", "n_chunk",

@@ -1,5 +1,6 @@
 """What every command of this project runs in: progress on the console, and clear messages instead of tracebacks."""
 
+import signal
 from collections.abc import Callable
 
 from plamo_study import children, progress
@@ -20,3 +21,12 @@ def guarded(command: Callable[[], object]) -> None:
             raise
         report.console.print(str(known), style="red", soft_wrap=True)
         raise SystemExit(2) from None
+
+
+def interruptible() -> None:
+    """Let SIGINT and SIGTERM end the command as Ctrl-C does: else a server would outlive the command that started it.
+
+    SIGINT too, because a shell's background job inherits it ignored.
+    """
+    for asked in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asked, signal.default_int_handler)

@@ -2,7 +2,6 @@
 
 import json as jsonlib
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import msgspec
 import typer
 
 from plamo_study.cli import report
+from plamo_study.cli.guard import interruptible
 from plamo_study.cli.options import Replace, finite
 from plamo_study.cli.terminal import Terminal
 from plamo_study.engine import server_build
@@ -26,8 +26,7 @@ DAY_S = 86_400.0
 @app.callback()
 def main() -> None:
     """Servers: build llama-server, start one, load one."""
-    for asked in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job inherits it ignored
-        signal.signal(asked, signal.default_int_handler)  # or a server would outlive the command that started it
+    interruptible()
 
 
 @app.command()
@@ -107,7 +106,7 @@ def probe(
     if not (yes or probing.is_loopback(address)):
         raise StudyError(address, f"is not this machine, and it would get {cost}", "the same with --yes, if you may")
     own = traffic.watched(target, watch) if watch else None
-    found = msgspec.structs.replace(probing.probe(ask, _say), traffic=own)
+    found = msgspec.structs.replace(probing.probe(ask, report.console.print), traffic=own)
     if html:
         with growing(html) as partial:
             partial.write_text(page.html(found), encoding="utf-8")
@@ -115,7 +114,3 @@ def probe(
         typer.echo(jsonlib.dumps(msgspec.to_builtins(found)))  # NaN stays NaN
     else:
         Terminal().print(page.text(found), soft_wrap=True)
-
-
-def _say(line: str) -> None:
-    report.console.print(line)
