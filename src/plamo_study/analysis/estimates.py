@@ -52,8 +52,7 @@ def estimate(
 
     """
     names, entries = names_of(by), []
-    for key, group in _groups(frame[frame["value"].notna()], names):
-        _refuse_mixed(group, "estimate")
+    for key, group in _groups(frame[frame["value"].notna()], names, "estimate"):
         found = stats.median(group["value"].tolist())
         if work is not None:
             found = found.per(float(group[work].iloc[0]) if isinstance(work, str) else work)
@@ -81,13 +80,13 @@ def compare(frame: pd.DataFrame, of: str, to: str, by: str | Sequence[str] = ())
     """
     names, entries = names_of(by), []
     frame = frame[frame["value"].notna()]
-    first, second = dict(_groups(frame.query(of), names)), dict(_groups(frame.query(to), names))
+    first, second = (dict(_groups(frame.query(side), names, side)) for side in (of, to))
     for key in first:
         if key in second:
-            one, other = _by_block(first[key], of), _by_block(second[key], to)
-            both = pd.concat([one, other], axis=1, keys=["of", "to"]).dropna()
-            sides = {"first": stats.median(one.tolist()), "second": stats.median(other.tolist())}
-            ratio = stats.ratio(both["of"].tolist(), both["to"].tolist())
+            one, other = _by_block(first[key]), _by_block(second[key])
+            both = [block for block in one if block in other]
+            sides = {"first": stats.median([*one.values()]), "second": stats.median([*other.values()])}
+            ratio = stats.ratio([one[block] for block in both], [other[block] for block in both])
             entries.append(dict(zip(names, key, strict=True)) | as_columns(ratio) | sides)
     return pd.DataFrame(entries, columns=[*names, *NUMBERS, "estimate", "first", "second"])
 
@@ -102,25 +101,22 @@ def names_of(columns: str | Sequence[str]) -> list[str]:
     return columns.split() if isinstance(columns, str) else list(columns)
 
 
-def _groups(frame: pd.DataFrame, names: list[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+def _groups(frame: pd.DataFrame, names: list[str], what: str) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """The lines of each group; StudyError where two lines of a group share a block: they belong to two cells."""
+    twice = frame.duplicated([*names, "machine", "block"], keep=False)
+    if twice.any():
+        mixed = frame[twice]
+        group = next(iter(mixed.groupby(names, dropna=False)))[1] if names else mixed
+        varying = [name for name in group if name not in OWN | {"block"} and group[name].astype(str).nunique() > 1]
+        raise StudyError(
+            what,
+            f"a group mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}",
+            "choose one of each with .query(...), or name the columns in by=",
+        )
     if not names:
         return [((), frame)] if len(frame) else []
-    return [(key, group) for key, group in frame.groupby(names, dropna=False)]
+    return list(frame.groupby(names, dropna=False))
 
 
-def _by_block(group: pd.DataFrame, what: str) -> pd.Series:
-    _refuse_mixed(group, what)
-    return group.set_index(["machine", "block"])["value"]
-
-
-def _refuse_mixed(group: pd.DataFrame, what: str) -> None:
-    """Raise StudyError where two lines of a group share a block: they belong to two cells."""
-    twice = group[group.duplicated(["machine", "block"], keep=False)]
-    if twice.empty:
-        return
-    varying = [name for name in group if name not in OWN | {"block"} and group[name].astype(str).nunique() > 1]
-    raise StudyError(
-        what,
-        f"a group mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}",
-        "choose one of each with .query(...), or name the columns in by=",
-    )
+def _by_block(group: pd.DataFrame) -> dict[tuple[str, int], float]:
+    return dict(zip(zip(group["machine"], group["block"], strict=True), group["value"].tolist(), strict=True))

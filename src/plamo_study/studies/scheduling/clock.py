@@ -63,6 +63,22 @@ class Simulated:
             self.now += known * self._chunk[n]
         return self.now
 
+    def steps(self, decoding: list[int], keys: int, most: int, until: float) -> list[float]:
+        """The times after one to `most` steps (s), no more once the time is `until`; StudyError as `call`."""
+        many = len(decoding)
+        if self._slept or not self._low <= many <= self._high or keys + many * (most - 1) > many * self._held:
+            return [self.call(decoding, True, keys, -1, 0, 0)]
+        constant, per_key, drawn = self._constants[many - self._low], self._per_key, self._step
+        now, n, times = self.now, self._next, []
+        for held in range(keys, keys + many * most, many):
+            n = (n + 1) & (DRAWN - 1)
+            now += (constant + per_key * held) * drawn[n]
+            times.append(now)
+            if now >= until:
+                break
+        self.now, self._next = now, n
+        return times
+
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
         """The time after a sequence left and others moved up: the last one, and the one being read."""
         self.now += self.model.moving * ((slot < len(decoding) - 1) + (reading >= 0))

@@ -7,6 +7,7 @@ finishes is known when its answer begins. The loop knows neither engine nor step
 from array import array
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 from typing import Literal, Protocol
 
@@ -47,6 +48,10 @@ class Machine(Protocol):
     def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
         """With `step` decode a token for each of `decoding`, which hold `keys` tokens in all; read `chunk` tokens of a
         prompt of which `before` were read already; the time afterwards."""
+
+    def steps(self, decoding: list[int], keys: int, most: int, until: float) -> list[float]:
+        """Decode a token for each of `decoding`, one to `most` times, no more once the time `until` has come; the time
+        after each step."""
 
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
         """A sequence ends or is put aside: the last one moves to its place, the one being read moves up; the time."""
@@ -147,32 +152,35 @@ class _Serving:
         self.gaps, self.weights = array("d"), array("q")
 
     def run(self) -> Served:
-        queue, arrives = Queue(slots=self.slots), [*self.load.arrives, inf]
+        queue, arrives, decoding = Queue(slots=self.slots), [*self.load.arrives, inf], self.decoding
         while True:
             while arrives[self.upcoming] <= self.now:
                 self.waiting.append(self.upcoming)
                 self.upcoming += 1
             if self.waiting and self._admit():
                 continue
-            if self.reading < 0 and not self.decoding:
+            if self.reading < 0 and not decoding:
                 if self.upcoming == len(self.load):
                     break
                 self.now = self.machine.wait(self.load.arrives[self.upcoming])
                 continue
-            queue.left, queue.decoding = self.left, len(self.decoding)
+            queue.left, queue.decoding = self.left, len(decoding)
             decode, chunk = self.policy(queue)
-            step = decode and bool(self.decoding)
+            step = decode and bool(decoding)
             if self.preempt and step and self._overflows(chunk):
                 self._put_aside()
                 continue
             if not chunk and not step:
                 raise StudyError("the policy", "leaves everybody waiting", "let it decode or read where somebody waits")
+            if not queue.left and not self.preempt:
+                queue.last, queue.chunk = self._steps(), 0
+                continue
             began = self.now
-            self.now = self.machine.call(self.decoding, step, self.keys, self.reading, chunk, self.before)
+            self.now = self.machine.call(decoding, step, self.keys, self.reading, chunk, self.before)
             queue.last, queue.chunk = self.now - began, chunk
             self.busy += queue.last
             self.calls += 1
-            leaving = self._stepped() if step else []
+            leaving = self._stepped([self.now]) if step else []
             if chunk:
                 leaving += self._read(chunk)
             if leaving:
@@ -223,20 +231,38 @@ class _Serving:
         self.waiting.appendleft(number)
         self.preempted += 1
 
-    def _stepped(self) -> list[int]:
-        """Record a token for every decoding request; the requests that got their last one."""
-        many, now = len(self.decoding), self.now
+    def _steps(self) -> float:
+        """Decode until a request ends or the next one can be read, and nothing is left to decide; seconds of the last
+        step."""
+        blocked = self.waiting or len(self.decoding) >= self.slots or self.upcoming == len(self.load)
+        until = inf if blocked else self.load.arrives[self.upcoming]
+        times = self.machine.steps(self.decoding, self.keys, min(self.due) - self.step, until)
+        took = 0.0
+        for now in times:
+            took, self.now = now - self.now, now
+            self.busy += took
+        self.calls += len(times)
+        if leaving := self._stepped(times):
+            self._leave(leaving)
+        return took
+
+    def _stepped(self, times: list[float]) -> list[int]:
+        """Record a token for every decoding request at each of these times; the requests that got their last one."""
+        many, now = len(self.decoding), times[0]
         if len(self.fresh) < many:
             self.gaps.append(now - self.last)
             self.weights.append(many - len(self.fresh))
         if self.fresh:
             for at in self.fresh.values():
-                self._gap(at)
+                self._gap(now - at)
             self.fresh.clear()
-        self.last = now
-        self.step += 1
-        self.keys += many
-        self.written += many
+        if len(times) > 1:
+            self.gaps.extend([later - sooner for sooner, later in pairwise(times)])
+            self.weights.extend([many] * (len(times) - 1))
+        self.last = times[-1]
+        self.step += len(times)
+        self.keys += many * len(times)
+        self.written += many * len(times)
         return self.due.pop(self.step, [])
 
     def _read(self, chunk: int) -> list[int]:
@@ -246,7 +272,7 @@ class _Serving:
             return []
         number, aside = self.reading, self.aside.pop(self.reading, None)
         if aside:
-            self._gap(aside.last)
+            self._gap(self.now - aside.last)
         else:
             self.first[number] = self.now
         self._begin(number, self.before, (aside.steps if aside else self.load.output[number]) - 1)
@@ -280,9 +306,9 @@ class _Serving:
         self.decoding[slot] = self.decoding[-1]
         self.decoding.pop()
 
-    def _gap(self, since: float) -> None:
-        """Record that one request waited for a token since `since` (s)."""
-        self.gaps.append(self.now - since)
+    def _gap(self, seconds: float) -> None:
+        """Record that one request waited so long for a token."""
+        self.gaps.append(seconds)
         self.weights.append(1)
 
 

@@ -8,7 +8,7 @@ micro-batches of them.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -38,9 +38,10 @@ class Calls:
         """The calls selected by a mask or index (n,)."""
         return Calls(*(getattr(self, name)[chosen] for name in self.__dataclass_fields__))
 
-    def each(self) -> Iterator[tuple[int, int, int, int, float]]:
-        """Yield the calls one by one."""
-        return zip(*(getattr(self, name).tolist() for name in self.__dataclass_fields__), strict=True)
+    @property
+    def kinds(self) -> np.ndarray:
+        """Kind of each call, (n,): "step", "chunk" or "both"."""
+        return np.select([self.chunk == 0, self.decoding == 0], ["step", "chunk"], "both")
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -106,6 +107,30 @@ class StepModel:
         base, slope = (each[at - 1] * (1 - share) + each[at] * share for each in (self.base, self.slope))
         return base + slope * before
 
+    def of(self, calls: Calls) -> np.ndarray:
+        """Seconds of each call as `seconds` gives them, (n,); NaN for a call outside the measured range."""
+        both = (calls.decoding > 0) & (calls.chunk > 0)
+        many, held = calls.decoding + both, calls.keys + both * calls.before
+        size, before = calls.chunk - both, calls.before + both
+        steps, chunks = self._steps(many, held), self._chunks(size, before)
+        return np.where(many > 0, steps, 0.0) + np.where((size > 0) | (many == 0), chunks, 0.0)  # type: ignore[no-any-return]
+
+    def _steps(self, many: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        low, high = self.range.decoding
+        inside = (low <= many) & (many <= high) & (keys <= many * self.range.held)
+        return np.where(inside, np.take(self.step, many - low, mode="clip") + self.per_key * keys, np.nan)  # type: ignore[no-any-return]
+
+    def _chunks(self, size: np.ndarray, before: np.ndarray) -> np.ndarray:
+        low, high = self.range.chunk
+        sizes, at = np.array(self.sizes), np.searchsorted(self.sizes, size).clip(0, len(self.sizes) - 1)
+        share = (size - sizes[at - 1]) / np.maximum(sizes[at] - sizes[at - 1], 1)
+        base, slope = (
+            np.where(sizes[at] == size, each[at], each[at - 1] * (1 - share) + each[at] * share)
+            for each in map(np.array, (self.base, self.slope))
+        )
+        inside = (low <= size) & (size <= high) & (before <= self.range.before)
+        return np.where(inside, base + slope * before, np.nan)  # type: ignore[no-any-return]
+
     def _outside(self, what: str, measured: str) -> StudyError:
         return StudyError(f"{self.name}: {what}", f"was not measured; measured were {measured}", self.missing)
 
@@ -134,11 +159,6 @@ class StepModel:
     def residual(self, kind: str, q: float) -> float:
         """A quantile of measured over fitted."""
         return float(np.quantile(self.factors[kind], q))
-
-
-def kind(decoding: int, chunk: int) -> str:
-    """Kind of a call: "step", "chunk" or "both"."""
-    return "both" if decoding and chunk else "chunk" if chunk else "step"
 
 
 def fit(
@@ -183,25 +203,17 @@ def fit(
 
 def _waking(model: StepModel, woken: Calls) -> np.ndarray:
     """Seconds of calls beyond the model's, at least 0; calls out of range are left out."""
-    found = []
-    for decoding, keys, chunk, before, seconds in woken.each():
-        try:
-            found.append(max(seconds - model.seconds(decoding, keys, chunk, before), 0.0))
-        except StudyError:
-            continue
-    return np.array(found)
+    beyond = woken.seconds - model.of(woken)
+    return np.maximum(beyond[~np.isnan(beyond)], 0.0)
 
 
 def residuals(model: StepModel, calls: Calls) -> dict[str, np.ndarray]:
     """Measured over fitted by kind of call, or of all calls where a kind has none; calls out of range are left out."""
-    found: dict[str, list[float]] = {"step": [], "chunk": [], "both": []}
-    for decoding, keys, chunk, before, seconds in calls.each():
-        try:
-            found[kind(decoding, chunk)].append(seconds / model.seconds(decoding, keys, chunk, before))
-        except StudyError:
-            continue
-    every = np.array([each for values in found.values() for each in values])
-    return {name: np.array(values) if values else every for name, values in found.items()}
+    over = calls.seconds / model.of(calls)
+    inside = ~np.isnan(over)
+    found = {name: over[inside & (calls.kinds == name)] for name in ("step", "chunk", "both")}
+    every = np.concatenate(list(found.values()))
+    return {name: values if len(values) else every for name, values in found.items()}
 
 
 def _steps(steps: Calls) -> tuple[dict[int, float], float]:

@@ -73,6 +73,10 @@ class Live:
         self.calls.append((many, keys if step else 0, chunk, before, self._ended - began))
         return now
 
+    def steps(self, decoding: list[int], keys: int, most: int, until: float) -> list[float]:
+        """One step; the time after it."""
+        return [self.call(decoding, True, keys, -1, 0, 0)]
+
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
         """Keep a sequence's last logits, remove it, and move the last one to its place."""
         session, last, began = self.session, len(decoding) - 1, clock()
