@@ -15,8 +15,9 @@ from crosscheck.selfcheck import example_row
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
+from plamo_study.fields import ORDER
 from plamo_study.measure import cells, frame, journal, plan
-from plamo_study.measure.cells import KINDS, ORDER, Decode, Prefill, Scan, canonical, columns
+from plamo_study.measure.cells import KINDS, Decode, Prefill, Scan, canonical, columns
 from plamo_study.measure.rows import Measured, Request, Row, row_key
 
 
@@ -176,20 +177,19 @@ print(json.dumps(out))
 
 @pytest.fixture(scope="module")
 def brought(tmp_path_factory):
-    """A copy of the package whose measure/cells.py has two more types, and the worker of their study."""
+    """A copy of the package whose cells have two more types, and the worker of their study."""
     folder = tmp_path_factory.mktemp("brought")
     shutil.copytree(paths.ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    file = folder / "src" / "plamo_study" / "measure" / "cells.py"
-    text = file.read_text()
-    end_of_order, last = ")  # fmt: skip\n\n\nclass AnyCell", "    | Naive | Arrival | Idle\n"
-    for before, after in (
-        ("Cell = (\n", TYPES + "Cell = (\n"),
-        (last, "    | Naive | Arrival | Idle | Speculative | Queue\n"),
-        (end_of_order, '    "draft", "arrivals",\n' + end_of_order),
+    package = folder / "src" / "plamo_study"
+    last = "    | Naive | Arrival | Idle\n"
+    for file, before, after in (
+        (package / "measure" / "cells.py", "Cell = (\n", TYPES + "Cell = (\n"),
+        (package / "measure" / "cells.py", last, "    | Naive | Arrival | Idle | Speculative | Queue\n"),
+        (package / "fields.py", ")  # fmt: skip\n", '    "draft", "arrivals",\n)  # fmt: skip\n'),
     ):
+        text = file.read_text()
         assert text.count(before) == 1, before
-        text = text.replace(before, after)
-    file.write_text(text)
+        file.write_text(text.replace(before, after))
     (folder / "src" / "plamo_study" / "toy_worker.py").write_text(textwrap.dedent(WORKER).lstrip())
     return folder
 

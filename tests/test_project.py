@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from plamo_study import paths
 from plamo_study.cli import main as cli
-from plamo_study.measure.cells import ORDER
+from plamo_study.fields import ORDER
 from plamo_study.measure.rows import Request, Row
 from plamo_study.publish import readme, runs
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.usable import usable
+from plamo_study.fields import ORDER
 from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import Recording, elsewhere, read
 from plamo_study.present.evidence import chip
@@ -27,10 +28,7 @@ OF_KIND = {  # columns that a study with such cells always has
     "service": ["label", "per_second"],
     "replicas": ["n_processes", "policy", "use_mmap"],
 }
-CELL = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch", "type_k", "type_v",
-        "flash_attn", "n_gpu_layers", "use_mmap", "cold", "label", "size", "repetitions", "n_arriving", "n_chunk",
-        "way", "kv_unified", "n_processes", "n_draft", "accepts", "server", "pattern", "n_requests", "per_second",
-        "n_clients", "link_bps"]  # fmt: skip
+CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
 
 def measurements(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> pd.DataFrame:

@@ -6,14 +6,10 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis.memo import once_a_frame
+from plamo_study.fields import ORDER
 from plamo_study.limits import DRIFT_LIMIT, LEAST_BLOCKS
 
-CELL = ["machine", "build", "engine", "model", "scale", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy",
-        "n_threads", "use_mmap", "cold", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers",
-        "label", "size", "repetitions", "n_arriving", "n_chunk", "way", "kv_unified",
-        "n_processes", "killed", "link_bps", "n_requests", "per_second",
-        "n_draft", "accepts", "draft", "draft_dtype", "temperature", "back",
-        "server", "n_clients", "pattern"]  # fmt: skip
+CELL = ["machine", "build", "engine", *ORDER]
 TIMED = (
     "prefill",
     "decode",

@@ -9,15 +9,10 @@ from typing import Any, ClassVar, Literal, get_args
 import msgspec
 from msgspec import field
 
+from plamo_study.fields import ORDER
+
 File = tuple[str, str, str]  # model, scale, and type or recipe
 Calls = tuple[tuple[tuple[int, int], ...], ...]  # (sequence, tokens) of each call; 0 tokens: the sequence leaves
-ORDER = (  # order of names in the JSON that keys hash, and of frame columns: append new names at the end
-    "workload", "model", "scale", "dtype", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_batch", "n_ubatch",
-    "type_k", "type_v", "flash_attn", "n_gpu_layers", "use_mmap", "cold", "calls", "label", "candidates", "text",
-    "text_sha256", "n_chunks", "size", "repetitions", "seed", "n_arriving", "n_chunk", "way", "kv_unified",
-    "n_processes", "killed", "link_bps", "n_requests", "per_second", "n_draft", "accepts", "draft", "draft_dtype",
-    "temperature", "back", "server", "n_clients", "pattern", "balance", "proof",
-)  # fmt: skip
 
 
 class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="workload", tag=str.lower):

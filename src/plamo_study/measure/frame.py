@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from plamo_study.fields import ORDER
 from plamo_study.measure import defects, watch
-from plamo_study.measure.cells import ORDER, Cell, Replay, columns
+from plamo_study.measure.cells import Cell, Replay, columns
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.rows import Conditions, Fact, Record, Row
 
