@@ -27,7 +27,7 @@ from plamo_study.present import evidence
 from plamo_study.studies import collect, registry as studies
 from plamo_study.studies.batching_law import analysis as law_check, grid, plan as batching_law_plan
 from plamo_study.studies.batching_law.law import replay
-from plamo_study.studies.context import ways, workload as depth
+from plamo_study.studies.context import plan as context_plan, workload as depth
 
 N, MICRO_BATCH = 48, 16
 TOKENS = np.random.default_rng(3).integers(5, 500, N)
@@ -228,7 +228,7 @@ def test_new_gates_show_faults_beside_what_is_allowed():
 # ---------------------------------------------------------------- prefill at depth
 
 
-@pytest.mark.parametrize("label", [ways.LADDER, ways.WALK])
+@pytest.mark.parametrize("label", [context_plan.LADDER, context_plan.WALK])
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 def test_a_prompt_that_is_read_wrongly_at_depth_is_invalid(model, label, monkeypatch):
     cell = mini("depth", model, n_prompt=256, n_ubatch=64, n_gen=2, flash_attn="on", label=label)

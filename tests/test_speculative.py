@@ -12,8 +12,6 @@ from conftest import ATTENTION, HYBRID, mini_file
 from scipy import stats as scipy_stats
 from trials import drafts as served
 
-from plamo_study.analysis import stats
-from plamo_study.analysis.estimates import compare
 from plamo_study.engine import builds
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
@@ -23,12 +21,11 @@ from plamo_study.measure.process import work
 from plamo_study.measure.tolerance import TOLERANCE
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
-from plamo_study.studies.speculative import analysis, beside, drafters, plan, sampling, workload
+from plamo_study.studies.speculative import analysis, drafters, loop, plan, workload
 from plamo_study.studies.speculative.plan import TERMS
 
 K = 4
 KEYS = itertools.count()
-WORKER = "plamo_study.studies.speculative.worker"
 
 
 def speculate(model=HYBRID, **fields):
@@ -39,8 +36,9 @@ def speculate(model=HYBRID, **fields):
 def run(cell, engine=""):
     others = [str(synthetic.make(*file)) for file in cell.files[1:]]
     job = Job(cell=cell, path=str(mini_file(cell.model)), others=others)
-    outcome = work(job, 100.0, engine, worker=WORKER)
+    outcome = work(job, 100.0, engine, worker=plan.WORKER)
     assert outcome.status == "ok", outcome.failure
+    assert outcome.measured.valid, outcome.measured.checks
     return outcome.measured
 
 
@@ -53,38 +51,31 @@ def native():
     return str(folder)
 
 
-@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-@pytest.mark.parametrize("way", ["tail", "full", "part", "joined"])
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [(HYBRID, "tail"), (HYBRID, "full"), (HYBRID, "joined"), (ATTENTION, "tail"), (ATTENTION, "part")],
+)
 def test_however_a_draft_is_taken_back_the_answer_is_the_target_s_own(model, way):
     measured = run(speculate(model, way=way))
-    assert measured.valid, measured.checks
     assert measured.checks["removes"] == (way == "tail" and model == ATTENTION)
     taken_back = sum(n < K for n in measured.series["accepted"])
-    assert taken_back
     replays = sum(ns > 0 for ns in measured.series["replay"])
+    assert taken_back
     assert replays == 0 if measured.checks["removes"] else replays <= taken_back
-    assert len(measured.samples_ns[0]) == len(measured.series["accepted"])
     assert measured.samples_ns[0] == [sum(terms) for terms in zip(*(measured.series[t] for t in TERMS), strict=True)]
+    assert len(measured.series["plain ns"]) == workload.STEPS, "plain decode is timed on the same weights"
+    assert min(measured.series["plain ns"]) > 0
 
 
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
 def test_sequences_that_draft_side_by_side_each_get_their_own_answer(model):
-    measured = run(speculate(model, n_seq=3, n_gen=12))
-    assert measured.valid, measured.checks
-    assert set(measured.series["sequence"]) == {0.0, 1.0, 2.0}
+    assert set(run(speculate(model, n_seq=3, n_gen=12)).series["sequence"]) == {0.0, 1.0, 2.0}
 
 
 def test_plain_decode_is_a_token_a_call():
     measured = run(speculate(n_draft=0, drafter=""))
-    assert measured.valid, measured.checks
     assert measured.n_evaluated == measured.checks["tokens"] == len(measured.samples_ns[0]) == 24
-
-
-def test_plain_decode_is_timed_on_the_same_weights_beside_a_drafted_answer():
-    measured = run(speculate())
-    assert len(measured.series["plain ns"]) == workload.STEPS
-    assert min(measured.series["plain ns"]) > 0
-    assert "plain ns" not in run(speculate(n_draft=0, drafter="")).series
+    assert "plain ns" not in measured.series
 
 
 def test_a_state_that_comes_back_wrong_fails_the_row(monkeypatch):
@@ -115,10 +106,10 @@ def test_the_text_drafts_what_it_said_before_and_nothing_where_it_never_did():
 
 
 def test_a_forced_acceptance_is_reached_and_every_number_comes_equally_often():
-    rng = np.random.default_rng(0)
+    rng, draws = np.random.default_rng(0), 5_000
     counts = drafters.accepted(0.7, K, rng)
-    drawn = np.array([next(counts) for _ in range(20_000)])
-    expected = 20_000 * analysis.probabilities(np.array([0.7]), K)[:, 0]
+    drawn = np.array([next(counts) for _ in range(draws)])
+    expected = draws * analysis.probabilities(np.array([0.7]), K)[:, 0]
     assert scipy_stats.chisquare(np.bincount(drawn, minlength=K + 1), expected).pvalue > 1e-3
     answers = [drafters.accepted(0.7, K, np.random.default_rng(n)) for n in range(50)]
     means = [np.mean(list(itertools.islice(answer, 16))) for answer in answers]
@@ -127,14 +118,13 @@ def test_a_forced_acceptance_is_reached_and_every_number_comes_equally_often():
     assert np.bincount([next(even) for _ in range(50)]).tolist() == [10] * (K + 1)
 
 
-@pytest.mark.parametrize("drafter", [{"drafter": "lookup"}, {"drafter": "model", "draft": ATTENTION}])
+@pytest.mark.parametrize(
+    "drafter", [{"drafter": "lookup"}, {"drafter": "model", "draft": ATTENTION, "draft_dtype": "F16"}]
+)
 def test_real_drafters_leave_the_answer_as_it_is(drafter):
-    dtype = {"draft_dtype": "F16"} if "draft" in drafter else {}
-    measured = run(speculate(text="python-heldout", repetitions=2, depth=48, **drafter, **dtype))
-    assert measured.valid, measured.checks
+    measured = run(speculate(text="python-heldout", repetitions=2, depth=48, **drafter))
     assert len(measured.samples_ns) == 2
-    if "draft" in drafter:
-        assert sum(measured.series["accepted"]) > 0
+    assert sum(measured.series["accepted"]) > 0 or drafter["drafter"] == "lookup"
 
 
 def test_a_model_that_drafts_gives_the_same_draft_however_often_it_is_asked():
@@ -149,24 +139,20 @@ def test_a_model_that_drafts_gives_the_same_draft_however_often_it_is_asked():
         assert {n: model(text[:n], K).tolist() for n in expected} == expected
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_rejection_sampling_leaves_the_target_s_distribution(temperature):
-    """10,000 draws of three tokens from two drafters: by chi-square against what the target alone gives."""
-    rng, n_vocab, draws = np.random.default_rng(1), 6, 10_000
-    logits, other = rng.normal(0, 1.5, (n_vocab, n_vocab)), rng.normal(0, 1.5, (n_vocab, n_vocab))
-    p, q = (sampling.probabilities(each, temperature) for each in (logits, other))  # of the next token, by the last one
-    counts = np.zeros((n_vocab, n_vocab))
-    sure = np.zeros(n_vocab)
+def test_rejection_sampling_leaves_the_target_s_distribution():
+    """4,000 draws of three tokens from two drafters: by chi-square against what the target alone gives."""
+    rng, n_vocab, draws = np.random.default_rng(1), 4, 4_000
+    p, q = (loop.probabilities(rng.normal(0, 1.5, (n_vocab, n_vocab)), 0.7) for _ in range(2))  # by the last token
+    counts, sure = np.zeros((n_vocab, n_vocab)), np.zeros(n_vocab)
     for _ in range(draws):
         first = rng.choice(n_vocab, p=q[0])
         second = rng.choice(n_vocab, p=q[first])
-        target = p[[0, first, second]]
-        n, after = sampling.verified(np.array([first, second]), q[[0, first]], target, rng)
+        n, after = loop.verified(np.array([first, second]), q[[0, first]], p[[0, first, second]], rng)
         given = [*[first, second][:n], after]
         if len(given) == 1:
             given.append(rng.choice(n_vocab, p=p[given[0]]))
         counts[given[0], given[1]] += 1
-        n, after = sampling.verified(np.array([2]), sampling.one_hot(np.array([2]), n_vocab), p[[0, 2]], rng)
+        n, after = loop.verified(np.array([2]), loop.one_hot(np.array([2]), n_vocab), p[[0, 2]], rng)
         sure[2 if n else after] += 1
     expected = draws * p[0][:, None] * p
     assert scipy_stats.chisquare(counts.ravel(), expected.ravel()).pvalue > 1e-3
@@ -209,10 +195,8 @@ def test_the_released_engine_takes_no_token_back_from_a_state():
 
 def test_the_bindings_own_loop_ends_at_the_first_rejected_draft_of_the_hybrid():
     asked = {"way": "binding", "drafter": "", "accepts": 0.5}
-    measured = run(speculate(ATTENTION, **asked))
-    assert measured.valid, measured.checks
-    assert measured.checks["same_tokens"] == 24
-    refused = work(Job(cell=speculate(**asked), path=str(mini_file(HYBRID))), 100.0, worker=WORKER)
+    assert run(speculate(ATTENTION, **asked)).checks["same_tokens"] == 24
+    refused = work(Job(cell=speculate(**asked), path=str(mini_file(HYBRID))), 100.0, worker=plan.WORKER)
     assert refused.status == "error"
     assert "llama_decode returned -1" in refused.failure.message
 
@@ -222,12 +206,9 @@ def test_the_bindings_own_loop_ends_at_the_first_rejected_draft_of_the_hybrid():
 
 def test_that_build_takes_back_what_it_drafted_and_says_so(native):
     measured = run(speculate(n_draft=8, n_gen=48), native)
-    assert measured.valid, measured.checks
     assert measured.checks["removes"]
     assert not sum(measured.series["replay"])
-    together = run(speculate(n_seq=4), native)
-    assert together.valid, together.checks
-    assert together.checks["removes"]
+    assert run(speculate(n_seq=4), native).checks["removes"]
 
 
 TRIALS = """
@@ -263,18 +244,6 @@ def test_random_drafts_of_up_to_eight_tokens_leave_no_trace_in_that_build(native
     assert float(done.stdout) < TOLERANCE["F16"]
 
 
-@pytest.mark.parametrize("scale", ["mini", "shape"])
-def test_every_draft_of_the_plans_can_be_made_and_other_builds_measure_the_hybrid_s(scale):
-    costs, real = plan.speculative(scale), plan.drafters(scale)
-    for cell in (*costs.cells, *real.cells):
-        workload.check(cell)
-        assert cell.n_draft
-    assert not any(cell.text for cell in costs.cells)
-    assert {c.model for c in costs.compared} == {HYBRID}
-    assert set(costs.compared) < set(costs.cells)
-    assert {c.accepts for c in costs.compared} >= set(plan.RATES)
-
-
 # Made-up rows: plain decode takes a second a token, a verification two, a save a quarter, a way back one.
 
 
@@ -299,16 +268,10 @@ def frame(**costs):
     return pd.DataFrame(made_up(speculate(), **costs))
 
 
-def test_a_round_gives_the_accepted_tokens_and_one_more():
-    a = np.array([0.0, 0.5, 1.0])
-    assert analysis.probabilities(a, 2).sum(axis=0).tolist() == [1, 1, 1]
-    assert analysis.tokens(a, 2).tolist() == pytest.approx([1, 1.75, 3])
-    assert analysis.tokens(a, K)[1] == pytest.approx((1 - 0.5**5) / 0.5)
-
-
 def test_drafting_pays_from_where_a_round_gives_as_many_tokens_as_plain_steps_would():
     """With no cost of going back a round takes two seconds: it pays where it gives more than two tokens."""
-    (found,) = analysis.break_even(frame(back=0.0)).to_dict("records")
+    rows = frame(back=0.0)
+    (found,) = analysis.break_even(rows).to_dict("records")
     assert found["pays"] == "from"
     a = found["from"].value
     assert analysis.tokens(np.array([a]), K)[0] == pytest.approx(2.0, abs=0.02)
@@ -316,59 +279,8 @@ def test_drafting_pays_from_where_a_round_gives_as_many_tokens_as_plain_steps_wo
     assert later["from"].value > a
     assert analysis.break_even(frame(verify=9.0))["pays"].tolist() == ["never"]
     assert analysis.break_even(frame(verify=0.5, back=0.0))["pays"].tolist() == ["always"]
-
-
-def test_a_faster_plain_decode_in_the_same_process_makes_drafting_pay_later():
-    rows = frame(back=0.0)
-    (slow,) = analysis.break_even(rows).to_dict("records")
-    beside = [series | {"plain ns": [0.7e9]} for series in rows["series"]]
-    (found,) = analysis.break_even(rows.assign(series=beside)).to_dict("records")
-    assert found["from"].value > slow["from"].value + 0.1
-    beside = [series | {"plain ns": [0.25e9, 0.75e9]} for series in rows["series"]]
-    found = analysis.measures(rows.assign(series=beside)).query("metric == 'plain'")
-    assert found["value"].tolist() == pytest.approx([2.0] * 3)
-
-
-def test_a_process_is_told_by_what_it_wrote_and_by_what_was_right():
-    """0 to 4 tokens of a draft accepted, three times: 45 tokens in 42 seconds, and 12 drafts met a wrong token."""
-    rows = pd.DataFrame(made_up(speculate(), back=1.0))
-    found = analysis.measures(rows).groupby("metric")["value"].first()
-    assert found["rate"] == pytest.approx(45 / 42)
-    assert (found["accepted"], found["right"]) == pytest.approx((0.5, 30 / 42))
-    assert (found["given"], found["drafts"], found["drafting"], found["plain"]) == pytest.approx((3, 1, 0, 1))
-    assert analysis.measures(rows.iloc[:0]).empty
-
-
-def test_two_builds_are_compared_block_by_block():
-    after = [row | {"build": "rollback"} for row in made_up(speculate(), back=0.0, blocks=4)]
-    rows = made_up(speculate(), False, blocks=4) + after
-    for row in rows:
-        row["series"] = row["series"] | {"plain ns": [1e9 * 2 ** row["block"]]}
-    found = analysis.by_block(pd.DataFrame(rows), (0.0,))
-    ratio = compare(found, of="build == 'rollback'", to="build == 'stock'", by="model").estimate[0]
-    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((3 / 2, 3 / 2, 3 / 2))
-
-
-def noisy(lengths, blocks=7):
-    """Drafts of several lengths, of which each block finds plain decode a little slower or faster."""
-    rng = np.random.default_rng(3)
-    plain = [1e9 * (1 + 0.02 * rng.standard_normal()) for _ in range(blocks * len(lengths))]
-    rows = [row for k in lengths for row in made_up(speculate(n_draft=k), back=0.0, verify=1.0 + k / 4, blocks=blocks)]
-    for row, step in zip(rows, plain, strict=True):
-        row["series"] = row["series"] | {"plain ns": [step]}
-    return pd.DataFrame(rows)
-
-
-def test_what_is_chosen_among_lengths_has_an_interval_that_holds_for_all_of_them():
-    rows, n = noisy((1, 2, K)), 3
-    every, (first,) = analysis.break_even(rows).set_index("n_draft"), analysis.soonest(rows).to_dict("records")
-    own = every.loc[first["n_draft"], "from"]
-    assert own.value == first["from"].value == min(each.value for each in every["from"])
-    assert (first["from"].among, first["from"].low < own.low, own.high < first["from"].high) == (n, True, True)
-    (free,) = analysis.free(rows, "stock", 0.9).to_dict("records")
-    speed = analysis.curves(rows, (0.9,)).set_index("n_draft").loc[free["n_draft"], "speed"]
-    assert free["speed"] == stats.selected(speed, n)
-    assert free["speed"].high - free["speed"].low > speed.high - speed.low
+    faster = rows.assign(series=[series | {"plain ns": [0.7e9]} for series in rows["series"]])
+    assert analysis.break_even(faster)["from"][0].value > a + 0.1, "a faster plain decode makes drafting pay later"
 
 
 def test_rounds_are_held_against_the_sum_of_their_terms():
@@ -381,51 +293,15 @@ def test_rounds_are_held_against_the_sum_of_their_terms():
     assert not analysis.rounds(slower)["close"].any()
 
 
-def test_a_call_after_one_of_another_length_is_promised_its_new_graph():
-    rows = frame(removes=False)
-    found = analysis.rounds(rows)
-    assert found["drawn"].tolist() == 3 * [2, 2, 2, 2, 1, 1, 2, 2, 2, 1, 1, 2, 2, 2, 1]  # blocks, rounds
-    assert found[found["accepted"] == 0]["promised"].iloc[0] == pytest.approx(2 + 1 + 1)
-    slower = [series | {"fresh ns": [ns + 1e9 for ns in series["column ns"]]} for series in rows["series"]]
-    assert analysis.rounds(rows.assign(series=slower))["promised"].sub(found["promised"]).tolist() == pytest.approx(
-        found["drawn"].tolist()
-    )
-    assert analysis.rounds(frame(removes=True))["drawn"].sum() == 3
-
-
-def test_several_sequences_whose_tokens_are_removed_cost_the_same_whatever_is_accepted():
-    accepted, seconds = np.random.default_rng(0).integers(0, K + 1, (11, 4)), np.linspace(1.0, 3.0, 11)
-    process = pd.Series({"n_draft": K, "n_seq": 4, "rounds": seconds, "how": analysis.NATIVE})
-    process["series"] = {"accepted": accepted.ravel()}
-    assert analysis.round_seconds(process, np.array([0.0, 1.0])).tolist() == [2.0, 2.0]
-
-
-def test_several_sequences_cost_what_each_of_them_takes_back():
-    rng, n_seq, rounds = np.random.default_rng(0), 3, 40
-    accepted = rng.integers(0, K + 1, (rounds, n_seq))
+def test_several_sequences_cost_what_each_of_them_takes_back_and_nothing_where_tokens_are_removed():
+    n_seq, at = 3, np.array([0.0, 1.0])
+    accepted = np.random.default_rng(0).integers(0, K + 1, (40, n_seq))
     seconds = 2 + ((0.5 + 0.25 * (accepted + 1)) * (accepted < K)).sum(axis=1)
     process = pd.Series({"n_draft": K, "n_seq": n_seq, "rounds": seconds, "how": analysis.PART})
     process["series"] = {"accepted": accepted.ravel()}
-    found = analysis.round_seconds(process, np.array([0.0, 1.0]))
-    assert found.tolist() == pytest.approx([2 + n_seq * 0.75, 2])
-
-
-def test_a_server_s_speed_is_told_over_its_own_plain_decode_and_over_our_loop_round_by_round():
-    def run(who, drafter, number, seconds, drafted=0, accepted=0):
-        told = {"tokens": 100, "seconds": seconds * (1 + number / 10), "drafted": drafted, "accepted": accepted}
-        return beside.Run(who=who, model=HYBRID, drafter=drafter, round=number, **told)
-
-    runs = [run(beside.OURS, beside.PLAIN, n, 1.0) for n in range(4)]
-    runs += [run(beside.OURS, "d", n, 0.5, 40, 30) for n in range(4)]
-    runs += [run(beside.SERVER, beside.PLAIN, n, 2.0) for n in range(4)]
-    runs += [run(beside.SERVER, "d", n, 1.6, 40, 28) for n in range(4)]
-    found = beside.served(beside.Beside(machine={}, n_draft=4, n_threads=1, runs=runs)).set_index("drafter")
-    assert found.loc[beside.PLAIN, "ratio"].value == pytest.approx(0.5)
-    assert found.loc[beside.PLAIN, "ours_speed"] is None
-    drafted = found.loc["d"]
-    assert (drafted["ours_speed"].value, drafted["theirs_speed"].value) == pytest.approx((2.0, 1.25))
-    assert drafted["ratio"].value == pytest.approx(0.5 / 1.6)
-    assert (drafted["ours_accepted"], drafted["theirs_accepted"], drafted["ours_drafted"]) == (30, 28, 40)
+    assert analysis.round_seconds(process, at).tolist() == pytest.approx([2 + n_seq * 0.75, 2])
+    process["how"] = analysis.NATIVE
+    assert analysis.round_seconds(process, at).tolist() == [np.median(seconds)] * 2
 
 
 @pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
@@ -441,7 +317,7 @@ def test_llama_server_accepts_the_drafts_that_our_loop_accepts(model):
 def test_an_error_that_rounding_does_not_explain_is_no_near_tie():
     with Session(mini_file(HYBRID), SessionConfig(n_ctx_seq=128)) as session:
         prompt = np.random.default_rng(3).integers(5, session.n_vocab, 24, dtype=np.int32)
-        reference = workload.Reference(session, 0, prompt, 12, temperature=0.0, seed=0)
+        reference = loop.Reference(session, 0, prompt, 12, temperature=0.0, seed=0)
         place = 30
         other = int(np.argsort(reference.expected(place))[-2])
         gap, rounding = workload._explained(speculate(), session, reference, place, other)

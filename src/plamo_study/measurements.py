@@ -13,7 +13,7 @@ from plamo_study.fields import ORDER
 from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import Recording, elsewhere, read
 from plamo_study.present.evidence import chip
-from plamo_study.studies.chunked import measures as chunked
+from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.collect import collect
 from plamo_study.studies.disaggregation import measures as moved
 from plamo_study.studies.serving import metrics

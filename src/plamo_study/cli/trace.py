@@ -32,12 +32,11 @@ def trace(
 
     Prints the share of time by operator class and the cost of recording, relative to the same request without it.
     """
-    from plamo_study.studies.timeline import chrome_trace
     from plamo_study.studies.timeline.workload import timeline_of
 
     use_engine(engine)
     accept_findings(accept)
-    chrome_trace.check_out(out)
+    tracing.check_out(out)
     growing.check_out(out, force)
     with report.bytes_progress() as progress:
         cell, path = tracing.chosen(
@@ -47,7 +46,7 @@ def trace(
     report.leave_unless_ok(outcome, f"recording {path.name}")
     measured = outcome.measured
     title = path.name.removesuffix(".gguf")
-    chrome_trace.write(out, chrome_trace.document(timeline_of(measured), title, tracing.about(cell, path, measured)))
+    tracing.write(out, tracing.document(timeline_of(measured), title, tracing.about(cell, path, measured)))
     if json:
         shown = {"file": path.name, "trace": str(out), "checks": measured.checks, "series": measured.series}
         echo(shown)

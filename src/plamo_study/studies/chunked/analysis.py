@@ -8,23 +8,21 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import stats, timing
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.usable import of_cell, usable
-from plamo_study.studies.chunked import measures
+from plamo_study.studies.chunked import calls
 
 METRICS = {"step before": "before", "longest gap": "largest", "first token": "ttft"}
 CELL = ["model", "n_seq", "n_prompt", "n_arriving", "way", "n_chunk", "kv_unified", "flash_attn"]
 STOCK = "stock"
 
 
-@once_a_frame
 def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per usable process with decoding sequences, times in seconds: CELL, `block`, `before` (median step),
     `largest` (longest gap between two tokens of a decoding sequence while the prompt is evaluated), `steps` (tokens
     that each of them got meanwhile) and `ttft` (of the prompt)."""
     entries = []
     for row in _arrivals(usable(rows)):
-        found = {metric: (value, samples) for metric, _, value, samples in measures.arrival(row)}
+        found = {metric: (value, samples) for metric, _, value, samples in calls.arrival(row)}
         if row["n_seq"]:
             entry = {name: row[name] for name in (*CELL, "block")}
             entry |= {name: found[metric][0] for metric, name in METRICS.items()}
@@ -36,12 +34,12 @@ def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     """Chunks of every size without decoding: `model`, `how` ("stock", "stock, no flash attention", or a build),
     `n_chunk`, `call` (seconds, the median over the prompt) and `ratio`, stock with flash attention over it."""
     found = _chunks(rows)
-    usual = {(model, n): calls for (model, how, n), calls in found.items() if how == STOCK}
+    usual = {(model, n): taken for (model, how, n), taken in found.items() if how == STOCK}
     return pd.DataFrame(
         [
-            {"model": model, "how": how, "n_chunk": n, "call": stats.median(calls.tolist())}
-            | {"ratio": None if how == STOCK else timing.paired_ratio(usual[model, n], calls)}
-            for (model, how, n), calls in found.items()
+            {"model": model, "how": how, "n_chunk": n, "call": stats.median(taken.tolist())}
+            | {"ratio": None if how == STOCK else timing.paired_ratio(usual[model, n], taken)}
+            for (model, how, n), taken in found.items()
         ]
     )
 
@@ -52,7 +50,7 @@ def _chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
     for row in _arrivals(usable(rows)):
         if not row["n_seq"]:
             how = row["build"] + (", no flash attention" if row["flash_attn"] == "off" else "")
-            (seconds,) = (value for metric, _, value, _ in measures.arrival(row) if metric == "chunk")
+            (seconds,) = (value for metric, _, value, _ in calls.arrival(row) if metric == "chunk")
             found.setdefault((row["model"], how, int(row["n_chunk"])), {})[row["block"]] = seconds
     return {key: pd.Series(found[key]) for key in sorted(found, key=lambda key: not key[1].startswith(STOCK))}
 

@@ -16,7 +16,7 @@ from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, paired_ratio
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.frame import WITH_WINDOW
-from plamo_study.studies.context.ways import LADDER
+from plamo_study.studies.context.plan import LADDER
 
 PHASES = ("prefill", "decode")
 OUTPUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # output tokens a request may have
@@ -58,7 +58,6 @@ def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
     return found
 
 
-@once_a_frame
 def curves(rows: pd.DataFrame, phase: str, label: str = LADDER, index: str = "depth") -> dict[str, pd.DataFrame]:
     """Seconds per token by model: a frame with a row per depth and a column per block; windowed models last."""
     found = samples(rows)
@@ -122,7 +121,6 @@ def pairs(rows: pd.DataFrame) -> list[tuple[str, str]]:
     return [(hybrid, other) for hybrid in hybrids for other in names if other not in hybrids]
 
 
-@once_a_frame
 def explained(rows: pd.DataFrame) -> pd.DataFrame:
     """The hybrid with its published window over the same without, per phase and depth.
 

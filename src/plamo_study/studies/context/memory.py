@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, growth, stats
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import paired_ratio
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.context import analysis
-from plamo_study.studies.context.ways import WHOLE_WINDOW
+from plamo_study.studies.context.plan import WHOLE_WINDOW
 
 PLAIN = "off/f16/f16"
 DRIFT = ["model", "kind", "kld", "same_top", "ppl_ratio", "p", "detectable", "chunks", "n_prompt"]
@@ -26,7 +25,6 @@ def kind_of(rows: pd.DataFrame) -> pd.Series:
     return rows["flash_attn"] + "/" + rows["type_k"] + "/" + rows["type_v"]
 
 
-@once_a_frame
 def kinds(rows: pd.DataFrame) -> pd.DataFrame:
     """Per model and kind "flash/K/V": its bytes, and its effect on speed at the deepest.
 

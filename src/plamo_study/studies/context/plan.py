@@ -11,8 +11,8 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import machine, plan, texts
 from plamo_study.measure.cells import Cell, Decode, Depth, Gate, OnModel
 from plamo_study.measure.plan import MATCHED, MODELS, Plan
-from plamo_study.studies.context import ways
 
+LADDER, WALK, FEW, WHOLE_WINDOW = "", "walk", "few", "swa_full"  # kinds of depth cells, by their names in rows
 DEEPEST = {"mini": 8192, "shape": 16384, "weights": 16384}
 LARGER = {"mini": 8192, "shape": 8192, "weights": 16384}  # of the third model, twice the size of the others
 WALKED = {"mini": 2048, "shape": 4096, "weights": 4096}  # tokens actually computed, past every window
@@ -43,7 +43,7 @@ def context(scale: str, gpu: bool = False) -> Plan:
     base, models = _base(scale, gpu)
     reached = zip(models, (DEEPEST[scale], DEEPEST[scale], LARGER[scale]), strict=False)
     ladders = [plan.change(base, model=model, n_ctx=deepest) for model, deepest in reached]
-    walks = [plan.change(base, model=model, n_ctx=WALKED[scale], way=ways.WALK) for model in models[:2]]
+    walks = [plan.change(base, model=model, n_ctx=WALKED[scale], way=WALK) for model in models[:2]]
     cells = (*ladders, *walks, *_near(base, models[:2]), *plan.ceilings(scale, gpu, plan.thread_counts()[:1]))
     return replace(_planned("05-context", scale, cells), compared=(ladders[0], walks[0]))
 
@@ -62,13 +62,13 @@ def _near(base: Depth, models: tuple[str, ...]) -> list[Cell]:
 def memory(scale: str, gpu: bool = False) -> Plan:
     """Flash attention off and on, keys and values in fewer bits, and sliding layers that keep everything."""
     base, models = _base(scale, gpu)
-    base = plan.change(base, n_ctx=COMPARED[scale], way=ways.FEW)
+    base = plan.change(base, n_ctx=COMPARED[scale], way=FEW)
     cells = []
     for model, names in zip(models, (CACHES, CACHES[:2]), strict=False):
         for name in names:
             flash, type_k, type_v = name.split("/")
             cells.append(plan.change(base, model=model, flash_attn=flash, type_k=type_k, type_v=type_v))
-    whole = plan.change(base, model=models[1], way=ways.WHOLE_WINDOW)
+    whole = plan.change(base, model=models[1], way=WHOLE_WINDOW)
     cells += [plan.change(whole, flash_attn=flash) for flash in ("on", "off")]
     return _planned("05-memory", scale, tuple(cells))
 
@@ -117,7 +117,7 @@ def values(scale: str, gpu: bool = False) -> Plan:
     if scale != "shape":
         raise StudyError(f"scale {scale!r}", "values are compared in files of full size", "choose --scale shape")
     base, _ = _base(scale, gpu)
-    base = plan.change(base, n_ctx=VALUES_DEPTH, way=ways.FEW)
+    base = plan.change(base, n_ctx=VALUES_DEPTH, way=FEW)
     names = [f"{model}{kind}" for kind in ("", *VALUES) for model in MODELS]
     cells = [plan.change(base, model=name, use_mmap=mapped) for mapped in (True, False) for name in names]
     return replace(_planned("05-values", scale, tuple(cells)), blocks=VALUES_BLOCKS)

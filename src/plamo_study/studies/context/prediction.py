@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import growth, roofline, stats
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.roofline import Ceilings, Model, miss
 from plamo_study.studies.context import analysis
@@ -86,7 +85,6 @@ def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["model", "depth", "state", "kv", "kv_whole"])
 
 
-@once_a_frame
 def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """Depths up to which, or from which, the hybrid needs less by arithmetic, per pair of models and phase.
 

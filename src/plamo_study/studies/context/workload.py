@@ -27,7 +27,7 @@ from plamo_study.measure.rows import Measured
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.context import drift
-from plamo_study.studies.context.ways import FEW, WALK, WHOLE_WINDOW
+from plamo_study.studies.context.plan import FEW, WALK, WHOLE_WINDOW
 
 WARM_STEPS = 1  # decode steps at each depth before the timed ones
 clock = time.perf_counter_ns

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, stats, timing
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import of_cell, usable
 from plamo_study.studies.disaggregation import sizes
@@ -50,7 +49,6 @@ def by_length(rows: pd.DataFrame) -> pd.DataFrame:
     return found[usual & (found["link_bps"] == 0) & (found["n_threads"] == found["n_threads"].max())]
 
 
-@once_a_frame
 def shares(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
     """Time to ship over time to evaluate again, by model, link and length: `ratio`, paired by block.
 
@@ -71,34 +69,22 @@ def _shipping(found: pd.DataFrame, link: int) -> pd.Series:
 
 
 def crossings(rows: pd.DataFrame, links: tuple[int, ...] = LINKS) -> pd.DataFrame:
-    """Length from which shipping beats evaluating again: `model`, `link`, `longest`, `first` (tokens), `outcome`.
+    """Length in tokens from which shipping beats evaluating again, as `first`: `model`, `link`.
 
-    `outcome`: "from" a length in the measured range (`first`), "always" or "never" at all lengths, "inconclusive"
-    where an interval leaves it open.
+    Only models and links whose interval lies within the measured lengths: over others shipping wins at all lengths, at
+    none, or the interval leaves it open.
     """
-    ratios, entries = shares(rows, links), []
-    for (model, link), group in ratios.groupby(["model", "link"]):
-        common = _by_block(rows, str(model), int(link))
-        first = stats.crossing(np.log2(common.index.astype(float)), common.to_numpy()) if common.size else None
-        entry: dict[str, Any] = {"model": model, "link": int(link), "longest": int(group["n_prompt"].max())}
-        if first is not None and first.value == first.value:
-            bounded = np.isfinite([first.low, first.high]).all()
-            entry |= {"outcome": "from" if bounded else "inconclusive"}
-            entries.append(entry | {"first": clustered.mapped(first, lambda at: float(2.0**at))})
-            continue
-        said = {ratio.below(1.0) for ratio in group["ratio"]}
-        known = {frozenset({"holds"}): "always", frozenset({"does not hold"}): "never"}
-        entries.append(entry | {"outcome": known.get(frozenset(said), "inconclusive"), "first": None})
-    return pd.DataFrame(entries, columns=["model", "link", "longest", "outcome", "first"])
-
-
-def _by_block(rows: pd.DataFrame, model: str, link: int) -> pd.DataFrame:
-    """Shipping over evaluating again: one row per length, one column per block that has all lengths."""
-    found = by_length(rows)
-    found = found[found["model"] == model].drop_duplicates(["n_prompt", "block"], keep="last")
-    ratio = _shipping(found, link) / found["prefill"]
-    wide = found.assign(ratio=ratio).pivot(index="n_prompt", columns="block", values="ratio")
-    return wide.dropna(axis=1)
+    entries = []
+    for model, found in by_length(rows).drop_duplicates(["model", "n_prompt", "block"], keep="last").groupby("model"):
+        for link in links:
+            ratio = found.assign(ratio=_shipping(found, link) / found["prefill"])
+            wide = ratio.pivot(index="n_prompt", columns="block", values="ratio").dropna(axis=1)
+            if wide.size:
+                first = stats.crossing(np.log2(wide.index.astype(float)), wide.to_numpy())
+                if np.isfinite([first.value, first.low, first.high]).all():
+                    tokens = clustered.mapped(first, lambda at: float(2.0**at))
+                    entries.append({"model": model, "link": link, "first": tokens})
+    return pd.DataFrame(entries, columns=["model", "link", "first"])
 
 
 def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
@@ -157,25 +143,19 @@ def services(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=[*LOADED, "block", "mode", *WAITS])
 
 
-@once_a_frame
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model and load: WAITS of the shared engine and of the split one, and `NAME_ratio`, split over shared."""
+    """Per model and load: `NAME_ratio` of WAITS, the split engine over the shared one, paired by block."""
     entries = []
     for key, group in services(usable(rows)).groupby(LOADED):
-        entry: dict[str, Any] = dict(zip(LOADED, key, strict=True))
-        for name in WAITS:
-            shared, split = (
-                group[group["mode"] == mode].drop_duplicates("block", keep="last").set_index("block")[name]
-                for mode in ("shared", "split")
-            )
-            if shared.empty or split.empty:
-                break
-            entry |= {name: stats.median(shared.tolist()), f"{name}_split": stats.median(split.tolist())}
-            entry[f"{name}_ratio"] = timing.paired_ratio(split, shared)
-        else:
-            entries.append(entry)
-    names = [name + end for name in WAITS for end in ("", "_split", "_ratio")]
-    return pd.DataFrame(entries, columns=[*LOADED, *names])
+        modes = {
+            mode: own.drop_duplicates("block", keep="last").set_index("block") for mode, own in group.groupby("mode")
+        }
+        if modes.keys() >= {"shared", "split"}:
+            ratios = {
+                f"{name}_ratio": timing.paired_ratio(modes["split"][name], modes["shared"][name]) for name in WAITS
+            }
+            entries.append(dict(zip(LOADED, key, strict=True)) | ratios)
+    return pd.DataFrame(entries, columns=[*LOADED, *(f"{name}_ratio" for name in WAITS)])
 
 
 def capacity(rows: pd.DataFrame) -> pd.DataFrame:
@@ -203,26 +183,11 @@ def capacity(rows: pd.DataFrame) -> pd.DataFrame:
             "split": np.maximum(read[half], answer * write[half]),
             "two": np.maximum(read[most], answer * write[most]),
         }
-        entry: dict[str, Any] = {"model": model, "half": half, "most": most}
+        entry: dict[str, Any] = {"model": model}
         for name, seconds in per_request.items():
             known = seconds.dropna()
             entry[name] = stats.rate(1.0, known.tolist())
             entry[f"{name}_ratio"] = timing.paired_ratio(per_request["shared"], known)
         entries.append(entry)
-    names = ["model", "half", "most", *(n + end for n in ("shared", "split", "two") for end in ("", "_ratio"))]
-    return pd.DataFrame(entries, columns=names)
-
-
-def identity(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per model, attention, cache and threads: number of shipments, bit-identical ones, largest error, and
-    lengths in tokens."""
-    entries = []
-    how = ["model", "flash_attn", "type_k", "n_threads"]
-    for key, group in processes(rows).groupby(how):
-        entry: dict[str, Any] = {**dict(zip(how, key, strict=True)), "n": len(group)}
-        entry |= {"identical": int(group["identical"].sum()), "error": float(group["error"].max())}
-        valid = int((group["verdict"] == "valid").sum())
-        differing = group.loc[~group["identical"], "n_prompt"]
-        entry |= {"valid": valid, "from": int(group["n_prompt"].min()), "to": int(group["n_prompt"].max())}
-        entries.append(entry | {"differs_from": int(differing.min()) if len(differing) else 0})
-    return pd.DataFrame(entries)
+    names = [name + end for name in ("shared", "split", "two") for end in ("", "_ratio")]
+    return pd.DataFrame(entries, columns=["model", *names])

@@ -1,15 +1,18 @@
 """Facts that both processes of a cell derive independently: contexts, tokens, arrivals; and how each decodes."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 
+from plamo_study.engine import library
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions
 from plamo_study.measure.arrivals import since_first
 from plamo_study.measure.cells import Service, Shipment, Traffic
-from plamo_study.studies.disaggregation.wire import clock
+from plamo_study.models import tensors
+from plamo_study.studies.disaggregation.wire import Origin, clock
 
 WARM_STEPS = 2
 SPLIT = "split"
@@ -40,6 +43,12 @@ def _config(cell: Shipment | Asking, n_threads: int) -> SessionConfig:
     n_seq = 1 if isinstance(cell, Shipment) else cell.n_seq
     changes = {"n_seq_max": n_seq, "n_threads": max(n_threads, 1), "n_threads_batch": max(n_threads, 1)}
     return sessions.config(cell, cell.n_prompt + cell.n_gen, swa_full=False, **changes)
+
+
+def origin(path: Path, config: SessionConfig) -> Origin:
+    """Properties that a context of this file and configuration shares with those that can load its states."""
+    same = {name: getattr(config, name) for name in Origin.__struct_fields__ if hasattr(config, name)}
+    return Origin(model=tensors.sha256(path), engine=library.describe()["sha256"], **same)
 
 
 def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:

@@ -1,18 +1,30 @@
-"""The process that prefills prompts and ships their states; it ends with the worker that started it."""
+"""The process that prefills prompts and ships their states, and how the receiver starts it and waits for its end.
+
+Whichever dies first takes the other along: the sender ends with the worker that started it, and its end closes the
+connection.
+"""
 
 import os
+import select
 import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from plamo_study.engine.session import Session
-from plamo_study.measure import worker
-from plamo_study.measure.cells import Service, Shipment, Traffic
+from plamo_study.errors import StudyError
+from plamo_study.measure import process, worker
+from plamo_study.measure.cells import Shipment
 from plamo_study.measure.rows import Measured
-from plamo_study.studies.disaggregation import contexts, requests, wire
-from plamo_study.studies.disaggregation.wire import Origin, Reply, State, clock
+from plamo_study.studies.disaggregation import requests, wire
+from plamo_study.studies.disaggregation.requests import Asking
+from plamo_study.studies.disaggregation.wire import Hello, Origin, Proof, Reply, Start, State, clock
+
+LOOK_S = 0.1  # between two checks that the sender is alive
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,37 +33,67 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     `lengths`: tokens of each request's prompt.
     """
 
-    cell: Shipment | Service | Traffic
+    cell: Shipment | Asking
     path: str
     connection: int
     lengths: list[int] = []
 
 
-class Hello(wire.Strict, frozen=True, kw_only=True):
-    """Message that the sender is ready, with its process id."""
-
-    pid: int
+# ---------------------------------------------------------------- in the receiver's process
 
 
-class Start(wire.Strict, frozen=True, kw_only=True):
-    """Message that the receiver is ready, with the `clock` time of the start (ns)."""
+class Sender(threading.Thread):
+    """Thread that runs the sending process until it ends; `outcome` then holds the result."""
 
-    at_ns: int = 0
+    def __init__(self, order: Order, end: socket.socket):
+        super().__init__(daemon=True)
+        self.order, self.end = order, end
+        self.outcome: process.Outcome | None = None
+
+    def run(self) -> None:
+        """Wait for the process."""
+        with self.end:
+            self.outcome = process.work(self.order, wire.OWN_S, worker=__name__, files=[self.end.fileno()])
+
+    def called(self, peer: socket.socket) -> int:
+        """Wait until the sender is ready; its pid. StudyError if it ended before that."""
+        while not select.select([peer], [], [], LOOK_S)[0]:
+            if not self.is_alive():
+                raise StudyError("the sender", "ended before it called", "start it again")
+        pid = wire.receive(peer, Hello).pid
+        self.end.close()  # the sender owns it now, and its end must close the connection
+        return pid
 
 
-class Proof(wire.Strict, frozen=True, kw_only=True):
-    """Header of the logits that the sender computed from the state it shipped."""
+@contextmanager
+def started(cell: Shipment | Asking, path: Path, lengths: Sequence[int] = ()) -> Iterator[tuple[Sender, socket.socket]]:
+    """Start a cell's sender and yield it with the connection to it; wait for its end on exit.
 
-    n_steps: int
-    n_vocab: int
+    `lengths`: tokens of each request's prompt. An error tells the reason of the sender's end, if it is known.
+    """
+    peer, end = wire.pair(wire.OWN_S)
+    sender = Sender(Order(cell=cell, path=str(path), connection=end.fileno(), lengths=list(lengths)), end)
+    sender.start()
+    try:
+        with peer:
+            yield sender, peer
+    except StudyError as error:
+        sender.join(LOOK_S * 10)
+        if not (sender.outcome and (failure := sender.outcome.failure)):
+            raise
+        why = f"{error.why}; the sender ended in {failure.stage}: {failure.why}"
+        raise StudyError(error.what, why, error.mend) from error
+    sender.join()
+
+
+# ---------------------------------------------------------------- in the sender's process
 
 
 def serve(order: Order) -> Measured:
     """Ship all states of the cell; the receiver records the times."""
     cell, path = order.cell, Path(order.path)
-    config = requests.sending(cell)
-    with Session(path, config) as session:
-        own = contexts.origin(path, requests.receiving(cell))
+    with Session(path, requests.sending(cell)) as session:
+        own = requests.origin(path, requests.receiving(cell))
         prompts = requests.tokens(cell, session.n_vocab)
         requests.warm(session, prompts[0])
         with wire.ready(socket.socket(fileno=order.connection), wire.OWN_S) as peer:

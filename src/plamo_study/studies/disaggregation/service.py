@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 from plamo_study.measure import proof, watch
@@ -23,11 +22,10 @@ from plamo_study.measure.cells import Service
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.disaggregation import contexts, peers, requests, shipment, wire
-from plamo_study.studies.disaggregation.contexts import Receiver
+from plamo_study.studies.disaggregation import requests, sender, wire
 from plamo_study.studies.disaggregation.requests import Asking
-from plamo_study.studies.disaggregation.sender import Start
-from plamo_study.studies.disaggregation.wire import Reply, State, clock
+from plamo_study.studies.disaggregation.shipment import Receiver, receiving
+from plamo_study.studies.disaggregation.wire import Reply, Start, State, clock
 
 HEAD_START_NS = 50_000_000  # from now to the agreed start, so that both processes are ready
 
@@ -67,17 +65,10 @@ def answered(cell: Asking, asked: Asked, path: Path, stage: Callable[[str], None
 
     A request's first token counts when the process that answers has it: after the prompt, or after the shipment.
     """
-    log: list[str] = []
-    library.capture_log(log)
-    start = clock()
-    with Session(path, requests.receiving(cell)) as session:
-        receiver = Receiver(session, contexts.origin(path, session.config), log, cell.n_requests)
-        load_ns, start = clock() - start, clock()
-        tokens = requests.tokens(cell, session.n_vocab)
-        requests.warm(session, tokens[0])
-        warmup = clock() - start
+    with receiving(cell, path) as receiver:
+        session, tokens = receiver.session, receiver.tokens
         stage("serve")
-        with _source(cell, asked, path, receiver, tokens) as (admit, began, pids), watch.timed(*pids):
+        with _source(cell, asked, path, receiver) as (admit, began, pids), watch.timed(*pids):
             answers = _serve(cell, asked, session, tokens, admit)
         stage("alone")
         errors = [_error(session, tokens[answer.number], answer) for answer in answers]
@@ -89,8 +80,8 @@ def answered(cell: Asking, asked: Asked, path: Path, stage: Callable[[str], None
         series |= {name: [ns / 1e9 for ns in each] for name, each in zip(("shipped", "loaded"), moved, strict=True)}
     return Measured(
         samples_ns=[[max(answer.token_ns[-1] for answer in answers) - began]],
-        warmup_ns=[warmup],
-        load_ns=load_ns,
+        warmup_ns=[receiver.warmup_ns],
+        load_ns=receiver.load_ns,
         n_evaluated=sum(asked.prompt) + sum(asked.output) - cell.n_requests,
         checks=checks,
         series=series,
@@ -133,24 +124,22 @@ def _leave(session: Session, active: list[Answer], seq: int) -> Answer:
 
 
 @contextmanager
-def _source(
-    cell: Asking, asked: Asked, path: Path, receiver: Receiver, tokens: np.ndarray
-) -> Iterator[tuple[Admit, int, tuple[int, ...]]]:
+def _source(cell: Asking, asked: Asked, path: Path, receiver: Receiver) -> Iterator[tuple[Admit, int, tuple[int, ...]]]:
     """Source of requests: a function to admit one, the start time (ns), and the pids of other processes at work."""
     if requests.is_split(cell):
-        with peers.started(cell, path, asked.prompt) as (thread, peer):
-            pid = peers.called(thread, peer)
+        with sender.started(cell, path, asked.prompt) as (sending, peer):
+            pid = sending.called(peer)
             began = clock() + HEAD_START_NS
             wire.send(peer, Start(at_ns=began))
-            inbox = _Inbox(receiver, peer, cell.n_requests)
+            inbox = _Inbox(receiver, peer)
             yield inbox.admit, began, (pid,)
             wire.send(peer, Reply())
     else:
         began = clock() + HEAD_START_NS
-        yield _prompts(cell, asked, receiver.session, tokens, began), began, ()
+        yield _prompts(cell, asked, receiver, began), began, ()
 
 
-def _prompts(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, began: int) -> Admit:
+def _prompts(cell: Asking, asked: Asked, receiver: Receiver, began: int) -> Admit:
     """Source of requests that are prefilled here, in order of arrival."""
     due = [(number, began + arrives) for number, arrives in enumerate(requests.arrivals(cell))]
 
@@ -161,7 +150,7 @@ def _prompts(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, b
         requests.wait_until(arrives)
         due.pop(0)
         n_prompt = asked.prompt[number]
-        session.prefill({seq: tokens[number, :n_prompt]})
+        receiver.session.prefill({seq: receiver.tokens[number, :n_prompt]})
         return Answer(number, n_prompt, [clock()])
 
     return admit
@@ -170,17 +159,17 @@ def _prompts(cell: Asking, asked: Asked, session: Session, tokens: np.ndarray, b
 class _Inbox(threading.Thread):
     """Thread that receives shipments during decoding; `admit` loads the next one into a sequence."""
 
-    def __init__(self, receiver: Receiver, peer: socket.socket, n: int):
+    def __init__(self, receiver: Receiver, peer: socket.socket):
         super().__init__(daemon=True)
-        self.receiver, self.peer, self.n = receiver, peer, n
+        self.receiver, self.peer = receiver, peer
         self.came: queue.Queue[tuple[State, np.ndarray, int] | StudyError] = queue.Queue()
         self.start()
 
     def run(self) -> None:
         """Receive and acknowledge shipments one by one; an error is passed on and ends the thread."""
         try:
-            for _ in range(self.n):
-                told, data, taken = shipment.arrived(self.receiver, self.peer)
+            for _ in range(self.receiver.n_requests):
+                told, data, taken = self.receiver.arrived(self.peer)
                 self.came.put((told, data, told.spent.save + told.spent.check + sum(taken.values())))
                 wire.send(self.peer, Reply())
         except StudyError as error:

@@ -72,6 +72,25 @@ class Reply(Strict, frozen=True, kw_only=True):
     refused: str = ""
 
 
+class Hello(Strict, frozen=True, kw_only=True):
+    """The sender is ready."""
+
+    pid: int
+
+
+class Start(Strict, frozen=True, kw_only=True):
+    """The receiver is ready; with the `clock` time of the start (ns)."""
+
+    at_ns: int = 0
+
+
+class Proof(Strict, frozen=True, kw_only=True):
+    """Header of the logits that the sender computed from the state it shipped."""
+
+    n_steps: int
+    n_vocab: int
+
+
 def pair(patience_s: float = PATIENCE_S) -> tuple[socket.socket, socket.socket]:
     """Both ends of a loopback connection. No port stays open, and connections from any other caller are closed."""
     with socket.create_server((LOOPBACK, 0)) as door:
@@ -178,29 +197,3 @@ def take(peer: socket.socket, n_bytes: int) -> np.ndarray:
 def digest(data: np.ndarray) -> str:
     """SHA-256 of an array's bytes, 64 hex digits."""
     return hashlib.sha256(data.data).hexdigest()
-
-
-def check(told: State, own: Origin, room: int, most_bytes: int, n_vocab: int, n_requests: int) -> None:
-    """StudyError for a state that this context must not load: of another origin, too long, or of an impossible size.
-
-    Also for a token outside of its vocabulary, or an unknown request.
-
-    None of it has been allocated or read yet.
-    """
-    for name in Origin.__struct_fields__:
-        theirs, ours = getattr(told.origin, name), getattr(own, name)
-        if theirs != ours:
-            why = f"has another {name}: {theirs}, and here {ours}"
-            raise StudyError("the state", why, f"use one {name} on both sides")
-    if not 0 < told.n_tokens <= room:
-        raise StudyError("the state", f"stands for {told.n_tokens} tokens, and here is room for {room}", "make room")
-    if not (0 <= told.token < n_vocab and 0 <= told.request < n_requests):
-        raise StudyError("the state", f"is of request {told.request}, token {told.token}", "send what was asked for")
-    if not 0 < told.n_bytes <= most_bytes:
-        raise StudyError("the state", f"announces {told.n_bytes:,} bytes, {most_bytes:,} at most", AGAIN)
-
-
-def verify(told: State, data: np.ndarray) -> None:
-    """StudyError for bytes that differ from those that the sender hashed."""
-    if digest(data) != told.sha256:
-        raise StudyError("the state", "is not what was sent: its SHA-256 differs", AGAIN)

@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import roofline, stats, timing
-from plamo_study.analysis.files import Facts, Files, files
-from plamo_study.analysis.memo import once_a_frame
+from plamo_study.analysis.files import Facts, files
 from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
@@ -58,7 +57,6 @@ def _memory(series: dict[str, list[float]], own: float) -> dict[str, float]:
     return {"grown": grown, "mapped": known, "own": own, "rest": grown - mapped - own}
 
 
-@once_a_frame
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per cell without a killed replica: CELL, `total`, TIMES and MEMORY as estimates over runs.
 
@@ -102,7 +100,6 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     `ratio`: measured over `alone`; `promised`: `alone` over that of one process; both paired by block. `slowest` to
     `fastest`: what the ceilings of all cores allow, if every process reads the weights for itself; the `near` ceiling,
     and `miss`: 1 between the two, else times the nearer edge. NaN where the type's own kernel was not measured.
-    `crowded`: more threads than cores.
     """
     used, known, entries = usable(rows), files(rows, facts), []
     parts, kernels = _parts(used), set(used[used["workload"] == "matmul"]["dtype"])
@@ -111,7 +108,6 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     for key, own in found.items():
         cell, alone = _cell_of(used, key), by_block[key]
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True)) | {"measured": stats.median(own["rate"].tolist())}
-        entry |= {"crowded": cell.threads_each * cell.n_processes > cell.n_threads}
         if alone is not None:
             entry |= {"alone": stats.median(alone.tolist()), "ratio": timing.paired_ratio(own["rate"], alone)}
             one = by_block.get(_alike(key, cell.n_processes * cell.n_seq))
@@ -119,8 +115,8 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
         if cell.dtype in kernels:
             entry |= _allowed(cell, known[key[0], key[1]], limits(used, known[key[0], key[1]]), entry["measured"])
         entries.append(entry)
-    return pd.DataFrame(entries, columns=[*CELL, "crowded", "measured", "alone", "ratio", "promised", "slowest",
-                                          "fastest", "near", "miss"])  # fmt: skip
+    names = ["measured", "alone", "ratio", "promised", "slowest", "fastest", "near", "miss"]
+    return pd.DataFrame(entries, columns=[*CELL, *names])
 
 
 def _cell_of(used: pd.DataFrame, key: Key) -> Replicas:
@@ -181,10 +177,6 @@ def weights(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """One line per cell, MEMORY as estimates; `copies`: weights in memory, mapped or own, over `file` (bytes)."""
     found, known = table(rows), files(rows, facts)
     found = found[found["policy"] == "per_sequence"].dropna(subset=["grown"])
-    sizes = [_file_bytes(known, row.model, row.dtype) for row in found.itertuples()]
+    sizes = [int(known[row.model, row.dtype]["file_bytes"]) for row in found.itertuples()]
     copies = [(row.mapped.value + row.own.value) / size for row, size in zip(found.itertuples(), sizes, strict=True)]
     return found.assign(file=sizes, copies=copies)
-
-
-def _file_bytes(known: Files, model: str, dtype: str) -> int:
-    return int(known[model, dtype]["file_bytes"])

@@ -332,7 +332,6 @@ def columns(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["build", "model", "n_prompt", "n_tokens", "seconds", "ratio", "longer"])
 
 
-@once_a_frame
 def on_text(rows: pd.DataFrame) -> pd.DataFrame:
     """Real drafters on real text: CELL, `build`, `taken`, accepted over drafted, and `speed` over plain decode, paired
     by block."""

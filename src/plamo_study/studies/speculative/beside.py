@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from plamo_study.analysis import stats, timing
+from plamo_study.analysis import timing
 from plamo_study.measure import kept
 
 NAME = "08-beside.json"
@@ -55,8 +55,8 @@ def recorded(place: str) -> Beside | None:
 def served(found: Beside) -> pd.DataFrame:
     """llama-server beside our loop: `model`, `drafter`, `ratio` (their tokens a second over ours, paired by round).
 
-    With the prefix `ours_` or `theirs_`: `drafted` and `accepted` tokens, `rate` (tokens a second) and `speed`, over
-    plain decode (None for plain decode itself), ours in the same process and theirs in another one.
+    With the prefix `ours_` or `theirs_`: `drafted` and `accepted` tokens, and `speed` over plain decode (None for plain
+    decode itself), ours in the same process and theirs in another one.
     """
     runs = pd.DataFrame([msgspec.to_builtins(run) for run in found.runs])
     runs["rate"] = runs["tokens"] / runs["seconds"]
@@ -73,7 +73,6 @@ def served(found: Beside) -> pd.DataFrame:
                 f"{name}_drafted": int(own["drafted"].median()),
                 f"{name}_accepted": int(own["accepted"].median()),
             }
-            entry |= {f"{name}_rate": stats.median(own["rate"].tolist())}
             entry[f"{name}_speed"] = timing.paired_ratio(own["rate"], steps) if drafter != PLAIN else None
         entries.append(entry | {"ratio": timing.paired_ratio(rates["theirs"], rates["ours"])})
     return pd.DataFrame(entries)

@@ -1,16 +1,10 @@
-"""A cell of kind "speculate": draft, verify in one call, accept, take back; each token is checked against plain decode.
+"""A cell of kind "speculate": rounds of speculation (`loop`), and what explains their time and their tokens.
 
-In greedy cells the target first continues each prompt alone, one token per call: the reference. The generated text
-follows it, so that cost can be measured at any acceptance; the check is on the token that verification would have
-chosen at each position. If it differs from the reference's, the row fails unless rounding explains it: the target
+A token that verification chooses otherwise than the reference fails the row unless rounding explains it: the target
 alone, in calls as long as a verification and without taking anything back, then deviates from itself by as much as
 the two tokens differ.
-
-At a temperature there is no reference: the text is drawn by exact rejection sampling (`sampling`), and its last
-logits are checked against one prefill of it.
 """
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,154 +15,20 @@ from plamo_study.engine import binding, library
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 from plamo_study.limits import FIRST_TOKEN
-from plamo_study.measure import proof, sessions, texts, watch
+from plamo_study.measure import sessions, texts, watch
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.plan import change
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
-from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.speculative import drafters, sampling
+from plamo_study.studies.speculative import drafters
 from plamo_study.studies.speculative.drafters import Draft
+from plamo_study.studies.speculative.loop import Loop, Reference, Times, clock
 from plamo_study.studies.speculative.plan import BOTH_MOVE, TERMS
-from plamo_study.studies.speculative.ways import Times, Way
 
 PROMPT_LINES = 12  # lines of a text from which each prompt takes its first tokens
 ALONE = 3  # calls of every length, saves and restores timed alone, after an untimed one
 WARM_ROUNDS = 2
 STEPS = 24  # of plain decode, timed beside the rounds
-clock = time.perf_counter_ns
-
-
-class Reference:
-    """A prompt with the target's continuation: `tokens` including the prompt, and `logits`.
-
-    Greedy: `n` tokens, one per call; row i of `logits` (n, n_vocab) chose token n_prompt + i. At a
-    temperature only the first token is drawn here; the rounds append theirs.
-    """
-
-    def __init__(self, session: Session, seq: int, prompt: np.ndarray, n: int, temperature: float, seed: int):
-        session.clear()
-        rows, tokens = [session.prefill({seq: prompt})[seq][-1]], prompt.tolist()
-        self.state, self.n_prompt = session.read_state(seq), len(prompt)
-        self.rng = np.random.default_rng([seed, seq])
-        if temperature:
-            p = sampling.probabilities(rows[0], temperature)
-            tokens.append(int(self.rng.choice(len(p), p=p)))
-        else:
-            while len(rows) < n:
-                tokens.append(int(rows[-1].argmax()))
-                session.decode({seq: tokens[-1]})
-                rows.append(session.logits())
-            tokens.append(int(rows[-1].argmax()))
-        self.logits, self.tokens = np.stack(rows), np.array(tokens, dtype=np.int32)
-
-    def forget(self) -> None:
-        """Remove the tokens that rounds have appended."""
-        self.tokens = self.tokens[: self.n_prompt + len(self.logits)]
-
-    def expected(self, at: int) -> np.ndarray:
-        """Logits (n_vocab,) that chose token `at`."""
-        return np.asarray(self.logits[at - self.n_prompt])
-
-
-class Loop:
-    """Rounds of speculation on sequences of one session, and their records."""
-
-    def __init__(self, cell: Speculate, session: Session, references: dict[int, Reference], drafts: dict[int, Draft]):
-        self.cell, self.session, self.references, self.drafts = cell, session, references, drafts
-        self.way = Way(session, cell.way, cell.n_draft)
-        several = len(references) > 1 and cell.n_draft > 0  # tokens of several sequences
-        self.apart = several and session.is_recurrent and "D2" not in library.corrects()
-        self.at = {seq: each.n_prompt for seq, each in references.items()}  # certain tokens, without the last
-        self.rounds: list[Times] = []
-        self.counts: dict[str, list[int]] = {"drafted": [], "accepted": [], "sequence": []}
-        self.others: list[tuple[int, int, int]] = []  # sequence, token's position, token chosen instead
-        self.error = 0.0
-        self.longest = min(1, cell.n_draft) if cell.drafter == "adapts" else cell.n_draft
-        self.last = dict[int, np.ndarray]()  # logits at the end of each drawn text
-        session.clear()
-        for seq, each in references.items():
-            session.set_state(seq, each.state, each.n_prompt)
-            each.forget()
-
-    def run(self, n_gen: int) -> None:
-        """Run rounds until one sequence has `n_gen` new tokens."""
-        while max(self.at[seq] - each.n_prompt for seq, each in self.references.items()) < n_gen:
-            self.round()
-
-    def round(self) -> None:
-        """Draft, save, verify, accept and take back, once for every sequence."""
-        times: Times = dict.fromkeys(TERMS, 0)
-        start = clock()
-        drafted = {seq: self._draft(seq) for seq in self.references}
-        times["draft"] = clock() - start
-        self.way.before([seq for seq, draft in drafted.items() if len(draft)], times)
-        owed = {seq: self.way.owed(seq) for seq in drafted}
-        columns = {
-            seq: [*owed[seq], int(self.references[seq].tokens[self.at[seq]]), *draft.tolist()]
-            for seq, draft in drafted.items()
-        }
-        silent = max(map(len, owed.values()))  # only single-sequence runs owe tokens
-        start = clock()
-        logits = self.verify({seq: np.array(each, dtype=np.int32) for seq, each in columns.items()}, silent)
-        chosen = {seq: rows.argmax(axis=1) for seq, rows in logits.items()}
-        times["verify"] = clock() - start
-        for seq, draft in drafted.items():
-            n = self._judge(seq, draft, logits[seq], chosen[seq])
-            self._adapt(len(draft), n)
-            self.way.after(seq, columns[seq], len(owed[seq]) + 1 + n, times)
-        self.rounds.append(times)
-
-    def _draft(self, seq: int) -> np.ndarray:
-        if not self.cell.n_draft:
-            return np.empty(0, np.int32)
-        return self.drafts[seq](self.references[seq].tokens[: self.at[seq] + 1], self.longest)
-
-    def verify(self, columns: dict[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
-        """Logits by sequence at the last certain token and at each token of the draft: in one call, or in a call per
-        sequence if the engine mixes up sequences with several tokens in one call."""
-        if not self.apart:
-            return self.session.verify(columns, silent)
-        return {seq: self.session.verify({seq: tokens})[seq].copy() for seq, tokens in columns.items()}
-
-    def _judge(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
-        """Number of draft tokens that are kept: those equal to the reference or, at a temperature, those drawn."""
-        n = self._drawn(seq, draft, logits) if self.cell.temperature else self._agreed(seq, draft, logits, chosen)
-        self.at[seq] += n + 1
-        for name, value in (("drafted", len(draft)), ("accepted", n), ("sequence", seq)):
-            self.counts[name].append(value)
-        return n
-
-    def _agreed(self, seq: int, draft: np.ndarray, logits: np.ndarray, chosen: np.ndarray) -> int:
-        """Number of draft tokens equal to the reference; records verification's other choices up to the next token."""
-        reference, at = self.references[seq], self.at[seq]
-        agree = draft == reference.tokens[at + 1 : at + 1 + len(draft)]
-        n = len(draft) if agree.all() else int(agree.argmin())
-        for i, token in enumerate(chosen[: n + 1].tolist(), at + 1):
-            if token != reference.tokens[i]:
-                self.others.append((seq, i, token))
-        self.error = max(self.error, relative_error(logits[n], reference.expected(at + 1 + n)))
-        return n
-
-    def _drawn(self, seq: int, draft: np.ndarray, logits: np.ndarray) -> int:
-        reference = self.references[seq]
-        p = sampling.probabilities(logits, self.cell.temperature)
-        n, after = sampling.verified(draft, sampling.one_hot(draft, p.shape[1]), p, reference.rng)
-        reference.tokens = np.append(reference.tokens, np.array([*draft[:n], after], dtype=np.int32))
-        self.last[seq] = logits[n].copy()
-        return n
-
-    def _adapt(self, drafted: int, accepted: int) -> None:
-        """Lengthen the next draft by two after a fully accepted one, else shorten it by one; at least one token."""
-        if self.cell.drafter == "adapts":
-            longer = self.longest + 2 if accepted == drafted else self.longest - 1
-            self.longest = min(max(longer, 1), self.cell.n_draft)
-
-    def prove(self) -> None:
-        """Check the last logits of each drawn text against one prefill of it."""
-        for seq, logits in self.last.items():
-            alone = proof.alone(self.session, seq, self.references[seq].tokens[:-1])
-            self.error = max(self.error, relative_error(logits, alone))
 
 
 def config(cell: Speculate, n_seq: int, n_rs_seq: int) -> sessions.SessionConfig:
