@@ -58,10 +58,10 @@ def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
     return found
 
 
-def curves(rows: pd.DataFrame, phase: str, label: str = LADDER, index: str = "depth") -> dict[str, pd.DataFrame]:
-    """Seconds per token by model: a frame with a row per depth and a column per block; windowed models last."""
+def curves(rows: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, pd.DataFrame]:
+    """Seconds per token of the ladders by model: a row per depth, a column per block; windowed models last."""
     found = samples(rows)
-    found = found[(found["phase"] == phase) & (found["label"] == label)]
+    found = found[(found["phase"] == phase) & (found["label"] == LADDER)]
     groups = dict(iter(found.groupby("model")))
     names = sorted(groups, key=lambda name: (name.replace(WITH_WINDOW, ""), WITH_WINDOW in name))
     return {name: groups[name].pivot_table(index=index, columns="block", values="value") for name in names}

@@ -17,7 +17,7 @@ from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.measure import proof, texts
 from plamo_study.measure.cells import Depth
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.quality import workload as quality
@@ -47,7 +47,7 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
         n_evaluated=chunks.size * len(names),
         checks=checks,
         series=sums,
-        valid=all(check for check in checks.values() if isinstance(check, bool)),
+        valid=passed(checks),
     )
 
 

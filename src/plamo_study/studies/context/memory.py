@@ -92,8 +92,8 @@ def loop_prediction(rows: pd.DataFrame, depth_rows: pd.DataFrame, n_prompt: int,
     """
     depth_rows = depth_rows[depth_rows["machine"].isin(rows["machine"].unique())]
     reading, writing = (analysis.curves(depth_rows, phase, index="at") for phase in analysis.PHASES)
-    lengths, entries = n_prompt + np.arange(n_gen), []
-    for model in sorted(set(_loops(rows)["model"]) & set(reading)):
+    lengths, found, entries = n_prompt + np.arange(n_gen), usable(rows), []
+    for model in sorted(set(found[found["workload"] == "naive"]["model"]) & set(reading)):
         blocks = reading[model].columns.intersection(writing[model].columns)
         read = {b: growth.total(growth.continued(reading[model][b]), lengths.astype(float)) for b in blocks}
         naive = [float(read[b].sum()) for b in blocks]
@@ -103,8 +103,3 @@ def loop_prediction(rows: pd.DataFrame, depth_rows: pd.DataFrame, n_prompt: int,
         entry |= {"naive": stats.median(naive), "cached": stats.median(cached)}
         entries.append(entry | {"extrapolated": bool(lengths[-1] > reading[model].index[-1])})
     return pd.DataFrame(entries, columns=["model", "n_prompt", "n_gen", "times", "naive", "cached", "extrapolated"])
-
-
-def _loops(rows: pd.DataFrame) -> pd.DataFrame:
-    found = usable(rows)
-    return found[found["workload"] == "naive"]

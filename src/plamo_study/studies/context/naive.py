@@ -13,7 +13,7 @@ from plamo_study.engine import library
 from plamo_study.engine.session import Session
 from plamo_study.measure import sessions, watch
 from plamo_study.measure.cells import Naive
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.context.workload import draw
@@ -47,7 +47,6 @@ def run(cell: Naive, path: Path, stage: Callable[[str], None]) -> Measured:
     checks |= {"second_path": max(errors) <= tolerance(cell)}
     checks |= {"finite": all(bool(np.isfinite(row).all()) for row in (*logits, *expected))}
     checks |= {"evaluated": (n_cached, n_naive) == due}
-    valid = all(check for check in checks.values() if isinstance(check, bool))
     return Measured(
         samples_ns=[naive, cached],
         warmup_ns=[warmup],
@@ -55,7 +54,7 @@ def run(cell: Naive, path: Path, stage: Callable[[str], None]) -> Measured:
         n_evaluated=n_cached + n_naive,
         checks=checks | {"naive_tokens": float(n_naive), "cached_tokens": float(n_cached)},
         series={"error": errors},
-        valid=valid,
+        valid=passed(checks),
     )
 
 

@@ -14,20 +14,8 @@ from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.roofline import Ceilings, Model, miss
 from plamo_study.studies.context import analysis
 
-PREDICTED = ["model", "phase", "depth", "flops", "bytes", "bound", "low", "high"]
+PREDICTED = ["model", "phase", "depth", "flops", "bytes", "bound", "low", "high", "measured", "miss"]
 DEPTHS = (0, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-
-
-def prediction(rows: pd.DataFrame, models: dict[str, Model], depths: tuple[int, ...] = ()) -> pd.DataFrame:
-    """Per model, phase and depth measured: FLOPs, bytes and the band `low` to `high`, per token, before any timing."""
-    entries = []
-    for phase in analysis.PHASES:
-        for name, curve in analysis.curves(rows, phase).items():
-            limit = limits(rows, models[name])
-            for depth in depths or curve.index:
-                entry = {"model": name, "phase": phase, "depth": int(depth)}
-                entries.append(entry | band(models[name], phase, depth, limit, analysis.part(rows)))
-    return pd.DataFrame(entries, columns=PREDICTED)
 
 
 def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> dict[str, Any]:
@@ -39,14 +27,21 @@ def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> 
 
 
 def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
-    """Prediction beside `measured` (s per token); `miss`: 1 inside the band, else times its edge."""
-    known = {phase: analysis.curves(rows, phase) for phase in analysis.PHASES}
-    entries = []
-    for entry in prediction(rows, models).to_dict("records"):
-        seconds = known[entry["phase"]][entry["model"]].loc[entry["depth"]].dropna()
-        measured = stats.median(seconds.tolist())
-        entries.append(entry | {"measured": measured, "miss": miss(measured.value, entry["low"], entry["high"])})
-    return pd.DataFrame(entries, columns=[*PREDICTED, "measured", "miss"])
+    """Per model, phase and depth measured: FLOPs, bytes and the band `low` to `high`, per token, before any timing.
+
+    Beside it `measured` (s per token); `miss`: 1 inside the band, else times its edge.
+    """
+    entries, part = [], analysis.part(rows)
+    for phase in analysis.PHASES:
+        for name, curve in analysis.curves(rows, phase).items():
+            limit = limits(rows, models[name])
+            for depth in curve.index:
+                found = band(models[name], phase, depth, limit, part)
+                measured = stats.median(curve.loc[depth].dropna().tolist())
+                off = miss(measured.value, found["low"], found["high"])
+                entry = {"model": name, "phase": phase, "depth": int(depth), "measured": measured, "miss": off}
+                entries.append(entry | found)
+    return pd.DataFrame(entries, columns=PREDICTED)
 
 
 def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:

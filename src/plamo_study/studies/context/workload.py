@@ -23,7 +23,7 @@ from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions, watch
 from plamo_study.measure.cells import Depth, Naive
 from plamo_study.measure.machine import peak_rss
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.context import drift
@@ -81,7 +81,6 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
     checks: dict[str, float | bool] = {"second_path_error": max(found.errors)}
     checks |= {"second_path": max(found.errors) <= tolerance(cell), "finite": found.finite}
     checks |= {"evaluated": found.evaluated == found.due}
-    valid = all(check for check in checks.values() if isinstance(check, bool))
     return Measured(
         samples_ns=[[ns for _, ns in found.parts], [ns for _, ns in found.steps]],
         warmup_ns=[warmup],
@@ -89,7 +88,7 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
         n_evaluated=found.evaluated,
         checks=checks | {"kv_bytes": taken.kv, "state_bytes": taken.state, "compute_bytes": taken.compute},
         series={"part_depth": _depths(found.parts), "step_depth": _depths(found.steps)},
-        valid=valid,
+        valid=passed(checks),
         peak_rss_bytes=resident,
     )
 

@@ -26,20 +26,17 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per process: CELL, `block`, `verdict`, seconds of PHASES, `n_bytes`.
+    """One row per process: CELL, `block`, seconds of PHASES, `n_bytes`, and `identical`.
 
-    `identical`: whether all logits are bit-identical to the sender's; `error`: their relative distance from
-    them.
+    The last: whether all logits are bit-identical to the sender's.
     """
     found = rows[(rows["workload"] == "shipment") & (rows["status"] == "ok")]
     entries = []
     for row in found.itertuples():
-        entry = {name: getattr(row, name) for name in (*CELL, "block", "verdict", "n_bytes")}
+        entry = {name: getattr(row, name) for name in (*CELL, "block", "n_bytes")}
         entry |= {phase: median(sample[n] for sample in row.samples_ns) / NS for n, phase in enumerate(PHASES)}
-        entry |= {"identical": bool(row.checks["identical"]), "error": row.checks["second_path_error"]}
-        entries.append(entry)
-    names = [*CELL, "block", "verdict", "n_bytes", *PHASES, "identical", "error"]
-    return pd.DataFrame(entries, columns=names)
+        entries.append(entry | {"identical": bool(row.checks["identical"])})
+    return pd.DataFrame(entries, columns=[*CELL, "block", "n_bytes", *PHASES, "identical"])
 
 
 def by_length(rows: pd.DataFrame) -> pd.DataFrame:
