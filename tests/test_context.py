@@ -84,13 +84,11 @@ def test_the_log_reserves_what_arithmetic_says(type_kv, whole):
         session, log = opened(model, whole, flash_attn="on", type_k=type_kv, type_v=type_kv)
         with session:
             taken = filling.memory(log)
-        found = context_prediction.reserved(journalled(model), f"on/{type_kv}/{type_kv}", 16 * PART, PART, whole)
+        found = context_prediction.reserved(
+            model_fact(model, "mini", "F16"), f"on/{type_kv}/{type_kv}", 16 * PART, PART, whole
+        )
         assert taken.kv == pytest.approx(found["kv"], rel=0.01)
         assert taken.state == pytest.approx(found["state"], rel=0.05)
-
-
-def journalled(model):
-    return model_fact(model, "mini", "F16")
 
 
 # ------------------------------------------------------------------ workloads and plans
@@ -113,12 +111,7 @@ def test_drift_is_for_the_trained_embedded_models():
     assert all(cell.caches and cell.text_sha256 for cell in plan_context.drift("mini").cells)
 
 
-# ------------------------------------------------------------------ a small study, measured and shown
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """The rows of all kinds of cells on the embedded models."""
+def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     base = mini("depth", **CELL)
     few = plan.change(base, model=ATTENTION, way=FEW, flash_attn="off")
     drifts = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=128, n_chunks=2)
@@ -131,39 +124,41 @@ def small(tmp_path_factory):
         plan.change(drifts, caches=("on/q8_0/q8_0", "on/q4_0/q4_0")),
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
-    worker = plan_context.memory("mini").worker
-    path = tmp_path_factory.mktemp("small") / "05.jsonl"
+    worker, path = plan_context.memory("mini").worker, tmp_path / "05.jsonl"
     summary = runner.sweep(plan.Plan("05-context", "mini", cells, gates, None, 1, 0, 60.0, worker=worker), path)
     assert not summary.failed
-    return frame.frame(summary.rows, frame.facts(journal.read(path)))
+    rows = frame.frame(summary.rows, frame.facts(journal.read(path)))
 
-
-def test_every_depth_of_every_process_is_timed_and_counted(small):
-    found = context.samples(small)
+    found = context.samples(rows)
     ladder, walked = (found[(found["label"] == way) & (found["model"] == HYBRID)] for way in (LADDER, WALK))
     at = [0, PART, 2 * PART, 4 * PART]
     assert [sorted(ladder[ladder["phase"] == phase]["depth"]) for phase in context.PHASES] == [at, at]
     assert sorted(walked[walked["phase"] == "prefill"]["depth"]) == [0, PART, 2 * PART, 3 * PART]
     assert walked[walked["phase"] == "decode"]["depth"].tolist() == [4 * PART]
-    rows = small[(small["workload"] == "depth") & (small["label"] == LADDER) & (small["text"] == "")]
-    assert rows["n_evaluated"].tolist() == [4 * (PART + 3)]
+    kinds = context_memory.kinds(rows[rows["label"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")
+    assert kinds.loc[True, "kv"] > kinds.loc[False, "kv"], "a window that keeps everything reserves more"
+    bits = context_memory.drift(rows).set_index("kind")["kld"]
+    assert 0 < bits["on/q8_0/q8_0"].value < bits["on/q4_0/q4_0"].value, "fewer bits in the cache drift further"
+    (checks,) = rows[rows["workload"] == "naive"]["checks"]
+    assert (checks["naive_tokens"], checks["cached_tokens"]) == (sum(range(16, 16 + 8)), 16 + 8 - 1)
+    depths = rows[~rows["label"].isin([FEW, WHOLE_WINDOW, WALK])]
+    assert len(context_memory.loop_prediction(rows, depths, 16, 8))
+    elsewhere = depths.assign(machine="another")
+    assert context_memory.loop_prediction(rows, elsewhere, 16, 8).empty, "another machine's curves foretell no loop"
 
 
-def test_fewer_bits_in_the_cache_drift_further(small):
-    table = context_memory.drift(small).set_index("kind")["kld"]
-    assert 0 < table["on/q8_0/q8_0"].value < table["on/q4_0/q4_0"].value
+def test_a_drift_candidate_is_its_reference_when_nothing_differs():
+    cell = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=64, n_chunks=1)
+    found = drift.run(plan.change(cell, caches=("off/f16/f32",)), mini_file(), print)
+    assert found.valid
+    assert found.checks["second_path_error"] < 0.01
+    assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4
 
 
-def test_the_loop_without_a_cache_evaluates_every_text_anew(small):
-    (checks,) = small[small["workload"] == "naive"]["checks"]
-    assert checks["naive_tokens"] == sum(range(16, 16 + 8))
-    assert checks["cached_tokens"] == 16 + 8 - 1
-
-
-def test_the_curves_of_another_machine_foretell_no_loop(small):
-    depths = small[~small["label"].isin([FEW, WHOLE_WINDOW, WALK])]
-    assert len(context_memory.loop_prediction(small, depths, 16, 8))
-    assert context_memory.loop_prediction(small, depths.assign(machine="another"), 16, 8).empty
+def test_the_short_decode_cell_is_the_first_of_notebook_03():
+    near = {plan.change(cell, seed=0) for cell in plan_context.context("shape").cells
+            if cell.workload == "decode" and cell.depth}  # fmt: skip
+    assert near <= set(batch_scaling_plan.batch_scaling("shape").cells)
 
 
 # ------------------------------------------------------------------ laws on curves that are known
@@ -204,42 +199,7 @@ def test_a_time_that_would_fall_again_is_continued_by_a_line():
     assert down(np.array([1e6]))[0] == pytest.approx(0.02 - 1e-7 * DEPTHS[-1]), "no time is negative"
 
 
-def rows_of(times, machine="m"):
-    """Rows of ladders whose times are known: model -> (seconds per token of prefill, of decode) at a depth.
-
-    Three blocks that differ by a thousandth: an interval of them is narrow, and holds what it should.
-    """
-    at, rows = [0, 512, 1024, 2048, 4096, 8192, 16384], []
-    usual = {"workload": "depth", "text": "", "label": "", "n_gen": 8, "n_ubatch": 512, "n_prompt": 16384,
-             "n_threads": 2, "n_gpu_layers": 0, "flash_attn": "on", "type_k": "f16", "type_v": "f16", "use_mmap": True,
-             "status": "ok", "verdict": "valid", "anchor": False, "disturbed": False, "drift": 0.0}  # fmt: skip
-    series = {"part_depth": [float(d) for d in at], "step_depth": [d + 1.0 + i for d in at for i in range(8)]}
-    for block in range(3):
-        for model, (read, write) in times.items():
-            parts = [int(512e9 * read(d + 256.0) * (1 + 0.001 * block)) for d in at]
-            steps = [int(1e9 * write(d + 4.0) * (1 + 0.001 * block)) for d in at for _ in range(8)]
-            cell = {"model": model, "machine": machine, "block": block}
-            rows.append(usual | cell | {"samples_ns": [parts, steps], "series": series})
-    return pd.DataFrame(rows)
-
-
-def test_prefill_takes_over_where_both_take_the_same_time_however_deep_that_is():
-    def found(read):
-        return context.takeover(rows_of({"plamo-2-x": (lambda d: read, lambda d: 0.05)}), {}).set_index("n_out")
-
-    table = found(0.01)
-    assert table.loc[256, "tokens"].value == pytest.approx(5 * 256, rel=0.01)
-    assert not table.loc[256, "extrapolated"]
-    assert found(0.001).loc[1024, "extrapolated"]
-    assert np.isnan(found(1e-9).loc[2048, "tokens"].value), "it never does"
-
-
-FLAT, STEEP = (lambda d: 0.05), (lambda d: 0.04 + 2e-6 * d)
-
-
 # ------------------------------------------------------------------ the window that llama.cpp leaves out
-
-WINDOWED = "plamo-2-x with window"
 
 
 def test_the_oracle_with_a_window_forgets_what_lies_outside():
@@ -265,23 +225,3 @@ def test_a_build_that_claims_a_window_it_has_not_is_found_out(tmp_path):
     assert verdicts[name, "gate"] == verdicts[name, "prefill"] == "invalid"
     (checks,) = table[(table["model"] == name) & (table["workload"] == "gate")]["checks"]
     assert checks["without_window"] < 0.01 < checks["prefill_error"]
-
-
-# ------------------------------------------------------------------ two notebooks, one step
-
-
-def test_the_short_decode_cell_is_the_first_of_notebook_03():
-    near = {plan.change(cell, seed=0) for cell in plan_context.context("shape").cells
-            if cell.workload == "decode" and cell.depth}  # fmt: skip
-    assert near <= set(batch_scaling_plan.batch_scaling("shape").cells)
-
-
-# ------------------------------------------------------------------ arithmetic
-
-
-def test_a_drift_candidate_is_its_reference_when_nothing_differs():
-    cell = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=64, n_chunks=1)
-    found = drift.run(plan.change(cell, caches=("off/f16/f32",)), mini_file(), print)
-    assert found.valid
-    assert found.checks["second_path_error"] < 0.01
-    assert found.series["kld/off/f16/f32"][0] / found.series["tokens"][0] < 1e-4

@@ -29,12 +29,7 @@ from plamo_study.measure import files
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import tensors
-from plamo_study.studies.timeline import (
-    analysis as study,
-    operators,
-    plan as plan_trace,
-    request as tracing,
-)
+from plamo_study.studies.timeline import analysis as study, operators, plan as plan_trace, request as tracing
 from plamo_study.studies.timeline.workload import timeline_of
 
 MODELS = (HYBRID, ATTENTION)
@@ -44,13 +39,13 @@ PROMPT, STEPS = 24, 3
 @pytest.fixture(scope="module")
 def measured():
     """What a worker hands back of each model, by name."""
-    cells = {model: mini("trace", model, n_prompt=PROMPT, n_gen=STEPS) for model in MODELS}
-    outcomes = {
-        model: work(Job(cell=cell, path=str(mini_file(model))), 60.0, worker=plan_trace.trace("mini").worker)
-        for model, cell in cells.items()
-    }
-    assert {outcome.status for outcome in outcomes.values()} == {"ok"}, outcomes
-    return {model: outcome.measured for model, outcome in outcomes.items()}
+    found, worker = {}, plan_trace.trace("mini").worker
+    for model in MODELS:
+        cell = mini("trace", model, n_prompt=PROMPT, n_gen=STEPS)
+        outcome = work(Job(cell=cell, path=str(mini_file(model))), 60.0, worker=worker)
+        assert outcome.status == "ok", outcome.failure
+        found[model] = outcome.measured
+    return found
 
 
 @pytest.fixture(params=MODELS)
@@ -124,33 +119,30 @@ def test_a_row_says_that_results_are_the_same_and_what_recording_costs(measured)
 # ---------------------------------------------------------------- classes, bytes, FLOPs
 
 
-def test_products_are_classed_and_counted_as_the_tensor_table_says(timeline, model):
-    fact = files.model_fact(model, "mini", "F16")
-    products = [n for n in nodes(timeline, "DECODE_STEP 2") if operators.operator_class(n) in operators.PRODUCTS]
-    weights = roofline.matmul_weights(fact) + roofline.head_weights(fact)
-    assert sum(operators.flops(node) for node in products) == 2 * weights
+def test_products_scans_and_cache_are_classed_and_counted_as_the_roofline_counts_them(timeline, model):
+    fact, step = files.model_fact(model, "mini", "F16"), nodes(timeline, "DECODE_STEP 2")
+
+    def of(nodes, *classes):
+        return [node for node in nodes if operators.operator_class(node) in classes]
+
+    products = of(step, *operators.PRODUCTS)
+    weights, head = roofline.matmul_weights(fact), roofline.head_weights(fact)
+    assert sum(map(operators.flops, products)) == 2 * (weights + head)
     table = {tensor.name: tensor.n_bytes for tensor in tensors.tensor_table(mini_file(model))}
     assert all(node.sources[0].n_bytes == table[node.sources[0].name] for node in products)
     kinds = {kind for kind in fact["tensors"] if kind in operators.PRODUCTS}
     assert {operators.operator_class(node) for node in products} == kinds | {"head"}
 
+    of_prefill = sum(map(operators.flops, of(nodes(timeline, "PREFILL"), *operators.PRODUCTS)))
+    ffn = sum(t["n_elements"] // t["count"] for kind, t in fact["tensors"].items() if kind in ("ffn_up", "ffn_down"))
+    assert of_prefill == 2 * weights * PROMPT + 2 * head - 2 * ffn * (PROMPT - 1), "the last of one token only"
 
-def test_a_prefill_computes_the_last_feed_forward_for_its_last_token_only(timeline, model):
-    fact = files.model_fact(model, "mini", "F16")
-    products = [n for n in nodes(timeline, "PREFILL") if operators.operator_class(n) in operators.PRODUCTS]
-    last = sum(t["n_elements"] // t["count"] for kind, t in fact["tensors"].items() if kind in ("ffn_up", "ffn_down"))
-    every = 2 * roofline.matmul_weights(fact) * PROMPT + 2 * roofline.head_weights(fact)
-    assert sum(map(operators.flops, products)) == every - 2 * last * (PROMPT - 1)
-
-
-def test_the_scan_and_the_cache_are_counted_as_the_roofline_counts_them(timeline, model):
-    fact, step = files.model_fact(model, "mini", "F16"), nodes(timeline, "DECODE_STEP 1")
-    written, scans = ([n for n in step if operators.operator_class(n) == kind] for kind in ("kv_write", "ssm_scan"))
     mamba, sliding, full = roofline.layers(fact)
-    per_token = sum(n.sources[0].n_elements * 2 for n in written)  # F16
-    assert per_token == roofline.kv_bytes_per_token(fact) * (sliding + full)
+    written = sum(n.sources[0].n_elements * 2 for n in of(step, "kv_write"))  # F16
+    assert written == roofline.kv_bytes_per_token(fact) * (sliding + full)
     d_inner = fact["shape"]["mamba_heads"] * fact["shape"]["mamba_head_dim"]
-    assert sum(map(operators.flops, scans)) == roofline.SCAN_FLOPS * mamba * d_inner * fact["shape"]["d_state"]
+    scanned = roofline.SCAN_FLOPS * mamba * d_inner * fact["shape"]["d_state"]
+    assert sum(map(operators.flops, of(step, "ssm_scan"))) == scanned
 
 
 def test_every_product_knows_its_layer_and_what_is_not_recognised_is_other(timeline):
