@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import signal
 import socket
 import threading
 import time
@@ -27,7 +26,7 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import registry
 from plamo_study.oracle.compare import agreement
 from plamo_study.oracle.forward import Oracle
-from plamo_study.studies.disaggregation import measures, plan, requests, shipment, sizes, wire
+from plamo_study.studies.disaggregation import measures, plan, requests, sender as shipping, shipment, sizes, wire
 from plamo_study.studies.disaggregation.wire import Reply, State
 
 WORKER = plan.disaggregation("mini").worker
@@ -231,7 +230,8 @@ def test_after_all_of_this_a_good_state_is_taken_and_goes_on_as_the_prompt_read_
     receiver, told, data, prompt = side
     session = receiver.session
     session.clear()
-    oracle = Oracle(mini_file(receiver_model(receiver)), round_activations=True).logits(prompt[:24])
+    model = HYBRID if session.is_recurrent else ATTENTION
+    oracle = Oracle(mini_file(model), round_activations=True).logits(prompt[:24])
     assert agreement(session.prefill({0: prompt[:24]}, every=True)[0], oracle, 1e-2).ok
     session.clear()
     session.prefill({0: prompt})
@@ -242,10 +242,6 @@ def test_after_all_of_this_a_good_state_is_taken_and_goes_on_as_the_prompt_read_
         wire.send(peer, Reply())
     assert session.held(0) == told.n_tokens
     assert requests.greedy(session, told.token, 2).tobytes() == expected.tobytes()
-
-
-def receiver_model(receiver):
-    return HYBRID if receiver.session.is_recurrent else ATTENTION
 
 
 def test_a_limited_sender_is_never_faster_than_its_link():
@@ -281,21 +277,22 @@ def test_nobody_else_on_the_machine_can_take_part(monkeypatch):
 SMALL = Plan("97-kills", "mini", tuple(shipped(seed=n) for n in range(7)), (), None, 1, 0, 60.0, worker=WORKER)
 
 
-def child_of(parent, whom):
-    """The receiving worker or the sender below a process; None where there is none now."""
-    with suppress(psutil.Error):
-        for child in parent.children(recursive=True):
-            if f"disaggregation.{whom}" in " ".join(child.cmdline()):
-                return child
+def child_of(parent, module):
+    """A process below another that runs this module, as soon as there is one; None where the other ended before."""
+    while parent.status() != psutil.STATUS_ZOMBIE:
+        with suppress(psutil.Error):
+            for child in parent.children(recursive=True):
+                if module in child.cmdline():
+                    return child
+        time.sleep(0.01)
     return None
 
 
 def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
     path, rng, n_rows = tmp_path / "kills.jsonl", random.Random(9), 0
-    for whom in ("sender", "runner", "worker", "runner"):
+    for whom in (shipping.__name__, "runner", WORKER, "runner"):
         runs = psutil.Process(sweeping(SMALL, path))
-        while not (victim := child_of(runs, "sender" if whom == "runner" else whom)):
-            time.sleep(0.01)
+        victim = child_of(runs, shipping.__name__ if whom == "runner" else whom)
         time.sleep(rng.uniform(0.0, 0.4))
         if whom != "runner":
             with suppress(psutil.NoSuchProcess):
@@ -304,7 +301,7 @@ def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
             while len(journal.latest_rows(journal.read(path))) <= n_rows and time.monotonic() < end:
                 time.sleep(0.02)
         family = runs.children(recursive=True)
-        runs.send_signal(signal.SIGKILL)
+        runs.kill()
         os.waitpid(runs.pid, 0)
         assert not psutil.wait_procs(family, timeout=20)[1], "children outlive the runner"
         n_rows = len(journal.latest_rows(journal.read(path)))
@@ -320,7 +317,7 @@ def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
 def test_a_sender_that_dies_is_named_and_nobody_waits_for_it():
     def stage(name):
         if name == "ship":
-            child_of(psutil.Process(), "sender").kill()
+            child_of(psutil.Process(), shipping.__name__).kill()
 
     with pytest.raises(StudyError, match=r"the peer.*the sender ended in .*SIGKILL"):
         shipment.run(shipped(), mini_file(), stage)

