@@ -28,8 +28,8 @@ from plamo_study.studies.replicas import plan, replica
 
 WORKER = plan.replicas("mini").worker
 PROMPT, STEPS = 16, 12
-KILLS, ROWS = 4, 6
-LONGEST_S, PATIENCE_S = 1.0, 10.0
+KILLS, ROWS = 3, 6
+LONGEST_S, PATIENCE_S = 0.8, 10.0
 
 
 def replicas(n_processes, n_seq, model=HYBRID, **fields):

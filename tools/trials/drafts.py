@@ -42,7 +42,7 @@ def compare(rounds: int = ROUNDS) -> Beside:
 
 def _cells(threads: int) -> list[Speculate]:
     text = texts.sha256(texts.read(plan.TEXT))
-    usual = Speculate(scale="mini", dtype=DTYPE["mini"], depth=plan.DEPTH, n_gen=plan.GENERATED["mini"])
+    usual = Speculate(scale="mini", dtype=DTYPE["mini"], depth=plan.DEPTH, n_gen=plan.GENERATED)
     base = change(usual, n_threads=threads, n_gpu_layers=0, text=plan.TEXT, text_sha256=text, repetitions=4)
     cells = []
     for model in MODELS:

@@ -12,8 +12,7 @@ from plamo_study.measure.cells import Cell, Service, Shipment
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, thread_counts, with_gates
 
 LENGTHS = {"mini": (128, 2048, 512, 8192, 16384), "shape": (128, 512, 2048, 8192), "weights": (128, 512, 2048, 8192)}
-PLAIN = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # without flash attention
-SMALL = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # with 8-bit keys and values
+OTHERWISE = {"mini": (128, 2048, 16384), "shape": (128, 512), "weights": (128, 512)}  # no flash attention; 8-bit cache
 ONE_THREAD = {"mini": (512, 2048), "shape": (), "weights": ()}  # decoded by one thread, beyond the small model's window
 TRAINED = 2048  # least training length of the models, in tokens
 LINKED = {"mini": 2048, "shape": 128, "weights": 128}  # tokens shipped over links of every speed
@@ -22,7 +21,7 @@ REPEATED = {"mini": 2048, "shape": 512, "weights": 512}  # most tokens with REPE
 REPETITIONS = {"mini": 3, "shape": 1, "weights": 1}  # at full size reading the prompt again takes longest of all
 STEPS = 4  # decoded on both sides of a shipment
 ASKED = {"mini": (512, 32), "shape": (128, 16), "weights": (128, 16)}  # tokens of a request and of its answer
-REQUESTS = {"mini": 8, "shape": 8, "weights": 8}
+REQUESTS = 8
 LOADS = {"mini": (4.0, 8.0, 16.0), "shape": (0.1, 0.2, 0.4), "weights": (0.1, 0.2, 0.4)}  # requests per second
 AT_ONCE = 4  # answered
 BLOCKS = {"mini": 5, "shape": 3, "weights": 3}
@@ -49,18 +48,16 @@ def _of_model(base: Shipment) -> Iterator[Cell]:
     scale = base.scale
     for n in LENGTHS[scale]:
         yield _shipment(base, n)
-    for n in PLAIN[scale]:
+    for n in OTHERWISE[scale]:
         yield change(_shipment(base, n), flash_attn="off")
-    for n in SMALL[scale]:
+    for n in OTHERWISE[scale]:
         yield change(_shipment(base, n), type_k="q8_0", type_v="q8_0")
     for n in ONE_THREAD[scale]:
         yield change(_shipment(base, n), n_threads=1)
     for bps in LINKS:
         yield change(_shipment(base, LINKED[scale]), link_bps=bps)
     n_prompt, n_gen = ASKED[scale]
-    service = change(
-        base, workload="service", n_prompt=n_prompt, n_gen=n_gen, n_seq=AT_ONCE, n_requests=REQUESTS[scale]
-    )
+    service = change(base, workload="service", n_prompt=n_prompt, n_gen=n_gen, n_seq=AT_ONCE, n_requests=REQUESTS)
     for per_second in LOADS[scale]:
         for mode in ("shared", "split"):
             yield change(service, per_second=per_second, mode=mode)

@@ -23,7 +23,7 @@ USUAL = 4
 RATES = (0.5, 0.7, 0.9)  # acceptances measured directly
 DEPTH, DEEP = 64, 4096
 BATCHES = (4, 8)  # sequences
-GENERATED = {"mini": 64, "shape": 64, "weights": 64}
+GENERATED = 64
 BLOCKS = {"mini": 3, "shape": 4, "weights": 5}
 TEXT, PROSE = "python-heldout", "english-heldout"
 PROMPTS = 4  # of a text, in each process
@@ -77,7 +77,7 @@ def drafters(scale: str, gpu: bool = False) -> Plan:
 
 
 def _base(scale: str, gpu: bool, model: str) -> Speculate:
-    base = Speculate(model=model, scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=GENERATED[scale], n_draft=USUAL)
+    base = Speculate(model=model, scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=GENERATED, n_draft=USUAL)
     return change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
 
 
