@@ -106,12 +106,6 @@ def _more_keys(model: Model, than: Model, depth: float) -> float:
     return float(cells_kept(model, depth) - cells_kept(than, depth))
 
 
-def keys(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
-    """Per model and depth: `keys` that a new token looks at, summed over the attention layers."""
-    entries = [(name, depth, float(cells_kept(models[name], depth))) for name in names for depth in DEPTHS if depth]
-    return pd.DataFrame(entries, columns=["model", "depth", "keys"])
-
-
 def _more_work(model: Model, than: Model, phase: str, part: int, depth: float) -> float:
     return _work(model, phase, part, depth) - _work(than, phase, part, depth)
 
