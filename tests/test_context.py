@@ -113,7 +113,7 @@ def test_drift_is_for_the_trained_embedded_models():
 
 def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     base = mini("depth", **CELL)
-    few = plan.change(base, model=ATTENTION, way=FEW, flash_attn="off")
+    few = plan.change(base, model=ATTENTION, way=FEW, n_ctx=16 * PART, flash_attn="off")
     drifts = plan.change(plan_context.drift("mini").cells[0], n_threads=1, n_ctx=128, n_chunks=2)
     cells = (
         base,
