@@ -21,6 +21,7 @@ from plamo_study.studies.timeline.operators import CLASSES, GROUPS
 
 PHASES = ("prefill", "decode")
 QUANTITIES = ("ns", "bytes", "flops", "nodes")
+EACH: dict[str, tuple[str, ...]] = {name: (name,) for name in CLASSES}  # every class is a group of its own
 NO_RATES: dict[str, Any] = dict.fromkeys(("read", "compute", "bound", "of_ceiling"))  # of a class without nodes
 
 
@@ -48,15 +49,17 @@ def of_series(series: dict[str, list[float]], n_gen: int) -> list[dict[str, Any]
     return entries
 
 
-def shares(rows: pd.DataFrame, by: dict[str, tuple[str, ...]] | None = None) -> pd.DataFrame:
+def shares(rows: pd.DataFrame, by: dict[str, tuple[str, ...]] = EACH) -> pd.DataFrame:
     """Per model, phase and class: `share` of the phase's operator time, and `us` of a prefill or of one step.
 
     `by`: groups of classes, e.g. GROUPS; by default every class is its own group. Classes that a model lacks are left
     out, except "other", whose share is always given.
     """
-    found, parts = works(rows), by or {name: (name,) for name in CLASSES}
-    found = found[found["class"].isin(CLASSES)]
-    entries = []
+    return _shares(works(rows), by)
+
+
+def _shares(found: pd.DataFrame, parts: dict[str, tuple[str, ...]]) -> pd.DataFrame:
+    found, entries = found[found["class"].isin(CLASSES)], []
     for (model, phase), group in found.groupby(["model", "phase"]):
         total = group.groupby("block")["ns"].sum()
         for name, classes in parts.items():
@@ -76,7 +79,7 @@ def rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """
     found, entries = works(rows), []
     limits = {name: own_ceilings.limits(rows, models[name]) for name in found["model"].unique()}
-    for entry in shares(rows).to_dict("records"):
+    for entry in _shares(found, EACH).to_dict("records"):
         same = (found["model"] == entry["model"]) & (found["phase"] == entry["phase"])
         entries.append(entry | _achieved(found[same & (found["class"] == entry["class"])], limits[entry["model"]]))
     counted = ["n_bytes", "n_flops", "nodes"]
