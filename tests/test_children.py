@@ -12,7 +12,7 @@ import nbformat
 import psutil
 import pytest
 from conftest import HYBRID, mini, mini_file
-from crosscheck import llama_bench
+from crosscheck import ceilings as side_by_side, llama_bench
 from misbehaving import as_llama_server
 
 from plamo_study import children
@@ -24,7 +24,6 @@ from plamo_study.measure.process import WORKER, work
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
 from plamo_study.models.recipes import Recipe
-from plamo_study.studies.roofline import side_by_side
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"

@@ -25,7 +25,7 @@ from plamo_study.measure import journal, kept
 from plamo_study.measure.rows import Row
 from plamo_study.present import evidence
 from plamo_study.studies.quality import analysis as quality
-from plamo_study.studies.roofline import what_if
+from plamo_study.studies.roofline import intensity
 
 MODEL = str(mini_file())
 LIMIT = 4 << 30  # bytes of a process that is asked for what has no end
@@ -280,7 +280,7 @@ def test_a_guess_that_is_no_factor_is_said_to_be_none(guess):
     with pytest.raises(StudyError, match="guess"):
         evidence.guessed(guess, Estimate(2.0, 1.0, 3.0, 5))
     with pytest.raises(StudyError, match="factor"):
-        what_if.gains({}, None, guess)
+        intensity.gains({}, None, guess)
 
 
 # ------------------------------------------------------------------ words

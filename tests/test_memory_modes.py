@@ -13,7 +13,7 @@ from plamo_study.measure.rows import Conditions, Measured, Row, row_key
 from plamo_study.measure.worker import Job
 from plamo_study.studies import registry as studies
 from plamo_study.studies.quantization import (
-    memory_modes as study,
+    analysis as study,
     plan as plan_quantization,
 )
 

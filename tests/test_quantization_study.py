@@ -11,7 +11,7 @@ from darwin import ENGINE as APPLE
 from gguf import GGMLQuantizationType
 
 from plamo_study import paths
-from plamo_study.analysis import kernel_paths, roofline, stats
+from plamo_study.analysis import kernels as named, roofline
 from plamo_study.analysis.ceilings import by_type
 from plamo_study.analysis.files import files as files_of
 from plamo_study.engine import kernels
@@ -22,7 +22,7 @@ from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes, registry, tensors
 from plamo_study.oracle import weights
-from plamo_study.studies.quantization import analysis as study, plan as plan_quantization, prediction as arithmetic
+from plamo_study.studies.quantization import analysis as study, plan as plan_quantization
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 READ, COMPUTE = 40e9, 100e9  # bytes and FLOPs a second of every invented kernel
@@ -47,18 +47,10 @@ def facts():
 
 def row(**fields):
     base = {"anchor": False, "status": "ok", "verdict": "valid", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 2}
-    base |= {
-        "machine": "m",
-        "size": 1000,
-        "n_seq": 1,
-        "n_prompt": 0,
-        "n_gen": 0,
-        "n_bytes": 0,
-        "n_flops": 0,
-        "label": "",
-        "model": "",
-        "dtype": "",
-    }
+    base |= dict.fromkeys(("n_prompt", "n_gen", "n_bytes", "n_flops"), 0) | dict.fromkeys(
+        ("label", "model", "dtype"), ""
+    )
+    base |= {"machine": "m", "size": 1000, "n_seq": 1}
     return base | {"prefill_ns": [], "samples_ns": [], "peak_rss_bytes": 2**20, "checks": {}} | fields
 
 
@@ -76,18 +68,8 @@ def made_up(facts, step, prompt, blocks=5):
         slower = 1 + 0.05 * block
         one = {"n_prompt": 1, "n_bytes": 10**9, "samples_ns": [[int(10**18 / READ * slower)]]}
         many = {"n_flops": 10**9, "samples_ns": [[int(10**18 / COMPUTE * slower)]]}
-        rows += [
-            row(
-                workload="matmul",
-                dtype=dtype,
-                block=block,
-                verdict="n/a",
-                label="packed",
-                checks={"packed": 0.0},
-                **kind,
-            )
-            for kind in (one, many)
-        ]
+        product_of = {"workload": "matmul", "dtype": dtype, "block": block, "verdict": "n/a", "label": "packed"}
+        rows += [row(checks={"packed": 0.0}, **product_of, **kind) for kind in (one, many)]
     return pd.DataFrame(rows)
 
 
@@ -106,7 +88,7 @@ def rows(facts):
 
 def test_equal_kernels_say_what_the_weights_bytes_say(rows, facts):
     known = files_of(rows, facts)
-    spent = arithmetic.kernel_seconds(rows, known).set_index(["phase", "model", "dtype", "block"])["kernels"]
+    spent = study.kernel_seconds(rows, known).set_index(["phase", "model", "dtype", "block"])["kernels"]
     amounts = by_type(known[HYBRID, "Q4_K_M"])
     assert {"Q4_K", "Q6_K"} <= set(amounts)
     read = sum(amount["bytes"] for amount in amounts.values()) / READ
@@ -120,8 +102,7 @@ def test_a_slow_kernel_is_slow_in_every_file_that_is_made_of_it_and_in_its_own_b
     twice = [[[2 * each[0][0]]] if hit else each for each, hit in zip(rows["samples_ns"], slow, strict=True)]
     known, keys = files_of(rows, facts), ["phase", "model", "dtype", "block"]
     before, after = (
-        arithmetic.kernel_seconds(each, known).set_index(keys)["kernels"]
-        for each in (rows, rows.assign(samples_ns=twice))
+        study.kernel_seconds(each, known).set_index(keys)["kernels"] for each in (rows, rows.assign(samples_ns=twice))
     )
     longer = after / before
     assert longer.xs("Q4_0", level="dtype").xs(1, level="block").to_numpy() == pytest.approx(2, rel=0.01)
@@ -129,26 +110,18 @@ def test_a_slow_kernel_is_slow_in_every_file_that_is_made_of_it_and_in_its_own_b
     assert longer.xs("F16", level="dtype").to_numpy() == pytest.approx(1)
 
 
-def test_a_file_of_a_type_without_a_timed_kernel_is_left_out(rows, facts):
-    without = rows[(rows["workload"] != "matmul") | (rows["dtype"] != "Q4_K")]
-    assert "Q4_K_M" not in set(arithmetic.kernel_seconds(without, files_of(rows, facts))["dtype"])
-    nothing = rows[rows["workload"] != "matmul"]
-    assert arithmetic.kernel_seconds(nothing, files_of(rows, facts)).empty
-
-
-def test_speeds_are_paired_by_block_so_a_slow_block_costs_no_width(rows, facts):
+def test_speeds_are_paired_by_block_and_only_of_right_computations_with_a_timed_kernel(rows, facts):
     gain = study.ratio(rows, "decode", HYBRID, "Q4_0", "F16")
     known = files_of(rows, facts)
     whole, fewer = (from_bytes(known[HYBRID, dtype], 1) for dtype in ("F16", "Q4_0"))
     assert gain.value == pytest.approx(whole / fewer, rel=1e-4)
-    assert gain.high / gain.low < 1.001
-    assert study.ratio(rows, "decode", HYBRID, "Q2_K", "F16") is None
-
-
-def test_wrong_computations_have_no_speed(rows):
+    assert gain.high / gain.low < 1.001, "a slow block costs no width"
     bad = rows.assign(verdict=rows["verdict"].where(rows["dtype"] != "Q4_0", "invalid"))
     assert study.ratio(bad, "decode", HYBRID, "Q4_0", "F16") is None
     assert study.ratio(bad, "decode", HYBRID, "Q8_0", "F16") is not None
+    without = rows[(rows["workload"] != "matmul") | (rows["dtype"] != "Q4_K")]
+    assert "Q4_K_M" not in set(study.kernel_seconds(without, known)["dtype"])
+    assert study.kernel_seconds(rows[rows["workload"] != "matmul"], known).empty
 
 
 # ---------------------------------------------------------------- files
@@ -180,20 +153,10 @@ def test_files_of_any_recipe_are_made_from_the_f16_file_and_stand_until_it_is_ne
     assert tensors.tensor_table(made)
 
 
-def test_candidates_of_a_quality_cell_are_needed_too():
-    quality = Plan("test", "mini", (mini("quality", candidates=("Q2_K",)),), (), mini("decode"), 1, 0, 60.0)
-    assert files.needed(quality) == [(HYBRID, "mini", "F16"), (HYBRID, "mini", "Q2_K")]
-
-
 @pytest.mark.parametrize("name", ["Q9_0", "q4_0", "Q4_0-ssm_out", "Q4_0-ssm_out-Q9_0", "../Q4_0"])
 def test_a_type_nobody_knows_is_one_clear_error(name):
     with pytest.raises(StudyError, match="known: F32, F16, BF16, Q8_0"):
         recipes.model_path(HYBRID, "mini", name)
-
-
-@pytest.mark.parametrize("name", [*recipes.RECIPES, "Q4_0-ffn_up-Q8_0-ssm_in-F16"])
-def test_a_recipes_name_names_it(name):
-    assert recipes.by_name(name).name == name
 
 
 @pytest.mark.parametrize("scale", ["mini", "shape", "weights"])
@@ -229,8 +192,6 @@ def test_f16_weights_on_a_gpu_are_judged_by_multiplications_in_f16_and_a_fault_i
     assert tolerance.tolerance(eight_bits) == tolerance.TOLERANCE["Q8_0"]
 
 
-@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-@pytest.mark.parametrize("dtype", ["Q6_K", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K"])
 def test_the_oracle_agrees_on_every_type(model, dtype):
     files.make_models(planned(dtype, model=model))
     cell = mini("gate", model=model, dtype=dtype, n_prompt=24, n_gen=4)
@@ -251,37 +212,16 @@ def test_activations_rounded_to_q8_k_keep_the_largest_and_lose_half_a_step_at_mo
 
 def test_kernels_have_names_on_x86_and_packing_displaces_the_tiled_one():
     engine = {"build": "CPU : AVX2 = 1 | AVX512 = 1 | LLAMAFILE = 1 | REPACK = 1", "gpu_offload": False}
-    assert kernel_paths.kernels(engine, "Q4_K") == "packed rows for both"
-    assert kernel_paths.kernels(engine, "Q4_K", packed=False) == "tiled; dot products"
-    assert kernel_paths.kernels(engine, "Q8_0") == "tinyBLAS; dot products"
-    assert kernel_paths.kernels(APPLE, "Q8_0") == ""
+    assert named.by_type(engine, "Q4_K") == "packed rows for both"
+    assert named.by_type(engine, "Q4_K", packed=False) == "tiled; dot products"
+    assert named.by_type(engine, "Q8_0") == "tinyBLAS; dot products"
+    assert named.by_type(APPLE, "Q8_0") == ""
 
 
-def test_the_known_packing_is_the_engines():
+def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_engines():
     engine = work(Job(), 60.0).measured.facts
-    if kernel_paths.kernels(engine, "Q8_0"):
-        taken = {d: kernels.matmul_times(d, (256, 256, 1), 1, False, 1, packed=True)[1] for d in kernels.GGML_TYPES}
-        found = {dtype for dtype, kernel in taken.items() if kernel == "packed"}
-        assert found == {d for d in kernels.GGML_TYPES if kernel_paths.kernels(engine, d).startswith("packed")}
-
-
-@pytest.mark.parametrize("dtype", kernels.GGML_TYPES)
-def test_every_type_has_a_kernel_that_takes_time(dtype):
-    for packed in (False, True):
-        assert min(kernels.matmul_times(dtype, (64, 256, 2), 1, False, 2, packed)[0]) > 0
-
-
-# ---------------------------------------------------------------- a choice made after measuring
-
-
-def test_the_best_of_many_has_an_interval_that_covers_all_of_them():
-    rng = np.random.default_rng(0)
-    types, missed, alone_missed = 12, 0, 0
-    for _ in range(400):
-        gains = [stats.ratio(np.exp(rng.normal(0, 0.07, 5)), np.ones(5)) for _ in range(types)]
-        best = max(gains, key=lambda gain: gain.value)
-        wide = stats.selected(best, types)
-        missed += not wide.low <= 1 <= wide.high
-        alone_missed += not best.low <= 1 <= best.high
-    assert missed <= 0.07 * 400
-    assert alone_missed > 0.15 * 400  # what the chosen one's own interval would have claimed
+    for dtype in kernels.GGML_TYPES:
+        times, taken = kernels.matmul_times(dtype, (256, 256, 2), 1, False, 1, packed=True)
+        assert min(times + kernels.matmul_times(dtype, (64, 256, 2), 1, False, 1, packed=False)[0]) > 0
+        if named.by_type(engine, "Q8_0"):
+            assert (taken == "packed") == named.by_type(engine, dtype).startswith("packed")

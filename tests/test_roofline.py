@@ -7,31 +7,22 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import HYBRID
+from crosscheck import blas, ceilings as beside
 
 from plamo_study import paths
-from plamo_study.analysis import ceilings, peaks, roofline
+from plamo_study.analysis import ceilings, roofline
 from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.errors import StudyError
-from plamo_study.measure import frame, journal, plan, planned
-from plamo_study.measure.recording import REFERENCE, Recording, journal_path
+from plamo_study.measure import kept, plan, planned
+from plamo_study.measure.recording import Recording
+from plamo_study.measurements import recording
 from plamo_study.present import evidence, published
 from plamo_study.present.processors import processor
 from plamo_study.studies import recorded
-from plamo_study.studies.roofline import (
-    blas,
-    columns,
-    every_cell,
-    intensity,
-    literature,
-    plan as plan_roofline,
-    side_by_side as crosscheck_ceilings,
-    side_by_side_ratios as ceilings_check,
-    source_tables,
-    what_if,
-)
+from plamo_study.studies.roofline import every_cell, intensity, literature, plan as plan_roofline, side_by_side
 
 HERE = Ceilings(read=5e10, matmul=3e11)
-REFERENCE_STUDIES = ("01-phase-asymmetry", "03-batch-scaling")
+HOME = ceilings.Place("here", 2)
 
 
 def fact(name, dtype="Q8_0"):
@@ -43,35 +34,48 @@ def moved(account):
 
 
 @pytest.fixture(scope="module")
-def recordings():
-    found = []
-    for study in REFERENCE_STUDIES:
-        records = journal.read(journal_path(study, "shape", REFERENCE))
-        facts = frame.facts(records)
-        rows = frame.frame(journal.latest_rows(records), facts)
-        found.append(Recording(rows, facts, study, "shape", "recorded"))
-    return found
+def first():
+    return recording("01-phase-asymmetry")
 
 
 # ---------------------------------------------------------------- the account
 
 
-@pytest.mark.parametrize("name", ["plamo-2-1b", "plamo-3-nict-8b"])
-def test_a_decode_step_is_a_prompt_of_one_token(name):
+@pytest.mark.parametrize(
+    ("name", "state_mib", "kv_kib", "layers"),
+    [
+        ("plamo-2-1b", 8.375, 4, (8, 0, 8)),
+        ("plamo-2-8b", 33.5, 32, (16, 0, 16)),
+        ("plamo-3-nict-8b", 0, 64, (0, 28, 4)),
+    ],
+)
+def test_state_and_cache_sizes_are_the_known_ones(name, state_mib, kv_kib, layers):
     model = fact(name)
+    mamba, sliding, full = roofline.layers(model)
+    assert (mamba, sliding, full) == layers
+    assert roofline.state_bytes(model) / 2**20 == state_mib
+    assert roofline.kv_bytes_per_token(model) * (sliding + full) / 2**10 == kv_kib
+
+
+@pytest.mark.parametrize("name", ["plamo-2-1b", "plamo-3-nict-8b"])
+def test_a_prompt_in_two_parts_computes_what_it_computes_in_one_and_a_step_is_a_prompt_of_one(name):
+    model = fact(name)
+    for one, two, three in zip(parts(model, 5000), parts(model, 3000), parts(model, 2000, 3000), strict=True):
+        heads = 2 * roofline.head_weights(model) if one.name == "output head" else 0
+        assert one.flops + heads == two.flops + three.flops
     account = parts(model, 1, 700, 3)
     rows = moved(account)["embedding rows"]
     assert work(account)[1] - rows == roofline.decode_bytes(model, 700, 3)
     assert rows == 3 * roofline.head_bytes(model) / model["shape"]["vocab"]
 
 
-@pytest.mark.parametrize("name", ["plamo-2-1b", "plamo-3-nict-8b"])
-def test_a_prompt_in_two_parts_computes_what_it_computes_in_one(name):
-    model = fact(name)
-    whole, first, second = parts(model, 5000), parts(model, 3000), parts(model, 2000, 3000)
-    for one, two, three in zip(whole, first, second, strict=True):
-        heads = 2 * roofline.head_weights(model) if one.name == "output head" else 0
-        assert one.flops + heads == two.flops + three.flops
+def test_flops_are_two_per_weight_and_token_and_attention_is_quadratic():
+    model = fact("plamo-2-1b")
+    head = roofline.head_weights(model)
+    assert roofline.matmul_weights(model) + head == pytest.approx(1_291_441_920, rel=1e-3)
+    assert roofline.decode_flops(model, 0) == pytest.approx(2 * 1.2914e9, rel=0.01)
+    attention = roofline.prefill_flops(model, 1024) - 2 * roofline.prefill_flops(model, 512) + 2 * head
+    assert attention == pytest.approx(4 * 16 * 128 * 8 * 512**2, rel=1e-6)
 
 
 def test_weights_are_read_once_a_micro_batch_and_the_head_where_a_prompt_ends():
@@ -93,35 +97,32 @@ def test_an_untied_embedding_is_no_head_and_only_its_rows_are_read():
     assert found["embedding rows"] * model["shape"]["vocab"] == 10 * model["tensors"]["token_embd"]["n_bytes"]
 
 
-def test_a_window_bounds_what_a_sliding_layer_reads():
-    model = fact("plamo-3-nict-8b")
+def test_a_step_reads_weights_once_states_of_every_sequence_and_a_cache_that_a_window_bounds():
+    model, hybrid = fact("plamo-3-nict-8b"), fact("plamo-2-1b")
+    per_layer = roofline.kv_bytes_per_token(model)
+    assert roofline.decode_bytes(model, 1000) - roofline.weight_bytes(model) == per_layer * 32 * 1001
     far, farther = (moved(parts(model, 1, depth))["keys and values read"] for depth in (10_000, 20_000))
-    assert farther - far == 4 * 10_000 * roofline.kv_bytes_per_token(model), "its four full layers"
+    assert farther - far == 4 * 10_000 * per_layer, "past the window only the four full layers read more"
+    grown = roofline.decode_bytes(hybrid, 0, n_seq=3) - roofline.decode_bytes(hybrid, 0)
+    assert grown == 2 * (2 * roofline.state_bytes(hybrid) + 8 * roofline.kv_bytes_per_token(hybrid))
+    assert roofline.kv_bytes_per_token(hybrid, "q8_0", "f16") == pytest.approx(128 * (34 / 32 + 2))
 
 
-def test_keys_and_values_may_have_types_of_their_own():
-    model = fact("plamo-2-1b")
-    assert roofline.kv_bytes_per_token(model, "q8_0", "f16") == pytest.approx(128 * (34 / 32 + 2))
-
-
-def test_a_planned_model_has_the_bytes_of_the_file(recordings):
-    known = recordings[0].facts
+def test_a_planned_model_has_the_bytes_of_the_file(first):
     for name in ("plamo-2-1b*", "plamo-3-nict-2b*"):
-        assert fact(name.rstrip("*"))["tensors"] == known[name]["tensors"]
-        assert roofline.parts(fact(name.rstrip("*")), 100, 50, 2) == roofline.parts(known[name], 100, 50, 2)
+        assert fact(name.rstrip("*"))["tensors"] == first.facts[name]["tensors"]
+        assert parts(fact(name.rstrip("*")), 100, 50, 2) == parts(first.facts[name], 100, 50, 2)
 
 
-def test_the_source_says_that_its_hybrid_is_no_plain_q8_0_and_by_how_much_that_is_larger(recordings):
-    own = recordings[0].facts["plamo-2-1b*"]
+def test_the_source_says_that_its_hybrid_is_no_plain_q8_0_and_by_how_much_that_is_larger(first):
+    own = first.facts["plamo-2-1b*"]
     out = own["tensors"]["ssm_out"]
     larger = 2 * out["n_elements"] - out["n_bytes"]
-    assert (own["dtype"], out["type"]) == ("Q8_0", "Q8_0")
     said = published.source("m4-pro-b9596").data
     assert f"{larger / 1e6:.0f} MB larger, or {100 * larger / own['file_bytes']:.1f} %" in said
-    assert all("ssm_out in BF16" in text for text in (said, published.weights("m4-pro-b9596")))
 
 
-# ---------------------------------------------------------------- intensity and balance
+# ---------------------------------------------------------------- intensity, balance, what if
 
 
 def test_a_turning_point_is_where_intensity_passes_balance():
@@ -130,26 +131,12 @@ def test_a_turning_point_is_where_intensity_passes_balance():
     for n, found in ((prompt, lambda k: intensity.intensity(model, k, n_ubatch=k)),
                      (batch, lambda k: intensity.intensity(model, 1, intensity.DEPTH, k, n_ubatch=k))):  # fmt: skip
         assert found(int(n)) >= 40.0 > found(int(n) - 1)
-
-
-def test_a_state_of_its_own_keeps_a_batch_under_the_balance_for_good():
-    assert intensity.turning(fact("plamo-2-1b"), 200.0)[1] == float("inf")
-
-
-def test_every_part_says_what_it_can_and_who_said_so():
-    for part in literature.parts():
-        assert part["bandwidth"] > 1e11
-        assert min(part["peak"].values()) > 1e12
-        assert part["memory_source"].startswith("https://")
-        assert part["peak_source"].startswith("https://")
-        assert part["peak_by"] in ("vendor", "third party", "derived")
-    table = intensity.machines(literature.parts(), {"Q8_0 kernel": HERE}, "here")
-    assert table.set_index("name").loc["here", "balance"] == pytest.approx(6.0)
+    assert intensity.turning(fact("plamo-2-1b"), 200.0)[1] == float("inf"), "its own states keep a batch under it"
 
 
 def test_bandwidth_helps_what_waits_for_memory_and_compute_what_waits_for_compute():
-    gains = what_if.gains({"m": fact("plamo-3-nict-2b")}, HERE, 2.0).set_index(["pass", "change"])["overlap"]
-    compute, bandwidth, fewer = what_if.CHANGES
+    gains = intensity.gains({"m": fact("plamo-3-nict-2b")}, HERE, 2.0).set_index(["pass", "change"])["overlap"]
+    compute, bandwidth, fewer = intensity.CHANGES
     assert gains["prefill of 512", compute] == pytest.approx(2)
     assert gains["prefill of 512", bandwidth] == 1
     assert gains["decode of 1", bandwidth] == pytest.approx(2)
@@ -157,100 +144,108 @@ def test_bandwidth_helps_what_waits_for_memory_and_compute_what_waits_for_comput
     assert 1.9 < gains["decode of 1", fewer] < 2, "cache and state stay"
 
 
+def test_the_slider_computes_what_the_table_says():
+    models, factor = {"m": fact("plamo-3-nict-2b")}, 5.0
+    gains = intensity.gains(models, HERE, factor).set_index(["pass", "change"])
+    steps = intensity.in_chart(alt.Chart(pd.DataFrame()).mark_point()).to_dict()["transform"]
+    for change in intensity.CHANGES:
+        for row in intensity.passes(models, HERE).to_dict("records"):
+            known = row | {"change": change}
+            for step in steps:
+                known[step["as"]] = evaluated(step["calculate"], known, factor)
+            expected = gains.loc[(row["pass"], change)]
+            assert (known["overlap"], known["sum"]) == pytest.approx((expected["overlap"], expected["sum"]))
+
+
+def evaluated(expression, known, factor):
+    """A Vega expression of this figure: comparisons, arithmetic, and conditions from left to right."""
+    condition, _, rest = expression.partition(" ? ")
+    if rest:
+        yes, _, no = rest.partition(" : ")
+        return evaluated(yes if evaluated(condition, known, factor) else no, known, factor)
+    datum = type("Datum", (), known)
+    return eval(expression, {"datum": datum, "factor": factor, "max": max})
+
+
 # ---------------------------------------------------------------- every cell
 
 
-def test_only_right_results_enter_and_what_is_left_out_is_counted(recordings):
-    studies = [(r.study, r.rows, r.facts) for r in recordings]
-    table = every_cell.cells(studies)
-    for recording in recordings:
-        rows = recording.rows[recording.rows["workload"].isin(["prefill", "decode"])]
-        own = table[(table["study"] == recording.study) & (table["phase"] == table["workload"])]
-        left = every_cell.left_out([(recording.study, recording.rows, recording.facts)])
+def test_right_results_enter_under_their_own_ceilings_and_what_is_left_out_is_counted(first):
+    batches = recording("03-batch-scaling")
+    table, lacking = every_cell.cells([(each.study, each.rows, each.facts) for each in (first, batches)])
+    assert lacking == 0
+    for each in (first, batches):
+        rows = each.rows[each.rows["workload"].isin(["prefill", "decode"])]
+        own = table[(table["study"] == each.study) & (table["phase"] == table["workload"])]
+        left = every_cell.left_out(each.rows)
         assert own["n"].sum() + sum(left.values()) == len(rows)
         assert left["wrong"] == (rows["verdict"] == "invalid").sum()
-    assert every_cell.left_out(studies)["wrong"] > 0
-    assert set(table["build"]) > {"stock"}
-    assert (table["low"] < table["high"]).all()
+    assert left["wrong"] > 0
+    inside = [low <= took.value <= high for low, took, high in table[["low", "measured", "high"]].to_numpy()]
+    assert ((table["miss"] == 1) == inside).all()
     assert (table["share"] < 1.2).all()
     assert (table["share_fastest"] <= table["share"] * (1 + 1e-9)).all()
+    own = table[table["study"] == first.study].groupby("n_threads")["compute"]
+    assert own.nunique().eq(1).all()
+    assert own.first().is_monotonic_increasing
+    off = table[list(every_cell.STEPS)].map(lambda miss: max(miss, 1 / miss)).median()
+    assert 1 <= off["miss_usual"] <= off["miss"], "the best sample of a ceiling is farther off than its median"
 
 
-def test_a_time_inside_the_band_has_no_miss_and_the_ceilings_are_the_cells_own(recordings):
-    first = recordings[0]
-    table = every_cell.cells([(first.study, first.rows, first.facts)])
-    for row in table.to_dict("records"):
-        inside = row["low"] <= row["measured"].value <= row["high"]
-        assert (row["miss"] == 1) == inside
-    assert table.groupby("n_threads")["compute"].nunique().eq(1).all()
-    assert table.groupby("n_threads")["compute"].first().is_monotonic_increasing
-
-
-def test_without_a_ceiling_for_its_threads_a_cell_is_left_out_and_counted(recordings):
-    first = recordings[0]
-    everything = every_cell.cells([(first.study, first.rows, first.facts)])
+def test_without_a_ceiling_for_its_threads_a_cell_is_left_out_and_counted(first):
     rows = first.rows[(first.rows["workload"] != "read") | (first.rows["n_threads"] == 1)]
-    studies = [(first.study, rows, first.facts)]
-    left = every_cell.cells(studies)
+    left, lacking = every_cell.cells([(first.study, rows, first.facts)])
     assert set(left["n_threads"]) == {1}
-    assert every_cell.unpredicted(studies) == len(everything) - len(left) > 0
+    assert lacking > 0
     with pytest.raises(StudyError, match="read ceiling"):
         every_cell.cells([(first.study, first.rows[first.rows["workload"] != "read"], first.facts)])
 
 
-def test_ceilings_are_borrowed_from_the_same_machine_only(recordings):
-    first = recordings[0]
-    ceilings = first.rows[first.rows["workload"].isin(["read", "matmul"])]
+def test_ceilings_are_borrowed_from_the_same_machine_only(first):
+    limits = first.rows[first.rows["workload"].isin(["read", "matmul"])]
     timed = first.rows[first.rows["workload"] == "decode"]
-    slower = [[[10 * ns for ns in repetition] for repetition in row] for row in ceilings["samples_ns"]]
-    elsewhere = ceilings.assign(machine="elsewhere", samples_ns=slower)
-    rows, facts = pd.concat([ceilings, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
-    both = every_cell.cells([("all", rows, facts), ("a", timed, facts),
-                             ("b", timed.assign(machine="elsewhere"), facts)])  # fmt: skip
+    slower = [[[10 * ns for ns in repetition] for repetition in row] for row in limits["samples_ns"]]
+    elsewhere = limits.assign(machine="elsewhere", samples_ns=slower)
+    rows, facts = pd.concat([limits, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
+    both, _ = every_cell.cells([("all", rows, facts), ("a", timed, facts),
+                                ("b", timed.assign(machine="elsewhere"), facts)])  # fmt: skip
     assert set(both["chip"]) == {"another", *(processor(fact) for fact in first.facts.values() if "chip" in fact)}
     here, there = (both[both["study"] == study].reset_index() for study in "ab")
-    assert here["read"].to_numpy() == pytest.approx(10 * there["read"].to_numpy())
-    assert here["compute"].to_numpy() == pytest.approx(10 * there["compute"].to_numpy())
+    for name in ("read", "compute"):
+        assert here[name].to_numpy() == pytest.approx(10 * there[name].to_numpy())
     with pytest.raises(StudyError, match="on that machine"):
         every_cell.cells([("all", elsewhere, facts), ("a", timed, facts)])
 
 
-def test_the_depths_of_a_ladder_become_passes_of_their_own(recordings):
-    first = recordings[0]
+def test_the_depths_of_a_ladder_become_passes_of_their_own(first):
     row = first.rows[(first.rows["workload"] == "decode") & ~first.rows["anchor"]].iloc[:1].copy()
     row["workload"], row["n_prompt"], row["n_gen"], row["label"] = "depth", 1024, 2, "few"
     row["samples_ns"] = [[[10**9, 2 * 10**9], [10**7, 10**7, 3 * 10**7, 3 * 10**7]]]
     row["series"] = [{"part_depth": [0.0, 1024.0], "step_depth": [1.0, 2.0, 1025.0, 1026.0]}]
-    ceilings = first.rows[first.rows["workload"].isin(["read", "matmul"])]
-    table = every_cell.cells([("05", pd.concat([ceilings, row]), first.facts)])
+    limits = first.rows[first.rows["workload"].isin(["read", "matmul"])]
+    table, _ = every_cell.cells([("05", pd.concat([limits, row]), first.facts)])
     found = {(r.phase, r.depth): r.measured.value for r in table.itertuples()}
     assert found == {("prefill", 0.0): 1.0, ("prefill", 1024.0): 2.0, ("decode", 0.0): 0.01, ("decode", 1024.0): 0.03}
 
 
-def test_the_kernel_by_columns_explains_a_batch_that_runs_at_its_rate():
+def test_the_kernel_by_columns_explains_a_batch_and_invents_nothing_between_far_numbers():
     model = fact("plamo-2-1b")
     known = {"Q8_0": {n: 2 * n / rate for n, rate in {1: 1e10, 4: 2e10, 128: 1e11, 512: 1e11}.items()}}
     one = {"tokens": 1, "n_seq": 4, "together": True, "n_ubatch": 512}
-    together, apart = (columns.seconds(model, one, known, d4) for d4 in (False, True))
+    together, apart = (every_cell.products(model, one, known, d4) for d4 in (False, True))
     weights = roofline.matmul_weights(model) + roofline.head_weights(model)
     assert together == pytest.approx(2 * 4 * weights / 2e10, rel=0.01)
-    mamba = sum(model["tensors"][kind]["n_elements"] for kind in columns.MAMBA)
+    mamba = sum(model["tensors"][kind]["n_elements"] for kind in every_cell.MAMBA)
     assert apart - together == pytest.approx(2 * 4 * mamba * (1 / 1e10 - 1 / 2e10), rel=0.01)
-    long = columns.seconds(model, {"tokens": 1024, "n_seq": 1, "together": True, "n_ubatch": 512}, known, True)
+    long = every_cell.products(model, one | {"tokens": 1024, "n_seq": 1}, known, True)
     assert long == pytest.approx(2 * 1024 * roofline.matmul_weights(model) / 1e11, rel=0.05)
-
-
-def test_between_far_numbers_of_columns_nothing_is_invented():
-    model, far = fact("plamo-2-1b"), {"Q8_0": {1: 2e-10, 512: 1e-8}}
-    shape = {"n_seq": 1, "together": True, "n_ubatch": 512}
-    assert columns.seconds(model, shape | {"tokens": 64}, far, True) is None
-    assert columns.seconds(model, shape | {"tokens": 512}, far, True) > 0
-    assert columns.seconds(model, shape | {"tokens": 512}, {"F16": far["Q8_0"]}, True) is None, "another type's kernel"
+    far, shape = {"Q8_0": {1: 2e-10, 512: 1e-8}}, one | {"n_seq": 1}
+    assert every_cell.products(model, shape | {"tokens": 64}, far, True) is None
+    assert every_cell.products(model, shape | {"tokens": 512}, far, True) > 0
+    assert every_cell.products(model, shape | {"tokens": 512}, {"F16": far["Q8_0"]}, True) is None, "another kernel"
 
 
 # ---------------------------------------------------------------- one definition of a ceiling
-
-HOME = ceilings.Place("here", 2)
 
 
 def kernel_row(rate, dtype="Q2_K", label="packed", packed=1.0, **changes):
@@ -267,27 +262,24 @@ def read_row(rate, **changes):
     return kernel_row(rate, **reading | changes)
 
 
-def rate(rows, dtype="Q2_K", place=HOME):
-    return ceilings.kernel([ceilings.measured([pd.DataFrame(rows)])], place, dtype).best
+def measured(rows):
+    return ceilings.measured([pd.DataFrame(rows)])
+
+
+def rate(rows, dtype="Q2_K"):
+    return ceilings.kernel([measured(rows)], HOME, dtype).best
 
 
 def test_a_plain_kernel_does_not_leak_into_the_ceiling_of_packed_weights():
     rows = [kernel_row(379e9), kernel_row(922e9, label="plain", packed=0.0)]
-    assert rate(rows) == pytest.approx(379e9, rel=1e-6)
     unlabelled = kernel_row(922e9, label="", packed=None)
     assert rate([*rows, unlabelled]) == pytest.approx(379e9, rel=1e-6)
-    assert rate([unlabelled, kernel_row(5e11, packed=None)]) == pytest.approx(922e9, rel=1e-6), (
-        "nobody looked: left out"
-    )
-    table = ceilings.measured([pd.DataFrame(rows)])
-    kernel, found = ceilings.fastest([table], HOME)
+    assert rate([unlabelled, kernel_row(5e11, packed=None)]) == pytest.approx(922e9, rel=1e-6), "nobody looked: out"
+    kernel, found = ceilings.fastest([measured(rows)], HOME)
     assert (kernel.layout, found.best) == (ceilings.PLAIN, pytest.approx(922e9, rel=1e-6)), "the part can, and says so"
-
-
-def test_without_a_packed_kernel_labelled_and_unlabelled_rows_are_one_kernel():
-    rows = [kernel_row(3e11, "Q8_0", packed=0.0), kernel_row(3.2e11, "Q8_0", label="", packed=None)]
-    assert rate(rows, "Q8_0") == pytest.approx(3.2e11, rel=1e-6)
-    assert len(ceilings.every_kernel([ceilings.measured([pd.DataFrame(rows)])], HOME)) == 1
+    same = [kernel_row(3e11, "Q8_0", packed=0.0), kernel_row(3.2e11, "Q8_0", label="", packed=None)]
+    assert rate(same, "Q8_0") == pytest.approx(3.2e11, rel=1e-6)
+    assert len(ceilings.every_kernel([measured(same)], HOME)) == 1, "without a packed kernel both are one"
 
 
 def test_what_blas_reaches_is_named_and_is_not_the_ceiling_of_packed_weights():
@@ -297,11 +289,8 @@ def test_what_blas_reaches_is_named_and_is_not_the_ceiling_of_packed_weights():
     rows.append(kernel_row(1e11, "F16", "", checks={"packed": 0.0, "blas": 0.0}, n_prompt=4, n_flops=8 * 4096**2))
     assert rate(rows, "F16") == pytest.approx(2e12, rel=1e-6)
     assert rate(rows, "Q8_0") == pytest.approx(9e11, rel=1e-6)
-    table = ceilings.measured([pd.DataFrame(rows)])
-    named = {kernel.name for kernel in ceilings.every_kernel([table], HOME)}
-    assert len(named) == 3
-    assert sum("BLAS" in name for name in named) == 2
-    assert ceilings.by_columns(table, HOME, "F16").keys() == {4, 512}
+    named = {kernel.name for kernel in ceilings.every_kernel([measured(rows)], HOME)}
+    assert (len(named), sum("BLAS" in name for name in named)) == (3, 2)
 
 
 def test_a_ceiling_s_label_names_the_kernel_of_its_own_device():
@@ -322,7 +311,7 @@ def test_a_ceiling_is_of_one_machine_threads_device_and_type(elsewhere):
     with pytest.raises(StudyError, match="matmul ceiling of Q2_K"):
         rate([planted])
     if "dtype" not in elsewhere:
-        table = ceilings.measured([pd.DataFrame([read_row(5e10), read_row(9e12, **elsewhere)])])
+        table = measured([read_row(5e10), read_row(9e12, **elsewhere)])
         assert ceilings.read([table], HOME).best == pytest.approx(5e10, rel=1e-6)
 
 
@@ -330,20 +319,18 @@ def test_a_files_ceiling_is_the_mix_of_its_types_and_its_own_study_comes_first()
     rows = [read_row(5e10), kernel_row(1e11, "Q2_K"), kernel_row(4e11, "Q3_K", packed=0.0)]
     half = {"type": "mixed", "by_type": {kind: {"n_elements": 10**6, "n_bytes": 10**6} for kind in ("Q2_K", "Q3_K")}}
     model = {"tensors": {"ffn_up": half | {"n_elements": 2 * 10**6, "n_bytes": 2 * 10**6}}}
-    table = ceilings.measured([pd.DataFrame(rows)])
-    assert ceilings.limits([table], HOME, model)[0].matmul == pytest.approx(2 / (1 / 1e11 + 1 / 4e11), rel=1e-6)
-    pooled = ceilings.measured([pd.DataFrame([*rows, kernel_row(9e11, "Q2_K")])])
-    assert ceilings.limits([table, pooled], HOME, "Q2_K")[0].matmul == pytest.approx(1e11, rel=1e-6)
-    assert ceilings.limits([pooled], HOME, "Q2_K")[0].matmul == pytest.approx(9e11, rel=1e-6)
+    own, pooled = measured(rows), measured([*rows, kernel_row(9e11, "Q2_K")])
+    assert ceilings.limits_at([own], HOME, model)[0].matmul == pytest.approx(2 / (1 / 1e11 + 1 / 4e11), rel=1e-6)
+    assert ceilings.limits_at([own, pooled], HOME, "Q2_K")[0].matmul == pytest.approx(1e11, rel=1e-6)
+    assert ceilings.limits_at([pooled], HOME, "Q2_K")[0].matmul == pytest.approx(9e11, rel=1e-6)
 
 
 def test_the_recorded_q2_k_has_the_ceiling_of_its_packed_kernel():
-    first = next(r for r in recorded.every_study("02-roofline", "recorded", "shape") if r.study == "04-quantization")
-    rows = first.rows[(first.rows["workload"] == "matmul") & (first.rows["dtype"] == "Q2_K")]
+    types = recording("04-quantization").rows
+    rows = types[(types["workload"] == "matmul") & (types["dtype"] == "Q2_K") & (types["n_prompt"] == 0)]
     rates = rows["n_flops"] / rows["samples_ns"].map(lambda samples: min(map(min, samples)))
-    by_label = rates[rows["n_prompt"] == 0].groupby(rows["label"]).max()
-    place = ceilings.main_place(first.rows)
-    found = ceilings.kernel([ceilings.measured([first.rows])], place, "Q2_K").best / 1e9
+    by_label = rates.groupby(rows["label"]).max()
+    found = ceilings.kernel([ceilings.measured([types])], ceilings.main_place(types), "Q2_K").best / 1e9
     assert found == pytest.approx(by_label["packed"])
     assert found < by_label["plain"] / 2
 
@@ -351,11 +338,11 @@ def test_the_recorded_q2_k_has_the_ceiling_of_its_packed_kernel():
 def test_columns_are_told_by_the_work_of_a_cell():
     rows = [kernel_row(1e11, "Q8_0", "", None), kernel_row(1e10, "Q8_0", "", None, n_prompt=4, n_flops=8 * 4096**2)]
     rows.append(kernel_row(1e10, "Q8_0", "", None, n_prompt=1, n_flops=0, n_bytes=4096**2))
-    known = ceilings.by_columns(ceilings.measured([pd.DataFrame(rows)]), HOME, "Q8_0")
+    known = ceilings.by_columns(measured(rows), HOME, "Q8_0")
     assert known == {1: pytest.approx(1e-10, rel=1e-4), 4: pytest.approx(8e-10), 512: pytest.approx(1024 / 1e11)}
 
 
-# ---------------------------------------------------------------- the part's peak
+# ---------------------------------------------------------------- other people's figures
 
 ZEN = {"chip": "EPYC", "performance_cores": 2}
 CORE = {"chip": "EPYC", "per_cycle": {"F32": 64}, "needs": {"F32": "AVX512 = 1"}, "highest_clock": 5e9}
@@ -372,62 +359,40 @@ CORE = {"chip": "EPYC", "per_cycle": {"F32": 64}, "needs": {"F32": "AVX512 = 1"}
     ],
 )
 def test_a_peak_is_cores_times_operations_times_clock_or_not_known(core, build, dtype, clock, expected):
-    found = peaks.peak([core], ZEN, {"build": build}, 4, dtype, clock)
+    found = literature.peak([core], ZEN, {"build": build}, 4, dtype, clock)
     assert (found.value, found.most, found.why) == expected
 
 
 def test_a_clock_is_only_what_rows_recorded():
-    assert peaks.clock(pd.DataFrame({"block": [0]})) is None
-    assert peaks.clock(pd.DataFrame({"mhz": [None, np.nan]})) is None
-    assert peaks.clock(pd.DataFrame({"mhz": [3000.0, 3200.0, None]})) == 3.1e9
+    assert literature.clock(pd.DataFrame({"block": [0]})) is None
+    assert literature.clock(pd.DataFrame({"mhz": [None, np.nan]})) is None
+    assert literature.clock(pd.DataFrame({"mhz": [3000.0, 3200.0, None]})) == 3.1e9
 
 
-def test_every_core_says_where_its_figures_were_read():
+def test_every_figure_of_others_says_where_it_was_read_and_is_recomputed():
     for core in literature.cores():
         assert all(core[name].startswith("http") for name in ("per_cycle_source", "method_source", "clock_source"))
         assert set(core["per_cycle"]) == set(core["needs"])
-
-
-# ---------------------------------------------------------------- the sources
-
-
-def checked():
-    return source_tables.checked(literature.printed(), literature.parts())
-
-
-def test_every_printed_figure_is_recomputed():
-    table = checked()
-    assert np.isfinite(table["ours"]).all()
+    for part in literature.parts():
+        assert part["memory_source"].startswith("https://")
+        assert part["peak_source"].startswith("https://")
+        assert part["peak_by"] in ("vendor", "third party", "derived")
+    printed = literature.printed()
+    table = literature.checked(printed, literature.parts()).set_index("what")
     assert (table["ours"] > 0).all()
-    assert set(table["source"]) == set(literature.printed()["source"])
-    assert (table["where"] != "").all()
-
-
-@pytest.mark.parametrize(
-    ("what", "verdict"),
-    [
-        ("70B FP16, batch 1", "agrees"),
-        ("8B FP16, batch 1", "agrees"),
-        ("KV cache of 4096 tokens, 70B, at 400 Gbit/s", "agrees"),
-        ("70B FP16, compute ceiling", "disagrees"),
-        ("attention of a 4096-token prefill, 70B, all layers", "disagrees"),
-        ("prefill of 2048, FP16", "impossible"),
-        ("70B FP16 step, batch 1, with graph", "impossible"),
-        ("memory for the weights of a 70B model, FP16, beside one H100's", "does not fit"),
-        ("27B, prefill, 16-bit weights", "possible: 9%"),
-    ],
-)
-def test_a_source_is_told_where_its_figures_agree_and_where_not(what, verdict):
-    assert checked().set_index("what")["verdict"][what].startswith(verdict)
-
-
-def test_the_shapes_have_the_parameters_their_names_say():
-    for name, entry in literature.printed()["model"].items():
+    assert set(table["source"]) == set(printed["source"])
+    for what, verdict in {
+        "70B FP16, batch 1": "agrees",
+        "70B FP16, compute ceiling": "disagrees",
+        "prefill of 2048, FP16": "impossible",
+        "memory for the weights of a 70B model, FP16, beside one H100's": "does not fit",
+        "27B, prefill, 16-bit weights": "possible: 9%",
+    }.items():
+        assert table["verdict"][what].startswith(verdict)
+    for name, entry in printed["model"].items():
         if "layers" in entry:
-            model = source_tables.dense(entry, 1)
-            assert sum(t["n_elements"] for t in model["tensors"].values()) == pytest.approx(
-                entry["parameters"], rel=0.01
-            )
+            total = sum(tensor["n_elements"] for tensor in literature.dense(entry, 1)["tensors"].values())
+            assert total == pytest.approx(entry["parameters"], rel=0.01)
         assert float(name.removesuffix("B")) * 1e9 == entry["parameters"]
 
 
@@ -444,15 +409,15 @@ def test_the_shapes_have_the_parameters_their_names_say():
         ("none", None, 2.0, "nothing printed"),
     ],
 )
-def test_verdicts(kind, printed, ours, said):
-    assert source_tables.verdict(kind, printed, ours).startswith(said)
+def test_a_printed_figure_is_judged_by_what_it_says(kind, printed, ours, said):
+    assert literature.verdict(kind, printed, ours).startswith(said)
 
 
 # ---------------------------------------------------------------- ceilings side by side
 
 SCRIPT = """#!{python}
-import sys
-said = sys.argv[1:]
+import os, sys
+said, large = sys.argv[1:], "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")
 if said == ["-a"]:
     print("load - reads\\ncopy - copies\\nstream - triad")
 elif said == ["-h"]:
@@ -462,18 +427,6 @@ else:
 """
 
 
-@pytest.fixture
-def small(monkeypatch):
-    cells = [replace_cell(cell) for cell in plan.ceilings("mini", False, (1,))]
-    monkeypatch.setattr(plan, "ceilings", lambda *_: tuple(cells))
-    monkeypatch.setattr(crosscheck_ceilings, "READS", 3)
-    monkeypatch.setattr(crosscheck_ceilings, "PRODUCTS", 2)
-
-
-def replace_cell(cell):
-    return plan.change(cell, n_bytes=1 << 22) if cell.workload == "read" else plan.change(cell, n_rows=128)
-
-
 def tool(folder, body):
     path = folder / "likwid-bench"
     path.write_text(SCRIPT.format(python=sys.executable, body=body))
@@ -481,44 +434,41 @@ def tool(folder, body):
     return path
 
 
-def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, small, monkeypatch):
-    large = 'import os; large = "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")'
-    path = tool(
-        tmp_path, large + '; print("MByte/s:\\t2000.5" if large else "MByte/s:\\t1000.5", "-i 3" in " ".join(said))'
+def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, monkeypatch):
+    read, matmul = plan.both_ceilings("mini")
+    small = plan.change(read, n_bytes=1 << 22), plan.change(matmul, n_rows=128)
+    monkeypatch.setattr(plan, "both_ceilings", lambda _: small)
+    monkeypatch.setattr(beside, "READS", 3)
+    monkeypatch.setattr(beside, "PRODUCTS", 2)
+    found = beside.side_by_side(
+        "mini", tool(tmp_path, 'print("MByte/s:\\t2000.5" if large else "MByte/s:\\t1000.5")'), 2
     )
-    found = crosscheck_ceilings.side_by_side("mini", path, 2)
-    assert {run.round for run in found.runs if run.what == ceilings_check.READ} == {0, 1}
+    assert {run.round for run in found.runs if run.what == side_by_side.READ} == {0, 1}
     for run in (run for run in found.runs if run.what.startswith("likwid")):  # pages as large as ours, and small ones
         assert run.rates == [1000.5e6 if "small pages" in run.what else 2000.5e6]
-    assert {ceilings_check.LIKE_WITH_LIKE, "likwid-bench, read only, small pages"} <= {run.what for run in found.runs}
-    assert all(len(run.rates) == 3 for run in found.runs if run.what == ceilings_check.READ)
-    assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", ceilings_check.MATMUL))
+    assert {side_by_side.LIKE_WITH_LIKE, "likwid-bench, read only, small pages"} <= {run.what for run in found.runs}
+    assert all(len(run.rates) == 3 for run in found.runs if run.what == side_by_side.READ)
+    assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", side_by_side.MATMUL))
     assert "kernels" in found.tools["NumPy"]
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    crosscheck_ceilings.write(found, "local")
-    assert ceilings_check.load("local") == found
-    assert ceilings_check.load("reference") is None
-    assert set(ceilings_check.frame(found)["what"]) == {run.what for run in found.runs}
-    (tmp_path / "local" / ceilings_check.NAME).write_text("{")
+    kept.keep(found, "local", side_by_side.NAME)
+    assert side_by_side.load("local") == found
+    assert side_by_side.load("reference") is None
+    (tmp_path / "local" / side_by_side.NAME).write_text("{")
     with pytest.raises(StudyError, match="damaged"):
-        ceilings_check.load("local")
-
-
-@pytest.mark.parametrize(
-    ("body", "said"), [('sys.exit("no such kernel")', "no such kernel"), ('print("nothing")', "printed no MByte/s")]
-)
-def test_a_tool_that_fails_or_says_nothing_is_named(tmp_path, small, body, said):
-    with pytest.raises(StudyError, match=said):
-        crosscheck_ceilings.side_by_side("mini", tool(tmp_path, body), 1)
+        side_by_side.load("local")
+    for body, said in (('sys.exit("no such kernel")', "no such kernel"), ('print("nothing")', "printed no MByte/s")):
+        with pytest.raises(StudyError, match=said):
+            beside.side_by_side("mini", tool(tmp_path, body), 1)
 
 
 def test_rates_are_work_over_time_and_ratios_are_paired():
-    runs = [(ceilings_check.READ, n, [rate / 2, rate]) for n, rate in enumerate((3.0, 6.0, 9.0))]
-    runs += [(ceilings_check.LIKE_WITH_LIKE, n, [rate]) for n, rate in enumerate((2.0, 4.0, 6.0))]
+    runs = [(side_by_side.READ, n, [rate / 2, rate]) for n, rate in enumerate((3.0, 6.0, 9.0))]
+    runs += [(side_by_side.LIKE_WITH_LIKE, n, [rate]) for n, rate in enumerate((2.0, 4.0, 6.0))]
     table = pd.DataFrame(runs, columns=["what", "round", "rates"])
-    rates = ceilings_check.rates(table).set_index("what")
-    assert rates.loc[ceilings_check.READ, "rate"].value == pytest.approx(4.0), "two equal amounts at 3 and 6"
-    ratio = ceilings_check.ratios(table).iloc[0]
+    rates = side_by_side.rates(table).set_index("what")
+    assert rates.loc[side_by_side.READ, "rate"].value == pytest.approx(4.0), "two equal amounts at 3 and 6"
+    ratio = side_by_side.ratios(table).iloc[0]
     assert ratio["ratio"].value == pytest.approx(1.0)
     assert ratio["verdict"] == "holds"
 
@@ -526,59 +476,25 @@ def test_rates_are_work_over_time_and_ratios_are_paired():
 def test_numpy_says_which_blas_it_was():
     found = blas.products(64, 8, 1, 2)
     assert len(found["rates"]) == 2
-    assert min(found["rates"]) > 0
     assert found["blas"].startswith("NumPy")
 
 
-# ---------------------------------------------------------------- plan, rows, notebook
+# ---------------------------------------------------------------- plan and rows
 
 
 @pytest.mark.parametrize("scale", ["mini", "shape"])
 def test_the_plan_spans_from_one_column_to_a_long_prompt(scale):
     planned = plan_roofline.roofline(scale)
-    prompts = {cell.n_prompt for cell in planned.cells if cell.workload == "prefill"}
-    assert 512 in prompts
+    assert 512 in {cell.n_prompt for cell in planned.cells if cell.workload == "prefill"}
     assert HYBRID in {model for cell in planned.cells for model, _, _ in cell.files}
     by_columns = {cell.n_columns for cell in planned.cells if cell.workload == "matmul"}
     assert {0, 1, 8, 32} <= by_columns, "0: the many columns of a ceiling"
     assert len(set(planned.cells)) == len(planned.cells)
 
 
-def test_all_studies_are_read_and_where_none_is_the_reader_is_told(tmp_path, monkeypatch):
-    assert {r.study for r in recorded.every_study("02-roofline", "recorded", "shape")} >= set(REFERENCE_STUDIES)
+def test_where_no_study_has_rows_the_reader_is_told(tmp_path, monkeypatch):
     with pytest.raises(StudyError, match="unknown"):
         recorded.every_study("02-roofline", "elsewhere", "shape")
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     with pytest.raises(StudyError, match="no study has rows"):
         recorded.every_study("02-roofline", "recorded", "shape")
-
-
-@pytest.mark.parametrize("factor", [2.0, 5.0])
-def test_the_slider_computes_what_the_table_says(factor):
-    models = {"m": fact("plamo-3-nict-2b")}
-    gains = what_if.gains(models, HERE, factor).set_index(["pass", "change"])
-    steps = what_if.in_chart(alt.Chart(pd.DataFrame()).mark_point()).to_dict()["transform"]
-    for change in what_if.CHANGES:
-        for row in what_if.passes(models, HERE).to_dict("records"):
-            known = row | {"change": change}
-            for step in steps:
-                known[step["as"]] = evaluated(step["calculate"], known, factor)
-            expected = gains.loc[(row["pass"], change)]
-            assert (known["overlap"], known["sum"]) == pytest.approx((expected["overlap"], expected["sum"]))
-
-
-def evaluated(expression, known, factor):
-    """A Vega expression of this figure: comparisons, arithmetic, and conditions from left to right."""
-    condition, _, rest = expression.partition(" ? ")
-    if rest:
-        yes, _, no = rest.partition(" : ")
-        return evaluated(yes if evaluated(condition, known, factor) else no, known, factor)
-    datum = type("Datum", (), known)
-    return eval(expression, {"datum": datum, "factor": factor, "max": max})
-
-
-def test_a_best_ceiling_above_the_usual_one_widens_the_miss(recordings):
-    first = recordings[0]
-    table = every_cell.cells([(first.study, first.rows, first.facts)])
-    off = table[list(every_cell.STEPS)].map(lambda miss: max(miss, 1 / miss)).median()
-    assert 1 <= off["miss_usual"] <= off["miss"]

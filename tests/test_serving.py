@@ -18,7 +18,7 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
-from plamo_study.analysis import threshold
+from plamo_study.analysis import stats
 from plamo_study.engine import builds, server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
@@ -340,7 +340,7 @@ def test_the_knee_s_interval_holds_the_true_knee_of_a_queue_as_often_as_it_says(
     for _ in range(150):
         speeds = np.exp(0.03 * rng.standard_normal(8))
         tried = [(*step, server) for server, speed in enumerate(speeds) for step in searched(rng, speed)]
-        found.append(threshold.threshold(*map(list, zip(*tried, strict=True)), knee.ENOUGH, 16))
+        found.append(stats.threshold(*map(list, zip(*tried, strict=True)), knee.ENOUGH, 16))
     assert np.mean([one.low <= truth <= one.high for one in found]) > 0.9
     assert np.median([one.value for one in found]) == pytest.approx(truth, rel=0.05)
 

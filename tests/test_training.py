@@ -65,17 +65,11 @@ def test_a_model_that_drafts_is_under_a_megabyte_and_has_its_targets_vocabulary(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_trained_mini_predicts_held_out_python(name):
-    texts = held_out()
-    part = [texts["dis.py"][:6000], texts["gettext.py"][:6000]]
-    assert scoring.bits_per_byte(file(name), part) <= LIMIT
+def test_a_trained_mini_predicts_held_out_python_and_not_the_same_backwards(name):
+    part = held_out()["gettext.py"][:6000]
+    assert scoring.bits_per_byte(file(name), [part]) <= LIMIT
+    assert scoring.bits_per_byte(file(name), [part[:3000][::-1]]) > 2 * LIMIT
     assert card.read()["models"][name]["bits_per_byte"] <= LIMIT
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_held_out_text_backwards_is_no_python(name):
-    backwards = held_out()["fractions.py"][:4000][::-1]
-    assert scoring.bits_per_byte(file(name), [backwards]) > 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,12 +172,6 @@ def test_the_corpus_leaves_out_tables_tests_and_duplicates_and_splits_by_path(tm
     train, held = corpus.split(found)
     assert {m.path for m in held} == {m.path for m in found if corpus.is_held_out(m.path)}
     assert sorted(train + held, key=lambda m: m.path) == found
-
-
-def test_lines_seen_before_are_counted():
-    line, other = "x" * 40, "y" * 40
-    train = [corpus.Module("a", f"  {line}\nshort\n")]
-    assert corpus.seen_before(train, [corpus.Module("b", f"{line}\n{other}\nshort\n")]) == 0.5
 
 
 def test_ngram_probabilities_sum_to_one_and_longer_histories_help():

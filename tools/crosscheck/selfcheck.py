@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from crosscheck import (
+    ceilings as crosscheck_ceilings,
     llama_bench as crosscheck,
     perplexity as crosscheck_perplexity,
     planted as crosscheck_watch,
@@ -24,7 +25,7 @@ from plamo_study.measure.rows import SCHEMA, Conditions, Row
 from plamo_study.measure.worker import Job
 from plamo_study.models import synthetic
 from plamo_study.studies.quality import plan as plan_quality
-from plamo_study.studies.roofline import side_by_side as crosscheck_ceilings, side_by_side_ratios as ceilings_check
+from plamo_study.studies.roofline import side_by_side
 
 OVERHEAD_LIMIT = 0.01  # of a decode step, at shape
 HITS, FALSE_ALARMS = 0.95, 0.05  # least share of disturbed blocks marked, largest of undisturbed ones
@@ -97,14 +98,14 @@ def against_perplexity(scale: str, binary: Path, rounds: int) -> list[Check]:
 def ceilings(scale: str, likwid: Path, rounds: int, place: str) -> list[Check]:
     """Our ceilings beside likwid-bench's and NumPy's, kept in data/measured/<place>; only like with like is judged."""
     found = crosscheck_ceilings.side_by_side(scale, likwid, rounds)
-    crosscheck_ceilings.write(found, place)
-    return [_beside(entry) for entry in ceilings_check.ratios(ceilings_check.frame(found)).to_dict("records")]
+    kept.keep(found, place, side_by_side.NAME)
+    return [_beside(entry) for entry in side_by_side.ratios(side_by_side.frame(found)).to_dict("records")]
 
 
 def _beside(entry: dict[str, Any]) -> Check:
     judged, ratio = entry["verdict"], entry["ratio"]
     measured = f"{ratio:.3f} over {ratio.n} interleaved rounds" + (f": {judged}" if judged else "")
-    wanted = f"within {ceilings_check.MARGIN:.0%} of 1" if judged else "reported"
+    wanted = f"within {side_by_side.MARGIN:.0%} of 1" if judged else "reported"
     return Check(f"{entry['ours']} / {entry['other']}", measured, wanted, judged in ("", "holds"))
 
 

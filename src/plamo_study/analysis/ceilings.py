@@ -4,8 +4,7 @@ A ceiling belongs to a place: one machine, number of threads and device. A matri
 tensor type, the layout of its weights ("packed": rearranged by llama.cpp when it loads a model; "plain": as in the
 file; "blas": unpacked to F32 for BLAS, on a Mac Accelerate) and a number of columns. A file's ceiling is the mix of the
 kernels of its tensors. Nothing is ever borrowed from another place, type or layout. A ceiling is what a kernel reaches,
-not what the machine could reach: `fastest` is the fastest kernel measured there, and `peaks` gives the limit of its
-instructions.
+not what the machine could reach: `fastest` is the fastest kernel measured there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis.memo import once_a_frame
+from plamo_study.analysis import stats
 from plamo_study.analysis.roofline import NO_MATMUL, Ceilings, Model
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
@@ -67,7 +66,6 @@ class Kernel:
         return f"llama.cpp's {self.dtype} matrix kernel" + (", packed weights" if self.layout == PACKED else "")
 
 
-@once_a_frame
 def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """One line per process that measured a ceiling, from the usable rows of each frame.
 
@@ -92,7 +90,6 @@ def place_of(cell: Mapping[str, Any]) -> Place:
     return Place(str(cell["machine"]), int(cell["n_threads"]), int(cell["n_gpu_layers"]))
 
 
-@once_a_frame
 def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
     """Read bandwidth in B/s from the first table that has it. Raises StudyError where none has."""
     for table in tables:
@@ -102,7 +99,6 @@ def read(tables: Sequence[pd.DataFrame], place: Place) -> Rate:
     raise _missing("read ceiling", place)
 
 
-@once_a_frame
 def kernel(tables: Sequence[pd.DataFrame], place: Place, dtype: str) -> Rate:
     """FLOP/s for many columns of the kernel for a loaded model's tensors of a type, from the first table with it.
 
@@ -116,7 +112,7 @@ def kernel(tables: Sequence[pd.DataFrame], place: Place, dtype: str) -> Rate:
     raise _missing(f"matmul ceiling of {dtype}", place)
 
 
-def limits(
+def limits_at(
     tables: Sequence[pd.DataFrame], place: Place, what: Model | str, heads: float = 0.0
 ) -> tuple[Ceilings, Ceilings]:
     """(best, usual) ceilings of a place for a file, or for a tensor type by name.
@@ -135,17 +131,44 @@ def limits(
     return Ceilings(bandwidth.best, best), Ceilings(bandwidth.usual, usual)
 
 
+def limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
+    """The best ceilings of a study's main set-up, for a file or a tensor type: the input of the roofline."""
+    return limits_at([measured([rows])], main_place(rows), what)[0]
+
+
+def usual_limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
+    """The usual values of the same ceilings: medians over processes."""
+    return limits_at([measured([rows])], main_place(rows), what)[1]
+
+
+def of_study(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per ceiling, kernel, device and threads: `best` sample and `usual` (median of processes), B/s or FLOP/s.
+
+    For the study's main machine, kernels at their full number of columns.
+    """
+    table, entries = measured([rows]), []
+    here = table[table["machine"] == main_place(rows).machine]
+    for (layers, threads), group in here.groupby(["n_gpu_layers", "n_threads"]):
+        place = Place(str(group["machine"].iloc[0]), int(threads), int(layers))
+        rates: dict[str, Rate] = {READ: read([table], place)} if (group["ceiling"] == READ).any() else {}
+        rates |= {kernel.name: rate for kernel, rate in every_kernel([table], place).items()}
+        for name, rate in rates.items():
+            entry = {"ceiling": READ if name == READ else MATMUL, "kernel": name, "n_gpu_layers": layers}
+            entry |= {"n_threads": threads, "best": rate.best, "usual": stats.median(rate.by_process)}
+            entries.append(entry)
+    return pd.DataFrame(entries)
+
+
 def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFrame:
     """The usual ceilings of each block, columns read (B/s) and matmul (FLOP/s); NaN where a kernel is missing."""
     found = at(table, place, READ).set_index("block")
     shares = {what: 1.0} if isinstance(what, str) else multiplied(what)
-    spent = [n / kernel_by_block(table, place, dtype) for dtype, n in shares.items()]
+    spent = [n / _by_block(table, place, dtype) for dtype, n in shares.items()]
     matmul = sum(shares.values()) / pd.concat(spent, axis=1).sum(axis=1, skipna=False)
     return pd.DataFrame({READ: found["n_bytes"] / found["usual"], MATMUL: matmul})
 
 
-def kernel_by_block(table: pd.DataFrame, place: Place, dtype: str) -> pd.Series:
-    """Usual FLOP/s of a loaded tensor's kernel for many columns, by block."""
+def _by_block(table: pd.DataFrame, place: Place, dtype: str) -> pd.Series:
     found = loaded(table, place, dtype)
     found = found[found["many"]].set_index("block")
     return found["n_flops"] / found["usual"]
@@ -159,7 +182,6 @@ def fastest(tables: Sequence[pd.DataFrame], place: Place) -> tuple[Kernel, Rate]
     return max(kernels.items(), key=lambda item: item[1].best)
 
 
-@once_a_frame
 def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, Rate]:
     """FLOP/s for many columns of every kernel measured at a place, over all tables."""
     found = at(pd.concat(tables, ignore_index=True), place, MATMUL)
@@ -167,7 +189,6 @@ def every_kernel(tables: Sequence[pd.DataFrame], place: Place) -> dict[Kernel, R
     return {Kernel(str(dtype), str(layout)): _rate(group, group["n_flops"]) for (dtype, layout), group in groups}
 
 
-@once_a_frame
 def by_columns(table: pd.DataFrame, place: Place, dtype: str) -> dict[int, float]:
     """Seconds per weight by number of columns, medians over processes, of a loaded tensor's kernels."""
     found = loaded(table, place, dtype)
@@ -183,7 +204,6 @@ def loaded(table: pd.DataFrame, place: Place, dtype: str) -> pd.DataFrame:
     return found[packed] if packed.any() else found
 
 
-@once_a_frame
 def at(table: pd.DataFrame, place: Place, ceiling: str) -> pd.DataFrame:
     """The lines of a place and a ceiling."""
     here = (table["machine"] == place.machine) & (table["n_threads"] == place.n_threads)

@@ -1,13 +1,19 @@
-"""Known switches of llama.cpp between matrix kernels by number of columns, so that a jump in a curve has a name.
+"""The matrix kernels of llama.cpp by tensor type and number of columns, to name a rate or a jump in a curve.
 
-From the sources of llama.cpp 0c1e570: ggml-cpu/llamafile/sgemm.cpp (x86: `llamafile_sgemm`, `tinyBLAS_Q0_AVX`) and
-ggml-metal-ops.cpp. Only Q8_0 and these two backends are covered.
+From the sources of llama.cpp 0c1e570: ggml-cpu/repack.cpp (`ggml_repack_get_optimal_repack_type`), tiled/tiled.cpp
+(`ggml_tiled_supported`, which gives way to packed weights), llamafile/sgemm.cpp (`llamafile_sgemm`, from two columns
+on; `tinyBLAS_Q0_AVX`), for the rest the dot products of ggml-cpu.c, and ggml-metal-ops.cpp. Types are covered on x86
+only, columns for Q8_0 on x86 and on Metal.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 from plamo_study.models.casts import ON_GPUS
+
+PACKED = {"Q4_0": "AVX2 = 1", "Q4_K": "AVX2 = 1", "Q2_K": "AVX512 = 1"}  # type -> instruction set that the build needs
+TINY_BLAS = ("F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0")
+TILED = ("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K")
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,20 @@ class Switch:
 
     n_seq: int
     what: str
+
+
+def by_type(engine: dict[str, Any], dtype: str, packed: bool = True) -> str:
+    """The kernels of a type for many columns and for one, e.g. "tiled; dot products"; "" where unknown.
+
+    `packed` False: for weights laid out as in the file.
+    """
+    build = engine["build"]
+    if engine["gpu_offload"] or "AVX2 = 1" not in build or "LLAMAFILE = 1" not in build:
+        return ""
+    if packed and dtype in PACKED and PACKED[dtype] in build and "REPACK = 1" in build:
+        return "packed rows for both"
+    many = "tiled" if dtype in TILED else "tinyBLAS" if dtype in TINY_BLAS else "dot products"
+    return f"{many}; dot products"
 
 
 def column_tile(engine: dict[str, Any], dtype: str) -> int | None:

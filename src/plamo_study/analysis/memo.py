@@ -1,4 +1,4 @@
-"""Results computed once per frame: a page asks for the same table dozens of times.
+"""Results computed once per frame: a page of levers asks for the same table dozens of times.
 
 Frames of rows and the results from them are never changed, only copied; callers get a shallow copy.
 """
@@ -6,7 +6,7 @@ Frames of rows and the results from them are never changed, only copied; callers
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pandas as pd
 
@@ -14,24 +14,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def once_a_frame(function: Callable[P, R]) -> Callable[P, R]:
-    """Cache a function's results by the identity of its first argument, one or several frames, while these live.
+def once_a_frame(function: Callable[Concatenate[pd.DataFrame, P], R]) -> Callable[Concatenate[pd.DataFrame, P], R]:
+    """Cache a function's results by the identity of its first argument, a frame, while that lives.
 
     Mappings among the other arguments are also compared by identity.
     """
-    kept: dict[tuple[int, ...], dict[Hashable, Any]] = {}
+    kept: dict[int, dict[Hashable, Any]] = {}
 
     @wraps(function)
-    def remembering(*given: P.args, **named: P.kwargs) -> R:
-        frames = (given[0],) if isinstance(given[0], pd.DataFrame) else tuple(cast("Any", given[0]))
-        ids, asked = tuple(map(id, frames)), (tuple(map(_told, given[1:])), tuple(sorted(named.items())))
-        if ids not in kept:
-            kept[ids] = {}
-            for frame in frames:
-                weakref.finalize(frame, kept.pop, ids, None)
-        if asked not in kept[ids]:
-            kept[ids][asked] = function(*given, **named), given[1:]  # kept alive, so that no other object gets their id
-        return cast("R", _copied(kept[ids][asked][0]))
+    def remembering(frame: pd.DataFrame, *given: P.args, **named: P.kwargs) -> R:
+        asked = tuple(map(_told, given)), tuple(sorted(named.items()))
+        if id(frame) not in kept:
+            kept[id(frame)] = {}
+            weakref.finalize(frame, kept.pop, id(frame), None)
+        if asked not in kept[id(frame)]:  # the arguments are kept alive, so that no other object gets their id
+            kept[id(frame)][asked] = function(frame, *given, **named), given
+        found: R = _copied(kept[id(frame)][asked][0])
+        return found
 
     return remembering
 

@@ -15,8 +15,6 @@ KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 3
 STATE_BYTES = 4  # llama.cpp keeps recurrent and convolution state in F32
 NO_MATMUL = {"token_embd", "output", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_dt.bias"}
 SCAN_FLOPS = 6  # per state element and token: decay, input, add (3), output multiply-add (2), and exp's multiply
-
-
 PRODUCTS = ("weights of the blocks", "output head")  # the parts that are matrix products
 
 
@@ -171,12 +169,12 @@ def _d_inner(model: Model) -> int:
     return int(model["shape"]["mamba_heads"] * model["shape"]["mamba_head_dim"])
 
 
-def decode_bytes(model: Model, depth: float, n_seq: int = 1, type_kv: str = "f16") -> float:
+def decode_bytes(model: Model, depth: float, n_seq: int = 1) -> float:
     """Bytes one decode step moves: weights + n_seq * (KV read at `depth` + KV written + state read and written).
 
     The embedding rows, a few kilobytes, are left out.
     """
-    account = parts(model, 1, depth, n_seq, n_ubatch=max(n_seq, 1), type_k=type_kv, type_v=type_kv)
+    account = parts(model, 1, depth, n_seq, n_ubatch=max(n_seq, 1))
     return work([part for part in account if part.name != "embedding rows"])[1]
 
 
@@ -190,9 +188,9 @@ def prefill_flops(model: Model, n_tokens: int) -> float:
     return work(parts(model, n_tokens))[0]
 
 
-def prefill_bytes(model: Model, n_tokens: int, n_ubatch: int = 512) -> float:
+def prefill_bytes(model: Model, n_tokens: int) -> float:
     """Bytes one prefill moves: the blocks' weights once per micro-batch, the head once, cache and state."""
-    return work(parts(model, n_tokens, n_ubatch=n_ubatch))[1]
+    return work(parts(model, n_tokens))[1]
 
 
 def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
@@ -200,9 +198,9 @@ def band(flops: float, moved: float, ceilings: Ceilings) -> Band:
     return Band(flops / ceilings.matmul, moved / ceilings.read)
 
 
-def prefill_band(model: Model, n_tokens: int, ceilings: Ceilings, n_ubatch: int = 512) -> Band:
+def prefill_band(model: Model, n_tokens: int, ceilings: Ceilings) -> Band:
     """Predicted seconds of a prefill."""
-    return band(prefill_flops(model, n_tokens), prefill_bytes(model, n_tokens, n_ubatch), ceilings)
+    return band(prefill_flops(model, n_tokens), prefill_bytes(model, n_tokens), ceilings)
 
 
 def decode_band(model: Model, depth: float, ceilings: Ceilings, n_seq: int = 1) -> Band:

@@ -22,17 +22,11 @@ def median_sample(samples: list[list[int]]) -> float:
     return float(np.median(list(chain(*samples))))
 
 
-def _mean_repetition(samples: list[list[int]]) -> float:
-    return sum(chain(*samples)) / len(samples)
-
-
 def median_by_block(group: pd.DataFrame) -> pd.Series:
     """Median seconds of all samples by block; for a repeated block, of its last row."""
     return seconds_by_block(group.drop_duplicates("block", keep="last"), median_sample)
 
 
-def seconds_by_block(
-    group: pd.DataFrame, statistic: Callable[[list[list[int]]], float] = _mean_repetition
-) -> pd.Series:
-    """Seconds by block: mean of a repetition, or another statistic of the samples."""
+def seconds_by_block(group: pd.DataFrame, statistic: Callable[[list[list[int]]], float]) -> pd.Series:
+    """Seconds by block: a statistic of each row's samples, such as `median_sample`."""
     return group.set_index("block")["samples_ns"].map(statistic) / NS

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis import coverage, own_ceilings, usable
+from plamo_study.analysis import coverage, usable
+from plamo_study.analysis.ceilings import of_study
 from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import disturbed_cells, drifted, marked_by, model_names
@@ -199,7 +200,7 @@ def _gates(recording: Recording) -> list[Any]:
 
 def ceilings(recording: Recording) -> Table:
     """Both ceilings of this machine at each thread count, best and usual, with the kernel behind each."""
-    data = own_ceilings.ceilings(recording.rows)
+    data = of_study(recording.rows)
     factors, devices = [PER_SECOND[c] for c in data["ceiling"]], ["GPU" if n else "CPU" for n in data["n_gpu_layers"]]
     shown = pd.DataFrame(
         {

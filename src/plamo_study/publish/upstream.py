@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from plamo_study.analysis import kernel_paths, timing
+from plamo_study.analysis import kernels, timing
 from plamo_study.analysis.estimates import compare, estimate
 from plamo_study.measure import planned
 from plamo_study.measure.plan import MODELS
@@ -142,7 +142,7 @@ def packing(recording: Recording) -> Table:
             work, unit = (int(found["n_bytes"].iloc[0]), "GB/s") if n else (int(found["n_flops"].iloc[0]), "GFLOP/s")
             rates = (work / seconds.median() / 1e9).to_dict()
             said = {f"{label}_said": f"{rate:.1f} {unit}" for label, rate in rates.items()}
-            said["plain_said"] += f" ({kernel_paths.kernels(engine, dtype, packed=False).split('; ')[n]})"
+            said["plain_said"] += f" ({kernels.by_type(engine, dtype, packed=False).split('; ')[n]})"
             entry = {"dtype": dtype, "with": words, "ratio": timing.paired_ratio(seconds["plain"], seconds["packed"])}
             entries.append(entry | rates | said)
     columns: Columns = {

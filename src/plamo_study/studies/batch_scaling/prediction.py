@@ -5,8 +5,8 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import roofline
+from plamo_study.analysis.ceilings import limits, usual_limits
 from plamo_study.analysis.kernels import column_tile, switches, weight_passes
-from plamo_study.analysis.own_ceilings import limits, usual_limits
 from plamo_study.analysis.roofline import Ceilings, Model, miss
 from plamo_study.studies.batch_scaling import analysis
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import growth, roofline, stats
-from plamo_study.analysis.own_ceilings import limits
+from plamo_study.analysis.ceilings import limits
 from plamo_study.analysis.roofline import Ceilings, Model, miss
 from plamo_study.studies.context import analysis
 

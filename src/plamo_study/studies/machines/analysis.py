@@ -60,7 +60,7 @@ def passes(studies: Studies) -> pd.DataFrame:
     ceilings that made it: `read` (B/s) and `compute` (FLOP/s), the best samples of all of the machine's studies.
     StudyError if no pass has measured ceilings.
     """
-    found = every_cell.cells(studies)
+    found, _ = every_cell.cells(studies)
     if found.empty:
         raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
     found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")], facts_of(studies))

@@ -15,15 +15,15 @@ from plamo_study import paths
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import median_sample, paired_ratio, seconds_by_block
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import model_names, usable
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.machines.analysis import Studies
-from plamo_study.studies.phase_asymmetry.analysis import OFFLOADED_PROMPT, OFFLOADED_STEPS, first_steps, offload
 
 FORECAST = paths.DATA / "published" / "gpu-forecast.toml"
 HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
 RELEASED, SCAN, LAUNCHES = "cuda", "cuda-scan", "cuda-launches"
 MIDDLE = 512  # prompt tokens in the findings
+OFFLOADED_PROMPT, OFFLOADED_STEPS = 128, 32  # tokens of the cells that are measured at every thread count
 ASYMMETRY, BATCHES = "01-phase-asymmetry", "03-batch-scaling"
 MS = 1e3
 
@@ -44,7 +44,7 @@ class Board:
     def step(self, model: str, build: str = STOCK, gpu: bool = True) -> pd.Series:
         """Seconds of one sequence's decode step by block: the median of the first ones, which both devices ran."""
         found = self._of(self.asymmetry, "decode", model, build, gpu)
-        return seconds_by_block(first_steps(found, OFFLOADED_STEPS), median_sample)
+        return seconds_by_block(_first_steps(found, OFFLOADED_STEPS), median_sample)
 
     def steps(self, model: str, n_seq: int) -> pd.Series:
         """Seconds of a decode step of `n_seq` sequences by block."""
@@ -58,6 +58,11 @@ class Board:
         return found[found["n_threads"] == found["n_threads"].max()].drop_duplicates(
             ["block", "n_seq", "n_prompt"], keep="last"
         )
+
+
+def _first_steps(found: pd.DataFrame, n: int) -> pd.DataFrame:
+    """Decode rows cut to their first `n` steps."""
+    return found.assign(samples_ns=[[steps[:n] for steps in samples] for samples in found["samples_ns"]])
 
 
 def boards(studies: Studies) -> list[Board]:
@@ -82,8 +87,18 @@ def _has_cuda(fact: dict[str, Any]) -> bool:
 
 
 def gains(board: Board) -> pd.DataFrame:
-    """The gain of offloading by `phase_asymmetry`: `cpu` and `gpu` (seconds) and `gain`, by model and phase."""
-    return offload(board.asymmetry[board.asymmetry["build"] == STOCK])
+    """`gain` of the GPU over all CPU threads and both times, `cpu` and `gpu` (seconds), per model and phase.
+
+    A prompt of OFFLOADED_PROMPT tokens, and the first OFFLOADED_STEPS decode steps.
+    """
+    entries = []
+    for model in model_names(board.asymmetry[board.asymmetry["n_gpu_layers"] != 0]):
+        prompt = (board.prompt(model, OFFLOADED_PROMPT, gpu=gpu) for gpu in (False, True))
+        step = (board.step(model, gpu=gpu) for gpu in (False, True))
+        for phase, (cpu, gpu) in (("prefill", prompt), ("decode", step)):
+            entry: dict[str, Any] = {"model": model, "phase": phase, "gain": paired_ratio(cpu, gpu)}
+            entries.append(entry | {"cpu": stats.median(cpu.tolist()), "gpu": stats.median(gpu.tolist())})
+    return pd.DataFrame(entries, columns=["model", "phase", "cpu", "gpu", "gain"])
 
 
 def foretold() -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ import pandas as pd
 from plamo_study.analysis import clustered
 from plamo_study.analysis.clustered import mapped, ratio_of_sums
 from plamo_study.analysis.divergence import GRID, QUANTILES
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.stats import Estimate
 
 LEVEL = 0.05  # false-discovery rate
@@ -46,7 +45,6 @@ class Evaluated:
         return np.asarray(self.series["tokens"], float)
 
 
-@once_a_frame
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per model, text and file, the reference first.
 

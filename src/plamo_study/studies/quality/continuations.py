@@ -10,10 +10,10 @@ import numpy as np
 
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.measure import texts
-from plamo_study.studies.quality.repetition import loop_period
 
 PROMPT_LINES = 8
 PROMPT_TOKENS = 160  # the last ones of longer prompts
+LEAST_TOKENS, LEAST_TIMES = 2, 3  # of a phrase that counts as a repetition
 
 
 def loops(path: Path, config: SessionConfig, text: bytes) -> list[float]:
@@ -39,6 +39,19 @@ def continued(session: Session, prompts: list[np.ndarray], n_gen: int) -> np.nda
         session.decode(dict(enumerate(np.maximum(found[step], 0).tolist())))
         rows = session.outputs(len(prompts))
     return found.T
+
+
+def loop_period(tokens: np.ndarray) -> int:
+    """Tokens in the shortest phrase repeated `LEAST_TIMES` times at the end of (n,) token ids; 0: no loop.
+
+    Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration": a phrase of at least two tokens counts as a
+    repetition if it occurs at least three times in a row at the end of the generated tokens.
+    """
+    for period in range(LEAST_TOKENS, len(tokens) // LEAST_TIMES + 1):
+        end = tokens[-LEAST_TIMES * period :]
+        if np.array_equal(end[period:], end[:-period]):
+            return period
+    return 0
 
 
 def _period(session: Session, tokens: np.ndarray) -> float:

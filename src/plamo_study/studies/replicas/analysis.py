@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import roofline, stats, timing
+from plamo_study.analysis.ceilings import limits
 from plamo_study.analysis.files import Facts, files
-from plamo_study.analysis.own_ceilings import limits
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable, verdict_of

@@ -6,8 +6,9 @@ engine is known to read more than once; with the matrix kernels' own times at a 
 were measured. A refinement may make the miss worse. Caches are not modelled: small models lie above their roof.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -17,16 +18,18 @@ import pandas as pd
 from plamo_study.analysis import ceilings, roofline, stats
 from plamo_study.analysis.ceilings import Place
 from plamo_study.analysis.kernels import column_tile, weight_passes
-from plamo_study.analysis.roofline import PRODUCTS, Band, Ceilings, Model, Part, miss
+from plamo_study.analysis.roofline import NO_MATMUL, PRODUCTS, Band, Ceilings, Model, Part, miss
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
 from plamo_study.present.processors import processor
-from plamo_study.studies.roofline import columns
 
 Facts = Mapping[str, Mapping[str, Any]]
+Known = Mapping[str, Mapping[int, float]]  # tensor type -> number of columns -> seconds per weight
 TIMED = ("prefill", "decode", "depth", "naive")
 KEY = ["machine", "build", "engine", "model", "dtype", "workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads",
        "n_ubatch", "type_k", "type_v", "flash_attn", "n_gpu_layers", "label"]  # fmt: skip
+MAMBA = ("ssm_in", "ssm_x", "ssm_dt", "ssm_out")
+SPAN = 4  # between measured numbers of columns at most this many times apart, times are interpolated
 NS = 1e9
 STEPS = {
     "miss": "the best sample of each ceiling",
@@ -55,20 +58,20 @@ class Limits:
     best: Ceilings
     usual: Ceilings
     fastest: Ceilings
-    by_columns: Mapping[str, Mapping[int, float]]
+    by_columns: Known
 
 
 Held = tuple[str, Facts, dict[str, Any], Model, Timed, Limits | StudyError]
 
 
-def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
+def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> tuple[pd.DataFrame, int]:
     """One line per study, cell and kind of pass; `studies` are (name, rows, facts). Usable rows only.
 
     Columns: the cell's, `chip`, `phase`, `tokens`, `depth`, `n` processes, `flops`, `bytes`, `intensity`, `compute` and
     `read` (its file's ceilings, best), `low`, `high`, `measured` (estimate, s), the misses of STEPS, `by_kernel`
     (whether the last refinement applies), `share` (of the roof of its own kernels) and `share_fastest` (of the roof of
     the fastest matrix kernel measured there). Ceilings are its own study's, else those of all studies on that machine.
-    A cell whose ceilings no study measured on its machine is left out, and counted by `unpredicted`; raises StudyError
+    A pass whose ceilings no study measured on its machine is left out; their number comes second. Raises StudyError
     where that leaves none.
     """
     entries, lacking = [], []
@@ -81,12 +84,7 @@ def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> pd.DataFrame:
         entries.append(entry | _compared(timed, cell, model, facts[cell["engine"]], limits))
     if lacking and not entries:
         raise lacking[0]
-    return pd.DataFrame(entries)
-
-
-def unpredicted(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> int:
-    """Number of usable passes on machines where their ceilings were not measured."""
-    return sum(isinstance(limits, StudyError) for *_, limits in _held(studies))
+    return pd.DataFrame(entries), len(lacking)
 
 
 def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
@@ -94,35 +92,34 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
     studies = list(studies)
     own = [ceilings.measured([rows]) for _, rows, _ in studies]
     pooled = pd.concat(own, ignore_index=True)
+    fastest = cache(lambda place: ceilings.fastest([pooled], place)[1].best)
+    by_columns = cache(lambda place, dtype: ceilings.by_columns(pooled, place, dtype))
     for (name, rows, facts), table in zip(studies, own, strict=True):
-        files, found = _files(facts), usable(rows)
+        files = {(fact["name"], fact["dtype"]): dict(fact) for fact in facts.values() if "tensors" in fact}
+        limits: dict[tuple[Place, tuple[str, str], int], Limits | StudyError] = {}
+        found = usable(rows)
         found = found[found["workload"].isin(TIMED) & found["samples_ns"].map(len).astype(bool)]
         for key, group in found.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
-            model = files[cell["model"].rstrip("*"), cell["dtype"]]
+            place, file = ceilings.place_of(cell), (cell["model"].rstrip("*"), cell["dtype"])
             cell |= {"n": len(group), "chip": processor(facts[cell["machine"]])}
             for timed in _timed(cell, group):
-                yield name, facts, cell, model, timed, _limits([table, pooled], ceilings.place_of(cell), model, timed)
+                held = (place, file, timed.tokens)
+                if held not in limits:
+                    limits[held] = _limits([table, pooled], place, files[file], timed.tokens, fastest, by_columns)
+                yield name, facts, cell, files[file], timed, limits[held]
 
 
-def left_out(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> dict[str, int]:
-    """Processes of timed cells that are left out: `crashed`, `wrong` (computed wrong), and `other`.
+def left_out(rows: pd.DataFrame) -> dict[str, int]:
+    """Processes of a study's timed cells that are left out: `crashed`, `wrong` (computed wrong), and `other`.
 
     `other` counts anchors, disturbed processes, and starved ones, which were measured again.
     """
-    counted = {"crashed": 0, "wrong": 0, "other": 0}
-    for _, rows, _ in studies:
-        timed = rows[rows["workload"].isin(TIMED)]
-        crashed, used = ~timed["status"].isin(["ok", "starved"]), timed.index.isin(usable(rows).index)
-        wrong = ~crashed & ~timed["verdict"].isin(["valid", "n/a", "starved"])
-        counted["crashed"] += int(crashed.sum())
-        counted["wrong"] += int(wrong.sum())
-        counted["other"] += int((~crashed & ~wrong & ~used).sum())
-    return counted
-
-
-def _files(facts: Facts) -> dict[tuple[str, str], Model]:
-    return {(fact["name"], fact["dtype"]): dict(fact) for fact in facts.values() if "tensors" in fact}
+    timed = rows[rows["workload"].isin(TIMED)]
+    crashed, used = ~timed["status"].isin(["ok", "starved"]), timed.index.isin(usable(rows).index)
+    wrong = ~crashed & ~timed["verdict"].isin(["valid", "n/a", "starved"])
+    other = ~crashed & ~wrong & ~used
+    return {"crashed": int(crashed.sum()), "wrong": int(wrong.sum()), "other": int(other.sum())}
 
 
 def _timed(cell: Mapping[str, Any], group: pd.DataFrame) -> Iterator[Timed]:
@@ -163,15 +160,21 @@ def _medians(samples: list[list[list[int]]]) -> tuple[float, ...]:
     return tuple(float(np.median(list(chain(*row)))) / NS for row in samples)
 
 
-def _limits(tables: Sequence[pd.DataFrame], place: Place, model: Model, timed: Timed) -> Limits | StudyError:
-    """The ceilings of a cell's place for its file; a decode step computes the head with every token."""
+def _limits(
+    tables: Sequence[pd.DataFrame],
+    place: Place,
+    model: Model,
+    n_tokens: int,
+    fastest: Callable[[Place], float],
+    by_columns: Callable[[Place, str], Mapping[int, float]],
+) -> Limits | StudyError:
+    """The ceilings of a place for a file in a pass of so many tokens; a decode step computes the head with each."""
     try:
-        best, usual = ceilings.limits(tables, place, model, heads=1 / timed.tokens)
+        best, usual = ceilings.limits_at(tables, place, model, heads=1 / n_tokens)
     except StudyError as error:
         return error
-    rate = ceilings.fastest(tables, place)[1]
-    known = {dtype: ceilings.by_columns(tables[-1], place, dtype) for dtype in ceilings.by_type(model)}
-    return Limits(best, usual, Ceilings(best.read, rate.best), known)
+    known = {dtype: by_columns(place, dtype) for dtype in ceilings.by_type(model)}
+    return Limits(best, usual, Ceilings(best.read, fastest(place)), known)
 
 
 def _compared(
@@ -215,9 +218,61 @@ def _by_kernel(
         "together": timed.together,
         "n_ubatch": int(cell["n_ubatch"]),
     }
-    products = columns.seconds(model, shape, limits.by_columns, "D4" not in engine.get("corrects", ()))
+    spent = products(model, shape, limits.by_columns, "D4" not in engine.get("corrects", ()))
     rest = roofline.band(*roofline.work([part for part in account if part.name not in PRODUCTS]), limits.usual)
-    return None if products is None else Band(products, rest.high)
+    return None if spent is None else Band(spent, rest.high)
+
+
+def products(model: Model, shape: Mapping[str, Any], known: Known, projections_apart: bool) -> float | None:
+    """Seconds of all matrix products of a pass, each type with its own kernel at the pass's number of columns.
+
+    None where a kernel was not measured near that number: one built for many columns does not reach its rate at few.
+
+    `shape` has tokens, n_seq, together and n_ubatch. `projections_apart`: the Mamba projections of several sequences
+    are one product each, as in stock builds (split projections, D4).
+    """
+    tokens, n_seq, together = int(shape["tokens"]), int(shape["n_seq"]), bool(shape["together"])
+    streams, length = (1, n_seq * tokens) if together else (n_seq, tokens)
+    passes = [min(length - start, shape["n_ubatch"]) for start in range(0, length, shape["n_ubatch"])]
+    apart = projections_apart and together
+    mamba, blocks, head = (_amounts(model, kinds) for kinds in _kinds(model))
+    work = [(blocks, columns, streams) for columns in passes] + [(head, n_seq if together else 1, streams)]
+    work += [(mamba, tokens, n_seq)] if apart else [(mamba, columns, streams) for columns in passes]
+    spent = [
+        times * elements * _per_weight(known.get(dtype, {}), columns)
+        for amounts, columns, times in work
+        for dtype, elements in amounts.items()
+    ]
+    return None if np.isnan(spent).any() else float(sum(spent))
+
+
+def _kinds(model: Model) -> tuple[list[str], list[str], list[str]]:
+    """Kinds of tensors that are (Mamba projections, other matrices of the blocks, the output head)."""
+    matrices = [kind for kind in model["tensors"] if kind not in NO_MATMUL and not kind.endswith("_norm")]
+    head = "output" if "output" in model["tensors"] else "token_embd"
+    return [k for k in matrices if k in MAMBA], [k for k in matrices if k not in MAMBA], [head]
+
+
+def _amounts(model: Model, kinds: Iterable[str]) -> dict[str, float]:
+    """Number of weights by tensor type, without types that hold almost none of the file."""
+    known, found = ceilings.weighty(ceilings.by_type(model)), dict[str, float]()
+    for kind in kinds:
+        tensors = model["tensors"][kind]
+        for dtype, part in tensors.get("by_type", {tensors["type"]: tensors}).items():
+            if dtype in known:
+                found[dtype] = found.get(dtype, 0.0) + part["n_elements"]
+    return found
+
+
+def _per_weight(known: Mapping[int, float], columns: int) -> float:
+    """Seconds per weight at `columns` columns; proportional beyond the last measured number, NaN far from any."""
+    at = sorted(known)
+    below, above = max((n for n in at if n <= columns), default=0), min((n for n in at if n >= columns), default=0)
+    if below and not above:
+        return known[below] * columns / below if columns <= SPAN * below else float("nan")
+    if not below or above > SPAN * below:
+        return float("nan")
+    return float(np.interp(columns, (below, above), (known[below], known[above]))) if above > below else known[below]
 
 
 def _again(timed: Timed, cell: Mapping[str, Any], model: Model, engine: Mapping[str, Any]) -> float:
@@ -225,6 +280,6 @@ def _again(timed: Timed, cell: Mapping[str, Any], model: Model, engine: Mapping[
     width = min(timed.tokens * (timed.n_seq if timed.together else 1), int(cell["n_ubatch"]))
     tile = column_tile(dict(engine), str(cell["dtype"]))
     passes = weight_passes(width, tile) if tile else 1
-    mamba = sum(model["tensors"].get(kind, {"n_bytes": 0})["n_bytes"] for kind in columns.MAMBA)
+    mamba = sum(model["tensors"].get(kind, {"n_bytes": 0})["n_bytes"] for kind in MAMBA)
     apart = timed.n_seq - 1 if timed.together and "D4" not in engine.get("corrects", ()) else 0
     return float((passes - 1) * roofline.weight_bytes(model) + apart * mamba)

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import stats
-from plamo_study.analysis.threshold import threshold
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.serving import NEAR_TIE
 from plamo_study.studies.serving import knee, metrics
@@ -103,7 +102,7 @@ def knee_of(rows: pd.DataFrame) -> pd.DataFrame:
         ]
         rates, shares, servers = zip(*tried, strict=True)
         n = int(group["n_requests"].iloc[0])
-        found = threshold(rates, shares, servers, knee.ENOUGH, n)
+        found = stats.threshold(rates, shares, servers, knee.ENOUGH, n)
         seeds = [seed for series in group["series"] for seed in series.get("seed", [])]
         if len(set(seeds)) < len(group):
             found = replace(found, low=math.nan, high=math.nan)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import own_ceilings, stats
+from plamo_study.analysis import ceilings, stats
 from plamo_study.analysis.ceilings import by_block, main_place, measured
 from plamo_study.analysis.estimates import NUMBERS, as_columns
 from plamo_study.analysis.roofline import Ceilings, Model, band
@@ -78,7 +78,7 @@ def rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     a prefill or of one step.
     """
     found, entries = works(rows), []
-    limits = {name: own_ceilings.limits(rows, models[name]) for name in found["model"].unique()}
+    limits = {name: ceilings.limits(rows, models[name]) for name in found["model"].unique()}
     for entry in _shares(found, EACH).to_dict("records"):
         same = (found["model"] == entry["model"]) & (found["phase"] == entry["phase"])
         entries.append(entry | _achieved(found[same & (found["class"] == entry["class"])], limits[entry["model"]]))
