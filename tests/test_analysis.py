@@ -104,17 +104,18 @@ def test_a_crossing_that_noise_hides_is_unbounded_and_none_has_no_number():
 
 
 def test_a_simulation_finds_what_the_estimators_promise_and_an_interval_that_is_too_narrow():
-    def wrong(**changes):
-        return by_size(pd.DataFrame(coverage.simulate(200, estimators=(replace(**changes),))))["wrong"].sum()
+    def wrong(estimator, **changes):
+        found = coverage.simulate(200, estimators=(replace(estimator, **changes),))
+        return by_size(pd.DataFrame(found))["wrong"].sum()
 
     quantity, ratio = coverage.ESTIMATORS[:2]
     largest = next(each for each in coverage.ESTIMATORS if "largest" in each.name)
-    assert [wrong(obj=each, sizes=(3, 7)) for each in (quantity, ratio)] == [0, 0]
-    assert wrong(obj=largest, sizes=(7,)) == 0
-    bold = wrong(obj=quantity, estimate=lambda x: replace(stats.median(x[0].tolist()), level=0.95), sizes=(3,))
+    assert [wrong(each, sizes=(3, 7)) for each in (quantity, ratio)] == [0, 0]
+    assert wrong(largest, sizes=(7,)) == 0
+    bold = wrong(quantity, estimate=lambda x: replace(stats.median(x[0].tolist()), level=0.95), sizes=(3,))
     assert bold == len(coverage.JUDGED)
     own = lambda x: max((stats.ratio(x[2 * i], x[2 * i + 1]) for i in range(6)), key=value)  # noqa: E731
-    assert wrong(obj=largest, estimate=own, sizes=(7,)) > 0, "the selected one's own interval"
+    assert wrong(largest, estimate=own, sizes=(7,)) > 0, "the selected one's own interval"
 
 
 def test_a_family_of_claims_takes_more_than_a_single_one():

@@ -192,6 +192,10 @@ def test_f16_weights_on_a_gpu_are_judged_by_multiplications_in_f16_and_a_fault_i
     assert tolerance.tolerance(eight_bits) == tolerance.TOLERANCE["Q8_0"]
 
 
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [*((HYBRID, dtype) for dtype in ("Q6_K", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")), (ATTENTION, "Q4_K_M")],
+)
 def test_the_oracle_agrees_on_every_type(model, dtype):
     files.make_models(planned(dtype, model=model))
     cell = mini("gate", model=model, dtype=dtype, n_prompt=24, n_gen=4)

@@ -28,8 +28,6 @@ DEPTH = 1024  # tokens cached per sequence where a cache is counted; the sources
 SIZE = {"F16": 2, "INT8": 1}  # bytes a weight
 ZEROS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "window", "mamba_heads", "mamba_head_dim",
          "d_state", "d_conv")  # fmt: skip
-
-
 Entry = Mapping[str, Any]
 
 
@@ -97,13 +95,13 @@ def clock(rows: pd.DataFrame) -> float | None:
     return float(np.median(told)) * 1e6 if len(told) else None
 
 
-def kernels(kernels: Mapping[Kernel, Rate], peaks: Mapping[str, Peak]) -> pd.DataFrame:
-    """Kernels of one place, the fastest first: `name`, `best` and `usual` FLOP/s, shares `of_fastest` and `of_peak`.
+def kernels(measured: Mapping[Kernel, Rate], peaks: Mapping[str, Peak]) -> pd.DataFrame:
+    """Kernels of a place, the fastest first: `name`, `best` and `usual` FLOP/s, shares `of_fastest` and `of_peak`.
 
     `of_peak` is None where no clock was recorded, with `why`; `at_least` is then the share of the peak at the highest
     clock, a lower bound. `peaks` by tensor type.
     """
-    ordered = sorted(kernels.items(), key=lambda item: -item[1].best)
+    ordered = sorted(measured.items(), key=lambda item: -item[1].best)
     entries = []
     for kernel, rate in ordered:
         found = peaks[kernel.dtype]
