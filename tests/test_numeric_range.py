@@ -2,12 +2,13 @@
 
 import csv
 import re
+import shutil
 
+import gguf
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
-from hostile import take_apart
 
 from plamo_study.engine.library import capture_log
 from plamo_study.engine.ranges import InputRanges
@@ -274,13 +275,10 @@ def test_the_recorded_backends_are_right_and_wrong_where_it_was_foretold():
 
 def planted_file(path, factor):
     """A copy of the hybrid model whose first ssm_out sees `factor` times as large an input."""
-    parts = take_apart(mini_file())
-    for t in parts.header.tensors:
-        if t.name in ("blk.0.ssm_d", "blk.0.ssm_c_norm", "blk.0.ssm_d.weight", "blk.0.ssm_c_norm.weight"):
-            n = 4 * int(np.prod(t.dims))
-            values = np.frombuffer(parts.data[t.offset : t.offset + n], "<f4") * np.float32(factor)
-            parts.data = parts.data[: t.offset] + values.tobytes() + parts.data[t.offset + n :]
-    path.write_bytes(parts.build())
+    shutil.copy(mini_file(), path)
+    for t in gguf.GGUFReader(path, "r+").tensors:
+        if t.name.removesuffix(".weight") in ("blk.0.ssm_d", "blk.0.ssm_c_norm"):
+            t.data[:] *= np.float32(factor)
     return path
 
 

@@ -38,7 +38,7 @@ def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = N
     for name, scale, dtype in needed(plan):
         path = recipes.model_path(name, scale, dtype)
         tell = partial(progress, path.name) if progress else None
-        if dtype in written_types(name, scale):
+        if scale != "weights" and dtype in registry.DTYPES:  # the quantizer makes all others from these
             synthetic.make(name, scale, dtype, progress=tell)
         elif source := _source_of(path, name, scale):
             quantizing.quantize(source, path, recipes.by_name(dtype), progress=tell)
@@ -50,11 +50,6 @@ def needed(plan: Plan) -> list[tuple[str, str, str]]:
     compared = [cell for cell in plan.asked if isinstance(cell, Comparison)]
     files += [(cell.model, cell.scale, name) for cell in compared for name in cell.candidates]
     return list(dict.fromkeys(files))
-
-
-def written_types(name: str, scale: str) -> tuple[str, ...]:
-    """The types a model's file is written in directly; the quantizer makes all others from it."""
-    return () if scale == "weights" else registry.DTYPES
 
 
 def _source_of(path: Path, name: str, scale: str) -> Path | None:

@@ -12,25 +12,22 @@ from plamo_study.models import tensors
 from plamo_study.models.expected import read_spec, rope_findings
 from plamo_study.models.finding import AGAIN, Finding
 from plamo_study.models.finite import finite_findings
-from plamo_study.models.gguf_file import Progress
-from plamo_study.models.header import HeaderError, read
-from plamo_study.models.header_parts import Header
+from plamo_study.models.header import Header, HeaderError, read
 from plamo_study.models.tensor_check import layout_findings, tensor_findings
 from plamo_study.models.tokenizer_check import tokenizer_findings
 
 
-def inspect(path: Path, sha256: str = "", progress: Progress | None = None) -> tuple[list[Finding], Header | None]:
+def inspect(path: Path, sha256: str = "") -> tuple[list[Finding], Header | None]:
     """Findings about a file, without an engine, and its header if it can be read.
 
-    `sha256`: the expected 64 hex digits. `progress` is called with (bytes done, bytes in all) while weights are
-    searched. Raises StudyError when the file is missing or `sha256` is no hash.
+    `sha256`: the expected 64 hex digits. Raises StudyError when the file is missing or `sha256` is no hash.
     """
     found = _hash_findings(path, sha256)
     try:
         header = read(path)
     except HeaderError as damage:
         return [*found, Finding("blocking", damage.code, damage.why, damage.mend)], None
-    return found + _static_findings(header, progress), header
+    return found + _static_findings(header), header
 
 
 def _hash_findings(path: Path, sha256: str) -> list[Finding]:
@@ -46,7 +43,7 @@ def _hash_findings(path: Path, sha256: str) -> list[Finding]:
     return [Finding("blocking", "hash", f"SHA-256 is {found}, not {sha256.lower()}", AGAIN)]
 
 
-def _static_findings(header: Header, progress: Progress | None) -> list[Finding]:
+def _static_findings(header: Header) -> list[Finding]:
     """Findings from the file itself. Weights are read only if every tensor is in its place."""
     spec, found = read_spec(header)
     layout = layout_findings(header)
@@ -55,4 +52,4 @@ def _static_findings(header: Header, progress: Progress | None) -> list[Finding]
         found += tensor_findings(header, spec) + rope_findings(spec)
     if not any(finding.code == "architecture" for finding in found):
         found += tokenizer_findings(header)
-    return found if layout else found + finite_findings(header, progress)
+    return found if layout else found + finite_findings(header)

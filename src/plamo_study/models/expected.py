@@ -10,7 +10,7 @@ from typing import Any
 
 from plamo_study.models import registry
 from plamo_study.models.finding import AGAIN, Finding, listed, printable
-from plamo_study.models.header_parts import ARRAY, FLOAT32, INT32, STRING, UINT32, Header
+from plamo_study.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, Header
 from plamo_study.models.registry import ARCHS, ModelSpec
 
 MAX_LAYERS = 512  # llama-hparams.h, LLAMA_MAX_LAYERS

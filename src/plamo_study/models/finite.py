@@ -1,7 +1,8 @@
 """The search for infinities and NaNs among a file's weights, in pieces of constant memory.
 
 Float types are checked number by number, block types by their F16 scales, as llama.cpp's own validation does
-(ggml-quants.c, ggml_validate_row_data). It does not know whether finite weights are the right ones.
+(ggml-quants.c, ggml_validate_row_data): to dequantize every weight would take a hundred times as long. It does not know
+whether finite weights are the right ones.
 """
 
 from typing import BinaryIO
@@ -10,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plamo_study.models.finding import AGAIN, Finding, listed
-from plamo_study.models.gguf_file import Progress
-from plamo_study.models.header_parts import Header, TensorRecord
+from plamo_study.models.header import Header, TensorRecord
 
 PIECE = 8 << 20  # bytes read at a time
 # A number is infinite or NaN when all bits of its exponent are set; by type, its words and these bits.
@@ -29,25 +29,16 @@ SCALES: dict[str, tuple[int, ...]] = {
 }
 
 
-def finite_findings(header: Header, progress: Progress | None = None) -> list[Finding]:
+def finite_findings(header: Header) -> list[Finding]:
     """Findings on tensors with non-finite numbers. Check the layout first: every byte is read once."""
-    total = sum(tensor.n_bytes for tensor in header.tensors)
     bad: dict[str, int] = {}
     unknown: set[str] = set()
-    done = 0
     with header.path.open("rb") as file:
         for tensor in header.tensors:
             if tensor.type_name not in EXPONENT.keys() | SCALES.keys():
                 unknown.add(tensor.type_name)
             elif n := _count(file, header.data_start + tensor.offset, tensor):
                 bad[tensor.name] = n
-            done += tensor.n_bytes
-            if progress:
-                progress(done, total)
-    return _findings(bad, unknown)
-
-
-def _findings(bad: dict[str, int], unknown: set[str]) -> list[Finding]:
     found = []
     if bad:
         shown = listed(f"{name} ({n:,})" for name, n in bad.items())
@@ -61,22 +52,18 @@ def _findings(bad: dict[str, int], unknown: set[str]) -> list[Finding]:
 def _count(file: BinaryIO, start: int, tensor: TensorRecord) -> int:
     """The count of non-finite numbers, or of non-finite block scales."""
     _, size = tensor.block
-    step, n, left = PIECE // size * size, 0, tensor.n_bytes
     file.seek(start)
-    while left:
-        piece = np.frombuffer(file.read(min(step, left)), np.uint8)
-        if not piece.size:
-            break
-        n += _not_finite(piece, tensor.type_name, size)
-        left -= piece.size
+    n = 0
+    for first in range(0, tensor.n_bytes, step := PIECE // size * size):
+        piece = np.fromfile(file, np.uint8, min(step, tensor.n_bytes - first))
+        n += not_finite(piece, tensor.type_name, size)
     return n
 
 
-def _not_finite(piece: NDArray[np.uint8], type_name: str, size: int) -> int:
+def not_finite(piece: NDArray[np.uint8], type_name: str, size: int) -> int:
+    """The count of non-finite numbers among whole blocks of `size` bytes, or of their non-finite scales."""
     if type_name in EXPONENT:
         word, exponent = EXPONENT[type_name]
         return int(np.count_nonzero((piece.view(word) & exponent) == exponent))
-    blocks, n = piece.reshape(-1, size), 0
-    for at in SCALES[type_name]:
-        n += int(np.count_nonzero((blocks[:, at + 1] & 0x7C) == 0x7C))  # the high byte holds an F16's exponent
-    return n
+    highs = piece.reshape(-1, size)[:, [at + 1 for at in SCALES[type_name]]]  # with the exponent of each F16
+    return int(np.count_nonzero((highs & 0x7C) == 0x7C))

@@ -3,18 +3,22 @@
 Layout (ggml/src/gguf.cpp): magic, version, number of tensors, number of keys, key/value records, tensor records,
 padding to the alignment, tensor data. At most MAX_HEADER bytes are read, no count is believed before the bytes it
 promises are there, and what llama.cpp would refuse is an error here. It does not know PLaMo, and never reads weights.
+Files that are ours, or were checked, are read with `gguf.GGUFReader`.
 """
 
 import os
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
 
 from plamo_study.errors import StudyError
 from plamo_study.models.finding import AGAIN, printable
-from plamo_study.models.header_parts import ARRAY, NUMBERS, STRING, TYPE_NAMES, UINT32, Header, Record, TensorRecord
 
 MAX_HEADER = 32 << 20  # bytes; a vocabulary of 107,520 tokens takes 3 MB
 MAX_RECORDS = 1 << 14  # keys, or tensors; the largest PLaMo has some 40 and 500
@@ -24,6 +28,113 @@ MAX_NAME = 63  # bytes of a tensor's name (ggml.h, GGML_MAX_NAME)
 MAX_DIMS = 4  # ggml.h, GGML_MAX_DIMS
 VERSIONS = (2, 3)  # 1 had other widths; 3 differs from 2 only in that big-endian files are allowed
 DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 32, 1 << 20
+BOOL, STRING, ARRAY = GGUFValueType.BOOL, GGUFValueType.STRING, GGUFValueType.ARRAY
+UINT32, INT32, FLOAT32 = GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.FLOAT32
+NUMBERS = {int(kind): np.dtype(item) for kind, item in GGUFReader.gguf_scalar_to_np.items()}  # all but STRING, ARRAY
+TYPE_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One key with its value: `kind` a GGUF type, `item` its elements' type (else `kind`), `count` its length or 1.
+
+    `start`, `payload` and `end` are positions in the file, in bytes: of the key's length, of the first element, and
+    after the last one.
+    """
+
+    key: str
+    kind: int
+    item: int
+    count: int
+    start: int
+    payload: int
+    end: int
+
+    @property
+    def type_name(self) -> str:
+        """The type's name, e.g. u32 or "array of u32"."""
+        name = TYPE_NAMES[self.item]
+        return f"array of {name}" if self.kind == ARRAY else name
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor as the file names it: `dims` in ggml's order (fastest first), `offset` in bytes from the data."""
+
+    name: str
+    dims: tuple[int, ...]
+    type_id: int
+    offset: int
+
+    @property
+    def type_name(self) -> str:
+        """The name of the GGML type, or its number where `gguf` knows none."""
+        known = self.type_id in GGMLQuantizationType._value2member_map_
+        return GGMLQuantizationType(self.type_id).name if known else str(self.type_id)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape in NumPy order (out, in), leading ones left out, as llama.cpp compares shapes."""
+        dims = list(self.dims)
+        while len(dims) > 1 and dims[-1] == 1:
+            dims.pop()
+        return tuple(reversed(dims))
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Weights and bytes of a block; (0, 0) for an unknown type."""
+        return GGML_QUANT_SIZES.get(self.type_id, (0, 0))  # type: ignore[call-overload,no-any-return]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes without padding; 0 for an unknown type."""
+        weights, size = self.block
+        return prod(self.dims) // weights * size if weights else 0
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything before the weights. `data` is that part of the file itself; `data_start` may lie beyond `size`."""
+
+    path: Path
+    size: int
+    version: int
+    alignment: int
+    records: dict[str, Record]
+    tensors: list[TensorRecord]
+    keys_end: int
+    tensors_end: int
+    data_start: int
+    data: bytes
+
+    def value(self, key: str) -> Any:
+        """A number, text (str, undecodable bytes replaced), NumPy array, or list of bytes; None for a missing key."""
+        record = self.records.get(key)
+        if record is None:
+            return None
+        if record.item == STRING:
+            texts = list(_strings(self.data, record))
+            return texts if record.kind == ARRAY else texts[0].decode(errors="replace")
+        numbers = np.frombuffer(self.data, NUMBERS[record.item], record.count, record.payload)
+        return numbers if record.kind == ARRAY else numbers[0].item()
+
+    def text(self, key: str) -> str | None:
+        """A text; None where the key is missing or holds anything else."""
+        record = self.records.get(key)
+        return str(self.value(key)) if record and record.kind == STRING else None
+
+    def number(self, key: str) -> float | None:
+        """One number of any type; None where the key is missing or holds anything else."""
+        record = self.records.get(key)
+        return self.value(key) if record and record.kind in NUMBERS else None
+
+
+def _strings(data: bytes, record: Record) -> Iterator[bytes]:
+    at = record.payload
+    for _ in range(record.count):
+        (n,) = struct.unpack_from("<Q", data, at)
+        yield data[at + 8 : at + 8 + n]
+        at += 8 + n
 
 
 class HeaderError(StudyError):
@@ -93,13 +204,13 @@ class _Parser:
             item = self._number("<I", f"the element type of {key}")
             if item == ARRAY:
                 raise self._damage("nested-array", f"{printable(key)} is an array of arrays, which llama.cpp refuses")
-            least = 8 if item == STRING else np.dtype(NUMBERS.get(item, "u1")).itemsize
+            least = 8 if item == STRING else NUMBERS[item].itemsize if item in NUMBERS else 1
             count = self._count(f"entries of {key}", MAX_STRINGS if item == STRING else MAX_HEADER, least)
         payload = self.at
         if item == STRING:
             self._skip_strings(key, count)
         elif item in NUMBERS:
-            self._skip(count * np.dtype(NUMBERS[item]).itemsize, f"the value of {key}")
+            self._skip(count * NUMBERS[item].itemsize, f"the value of {key}")
         else:
             raise self._damage("value-type", f"{printable(key)} has type {item}; GGUF has {len(TYPE_NAMES)} types")
         return Record(key, kind, item, count, start, payload, self.at)

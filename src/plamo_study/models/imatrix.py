@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 from plamo_study.models import header as headers
-from plamo_study.models.header import HeaderError
-from plamo_study.models.header_parts import Header, TensorRecord
+from plamo_study.models.header import Header, HeaderError, TensorRecord
 
 SUMS, COUNTS = ".in_sum2", ".counts"
 CHUNKS, CHUNK_SIZE, DATASETS = "imatrix.chunk_count", "imatrix.chunk_size", "imatrix.datasets"

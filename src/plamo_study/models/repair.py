@@ -1,21 +1,21 @@
 """Rewrites a file with corrected metadata and byte for byte the same tensor data.
 
-Correct records are copied unchanged, including unknown keys. It repairs only what metadata alone can repair, and
-refuses a file that would stay unusable. It never judges whether a rope theta is the right one.
+Correct records are copied as bytes, including unknown keys: `gguf.GGUFWriter` takes no empty array, and decodes texts.
+It repairs only what metadata alone can repair, and refuses a file that would stay unusable. It never judges whether a
+rope theta is the right one.
 """
 
+import shutil
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 from plamo_study.models.check import inspect
 from plamo_study.models.finding import blocking
 from plamo_study.models.gguf_file import check_space
-from plamo_study.models.header import read
-from plamo_study.models.header_parts import ARRAY, FLOAT32, INT32, UINT32, Header
+from plamo_study.models.header import ARRAY, FLOAT32, INT32, UINT32, Header, read
 from plamo_study.models.tokenizer_check import PREFIX, SPECIAL, special_ids
 
 PIECE = 8 << 20  # bytes copied at a time
@@ -55,17 +55,18 @@ def _changes(header: Header, rope_theta: float | None) -> dict[str, tuple[bytes,
     arch = header.text("general.architecture")
     changes = {}
     for key, token in special_ids(header).items():
-        changes[key] = _u32(key, token), f"{key} is {token}"
+        changes[key] = _record(key, UINT32, token), f"{key} is {token}"
     key = f"{arch}.attention.head_count"
     record = header.records.get(key)
     if record and record.kind == ARRAY and record.item in (UINT32, INT32) and record.count:
         values = [int(value) for value in header.value(key)]
         if values[0] == 0 and len(set(values) - {0}) == 1:
-            changes[key] = _u32(key, max(values)), f"{key} is {max(values)} instead of an array that starts with 0"
+            why = f"{key} is {max(values)} instead of an array that starts with 0"
+            changes[key] = _record(key, UINT32, max(values)), why
     key = f"{arch}.rope.freq_base"
     before = header.number(key)
     if rope_theta is not None and before != rope_theta:
-        changes[key] = _f32(key, rope_theta), f"{key} is {rope_theta:g} instead of {before}"
+        changes[key] = _record(key, FLOAT32, rope_theta), f"{key} is {rope_theta:g} instead of {before}"
     return changes
 
 
@@ -78,16 +79,9 @@ def _mended(header: Header, changes: Iterable[str]) -> set[str]:
     return ({"head-count-array"} if heads else set()) | ({"token-id"} if mistyped <= set(changes) else set())
 
 
-def _u32(key: str, value: int) -> bytes:
-    return _key(key) + struct.pack("<II", UINT32, value)
-
-
-def _f32(key: str, value: float) -> bytes:
-    return _key(key) + struct.pack("<If", FLOAT32, value)
-
-
-def _key(key: str) -> bytes:
-    return struct.pack("<Q", len(key.encode())) + key.encode()
+def _record(key: str, kind: int, value: float) -> bytes:
+    name = key.encode()
+    return struct.pack("<Q", len(name)) + name + struct.pack("<If" if kind == FLOAT32 else "<II", kind, value)
 
 
 def _refuse_in_place(path: Path, out: Path) -> None:
@@ -107,9 +101,4 @@ def _write(header: Header, changes: dict[str, bytes], partial: Path) -> None:
     with header.path.open("rb") as source, partial.open("wb") as target:
         target.write(head)
         source.seek(header.data_start)
-        _copy(source, target)
-
-
-def _copy(source: BinaryIO, target: BinaryIO) -> None:
-    while piece := source.read(PIECE):
-        target.write(piece)
+        shutil.copyfileobj(source, target, PIECE)

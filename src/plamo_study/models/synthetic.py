@@ -118,13 +118,12 @@ def _chunks(tensor: TensorInfo, seed: int, own_scales: bool = False) -> Iterator
 
 
 def _encode(dtype: str, q: NDArray[np.int8], steps: NDArray[np.float32]) -> NDArray[Any]:
-    """Blocks (n, 32) of whole numbers and their n steps, as the bytes of a GGML type."""
+    """Blocks (n, 32) of whole numbers and their n steps, as items of a GGML type."""
     if dtype == "Q8_0":
-        blocks = np.empty((len(q), 2 + BLOCK), np.uint8)
-        blocks[:, :2] = steps.astype("<f2").view(np.uint8).reshape(-1, 2)
-        blocks[:, 2:] = q.view(np.uint8)
+        blocks = np.empty(len(q), numbers.STORED[dtype])
+        blocks["scale"], blocks["q"] = steps, q
         return blocks
-    return numbers.narrow(q * steps[:, None], dtype)
+    return numbers.narrow((q * steps[:, None]).ravel(), dtype)
 
 
 def _step(std: float) -> tuple[float, int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from plamo_study.models import casts
 from plamo_study.models.finding import AGAIN, Finding, listed, printable
-from plamo_study.models.header_parts import Header, TensorRecord
+from plamo_study.models.header import Header, TensorRecord
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import stays_f32
 

@@ -13,14 +13,26 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from plamo_study.errors import StudyError
 from plamo_study.models import header as headers
 from plamo_study.models.finding import printable
-from plamo_study.models.header import HeaderError
-from plamo_study.models.header_parts import BOOL, Header
+from plamo_study.models.header import Header, HeaderError
 from plamo_study.models.registry import ARCHS, ModelSpec
 
 MAKE = "plamo-study models make"
 OTHER = f"name a PLaMo file, or make one: {MAKE}"
 REMAKE = f"delete the file, then {MAKE}"
 LONGEST = 256  # entries of the longest array in `metadata`; only vocabularies are longer
+FILE_TYPES = {  # llama.cpp's file types (llama.h, enum llama_ftype), and the type of a matrix without a special rule
+    "F32": (0, "F32"),
+    "F16": (1, "F16"),
+    "BF16": (32, "BF16"),
+    "Q8_0": (7, "Q8_0"),
+    "Q6_K": (18, "Q6_K"),
+    "Q5_K_M": (17, "Q5_K"),
+    "Q5_0": (8, "Q5_0"),
+    "Q4_K_M": (15, "Q4_K"),
+    "Q4_0": (2, "Q4_0"),
+    "Q3_K_M": (12, "Q3_K"),
+    "Q2_K": (10, "Q2_K"),
+}
 
 
 @dataclass(frozen=True)
@@ -74,14 +86,11 @@ def tensor_table(path: Path) -> list[TensorInfo]:
 def metadata(path: Path) -> dict[str, Any]:
     """Scalars and short arrays of a PLaMo GGUF by key; the vocabulary is left out. StudyError as `tensor_table`."""
     header = _open(path)
-    short = {key: record for key, record in header.records.items() if record.count <= LONGEST}
-    return {key: _told(header.value(key), record.kind) for key, record in short.items()}
+    return {key: _told(header.value(key)) for key, record in header.records.items() if record.count <= LONGEST}
 
 
-def _told(value: Any, kind: int) -> Any:
-    """A value with arrays as lists, strings decoded and booleans as bool."""
-    if kind == BOOL:
-        return bool(value)
+def _told(value: Any) -> Any:
+    """A value with arrays as lists and strings decoded."""
     if isinstance(value, list):
         return [text.decode(errors="replace") for text in value]
     return value.tolist() if isinstance(value, np.ndarray) else value

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from plamo_study.models.finding import AGAIN, Finding, listed
-from plamo_study.models.header_parts import ARRAY, FLOAT32, INT32, STRING, UINT32, Header
+from plamo_study.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, Header
 
 PREFIX = "tokenizer.ggml."
 UNUSED, BYTE = 5, 6  # llama.h, enum llama_token_type

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from gguf import GGUFReader
 
 from plamo_study.engine import quantizer
 from plamo_study.engine.nodes import Tensor
@@ -26,7 +27,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import range_probe
 from plamo_study.measure.cells import Ranges
 from plamo_study.measure.rows import Measured
-from plamo_study.models import casts, header, recipes
+from plamo_study.models import casts, recipes
 from plamo_study.models.recipes import Recipe
 from plamo_study.oracle.compare import relative_error
 
@@ -41,16 +42,15 @@ def run(cell: Ranges, path: Path, dtype: str, stage: Callable[[str], None]) -> M
     with tempfile.TemporaryDirectory() as folder:
         stage(f"quantize ssm_out to {dtype}")
         file = _quantized(path, Path(folder) / "planted.gguf", dtype)
-        places = _places(file)
-        layer = int(next(iter(places)).split(".")[1])
-        originals = {name: _read(file, name, places) for name in places}
+        layer, planted = _planted(file)
+        originals = [values.copy() for values in planted]
         seen, usual = _look(cell, file, layer)
         natural = seen["largest/prompt"]
         series: dict[str, list[float]] = {"amplitude": amplitudes()}
         for amplitude in series["amplitude"]:
             stage(f"amplitude {amplitude:g}")
-            for name, values in originals.items():
-                _write(file, places[name], values * np.float32(amplitude / natural))
+            for values, original in zip(planted, originals, strict=True):
+                values[:] = original * np.float32(amplitude / natural)
             found, logits = _look(cell, file, layer)
             found |= {f"error/{phase}": relative_error(logits[phase], usual[phase]) for phase in logits}
             for name, value in found.items():
@@ -82,28 +82,13 @@ def _quantized(source: Path, out: Path, dtype: str) -> Path:
     return out
 
 
-def _places(path: Path) -> dict[str, tuple[int, int]]:
-    """Byte offset and number of floats of the first Mamba layer's planted tensors, by name."""
-    read = header.read(path)
-    named = {t.name.removesuffix(".weight"): t for t in read.tensors}
+def _planted(path: Path) -> tuple[int, list[np.ndarray]]:
+    """The first Mamba layer, and its planted tensors: views that write to the file."""
+    named = {t.name.removesuffix(".weight"): t.data for t in GGUFReader(path, "r+").tensors}
     layers = sorted(int(name.split(".")[1]) for name in named if name.endswith(".ssm_out"))
     if not layers:
         raise StudyError(str(path), "has no Mamba layer to plant in", "name a PLaMo 2 model")
-    tensors = [named[f"blk.{layers[0]}.{kind}"] for kind in PLANTED]
-    return {t.name: (read.data_start + t.offset, int(np.prod(t.dims))) for t in tensors}
-
-
-def _read(path: Path, name: str, places: dict[str, tuple[int, int]]) -> np.ndarray:
-    offset, n = places[name]
-    with path.open("rb") as file:
-        file.seek(offset)
-        return np.fromfile(file, "<f4", n)
-
-
-def _write(path: Path, place: tuple[int, int], values: np.ndarray) -> None:
-    with path.open("r+b") as file:
-        file.seek(place[0])
-        file.write(values.astype("<f4").tobytes())
+    return layers[0], [named[f"blk.{layers[0]}.{kind}"] for kind in PLANTED]
 
 
 def _look(cell: Ranges, path: Path, layer: int) -> tuple[Finite, dict[str, np.ndarray]]:
