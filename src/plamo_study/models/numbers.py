@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from numpy.typing import NDArray
 
 BLOCK = 32  # weights that share one scale in Q8_0
-CHUNK = 1 << 17  # weights in memory at a time: their F32 stays in the processor's cache
+CHUNK = 1 << 15  # weights in memory at a time: what rounding them takes stays in the processor's cache
 STORED: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),

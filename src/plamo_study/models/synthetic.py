@@ -28,7 +28,7 @@ from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import TensorInfo
 
 WORDS_SPACE = 16 << 20  # bytes on disk for header and vocabulary, with room to spare
-CHUNK = 1 << 15  # blocks generated at a time: 1 Mi weights stay in the processor's cache
+CHUNK = 1 << 12  # blocks generated at a time: 128 Ki weights stay in the processor's cache
 Q_STD = math.sqrt((128**2 - 1) / 6)  # of the difference of two uniform draws from 128 whole numbers
 
 # Norms have the sizes the converter leaves in released files (offsets 1, 1/5 and 1/5^1.5), with two exceptions.
