@@ -24,11 +24,12 @@ STORED: dict[str, np.dtype[Any]] = {
 def chunks(file: BinaryIO, start: int, n_elements: int, dtype: str) -> Iterator[NDArray[Any]]:
     """`n_elements` numbers of `file` from byte `start`, in one-dimensional chunks of at most `CHUNK`.
 
-    The chunks are float32; F64 stays float64. EOFError when the file ends early.
+    The chunks are float32; F64 stays float64. Q8_0 needs whole blocks of 32. EOFError when the file ends early.
     """
     file.seek(start)
+    per_item = BLOCK if dtype == "Q8_0" else 1
     for first in range(0, n_elements, CHUNK):
-        n = min(CHUNK, n_elements - first)
+        n = min(CHUNK, n_elements - first) // per_item
         raw = np.fromfile(file, STORED[dtype], n)
         if raw.size < n:
             raise EOFError("the file ends within the tensor")
