@@ -1,10 +1,10 @@
-"""A worker whose prefill never ends where SLEEPING is set, and is over at once elsewhere."""
+"""A workload whose prefill never ends where SLEEPING is set, and is over at once elsewhere."""
 
 import os
 import time
 
+from plamo_study.measure.cells import Prefill
 from plamo_study.measure.rows import Measured
-from plamo_study.measure.worker import main
 
 
 def prefill(cell, path, stage, *others):
@@ -12,5 +12,4 @@ def prefill(cell, path, stage, *others):
     return Measured(valid=True, samples_ns=[[1]])
 
 
-if __name__ == "__main__":
-    main({"prefill": prefill})
+RUNS = {Prefill: prefill}

@@ -114,12 +114,12 @@ class Queue(AnyCell, frozen=True, kw_only=True):
 
 
 '''
-WORKER = '''
+WORKLOAD = '''
 """The process that the cells of this study run in."""
 
 import random
 
-from plamo_study.measure import worker
+from plamo_study.measure.cells import Queue, Speculative
 from plamo_study.measure.rows import Measured, Request
 
 
@@ -141,8 +141,7 @@ def speculate(cell, path, stage, draft):
         return Measured(checks={"same_vocabulary": same, "files": float(len({path, draft}))}, valid=True)
 
 
-if __name__ == "__main__":
-    worker.main({"queue": queue, "speculative": speculate})
+RUNS = {Queue: queue, Speculative: speculate}
 '''
 ASKED = """
 import json, sys
@@ -161,7 +160,7 @@ else:
     cell = Speculative(model=MODELS[0], draft=MODELS[1], scale="mini", dtype="F16", depth=8, n_gen=8)
     planned = with_gates("99-speculative", "mini", (cell, change(cell, workload="decode")), exact_cache=False)
     planned = replace(planned, blocks=1, extra_blocks=0, anchors=1)
-planned = replace(planned, worker="plamo_study.toy_worker")
+planned = replace(planned, workload="plamo_study.toy_workload")
 summary = runner.sweep(planned, path)
 again = runner.sweep(planned, path)
 rows, facts = recording.framed(summary, path)
@@ -190,7 +189,7 @@ def brought(tmp_path_factory):
         text = file.read_text()
         assert text.count(before) == 1, before
         file.write_text(text.replace(before, after))
-    (folder / "src" / "plamo_study" / "toy_worker.py").write_text(textwrap.dedent(WORKER).lstrip())
+    (folder / "src" / "plamo_study" / "toy_workload.py").write_text(textwrap.dedent(WORKLOAD).lstrip())
     return folder
 
 

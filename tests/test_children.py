@@ -20,7 +20,7 @@ from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import plan, quantizing, server, serving
 from plamo_study.measure.cells import Replicas, Shipment
-from plamo_study.measure.process import WORKER, work
+from plamo_study.measure.process import work
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
 from plamo_study.models.recipes import Recipe
@@ -68,16 +68,16 @@ def hostile(tmp_path, monkeypatch):
 
 def replicas(_):
     cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=4, n_processes=2)
-    return ended(cell, "plamo_study.studies.replicas.worker")
+    return ended(cell, "plamo_study.studies.replicas.workload")
 
 
 def shipment(_):
     cell = Shipment(model=HYBRID, scale="mini", dtype="F16", n_prompt=16, n_gen=2, flash_attn="on")
-    return ended(cell, "plamo_study.studies.disaggregation.worker")
+    return ended(cell, "plamo_study.studies.disaggregation.service")
 
 
-def ended(cell, worker=WORKER):
-    outcome = work(Job(cell=cell, path=str(mini_file())), 60.0, worker=worker)
+def ended(cell, workload=""):
+    outcome = work(Job(cell=cell, path=str(mini_file())), 60.0, workload=workload)
     assert outcome.status == "ok", outcome.failure
 
 
@@ -243,7 +243,7 @@ def test_what_a_stopped_worker_started_ends_with_its_killed_runner(tmp_path):
         "import sys; from plamo_study.measure.process import work; from plamo_study.measure.worker import Job\n"
         "from plamo_study.measure.cells import Shipment\n"
         f"cell = Shipment(model={HYBRID!r}, scale='mini', dtype='F16', n_prompt=48, n_gen=2, repetitions=10_000)\n"
-        "work(Job(cell=cell, path=sys.argv[1]), 60.0, worker='plamo_study.studies.disaggregation.worker')"
+        "work(Job(cell=cell, path=sys.argv[1]), 60.0, workload='plamo_study.studies.disaggregation.service')"
     )
     runner, found = family_of(script, mini_file(), of=2)
     for each in found:

@@ -124,8 +124,8 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
         plan.change(drifts, caches=("on/q8_0/q8_0", "on/q4_0/q4_0")),
     )
     gates = tuple(mini("gate", model, n_prompt=16) for model in (HYBRID, ATTENTION))
-    worker, path = plan_context.memory("mini").worker, tmp_path / "05.jsonl"
-    summary = runner.sweep(plan.Plan("05-context", "mini", cells, gates, None, 1, 0, 60.0, worker=worker), path)
+    worker, path = plan_context.memory("mini").workload, tmp_path / "05.jsonl"
+    summary = runner.sweep(plan.Plan("05-context", "mini", cells, gates, None, 1, 0, 60.0, workload=worker), path)
     assert not summary.failed
     rows = frame.frame(summary.rows, frame.facts(journal.read(path)))
 

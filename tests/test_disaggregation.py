@@ -29,7 +29,7 @@ from plamo_study.oracle.forward import Oracle
 from plamo_study.studies.disaggregation import measures, plan, requests, sender as shipping, shipment, sizes, wire
 from plamo_study.studies.disaggregation.wire import Reply, State
 
-WORKER = plan.disaggregation("mini").worker
+WORKER = plan.disaggregation("mini").workload
 MODELS = (HYBRID, ATTENTION)
 PAST_WINDOW = 600  # tokens; the mini's window is 256
 
@@ -40,7 +40,7 @@ def shipped(model=HYBRID, **fields):
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, worker=WORKER)
+    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, workload=WORKLOAD)
     assert outcome.status == "ok", outcome.failure
     assert outcome.measured.valid, outcome.measured.checks
     return outcome.measured
@@ -274,7 +274,7 @@ def test_nobody_else_on_the_machine_can_take_part(monkeypatch):
 
 # ------------------------------------------------------------------ whoever dies
 
-SMALL = Plan("97-kills", "mini", tuple(shipped(seed=n) for n in range(5)), (), None, 1, 0, 60.0, worker=WORKER)
+SMALL = Plan("97-kills", "mini", tuple(shipped(seed=n) for n in range(5)), (), None, 1, 0, 60.0, workload=WORKER)
 
 
 def child_of(parent, module):

@@ -21,7 +21,6 @@ from plamo_study.engine.library import capture_log, ggml
 from plamo_study.engine.session import SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import quantizing
-from plamo_study.measure.quantizing_worker import Evaluating
 from plamo_study.measure.worker import ORPHANED
 from plamo_study.models import header as headers, imatrix, recipes, registry, synthetic, tensors
 from plamo_study.models.imatrix import Imatrix
@@ -234,8 +233,10 @@ def test_activations_that_are_not_finite_end_it_with_the_tensors_name(text, tmp_
 
 
 def test_the_process_ends_with_its_parent_even_inside_the_engine(without_rope, text, tmp_path):
-    job = Evaluating(source=str(without_rope), text=str(text), out=str(tmp_path / "o"), chunk=CHUNK, n_threads=1)
-    command = [sys.executable, "-m", "plamo_study.measure.quantizing_worker"]
+    job = quantizing.Evaluating(
+        source=str(without_rope), text=str(text), out=str(tmp_path / "o"), chunk=CHUNK, n_threads=1
+    )
+    command = [sys.executable, "-m", "plamo_study.measure.worker", "0", quantizing.__name__]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdin.write(msgspec.json.encode(job) + b"\n")
     child.stdin.flush()

@@ -161,7 +161,7 @@ def grid():
     rows = []
     for dtype in ("F16", "BF16", "Q8_0", "Q5_1", "Q4_K"):
         cell = mini("ranges", n_prompt=plan_ranges.PLANTED_TOKENS, label=PLANTED + dtype)
-        outcome = work(Job(cell=cell, path=str(mini_file())), 100, worker=plan_ranges.WORKER)
+        outcome = work(Job(cell=cell, path=str(mini_file())), 100, workload=plan_ranges.WORKLOAD)
         assert outcome.status == "ok", outcome.failure
         row = {"workload": "ranges", "label": cell.mode, "status": "ok", "model": HYBRID, **HERE}
         rows.append(row | {"series": outcome.measured.series, "checks": outcome.measured.checks})
@@ -255,7 +255,7 @@ def test_a_device_whose_casts_nobody_read_is_named():
 
 def test_a_file_without_rotation_never_returns_on_the_cpu():
     cell = mini("ranges", n_prompt=plan_ranges.ROTATED_TOKENS, label=ROTATION)
-    outcome = work(Job(cell=cell, path=str(mini_file())), 4, worker=plan_ranges.WORKER)
+    outcome = work(Job(cell=cell, path=str(mini_file())), 4, workload=plan_ranges.WORKLOAD)
     assert (outcome.status, outcome.failure.stage) == ("hang", ROTATION)
     assert cell.asks_whether
 

@@ -23,7 +23,7 @@ from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
 from plamo_study.studies.quality import analysis as quality, continuations, plan as plan_quality
 
-WORKER = "plamo_study.studies.quality.worker"
+WORKLOAD = "plamo_study.studies.quality.workload"
 
 TOOL = os.environ.get("PLAMO_STUDY_LLAMA_PERPLEXITY", "")
 CHUNK, CHUNKS = 64, 6
@@ -85,7 +85,7 @@ def reference(folder):
 
 
 def measured(asked, path):
-    outcome = work(Job(cell=asked, path=str(path)), 60, worker=WORKER)
+    outcome = work(Job(cell=asked, path=str(path)), 60, workload=WORKLOAD)
     assert outcome.status == "ok", outcome.failure
     return outcome.measured
 
@@ -215,13 +215,13 @@ def test_the_sums_are_those_of_logits_asked_for_one_by_one(model, text):
 
 
 def test_another_text_than_planned_is_refused_and_a_missing_candidate_named(folder, text):
-    outcome = work(Job(cell=cell(text, "Q5_0"), path=str(reference(folder))), 60, worker=WORKER)
+    outcome = work(Job(cell=cell(text, "Q5_0"), path=str(reference(folder))), 60, workload=WORKLOAD)
     assert (outcome.status, outcome.failure.stage) == ("error", "load Q5_0")
     assert "Q5_0.gguf" in outcome.failure.message
-    scan = "plamo_study.studies.fragility.worker"
-    for workload, candidates, worker in (("quality", (), WORKER), ("scan", ("Q8_0",), scan)):
+    scan = "plamo_study.studies.fragility.workload"
+    for workload, candidates, worker in (("quality", (), WORKLOAD), ("scan", ("Q8_0",), scan)):
         asked = change(cell(text, *candidates, text_sha256="0" * 64), workload=workload)
-        outcome = work(Job(cell=asked, path=str(reference(folder))), 60, worker=worker)
+        outcome = work(Job(cell=asked, path=str(reference(folder))), 60, workload=worker)
         assert outcome.status == "error"
         assert "not the text that was planned" in outcome.failure.message
 

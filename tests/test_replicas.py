@@ -26,7 +26,7 @@ from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.worker import Job
 from plamo_study.studies.replicas import plan, replica
 
-WORKER = plan.replicas("mini").worker
+WORKER = plan.replicas("mini").workload
 PROMPT, STEPS = 16, 12
 KILLS, ROWS = 3, 6
 LONGEST_S, PATIENCE_S = 0.8, 10.0
@@ -38,7 +38,7 @@ def replicas(n_processes, n_seq, model=HYBRID, **fields):
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(model_file(cell))), 100.0, worker=WORKER)
+    outcome = work(Job(cell=cell, path=str(model_file(cell))), 100.0, workload=WORKLOAD)
     assert outcome.status == "ok", outcome.failure
     return outcome.measured
 
@@ -92,7 +92,7 @@ def test_mapped_weights_are_in_memory_once_private_and_repacked_ones_once_a_proc
 
 def test_a_replica_that_nobody_meant_to_kill_is_a_failure_that_names_it():
     cell = replicas(2, 1)
-    outcome = work(Job(cell=cell, path="/nowhere.gguf"), 100.0, worker=WORKER)
+    outcome = work(Job(cell=cell, path="/nowhere.gguf"), 100.0, workload=WORKLOAD)
     assert outcome.status == "error"
     assert outcome.failure.stage == "load"
     assert EngineError.__name__ in outcome.failure.message
@@ -123,7 +123,7 @@ def test_an_arrangement_is_judged_by_what_others_took_and_not_by_its_own_waiting
 # ------------------------------------------------------------------ kill -9
 
 
-SMALL = Plan("replicas", "mini", (replicas(2, 1, n_gen=200),), (), None, ROWS, 0, 60.0, worker=WORKER)
+SMALL = Plan("replicas", "mini", (replicas(2, 1, n_gen=200),), (), None, ROWS, 0, 60.0, workload=WORKER)
 
 
 def test_no_row_is_lost_or_doubled_and_no_process_left_when_replicas_and_runners_are_killed(tmp_path):

@@ -94,7 +94,7 @@ def test_a_cell_that_runs_when_the_time_is_up_is_cut_leaves_no_row_and_is_measur
     tmp_path, monkeypatch
 ):
     cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24))
-    planned = plan.Plan("small", "mini", cells, (), None, 1, 0, 60.0, worker="sleeping_worker")
+    planned = plan.Plan("small", "mini", cells, (), None, 1, 0, 60.0, workload="sleeping_worker")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setenv("SLEEPING", "yes")
     cut = runner.sweep(planned, tmp_path / "j.jsonl", minutes=0.04)

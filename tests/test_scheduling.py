@@ -40,7 +40,7 @@ from plamo_study.studies.scheduling.loop import Load, serve
 from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.steps import AWAKE_S, fit
 
-WORKER = "plamo_study.studies.scheduling.worker"
+WORKLOAD = "plamo_study.studies.scheduling.workload"
 MODELS = (HYBRID, ATTENTION)
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
 
@@ -51,7 +51,7 @@ def asked(model=HYBRID, rule="chunked 64", **fields):
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, worker=WORKER)
+    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, workload=WORKLOAD)
     assert outcome.status == "ok", outcome.failure
     return outcome.measured
 

@@ -33,7 +33,7 @@ from plamo_study.studies.serving.client import Answer, Prompt, Target
 
 MS = 1_000_000
 RECORDED = cache(lambda: collect("11-serving", "recorded", "mini"))
-WORKER = "plamo_study.studies.serving.worker"
+WORKLOAD = "plamo_study.studies.serving.workload"
 needs_llama = pytest.mark.skipif(server.find() is None, reason="no llama-server: plamo-study server build")
 needs_python = pytest.mark.skipif(not server.has_python_server(), reason="the extra [server] is not installed")
 
@@ -443,7 +443,7 @@ def cell(model=HYBRID, **fields):
 
 
 def run(which, **given):
-    outcome = work(Job(cell=which, path=str(mini_file(which.model))), 60.0, worker=WORKER, **given)
+    outcome = work(Job(cell=which, path=str(mini_file(which.model))), 60.0, workload=WORKLOAD, **given)
     assert outcome.status == "ok", outcome.failure
     return outcome.measured
 
@@ -461,7 +461,7 @@ def test_a_server_that_dies_under_load_is_a_row_with_signal_assertion_and_what_w
 def test_a_killed_worker_leaves_no_server_behind(tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, "hangs")
     lifeline, ours = os.pipe()
-    command = [sys.executable, "-m", WORKER, str(lifeline)]
+    command = [sys.executable, "-m", "plamo_study.measure.worker", str(lifeline), WORKLOAD]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     child = subprocess.Popen(
         command, stdin=subprocess.PIPE, pass_fds=[lifeline], start_new_session=True, **quiet

@@ -36,7 +36,7 @@ def speculate(model=HYBRID, **fields):
 def run(cell, engine=""):
     others = [str(synthetic.make(*file)) for file in cell.files[1:]]
     job = Job(cell=cell, path=str(mini_file(cell.model)), others=others)
-    outcome = work(job, 100.0, engine, worker=plan.WORKER)
+    outcome = work(job, 100.0, engine, workload=plan.WORKLOAD)
     assert outcome.status == "ok", outcome.failure
     assert outcome.measured.valid, outcome.measured.checks
     return outcome.measured
@@ -196,7 +196,7 @@ def test_the_released_engine_takes_no_token_back_from_a_state():
 def test_the_bindings_own_loop_ends_at_the_first_rejected_draft_of_the_hybrid():
     asked = {"way": "binding", "drafter": "", "accepts": 0.5}
     assert run(speculate(ATTENTION, **asked)).checks["same_tokens"] == 24
-    refused = work(Job(cell=speculate(**asked), path=str(mini_file(HYBRID))), 100.0, worker=plan.WORKER)
+    refused = work(Job(cell=speculate(**asked), path=str(mini_file(HYBRID))), 100.0, workload=plan.WORKLOAD)
     assert refused.status == "error"
     assert "llama_decode returned -1" in refused.failure.message
 

@@ -39,10 +39,10 @@ PROMPT, STEPS = 24, 3
 @pytest.fixture(scope="module")
 def measured():
     """What a worker hands back of each model, by name."""
-    found, worker = {}, plan_trace.trace("mini").worker
+    found, worker = {}, plan_trace.trace("mini").workload
     for model in MODELS:
         cell = mini("trace", model, n_prompt=PROMPT, n_gen=STEPS)
-        outcome = work(Job(cell=cell, path=str(mini_file(model))), 60.0, worker=worker)
+        outcome = work(Job(cell=cell, path=str(mini_file(model))), 60.0, workload=worker)
         assert outcome.status == "ok", outcome.failure
         found[model] = outcome.measured
     return found

@@ -141,7 +141,7 @@ def workers():
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            found += [child] if process.WORKER in child.cmdline() else []
+            found += [child] if "plamo_study.measure.worker" in child.cmdline() else []
     return set(found)
 
 

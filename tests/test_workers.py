@@ -147,7 +147,7 @@ def test_a_worker_s_peak_memory_is_its_own_and_not_its_parent_s():
 
 FAMILY = """
 import subprocess, sys, time
-from plamo_study.measure import worker
+from plamo_study.measure.cells import Decode
 from plamo_study.measure.rows import Measured
 
 def run(cell, path, stage):
@@ -156,14 +156,14 @@ def run(cell, path, stage):
     time.sleep(600 if cell.n_gen else 0)
     return Measured(valid=True)
 
-worker.main({"decode": run})
+RUNS = {Decode: run}
 """
 RUNNER = """
 import sys
 from plamo_study.measure.cells import Decode
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
-work(Job(cell=Decode(n_gen=1), path=sys.argv[1]), 60.0, worker="family")
+work(Job(cell=Decode(n_gen=1), path=sys.argv[1]), 60.0, workload="family")
 """
 
 
@@ -189,7 +189,7 @@ def ends(pid_file):
 @pytest.mark.parametrize(("n_gen", "status", "limit_s"), [(0, "ok", 60.0), (1, "hang", 4.0)])
 def test_what_a_worker_started_ends_with_it(family, n_gen, status, limit_s):
     cell = Decode(n_gen=n_gen)
-    assert work(Job(cell=cell, path=str(family)), limit_s, worker="family").status == status
+    assert work(Job(cell=cell, path=str(family)), limit_s, workload="family").status == status
     assert ends(family)
 
 

@@ -63,7 +63,7 @@ def _files(cell: Speculate) -> list[Path]:
 
 def _ours(cell: Speculate, number: int) -> Run:
     path, *others = map(str, _files(cell))
-    outcome = process.work(Job(cell=cell, path=path, others=others), LIMIT_S, worker=plan.WORKER)
+    outcome = process.work(Job(cell=cell, path=path, others=others), LIMIT_S, workload=plan.WORKLOAD)
     if outcome.status != "ok" or not outcome.measured.valid:
         why = outcome.failure.message if outcome.failure else f"wrong: {outcome.measured.checks}"
         raise StudyError("our loop", f"{outcome.status} ({why})", "plamo-study run 08 --scale mini")

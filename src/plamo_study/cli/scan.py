@@ -36,14 +36,15 @@ def scan(
     """
     from plamo_study.measure import machine, process, texts
     from plamo_study.measure.cells import Scan
+    from plamo_study.measure.worker import Job
     from plamo_study.studies.fragility import analysis as fragility, workload
 
     use_engine(engine)
     texts.read(text)
     threads, offload = machine.performance_cores(), -1 if gpu else 0
     cell = Scan(n_ctx=chunk, n_chunks=chunks, text=text, n_threads=threads, n_gpu_layers=offload)
-    job = workload.Job(cell=cell, reference=str(reference), candidate=str(candidate))
-    outcome = process.work(job, HOURS, worker=workload.__name__)
+    job = Job(cell=cell, path=str(reference), others=[str(candidate)])
+    outcome = process.work(job, HOURS, workload=workload.__name__)
     report.leave_unless_ok(outcome, f"scanning {candidate.name}")
     found = fragility.Scanned(reference.name, "reference", candidate.name, outcome.measured.series)
     joined = fragility.fragility([found]).merge(fragility.damage([found]).drop(columns="dropped"))

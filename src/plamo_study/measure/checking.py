@@ -65,7 +65,7 @@ def through_the_gate(path: Path, time_limit_s: float | None = None, memory_limit
     size = path.stat().st_size
     seconds = TIME_S + size / BYTES_PER_S if time_limit_s is None else time_limit_s
     memory = (MEMORY if memory_limit is None else memory_limit) + 2 * size
-    outcome = work(Examination(path=str(path.resolve()), memory=memory), seconds, worker=WORKER)
+    outcome = work(Examination(path=str(path.resolve()), memory=memory), seconds, workload=WORKER)
     if outcome.status != "ok":
         return Verdict([_failure(outcome, seconds)])
     measured = outcome.measured

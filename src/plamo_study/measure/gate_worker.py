@@ -129,5 +129,4 @@ def _against_oracle(path: Path, tokens: np.ndarray, logits: np.ndarray, notes: l
     return {"oracle_error": verdict.max_relative_error, "oracle_agrees": verdict.ok, "tolerance": tolerance}
 
 
-if __name__ == "__main__":
-    worker.serve(Examination, examined)
+RUNS = {Examination: examined}

@@ -7,7 +7,6 @@ from typing import Any, TypeVar, overload
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
 from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, Gate, MatMul, OnModel, Prefill, Read
-from plamo_study.measure.process import WORKER
 from plamo_study.models import recipes, registry
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
@@ -58,7 +57,7 @@ class Plan:
     seed: int = 0
     anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
-    worker: str = WORKER  # module of the process that each cell runs in
+    workload: str = ""  # module with the `RUNS` of its own types of cell
     needed: int = MOST_CELLS
     grows: bool = True  # time to spare becomes further blocks
 

@@ -16,11 +16,10 @@ import msgspec
 
 from plamo_study import children
 from plamo_study.engine import builds
-from plamo_study.measure import machine, watch
+from plamo_study.measure import machine, watch, worker
 from plamo_study.measure.cells import AnyCell, Gate
 from plamo_study.measure.rows import Evidence, Failure, Measured, Status, heard
 
-WORKER = "plamo_study.measure.worker"
 LOG_LINES = 20
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when numpy is loaded
 YIELDING = {"OMP_WAIT_POLICY": "passive"}  # threads of the engine sleep while they wait for one another
@@ -61,7 +60,7 @@ def work(
     job: msgspec.Struct,
     time_limit_s: float,
     engine: str = "",
-    worker: str = WORKER,
+    workload: str = "",
     files: Sequence[int] = (),
     ends_at: float = math.inf,
 ) -> Outcome:
@@ -71,12 +70,12 @@ def work(
     operator crawl when one of them shares its core, and a decode of two seconds takes minutes. The same holds for a
     worker that was stopped or whose machine slept: that time is not its own.
 
-    `engine`: folder of another build of llama.cpp's libraries than the one in use. `worker`: module that takes the job.
-    `files`: file descriptors that it inherits. `ends_at`: the deadline by time.monotonic(), after which TimeUpError is
-    raised.
+    `engine`: folder of another build of llama.cpp's libraries than the one in use. `workload`: module with the `RUNS`
+    of this job, where measure/workloads.py does not do it. `files`: file descriptors that the worker inherits.
+    `ends_at`: the deadline by time.monotonic(), after which TimeUpError is raised.
     """
     lifeline, ours = os.pipe()  # the worker ends when our end closes, even if we are killed
-    command = children.python("-m", worker, str(lifeline))
+    command = children.python("-m", worker.__name__, str(lifeline), *filter(None, [workload]))
     with tempfile.TemporaryFile() as log, children.guard() as guarded:
         before = machine.counters(children=True)
         child = subprocess.Popen(
@@ -160,25 +159,25 @@ def _answer(
     return b"", "stopped" if held else "starved"
 
 
-def _outcome(worker: subprocess.Popen[bytes], result: bytes, late: Late | None, log: str, whole: Evidence) -> Outcome:
-    if worker.returncode == 0 and result:
+def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, log: str, whole: Evidence) -> Outcome:
+    if child.returncode == 0 and result:
         measured = msgspec.json.decode(result, type=Measured)
-        return Outcome(status="ok", pid=worker.pid, evidence=whole, measured=measured)
+        return Outcome(status="ok", pid=child.pid, evidence=whole, measured=measured)
     lines = BUILD_FOLDER.sub("", log).splitlines()
     stages = [line.removeprefix("@stage ") for line in lines if line.startswith("@stage ")]
     asserts = [line for line in lines if ASSERT.search(line)]
     errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]
-    ended_by = machine.ended_by(worker.returncode)
+    ended_by = machine.ended_by(child.returncode)
     failure = Failure(
         stage=stages[-1] if stages else "spawn",
-        exit_code=None if ended_by else worker.returncode,
+        exit_code=None if ended_by else child.returncode,
         signal="" if late or not ended_by else signal.Signals(ended_by).name,
         message=next(iter(errors + asserts), SILENT[late] if late else ""),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
     known = Measured(checks=heard(lines))  # before it ended
     status: Status = "starved" if late == "stopped" else late or _status(ended_by)
-    return Outcome(status=status, pid=worker.pid, evidence=whole, failure=failure, measured=known)
+    return Outcome(status=status, pid=child.pid, evidence=whole, failure=failure, measured=known)
 
 
 def _status(ended_by: int) -> Status:

@@ -1,7 +1,8 @@
 """Quantized files and importance matrices, made by llama.cpp in a separate process, since it can abort or hang.
 
 It is in measure/ because it starts processes that drive the engine, which models/ may not. The resulting types are in
-models/recipes.py, the calls of llama.cpp in measure/quantizing_worker.py.
+models/recipes.py. A child ends when its stdin closes, so it cannot outlive its parent. It knows no recipes: types are
+llama.cpp's numbers.
 """
 
 import json
@@ -10,6 +11,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,11 +20,11 @@ from pathlib import Path
 import msgspec
 
 from plamo_study import children, foreign
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, of_memory
 from plamo_study.growing import growing
-from plamo_study.measure import machine
+from plamo_study.measure import machine, worker
 from plamo_study.measure.process import ASSERT
-from plamo_study.measure.quantizing_worker import Evaluating, Quantizing
+from plamo_study.measure.rows import Measured
 from plamo_study.models import imatrix as matrices, recipes, tensors
 from plamo_study.models.gguf_file import Progress, check_space
 from plamo_study.models.recipes import Recipe
@@ -32,7 +34,31 @@ SILENCE_S = 600.0  # longest wait for a line of the child's log: a tensor of 0.5
 LOG_LINES = 50
 TENSOR = re.compile(r"\[ *(\d+)/ *\d+\]")  # llama.cpp's log: this tensor is being written
 REFUSED = re.compile(r"(?<=failed to quantize: ).*|(?<=error loading model: ).*")
-OWN = re.compile(r"(?<=^@error ).*")
+OWN = re.compile(r"^@error \w+: (.*)")
+LIFELINE = "0"  # stdin
+
+
+class Quantizing(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The child's arguments to the quantizer, which writes `out`. `imatrix`: path of an importance matrix, or empty."""
+
+    source: str
+    out: str = ""
+    file_type: int
+    patterns: list[tuple[str, int]] = []
+    metadata: dict[str, int | str] = {}
+    imatrix: str = ""
+    requantize: bool = False
+    n_threads: int = 0
+
+
+class Evaluating(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The child's job for an importance matrix."""
+
+    source: str
+    text: str
+    out: str = ""
+    chunk: int
+    n_threads: int
 
 
 def quantize(
@@ -116,7 +142,7 @@ def _run(
     job: Quantizing | Evaluating, on_line: Callable[[str], None], silence_s: float
 ) -> tuple[int | None, list[str]]:
     """One child from spawn to end: its exit code, None when it was silent too long, and the end of its log."""
-    command = children.python("-m", "plamo_study.measure.quantizing_worker")
+    command = children.python("-m", worker.__name__, LIFELINE, __name__)
     env = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an assertion's text is enough; the backtrace costs seconds
     pipe, log = subprocess.PIPE, deque[str](maxlen=LOG_LINES)
     with children.guard() as guarded:
@@ -158,8 +184,9 @@ def _failure(job: Quantizing | Evaluating, out: Path, code: int, log: list[str])
     for line in log:
         if line.startswith("@study "):
             return StudyError(*json.loads(line.removeprefix("@study ")))
-    told = [found[0].strip() for pattern in (ASSERT, REFUSED, OWN) for line in log if (found := pattern.search(line))]
-    why = next(iter(told + log[-1:]), "no word")
+    found = [match for pattern in (ASSERT, REFUSED, OWN) for line in log if (match := pattern.search(line))]
+    told = [match[match.re.groups].strip() for match in found]
+    why = next(iter(told + [line for line in log if not line.startswith("@")][-1:]), "no word")
     if "iostream error" in why:  # llama.cpp's only message for a failed write
         return StudyError(str(out), f"cannot be written ({why})", f"free space in {out.parent}")
     ended = f"ended with {signal.Signals(-code).name}" if code < 0 else "refused"
@@ -193,3 +220,59 @@ def _check_target(source: Path, out: Path, n_bytes: int) -> None:
 def _text_size(path: Path) -> int:
     """Size in bytes of a UTF-8 text."""
     return len(foreign.text(path).encode())
+
+
+def _do(job: Quantizing | Evaluating) -> Measured:
+    """In the child: do the job; the parent follows the log on stderr."""
+    try:
+        _quantize(job) if isinstance(job, Quantizing) else _evaluate(job)
+    except Exception as error:
+        told = error if isinstance(error, StudyError) else of_memory(error, job.source)
+        if told:
+            _say(f"@study {json.dumps([told.what, told.why, told.mend])}")
+        raise
+    return Measured()
+
+
+def _quantize(job: Quantizing) -> None:
+    from plamo_study.engine import quantizer  # the engine, which only the child loads
+
+    quantizer.log_to_stderr()
+    quantizer.quantize(
+        Path(job.source),
+        Path(job.out),
+        job.file_type,
+        job.patterns,
+        job.metadata,
+        matrices.read(Path(job.imatrix)).means() if job.imatrix else None,
+        job.n_threads,
+        job.requantize,
+    )
+
+
+def _evaluate(job: Evaluating) -> None:
+    from plamo_study.engine import activations, quantizer  # the engine, which only the child loads
+    from plamo_study.engine.session import SessionConfig  # the same
+
+    quantizer.log_to_stderr()
+    config = SessionConfig(n_ctx_seq=job.chunk, n_threads=job.n_threads, n_threads_batch=job.n_threads)
+    text = Path(job.text)
+    with activations.InputSquares(job.source, config) as model:
+        tokens = model.tokenize(text.read_bytes())
+        chunks = len(tokens) // job.chunk
+        if not chunks:
+            why = f"is {len(tokens)} tokens long, one piece takes {job.chunk}"
+            raise StudyError(str(text), why, "give a longer text: some 100 pieces make a usable matrix")
+        for i in range(chunks):
+            _say(f"@chunk {i} {chunks}")
+            model.add(tokens[i * job.chunk : (i + 1) * job.chunk])
+        _say(f"@chunk {chunks} {chunks}")
+    found = matrices.Imatrix(model.sums, model.counts, text.name, chunks, job.chunk)
+    matrices.write(Path(job.out), found)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+RUNS = {Quantizing: _do, Evaluating: _do}

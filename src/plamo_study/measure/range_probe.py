@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from plamo_study.engine import library
 from plamo_study.engine.ranges import InputRanges
 from plamo_study.engine.session import SessionConfig
 from plamo_study.errors import StudyError
@@ -114,3 +115,11 @@ def _evaluate(model: Any, tokens: np.ndarray, n_prompt: int) -> tuple[list[int],
         model.evaluate(tokens[i : i + 1])
         logits.append(model.logits())
     return [prompt, clock() - start], np.concatenate(logits)
+
+
+def _probe_file(cell: Ranges, path: Path, stage: Callable[[str], None]) -> Measured:
+    library.capture_log([])
+    return probe(cell, path, stage, whole=True)
+
+
+RUNS = {Ranges: _probe_file}

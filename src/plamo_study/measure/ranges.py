@@ -11,24 +11,14 @@ import msgspec
 from gguf import GGMLQuantizationType
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import texts
+from plamo_study.measure import machine, texts
+from plamo_study.measure.cells import Ranges
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Measured
+from plamo_study.measure.worker import Job
 from plamo_study.models import casts
 
 TIME_S, BYTES_PER_S, TOKENS_PER_S = 120.0, 50e6, 2.0  # time limit of a file's probe: start, reading it, evaluating
-WORKER = "plamo_study.measure.ranges_worker"
-
-
-class Probing(msgspec.Struct, frozen=True, kw_only=True):
-    """A file to probe with a text, on the engine's backend (`n_gpu_layers` < 0) or the CPU (0)."""
-
-    path: str
-    text: str
-    n_prompt: int
-    n_gen: int
-    n_gpu_layers: int = 0
-    n_threads: int = 0  # 0: one per performance core
 
 
 def probe_file(
@@ -44,16 +34,11 @@ def probe_file(
         raise StudyError(f"{n_prompt} + {n_gen} tokens", "a text has a prompt", "--n-prompt 512 --n-gen 32")
     longest = len(texts.read(text)) + 1  # a token has at least one byte, except BOS
     n_prompt, n_gen = min(n_prompt, longest), min(n_gen, longest)
-    job = Probing(
-        path=str(path.resolve()),
-        text=str(text),
-        n_prompt=n_prompt,
-        n_gen=n_gen,
-        n_gpu_layers=n_gpu_layers,
-        n_threads=n_threads,
-    )
+    threads = n_threads or machine.performance_cores()
+    cell = Ranges(n_prompt=n_prompt, n_gen=n_gen, text=str(text), n_threads=threads)
+    cell = msgspec.structs.replace(cell, n_gpu_layers=n_gpu_layers, flash_attn="off")  # which hides kqv
     seconds = TIME_S + path.stat().st_size / BYTES_PER_S + (n_prompt + n_gen) / TOKENS_PER_S
-    outcome = work(job, seconds, worker=WORKER)
+    outcome = work(Job(cell=cell, path=str(path.resolve())), seconds, workload="plamo_study.measure.range_probe")
     if outcome.failure is not None:
         why = outcome.failure.why
         mend = f"plamo-study models check {path}"

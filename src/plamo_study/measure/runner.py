@@ -477,7 +477,7 @@ class _Sweep:
         path, *others = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=others, replicate=task.replicate)
         do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=time.monotonic() + self._left_s())
-        outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.worker)
+        outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.workload)
         conditions = Conditions(
             load_1min=round(load, 2),
             gpu_used=machine.gpu_used(),

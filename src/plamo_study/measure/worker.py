@@ -1,6 +1,10 @@
 """The process of one measurement: it reads a job from stdin, writes a `Measured` to stdout and ends.
 
-It dies with its parent: a thread waits for the end of a pipe whose other end only the runner holds.
+    python -m plamo_study.measure.worker LIFELINE [WORKLOAD]
+
+WORKLOAD: a module whose `RUNS` names, for each type of cell or job of its own, the function that does it.
+LIFELINE: a pipe whose other end only the parent holds. The process dies with its parent: a thread waits for that end to
+close.
 """
 
 import os
@@ -9,21 +13,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, Union
 
 import msgspec
 
 from plamo_study.measure import machine, watch
-from plamo_study.measure.cells import Cell
+from plamo_study.measure.cells import AnyCell, Cell
 from plamo_study.measure.rows import Measured
 
 ORPHANED = 9
 
-
-Run = Callable[..., Measured]  # takes a cell, its file's path, a callback for the stage, and paths of further files
-Asked = TypeVar("Asked", bound=msgspec.Struct)
+Run = Callable[..., Measured]  # takes a cell, its file's path, `stage`, and paths of further files; or a job alone
+Runs = Mapping[type[msgspec.Struct], Run]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,21 +38,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     replicate: int = 0
 
 
-def main(own: Mapping[str, Run] = {}) -> None:
-    """Run the one job on stdin; `own`: workloads of one study, which open the model themselves."""
-    serve(Job, partial(_do, own))
-
-
-def serve(kind: type[Asked], do: Callable[[Asked], Measured]) -> None:
-    """Read a job of this kind from stdin, do it, write what was measured to stdout, and end the process."""
-    result = begin()
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
+def main() -> None:
+    """Do the one job on stdin, write what was measured to stdout, and end the process."""
+    line = sys.stdin.buffer.readline()  # before `begin`: the lifeline may be stdin itself
+    answers = begin()
     with failing():
-        measured = do(job)
+        measured = _do(line, sys.argv[2] if len(sys.argv) > 2 else "")
     peak = measured.peak_rss_bytes or machine.peak_rss()
     measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
-    result.write(msgspec.json.encode(measured))
-    result.flush()
+    answers.write(msgspec.json.encode(measured))
+    answers.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time
 
 
@@ -74,18 +72,23 @@ def failing() -> Iterator[None]:
         os._exit(1)  # no teardown: the engine may be in any state
 
 
-def _do(own: Mapping[str, Run], job: Job) -> Measured:
+def _do(line: bytes, workload: str) -> Measured:
     stage("start")
+    own: Runs = import_module(workload).RUNS if workload else {}
+    kinds: Any = Union[tuple(kind for kind in own if not issubclass(kind, AnyCell)) or Job]  # noqa: UP007 # of a tuple
+    job = msgspec.json.decode(line, type=kinds)
+    if not isinstance(job, Job):
+        return own[type(job)](job)
     if job.cell is None:
-        from plamo_study.engine import library
+        from plamo_study.engine import library  # a simulation does without an engine
 
         log: list[str] = []
         library.capture_log(log)
         return Measured(facts=library.describe() | {"gpus": library.gpus(log)})
-    if run := own.get(job.cell.workload):
+    if run := own.get(type(job.cell)):
         stage(job.cell.workload)
         return run(job.cell, Path(job.path), stage, *map(Path, job.others))
-    from plamo_study.measure import workloads
+    from plamo_study.measure import workloads  # it loads the engine and NumPy; a simulation does without both
 
     return workloads.run(job.cell, Path(job.path), job.replicate, stage)
 

@@ -13,7 +13,19 @@ from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import machine, proof, sessions, watch
-from plamo_study.measure.cells import Cell, Decode, Idle, MatMul, OnModel, Overhead, Prefill, Read, Replay
+from plamo_study.measure.cells import (
+    Cell,
+    Decode,
+    Gate,
+    Idle,
+    Isolation,
+    MatMul,
+    OnModel,
+    Overhead,
+    Prefill,
+    Read,
+    Replay,
+)
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Measured, passed
@@ -41,7 +53,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
     assert isinstance(cell, OnModel)
     stage("load")
     with _open(cell, path) as (session, load_ns, log):
-        workload = WORKLOADS[cell.workload]
+        workload = RUNS[type(cell)]
         stage(cell.workload)
         draws = _draw(cell, session.n_vocab, replicate)
         if isinstance(cell, Prefill | Decode) and cell.proof == "first":
@@ -243,11 +255,11 @@ def _finish(measured: Measured, load_ns: int, log: list[str]) -> Measured:
     return msgspec.structs.replace(measured, load_ns=load_ns, checks=checks, peak_rss_bytes=peak_rss())
 
 
-WORKLOADS: dict[str, Callable[..., Measured]] = {
-    "prefill": _prefill,
-    "decode": _decode,
-    "gate": proof.gate,
-    "replay": proof.replay,
-    "isolation": proof.isolation,
-    "overhead": _overhead,
+RUNS: dict[type[OnModel], Callable[..., Measured]] = {
+    Prefill: _prefill,
+    Decode: _decode,
+    Gate: proof.gate,
+    Replay: proof.replay,
+    Isolation: proof.isolation,
+    Overhead: _overhead,
 }

@@ -41,9 +41,9 @@ def connected(address: str) -> Iterator[Elsewhere]:
     except (OSError, ValueError) as error:  # a TimeoutError is an OSError
         raise StudyError(f"scheduler {address}", f"is not reached ({error})", START) from error
 
-    def there(job: Job, time_limit_s: float, engine: str = "", worker: str = "") -> Outcome:
+    def there(job: Job, time_limit_s: float, engine: str = "", workload: str = "") -> Outcome:
         try:
-            future = client.submit(work, job, time_limit_s, engine, worker, pure=False)
+            future = client.submit(work, job, time_limit_s, engine, workload, pure=False)
             return future.result()  # type: ignore[no-any-return] # what `work` returns
         except KilledWorker as error:
             failure = Failure(stage="start", message=f"all its workers were lost, one after another ({error})")

@@ -53,7 +53,7 @@ def chunked(scale: str, gpu: bool = False) -> Plan:
     every = tuple(sorted(every, key=_rank))
     planned = with_gates("06-chunked", scale, every, exact_cache=False)
     needed = sum(_rank(cell) == 0 for cell in every)
-    return replace(planned, needed=needed, blocks=BLOCKS[scale], worker=f"{__package__}.worker")
+    return replace(planned, needed=needed, blocks=BLOCKS[scale], workload=f"{__package__}.workload")
 
 
 def tiles(scale: str, gpu: bool = False) -> Plan:
@@ -65,7 +65,7 @@ def tiles(scale: str, gpu: bool = False) -> Plan:
     flash = tuple(change(base, model=model, n_chunk=n) for n in SIZES for model in MODELS)
     cells = (*flash, *(change(cell, flash_attn="off") for cell in flash))
     planned = with_gates("06-tiles", scale, cells, exact_cache=False)
-    return replace(planned, worker=f"{__package__}.worker", compared=flash)
+    return replace(planned, workload=f"{__package__}.workload", compared=flash)
 
 
 def every_chunk(scale: str, gpu: bool = False) -> Plan:
@@ -80,7 +80,7 @@ def every_chunk(scale: str, gpu: bool = False) -> Plan:
     base = change(base, n_threads=machine.performance_cores())
     cells = tuple(change(base, n_chunk=n) for n in range(1, EVERY + 1))
     planned = with_gates("06-every-chunk", scale, cells, exact_cache=False)
-    return replace(planned, worker=f"{__package__}.worker", compared=cells, blocks=3)
+    return replace(planned, workload=f"{__package__}.workload", compared=cells, blocks=3)
 
 
 def _usual(first: Arrival) -> Iterator[Arrival]:

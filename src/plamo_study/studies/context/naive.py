@@ -11,12 +11,12 @@ import numpy as np
 
 from plamo_study.engine import library
 from plamo_study.engine.session import Session
+from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions, watch
-from plamo_study.measure.cells import Naive
+from plamo_study.measure.cells import Depth, Naive
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.context.workload import draw
 
 clock = time.perf_counter_ns
 
@@ -82,3 +82,8 @@ def _naive(cell: Naive, session: Session, tokens: np.ndarray) -> tuple[list[int]
         taken.append(clock() - start)
         evaluated += session.n_evaluated
     return taken, logits, evaluated
+
+
+def draw(cell: Depth | Naive, n_vocab: int, n: int) -> np.ndarray:
+    """Random tokens (n,) int32: speed does not depend on them."""
+    return np.random.default_rng(cell.seed).integers(FIRST_TOKEN, n_vocab, n, dtype=np.int32)

@@ -160,7 +160,7 @@ def _planned(study: str, scale: str, cells: tuple[Cell, ...]) -> Plan:
     )
     anchor = Decode(model=MODELS[0], scale=scale, dtype=plan.DTYPE[scale], depth=16, n_gen=32, **how)
     planned = Plan(study, scale, cells, gates, anchor, BLOCKS[scale], 1, plan.TIME_LIMIT_S[scale])
-    return replace(planned, anchors=plan.ANCHORS[scale], worker=f"{__package__}.worker")
+    return replace(planned, anchors=plan.ANCHORS[scale], workload=f"{__package__}.workload")
 
 
 def check(cell: Cell) -> None:

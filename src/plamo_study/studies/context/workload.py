@@ -19,14 +19,13 @@ import numpy as np
 
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import Session, SessionConfig
-from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions, watch
 from plamo_study.measure.cells import Depth, Naive
 from plamo_study.measure.machine import peak_rss
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.context import drift
+from plamo_study.studies.context import drift, naive
 from plamo_study.studies.context.plan import FEW, WALK, WHOLE_WINDOW
 
 WARM_STEPS = 1  # decode steps at each depth before the timed ones
@@ -67,7 +66,7 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
     start = clock()
     with Session(path, config(cell, cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS)) as session:
         load_ns, taken = clock() - start, filling.memory(log)
-        tokens = draw(cell, session.n_vocab, cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS)
+        tokens = naive.draw(cell, session.n_vocab, cell.n_ctx + cell.n_ubatch + cell.n_gen + WARM_STEPS)
         stage("warm-up")
         start, found = clock(), Timed()
         session.clear()
@@ -91,11 +90,6 @@ def run(cell: Depth, path: Path, stage: Callable[[str], None]) -> Measured:
         valid=passed(checks),
         peak_rss_bytes=resident,
     )
-
-
-def draw(cell: Depth | Naive, n_vocab: int, n: int) -> np.ndarray:
-    """Random tokens (n,) int32: speed does not depend on them."""
-    return np.random.default_rng(cell.seed).integers(FIRST_TOKEN, n_vocab, n, dtype=np.int32)
 
 
 def _in_halves(session: Session, tokens: np.ndarray) -> np.ndarray:
@@ -195,3 +189,6 @@ def _compare(logits: np.ndarray, expected: np.ndarray, found: Timed) -> None:
 
 def _depths(samples: list[tuple[int, int]]) -> list[float]:
     return [float(depth) for depth, _ in samples]
+
+
+RUNS = {Depth: run, Naive: naive.run}

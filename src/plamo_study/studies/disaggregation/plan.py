@@ -41,7 +41,7 @@ def disaggregation(scale: str, gpu: bool = False) -> Plan:
     planned = replace(planned, cells=tuple(every), blocks=BLOCKS[scale], extra_blocks=1)
     needed = sum(_rank(cell, scale) == 0 for cell in every)
     limit = PATIENCE * planned.time_limit_s
-    return replace(planned, needed=needed, time_limit_s=limit, worker=f"{__package__}.worker")
+    return replace(planned, needed=needed, time_limit_s=limit, workload=f"{__package__}.service")
 
 
 def _of_model(base: Shipment) -> Iterator[Cell]:

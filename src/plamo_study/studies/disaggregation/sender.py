@@ -17,7 +17,7 @@ import numpy as np
 
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
-from plamo_study.measure import process, worker
+from plamo_study.measure import process
 from plamo_study.measure.cells import Shipment
 from plamo_study.measure.rows import Measured
 from plamo_study.studies.disaggregation import requests, wire
@@ -53,7 +53,7 @@ class Sender(threading.Thread):
     def run(self) -> None:
         """Wait for the process."""
         with self.end:
-            self.outcome = process.work(self.order, wire.OWN_S, worker=__name__, files=[self.end.fileno()])
+            self.outcome = process.work(self.order, wire.OWN_S, workload=__name__, files=[self.end.fileno()])
 
     def called(self, peer: socket.socket) -> int:
         """Wait until the sender is ready; its pid. StudyError if it ended before that."""
@@ -143,5 +143,4 @@ def _ship(peer: socket.socket, session: Session, own: Origin, prompt: np.ndarray
     return token
 
 
-if __name__ == "__main__":
-    worker.serve(Order, serve)
+RUNS = {Order: serve}

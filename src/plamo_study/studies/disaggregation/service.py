@@ -18,7 +18,7 @@ import numpy as np
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 from plamo_study.measure import proof, watch
-from plamo_study.measure.cells import Service
+from plamo_study.measure.cells import Service, Shipment
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
@@ -207,3 +207,6 @@ def _requests(cell: Asking, asked: Asked, answers: list[Answer], began: int) -> 
         )
         for answer in answers
     ]
+
+
+RUNS = {Service: run, Shipment: shipment.run}

@@ -32,4 +32,4 @@ def scan(scale: str, gpu: bool = False, text: str = TEXT, candidates: tuple[str,
     cells = tuple(change(base, model=model, candidates=(name,)) for model in MODELS for name in candidates)
     planned = with_gates("04-scan", scale, cells, exact_cache=False)  # the study of speed has both gates
     limit = TIME_LIMIT_S[scale]
-    return replace(planned, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")
+    return replace(planned, blocks=1, extra_blocks=0, time_limit_s=limit, workload=f"{__package__}.workload")

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from plamo_study.analysis.divergence import kl_divergence, log_softmax
@@ -32,7 +31,6 @@ from plamo_study.limits import DRAWS
 from plamo_study.measure import texts
 from plamo_study.measure.cells import Scan as Asked
 from plamo_study.measure.rows import Measured, passed
-from plamo_study.measure.worker import serve, stage
 from plamo_study.models.tensors import TensorInfo
 from plamo_study.studies.quality import workload as quality
 
@@ -65,18 +63,10 @@ class Scan:
         self.n_evaluated += chunks.size
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A scan of two files outside any plan; only the cell's text, chunks, threads and seed are used."""
-
-    cell: Asked
-    reference: str
-    candidate: str
-
-
-def run(cell: Asked, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Scan the one candidate of a cell against its reference file; `seed` draws the controls."""
-    (candidate,) = cell.candidates
-    return scan(cell, path, quality.candidate_path(cell, path, candidate), stage)
+def run(cell: Asked, path: Path, stage: Callable[[str], None], *others: Path) -> Measured:
+    """Scan the one candidate of a cell, or any other file, against its reference; `seed` draws the controls."""
+    (other,) = others or (quality.candidate_path(cell, path, candidate) for candidate in cell.candidates)
+    return scan(cell, path, other, stage)
 
 
 def scan(cell: Asked, path: Path, other: Path, stage: Callable[[str], None]) -> Measured:
@@ -240,5 +230,4 @@ def _measured(under_way: Scan, checks: dict[str, float | bool], load_ns: int) ->
     )
 
 
-if __name__ == "__main__":
-    serve(Job, lambda job: scan(job.cell, Path(job.reference), Path(job.candidate), stage))
+RUNS = {Asked: run}

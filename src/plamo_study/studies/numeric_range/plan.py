@@ -8,7 +8,7 @@ from plamo_study.measure.plan import DTYPE, MODELS, TIME_LIMIT_S, Plan, change, 
 from plamo_study.models import casts
 from plamo_study.studies.batching_law import grid
 
-WORKER = f"{__package__}.worker"
+WORKLOAD = f"{__package__}.workload"
 TEXT = "python-heldout"  # of data/corpus
 N_PROMPT, N_GEN = {"mini": 256, "shape": 64, "weights": 512}, {"mini": 32, "shape": 8, "weights": 64}
 PLANTED_TOKENS = 10  # more than the 8 columns from which every backend takes its matrix kernels
@@ -37,7 +37,7 @@ def numeric_range(scale: str, gpu: bool = False) -> Plan:
     for cell in cells:
         check_cell(cell)
     anchor = change(base, workload="decode", model=MODELS[0], depth=16, n_gen=32)
-    return Plan("04-ranges", scale, tuple(cells), (), anchor, 1, 0, TIME_LIMIT_S[scale], worker=WORKER)
+    return Plan("04-ranges", scale, tuple(cells), (), anchor, 1, 0, TIME_LIMIT_S[scale], workload=WORKLOAD)
 
 
 def backends(scale: str, gpu: bool = False) -> Plan:
@@ -55,7 +55,7 @@ def backends(scale: str, gpu: bool = False) -> Plan:
     planned = with_gates("04-backends", scale, offloaded, exact_cache=False)
     anchor = change(offloaded[0], workload="decode", depth=16, n_gen=32)
     limit_s = BACKEND_LIMIT_S if gpu else TIME_LIMIT_S[scale]
-    planned = replace(planned, anchor=anchor, blocks=1, extra_blocks=0, worker=WORKER)
+    planned = replace(planned, anchor=anchor, blocks=1, extra_blocks=0, workload=WORKLOAD)
     return replace(planned, time_limit_s=limit_s, compared=offloaded)
 
 

@@ -18,3 +18,6 @@ def run(cell: Ranges, path: Path, stage: Callable[[str], None]) -> Measured:
     if cell.mode.startswith(PLANTED):
         return planting.run(cell, path, cell.mode.removeprefix(PLANTED), stage)
     return range_probe.probe(cell, path, stage)
+
+
+RUNS = {Ranges: run}

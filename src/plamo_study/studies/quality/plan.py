@@ -37,7 +37,7 @@ def quality(scale: str, gpu: bool = False, text: str = TEXT) -> Plan:
     cells = tuple(change(base, model=model, candidates=group) for model in MODELS for group in groups(model, scale))
     planned = with_gates("04-quality", scale, cells, exact_cache=False)  # the study of speed has both gates
     limit = TIME_LIMIT_S[scale]
-    return replace(planned, blocks=1, extra_blocks=0, time_limit_s=limit, worker=f"{__package__}.worker")
+    return replace(planned, blocks=1, extra_blocks=0, time_limit_s=limit, workload=f"{__package__}.workload")
 
 
 def groups(model: str, scale: str) -> list[tuple[str, ...]]:

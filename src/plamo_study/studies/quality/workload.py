@@ -177,3 +177,6 @@ def _by_rows(pool: ThreadPoolExecutor, function: Callable[..., np.ndarray], *arr
         lambda start: function(*(array[start : start + rows] for array in arrays)), range(0, len(arrays[0]), rows)
     )
     return np.concatenate(list(parts))
+
+
+RUNS = {Quality: run}

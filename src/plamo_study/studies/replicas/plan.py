@@ -39,7 +39,7 @@ def replicas(scale: str, gpu: bool = False) -> Plan:
     cells = tuple(dict.fromkeys([*needed, *others]))
     planned = with_gates("07-replicas", scale, cells, exact_cache=False)
     blocks = 2 if scale == "mini" else BLOCKS
-    return replace(planned, needed=len(needed), blocks=blocks, worker=f"{__package__}.worker")
+    return replace(planned, needed=len(needed), blocks=blocks, workload=f"{__package__}.workload")
 
 
 def _arranged(base: Replicas, n_processes: int, n_seq: int) -> Replicas:

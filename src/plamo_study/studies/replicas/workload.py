@@ -181,3 +181,6 @@ def _checks(
         "finished": len(whole),
         "all_finished": whole == due,
     }
+
+
+RUNS = {Replicas: run}

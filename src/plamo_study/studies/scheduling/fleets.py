@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import worker
 from plamo_study.measure.cells import Fleet
 from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path, read
 from plamo_study.measure.rows import Measured
@@ -122,5 +121,4 @@ class Days:
         return clock.least_work(asked, self.cell.n_machines, work)
 
 
-if __name__ == "__main__":  # not in the worker of this study: fitting needs pandas, which no other cell should wait for
-    worker.main({"fleet": run})
+RUNS = {Fleet: run}  # not in workload.py: fitting needs pandas, which no other cell should wait for

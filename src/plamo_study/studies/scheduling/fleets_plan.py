@@ -26,7 +26,7 @@ def fleet(scale: str, gpu: bool = False) -> Plan:
         change(base, n_machines=n, pattern=pattern, balance=balance)
         for n, pattern, balance in product(MACHINES, ("steady", "diurnal", "bursty"), ("round robin", "least work"))
     )
-    return Plan("10-fleet", scale, cells, (), None, 1, 0, LIMIT_S, worker=f"{__package__}.fleets")
+    return Plan("10-fleet", scale, cells, (), None, 1, 0, LIMIT_S, workload=f"{__package__}.fleets")
 
 
 def digest(journal: Path) -> str:

@@ -44,7 +44,7 @@ def scheduling(scale: str, gpu: bool = False) -> Plan:
     limit = PATIENCE * planned.time_limit_s
     return replace(
         planned, needed=needed, blocks=BLOCKS[scale], extra_blocks=1, time_limit_s=limit,
-        worker=f"{__package__}.worker",
+        workload=f"{__package__}.workload",
     )  # fmt: skip
 
 

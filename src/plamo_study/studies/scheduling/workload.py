@@ -22,7 +22,7 @@ from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.scheduling import policies, traffic
 from plamo_study.studies.scheduling.loop import Served, serve
-from plamo_study.studies.scheduling.plan import PARTS
+from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.traffic import GRAIN
 
 # Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.
@@ -120,9 +120,26 @@ class Live:
 
 
 def run(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
-    """Measure one cell. `samples_ns`: one number per call; `series`, by call: "decoding" (sequences), "keys" (tokens
-    these held), "chunk" and "before" (tokens of a prompt in it, and read before it); "moves" (s, each move of a
-    sequence to another place) and "error" of every request. `requests`: arrivals and tokens."""
+    """Measure one cell: with a server, with a second process that prefills, or with `in_process`."""
+    if cell.rule == SERVER:
+        from plamo_study.studies.scheduling import served  # HTTP takes a twelfth of a second to load
+
+        return served.run(cell, path, stage)
+    if cell.rule == SPLIT:
+        from plamo_study.studies.disaggregation import service  # the sockets of two processes, for few cells
+
+        load = traffic.drawn(cell)
+        return service.answered(cell, service.Asked(load.prompt, load.output), path, stage)
+    return in_process(cell, path, stage)
+
+
+def in_process(cell: Traffic, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Measure one cell by a policy.
+
+    `samples_ns`: one number per call; `series`, by call: "decoding" (sequences), "keys" (tokens these held), "chunk"
+    and "before" (tokens of a prompt in it, and read before it); "moves" (s, each move of a sequence to another place)
+    and "error" of every request. `requests`: arrivals and tokens.
+    """
     start = clock()
     config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
     with Session(path, config) as session:
@@ -260,3 +277,6 @@ def _requests(cell: Traffic, served: Served, live: Live) -> list[Request]:
         )
         for n in range(len(load))
     ]  # fmt: skip
+
+
+RUNS = {Traffic: run}

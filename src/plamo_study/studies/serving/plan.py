@@ -62,7 +62,7 @@ def serving(scale: str, gpu: bool = False) -> Plan:
     n = len(dict.fromkeys(needed))
     planned = replace(planned, cells=cells, compared=tuple(compared), needed=n, extra_blocks=0)
     limit = PATIENCE * planned.time_limit_s
-    return replace(planned, blocks=BLOCKS[scale], time_limit_s=limit, worker=f"{__package__}.worker")
+    return replace(planned, blocks=BLOCKS[scale], time_limit_s=limit, workload=f"{__package__}.workload")
 
 
 def knees(scale: str, gpu: bool = False) -> Plan:

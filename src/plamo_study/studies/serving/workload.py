@@ -194,3 +194,6 @@ def request_of(answer: Answer, began_ns: int, ended: str = "") -> Request:
         ended_ns=answer.ended_ns - began_ns,
         divided=answer.divided,
     )
+
+
+RUNS = {Serving: run}

@@ -12,7 +12,7 @@ from plamo_study.measure import machine, texts
 from plamo_study.measure.cells import Speculate
 from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
 
-WORKER = f"{__package__}.worker"  # the process that its cells run in
+WORKLOAD = f"{__package__}.workload"
 HYBRID, ATTENTION = MODELS
 TERMS = ("draft", "save", "verify", "restore", "replay")  # parts of a round that are timed
 BOTH_MOVE = 2  # times the rounding of a logit: the gap that rounding of two logits can close
@@ -128,4 +128,4 @@ def _on_text(base: Speculate, scale: str) -> Iterator[Speculate]:
 
 def _planned(study: str, scale: str, cells: list[Speculate], needed: int) -> Plan:
     planned = with_gates(study, scale, tuple(dict.fromkeys(cells)), exact_cache=False)
-    return replace(planned, needed=needed, blocks=BLOCKS[scale], worker=WORKER)
+    return replace(planned, needed=needed, blocks=BLOCKS[scale], workload=WORKLOAD)

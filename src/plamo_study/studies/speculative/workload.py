@@ -251,3 +251,6 @@ def _measured(
         series=series,
         valid=passed(checks),
     )
+
+
+RUNS = {Speculate: run}

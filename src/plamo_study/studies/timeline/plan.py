@@ -30,4 +30,4 @@ def trace(scale: str, gpu: bool = False) -> Plan:
     base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
     cells = tuple(change(base, model=model) for model in MODELS)
     planned = with_gates("02-trace", scale, cells + ceilings(scale, gpu, thread_counts()[:1]), exact_cache=False)
-    return replace(planned, blocks=2 if scale == "mini" else BLOCKS, worker=f"{__package__}.worker")
+    return replace(planned, blocks=2 if scale == "mini" else BLOCKS, workload=f"{__package__}.workload")

@@ -71,7 +71,7 @@ def record(cell: Trace, path: Path) -> Outcome:
     """Record the request in a process of its own, offloaded where the engine can."""
     offload = -1 if runner.engine_facts()["gpu_offload"] else 0
     return work(
-        Job(cell=plan.change(cell, n_gpu_layers=offload), path=str(path)), LIMIT_S, worker=f"{__package__}.worker"
+        Job(cell=plan.change(cell, n_gpu_layers=offload), path=str(path)), LIMIT_S, workload=f"{__package__}.workload"
     )
 
 

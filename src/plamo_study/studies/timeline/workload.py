@@ -140,3 +140,6 @@ def _durations(done: Requests) -> dict[str, list[float]]:
         if len(every[0]) > 2:
             found[f"decode/{what}"] = [stamps[-1] - stamps[1] for stamps in every]
     return found
+
+
+RUNS = {Trace: run}

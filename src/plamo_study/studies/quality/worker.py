@@ -1,7 +1,0 @@
-"""The process that the cells of this study run in."""
-
-from plamo_study.measure import worker
-from plamo_study.studies.quality import workload
-
-if __name__ == "__main__":
-    worker.main({"quality": workload.run})
