@@ -12,7 +12,7 @@ from plamo_study.studies.chunked import analysis, calls, plan
 
 DECODING, STEPS, PROMPT = 3, 2, 96
 WAYS = [("whole", 0), ("apart", 32), ("together", 32), ("together", 40)]
-WORKER = plan.chunked("mini").workload
+WORKLOAD = plan.chunked("mini").workload
 
 
 def arrival(model=HYBRID, **fields):
@@ -24,7 +24,7 @@ ALONE = arrival(way="apart", n_seq=0, depth=0, n_chunk=40)
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, workload=WORKER)
+    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, workload=WORKLOAD)
     assert outcome.status == "ok", outcome.failure
     assert outcome.measured.valid, outcome.measured.checks
     return outcome.measured

@@ -29,7 +29,7 @@ from plamo_study.oracle.forward import Oracle
 from plamo_study.studies.disaggregation import measures, plan, requests, sender as shipping, shipment, sizes, wire
 from plamo_study.studies.disaggregation.wire import Reply, State
 
-WORKER = plan.disaggregation("mini").workload
+WORKLOAD = plan.disaggregation("mini").workload
 MODELS = (HYBRID, ATTENTION)
 PAST_WINDOW = 600  # tokens; the mini's window is 256
 
@@ -274,7 +274,7 @@ def test_nobody_else_on_the_machine_can_take_part(monkeypatch):
 
 # ------------------------------------------------------------------ whoever dies
 
-SMALL = Plan("97-kills", "mini", tuple(shipped(seed=n) for n in range(5)), (), None, 1, 0, 60.0, workload=WORKER)
+SMALL = Plan("97-kills", "mini", tuple(shipped(seed=n) for n in range(5)), (), None, 1, 0, 60.0, workload=WORKLOAD)
 
 
 def child_of(parent, module):
@@ -290,7 +290,7 @@ def child_of(parent, module):
 
 def test_nothing_is_lost_doubled_or_left_whoever_is_killed(tmp_path):
     path, rng, n_rows = tmp_path / "kills.jsonl", random.Random(9), 0
-    for whom in (shipping.__name__, WORKER, "runner"):
+    for whom in (shipping.__name__, WORKLOAD, "runner"):
         runs = psutil.Process(sweeping(SMALL, path))
         victim = child_of(runs, shipping.__name__ if whom == "runner" else whom)
         time.sleep(rng.uniform(0.0, 0.4))

@@ -21,7 +21,7 @@ from plamo_study.cli import terminal
 from plamo_study.cli.terminal import Terminal
 from plamo_study.errors import StudyError, of_system
 from plamo_study.growing import growing
-from plamo_study.measure import journal, kept
+from plamo_study.measure import journal, result_file
 from plamo_study.measure.rows import Row
 from plamo_study.present import evidence
 from plamo_study.studies.quality import analysis as quality
@@ -272,7 +272,7 @@ def test_what_a_program_kept_and_somebody_damaged_is_named(tmp_path, monkeypatch
     (tmp_path / "local").mkdir()
     (tmp_path / "local/found.json").write_text(text, encoding="latin-1")
     with pytest.raises(StudyError, match="damaged"):
-        kept.load("local", "found.json", Row, "plamo-study")
+        result_file.load("local", "found.json", Row, "plamo-study")
 
 
 @pytest.mark.parametrize("guess", [0.0, -1.0, math.nan, math.inf])

@@ -254,7 +254,6 @@ def test_codes_of_recorded_engines_are_shown_by_name():
     assert frame.build_name({}) == "stock"
     assert frame.build_name({"corrects": ["D2", "D3"]}) == "corrected"
     assert frame.build_name({"corrects": ["D3"]}) == "misplaced states"
-    assert defects.spelled("D4").startswith("split projections (D4): ")
 
 
 def test_a_product_is_timed_with_the_backend_that_the_engine_prefers_for_it(sources, tmp_path):

@@ -18,7 +18,7 @@ FLOORS = (  # the lowest first
     "analysis", "measure", "present", "studies", "measurements", "publish", "cli",
 )  # fmt: skip
 SYSTEM = "measure.machine"  # what differs between Linux and macOS, the C library too
-REGISTRY = ("registry", "collect", "recorded")  # of the studies: these know them all
+REGISTRY = ("registry", "collect")  # of the studies: these know them all
 SIMULATING = "studies.scheduling.fleets"  # its step model is fitted with pandas, before days of requests
 GUIDES = ("levers", "machines")  # they tell what the studies found, and measure nothing
 NAMED = {  # a study that needs another one

@@ -26,7 +26,7 @@ from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.worker import Job
 from plamo_study.studies.replicas import plan, replica
 
-WORKER = plan.replicas("mini").workload
+WORKLOAD = plan.replicas("mini").workload
 PROMPT, STEPS = 16, 12
 KILLS, ROWS = 3, 6
 LONGEST_S, PATIENCE_S = 0.8, 10.0
@@ -123,7 +123,7 @@ def test_an_arrangement_is_judged_by_what_others_took_and_not_by_its_own_waiting
 # ------------------------------------------------------------------ kill -9
 
 
-SMALL = Plan("replicas", "mini", (replicas(2, 1, n_gen=200),), (), None, ROWS, 0, 60.0, workload=WORKER)
+SMALL = Plan("replicas", "mini", (replicas(2, 1, n_gen=200),), (), None, ROWS, 0, 60.0, workload=WORKLOAD)
 
 
 def test_no_row_is_lost_or_doubled_and_no_process_left_when_replicas_and_runners_are_killed(tmp_path):

@@ -13,12 +13,12 @@ from plamo_study import paths
 from plamo_study.analysis import ceilings, roofline
 from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.errors import StudyError
-from plamo_study.measure import kept, plan, planned
+from plamo_study.measure import files, plan, result_file
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import recording
 from plamo_study.present import evidence, published
 from plamo_study.present.processors import processor
-from plamo_study.studies import recorded
+from plamo_study.studies import collect
 from plamo_study.studies.roofline import every_cell, intensity, literature, plan as plan_roofline, side_by_side
 
 HERE = Ceilings(read=5e10, matmul=3e11)
@@ -26,7 +26,7 @@ HOME = ceilings.Place("here", 2)
 
 
 def fact(name, dtype="Q8_0"):
-    return planned.fact(name, "shape", dtype)
+    return files.planned_fact(name, "shape", dtype)
 
 
 def moved(account):
@@ -448,7 +448,7 @@ def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, monke
     assert found.tools["NumPy"].startswith("NumPy")
     assert "kernels" in found.tools["NumPy"]
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    kept.keep(found, "local", side_by_side.NAME)
+    result_file.keep(found, "local", side_by_side.NAME)
     assert side_by_side.load("local") == found
     assert side_by_side.load("reference") is None
     (tmp_path / "local" / side_by_side.NAME).write_text("{")
@@ -485,7 +485,7 @@ def test_the_plan_spans_from_one_column_to_a_long_prompt(scale):
 
 def test_where_no_study_has_rows_the_reader_is_told(tmp_path, monkeypatch):
     with pytest.raises(StudyError, match="unknown"):
-        recorded.every_study("02-roofline", "elsewhere", "shape")
+        collect.every_study("02-roofline", "elsewhere", "shape")
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     with pytest.raises(StudyError, match="no study has rows"):
-        recorded.every_study("02-roofline", "recorded", "shape")
+        collect.every_study("02-roofline", "recorded", "shape")

@@ -18,7 +18,7 @@ from typing import Any
 from crosscheck import blas
 from plamo_study import children, progress
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, once, plan
+from plamo_study.measure import machine, plan, process
 from plamo_study.measure.cells import MatMul, Read
 from plamo_study.measure.workloads import MATMUL_COLUMNS
 from plamo_study.studies.roofline.side_by_side import INSTALL, Run, SideBySide
@@ -78,7 +78,7 @@ def _programs(read: Read, matmul: MatMul, likwid: Path) -> tuple[dict[str, Progr
 
 
 def _ours(cell: Read | MatMul) -> list[float]:
-    found = once.measured(cell, Path())
+    found = process.measured_once(cell)
     return [(found.n_bytes + found.n_flops) * 1e9 / sample[0] for sample in found.samples_ns]
 
 

@@ -15,8 +15,8 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Cell, Decode, OnModel
-from plamo_study.measure.once import LIMIT_S, measured
 from plamo_study.measure.plan import change
+from plamo_study.measure.process import ONCE_S, measured_once
 from plamo_study.measure.server import offload
 
 BATCHES, BATCH_PROMPT, BATCH_STEPS = (1, 4, 16), 32, 12
@@ -58,7 +58,7 @@ def _ratios(cell: Cell, path: Path, rounds: int, command: list[str], names: tupl
 
 def _our_seconds(cell: Cell, path: Path, replicate: int) -> list[float]:
     """Seconds of the packed prompts, if the cell times them too, and of its samples."""
-    found = measured(cell, path, replicate)
+    found = measured_once(cell, path, replicate)
     samples = median(sum(repetition) for repetition in found.samples_ns)
     fills = found.prefill_ns if isinstance(cell, Decode) and cell.policy == "packed" else []
     return [nanoseconds / 1e9 for nanoseconds in (*fills, samples)]
@@ -86,4 +86,4 @@ def ran(command: list[str]) -> subprocess.CompletedProcess[bytes]:
     """Run a tool with the shared libraries that our workers load."""
     folder = os.path.abspath(os.environ.get("LLAMA_CPP_LIB_PATH") or builds.installed_libraries())
     env = os.environ | dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), folder)
-    return subprocess.run(command, capture_output=True, env=env, cwd=children.NOWHERE, timeout=LIMIT_S, check=False)
+    return subprocess.run(command, capture_output=True, env=env, cwd=children.NOWHERE, timeout=ONCE_S, check=False)

@@ -20,8 +20,8 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import texts
 from plamo_study.measure.cells import Quality
-from plamo_study.measure.once import measured
 from plamo_study.measure.plan import change
+from plamo_study.measure.process import measured_once
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.server import offload
 from plamo_study.studies.quality import workload as quality
@@ -82,7 +82,7 @@ def compare(cell: Quality, path: Path, tool: Path, rounds: int = 1) -> Compariso
         for our_turn in (True, False) if number % 2 == 0 else (False, True):
             if our_turn:
                 start = time.perf_counter()
-                ours = measured(cell, path)
+                ours = measured_once(cell, path)
                 ours_s.append(time.perf_counter() - start)
             else:
                 printed, seconds, logits_bytes = run_tool(cell, path, tool)

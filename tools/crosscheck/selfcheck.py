@@ -18,7 +18,7 @@ from crosscheck import (
 from plamo_study import progress
 from plamo_study.analysis import coverage
 from plamo_study.analysis.stats import Estimate
-from plamo_study.measure import disturbances, files, journal, kept, machine, once, plan
+from plamo_study.measure import disturbances, files, journal, machine, plan, process, result_file
 from plamo_study.measure.cells import Overhead, Prefill, Quality
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import SCHEMA, Conditions, Row
@@ -80,7 +80,7 @@ def covered(studies: int, place: str) -> list[dict[str, Any]]:
     for line in coverage.simulate(studies):
         lines.append(line)
         progress.tell(len(lines), total, f"{line['estimator']}, {line['noise']}, n = {line['n']}")
-    kept.write(json.dumps({"studies": studies, "lines": lines}, indent=0).encode(), place, coverage.NAME)
+    result_file.write(json.dumps({"studies": studies, "lines": lines}, indent=0).encode(), place, coverage.NAME)
     return lines
 
 
@@ -98,7 +98,7 @@ def against_perplexity(scale: str, binary: Path, rounds: int) -> list[Check]:
 def ceilings(scale: str, likwid: Path, rounds: int, place: str) -> list[Check]:
     """Our ceilings beside likwid-bench's and NumPy's, kept in data/measured/<place>; only like with like is judged."""
     found = crosscheck_ceilings.side_by_side(scale, likwid, rounds)
-    kept.keep(found, place, side_by_side.NAME)
+    result_file.keep(found, place, side_by_side.NAME)
     return [_beside(entry) for entry in side_by_side.ratios(side_by_side.frame(found)).to_dict("records")]
 
 
@@ -138,7 +138,7 @@ def barks(found: disturbances.Trial) -> list[Check]:
 
 def overhead(cell: Overhead, path: Path) -> Check:
     """Share of a decode step spent outside llama_decode and llama_synchronize."""
-    found = once.measured(cell, path).checks
+    found = process.measured_once(cell, path).checks
     outside, step = found["outside_ns"], found["step_ns"]
     wanted = f"under {OVERHEAD_LIMIT:.0%} at shape"
     measured = f"{outside / 1e3:.1f} us of {step / 1e3:,.0f} us ({outside / step:.2%}) per decode step, {cell.scale}"
@@ -148,7 +148,7 @@ def overhead(cell: Overhead, path: Path) -> Check:
 def start_up() -> Check:
     """Measure the time for a worker to start, load the engine's libraries, answer and end."""
     seconds = (
-        median(work(Job(), once.LIMIT_S).elapsed_ns for _ in progress.counted(range(STARTS), "worker start-up")) / 1e9
+        median(work(Job(), process.ONCE_S).elapsed_ns for _ in progress.counted(range(STARTS), "worker start-up")) / 1e9
     )
     return Check("worker start-up", f"{seconds:.2f} s, median of {STARTS}", "reported", True)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from plamo_study import children, progress
 from plamo_study.errors import StudyError
-from plamo_study.measure import kept, machine, server
+from plamo_study.measure import machine, result_file, server
 from plamo_study.measure.plan import MODELS, check_scale
 from plamo_study.studies.serving import client, load, metrics, plan, questions, traffic
 from plamo_study.studies.serving.client import Prompt, Target
@@ -76,7 +76,7 @@ def compare(path: Path, scale: str, aiperf: Path, rounds: int = ROUNDS) -> Besid
 
 def write(found: Beside, place: str) -> Path:
     """Keep the runs; a new comparison at this scale replaces the one before it."""
-    return kept.keep(found, place, BESIDE.format(found.scale))
+    return result_file.keep(found, place, BESIDE.format(found.scale))
 
 
 def warm(target: Target, prompt: Prompt) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from plamo_study import progress
-from plamo_study.measure import kept, machine, server
+from plamo_study.measure import machine, result_file, server
 from plamo_study.measure.plan import MODELS
 from plamo_study.studies.serving import metrics, plan, questions
 from plamo_study.studies.serving.client import Target
@@ -55,4 +55,4 @@ def _full(name: str, number: int, n_clients: int, found: Loaded) -> Crowd:
 
 def write(found: Crowds, place: str) -> Path:
     """Keep the loads; a new comparison replaces the one before it."""
-    return kept.keep(found, place, CROWD)
+    return result_file.keep(found, place, CROWD)

@@ -17,7 +17,7 @@ import psutil
 
 from plamo_study import progress
 from plamo_study.errors import StudyError
-from plamo_study.measure import kept, machine, recording, server
+from plamo_study.measure import machine, recording, result_file, server
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.server import Server
 from plamo_study.studies.serving import (
@@ -212,4 +212,4 @@ def write(found: Soak, place: str) -> Path:
     """Keep a soak beside those of its kind that ran before it."""
     name = results.soak_name(found.scale, bool(found.held_s), found.patched)
     every = [*results.soaks(place, found.scale, bool(found.held_s), found.patched), found]
-    return kept.keep(every, place, name)
+    return result_file.keep(every, place, name)

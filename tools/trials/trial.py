@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plamo_study.engine import server_build
-from plamo_study.measure import kept, server
+from plamo_study.measure import result_file, server
 from plamo_study.measure.server import Setup
 from plamo_study.studies.serving import probe
 from plamo_study.studies.serving.client import Target
@@ -36,4 +36,4 @@ def run(model: str, path: Path, build: str, runs: int = RUNS, tell: Callable[[st
 
 def keep(place: str, trials: list[Trial]) -> Path:
     """Keep trials at a place, replacing earlier ones."""
-    return kept.keep(Trials(trials), place, TRIALS)
+    return result_file.keep(Trials(trials), place, TRIALS)

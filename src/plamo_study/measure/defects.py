@@ -62,9 +62,3 @@ def name(code: str) -> str:
 def build_name(corrects: Sequence[str]) -> str:
     """A build's name by what it corrects: "stock" for nothing, its build name, else the defects' names joined."""
     return BUILDS.get(tuple(corrects)) or " + ".join(name(code) for code in corrects)
-
-
-def spelled(code: str) -> str:
-    """A defect at its first mention: name, code and definition."""
-    defect = BY_CODE[code]
-    return f"{defect.name} ({defect.code}): {defect.says}"

@@ -16,7 +16,7 @@ import pandas as pd
 from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.limits import OTHERS_LIMIT
-from plamo_study.measure import kept, watch
+from plamo_study.measure import result_file, watch
 from plamo_study.measure.cells import Cell
 from plamo_study.measure.rows import Row
 
@@ -122,9 +122,9 @@ def _seconds(row: Row) -> float:
 
 def write(found: Trial, place: str) -> Path:
     """Keep a trial; a new one replaces the one before it."""
-    return kept.write(msgspec.json.encode(found), place, NAME)
+    return result_file.write(msgspec.json.encode(found), place, NAME)
 
 
 def load(place: str) -> Trial | None:
     """The trial of a place; None where there was none. StudyError for a damaged file."""
-    return kept.load(place, NAME, Trial, MADE_BY)
+    return result_file.load(place, NAME, Trial, MADE_BY)

@@ -123,3 +123,14 @@ def _released(name: str, path: Path) -> tuple[registry.ModelSpec, list[Finding]]
     if spec is None:
         raise StudyError(str(path), "does not state its shape", f"plamo-study models check {path}")
     return spec, found
+
+
+def planned_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
+    """The fact of any registered model and type, without its file: `name`, `dtype`, `shape` and `tensors`.
+
+    `tensors`: kind -> type, count, n_elements, n_bytes. `dtype` is a GGML type (F16, Q8_0, Q4_0 ...); norms and the
+    scalars of the scan stay F32, as in every file. Raises StudyError for a model or scale that is not registered.
+    """
+    spec = registry.spec(name, scale)
+    shape = {key: value for key, value in asdict(spec).items() if isinstance(value, int | float | str)}
+    return {"name": name, "dtype": dtype, "shape": shape, "tensors": by_kind(tensors.planned_table(spec, dtype))}

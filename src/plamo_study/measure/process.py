@@ -16,11 +16,13 @@ import msgspec
 
 from plamo_study import children
 from plamo_study.engine import builds
+from plamo_study.errors import StudyError
 from plamo_study.measure import machine, watch, worker
-from plamo_study.measure.cells import AnyCell, Gate
+from plamo_study.measure.cells import AnyCell, Cell, Gate
 from plamo_study.measure.rows import Evidence, Failure, Measured, Status, heard
 
 LOG_LINES = 20
+ONCE_S = 600.0  # time limit of a cell outside of any study
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when numpy is loaded
 YIELDING = {"OMP_WAIT_POLICY": "passive"}  # threads of the engine sleep while they wait for one another
 BUILD_FOLDER = re.compile(  # where the engine was built: no row needs it
@@ -101,6 +103,15 @@ def work(
         log.seek(0)
         text = log.read().decode(errors="replace")
     return _outcome(child, result, late, text, evidence)
+
+
+def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0) -> Measured:
+    """A worker's measurement of a cell outside of any study; StudyError when the worker ended badly."""
+    outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), ONCE_S)
+    if outcome.failure:
+        why = f"ended badly ({outcome.status}: {outcome.failure.why})"
+        raise StudyError(f"the worker of {cell.workload}", why, "python tools/selfcheck.py --scale mini")
+    return outcome.measured
 
 
 def _environment(engine: str) -> dict[str, str]:

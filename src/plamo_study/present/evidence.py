@@ -16,7 +16,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import disturbed_cells, drifted, marked_by, model_names
 from plamo_study.errors import StudyError
 from plamo_study.limits import LEAST_BLOCKS
-from plamo_study.measure import disturbances, frame, journal, kept
+from plamo_study.measure import disturbances, frame, journal, result_file
 from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
@@ -360,7 +360,7 @@ def counted(verdicts: pd.Series) -> str:
 
 def intervals() -> Table:
     """Coverage of the notebooks' intervals, by estimator and number of units, in the recorded simulation."""
-    path = kept.path(REFERENCE, coverage.NAME)
+    path = result_file.path(REFERENCE, coverage.NAME)
     if not path.exists():
         return Table(pd.DataFrame({"not simulated here": ["python tools/selfcheck.py --coverage --reference"]}))
     recorded = json.loads(path.read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ import pandas as pd
 
 from plamo_study.analysis import kernels, timing
 from plamo_study.analysis.estimates import compare, estimate
-from plamo_study.measure import planned
+from plamo_study.measure import files
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
@@ -230,7 +230,7 @@ def kept_rates(recording: Recording) -> Table:
 
 def kept_states(model: str, drafts: tuple[int, ...]) -> str:
     """Recurrent state of a sequence in MiB, as released and with room to roll back a number of tokens."""
-    shape = planned.fact(model, "shape", "Q8_0")["shape"]
+    shape = files.planned_fact(model, "shape", "Q8_0")["shape"]
     inner = shape["mamba_heads"] * shape["mamba_head_dim"]
     layers = len(range(0, shape["layers"], 2))  # every second layer
     one = 4 * layers * inner * (shape["d_state"] + shape["d_conv"] - 1) / 2**20

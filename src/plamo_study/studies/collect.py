@@ -1,4 +1,4 @@
-"""Rows for a notebook: recorded ones of the reference machine, or live ones measured here."""
+"""Rows for a notebook, of one study or of all: recorded on the reference machine, or live, measured here."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, journal, plan, runner, watch
-from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_rows
+from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_rows, read
 from plamo_study.studies import budget, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
@@ -41,6 +41,22 @@ def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: 
         _say(f"**{study} was not measured here:** {why}. Its rows are the recorded ones. To measure it, {MORE}.")
     found = of_rows(rows, records, study, "live" if summary else "recorded", at)
     return replace(found, left_out=summary.left_out if summary else ())
+
+
+def every_study(notebook: str, source: str, scale: str, minutes: float = 0) -> list[Recording]:
+    """All studies but experiments with rows at this scale, the notebook's own first; live measures what its own lack.
+
+    Raises StudyError for an unknown source or scale, or where no study has any row.
+    """
+    check_source(source)
+    own = [study for study, _ in studies.of_notebook(notebook, scale)]
+    measured = [collect(study, source, scale, minutes) for study in own if source == "live"]
+    left_out = {name for name, study in studies.STUDIES.items() if study.aside} | {each.study for each in measured}
+    rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
+    found = [*measured, *filter(None, (read(study, source, scale) for study in dict.fromkeys(rest)))]
+    if not found:
+        raise StudyError(notebook, f"no study has rows at scale {scale!r}", f"plamo-study run {notebook} --scale mini")
+    return found
 
 
 def _measured(study: str, scale: str, at: str, minutes: float) -> tuple[runner.Summary | None, str]:

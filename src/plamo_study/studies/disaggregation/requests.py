@@ -9,7 +9,6 @@ from plamo_study.engine import library
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions
-from plamo_study.measure.arrivals import since_first
 from plamo_study.measure.cells import Service, Shipment, Traffic
 from plamo_study.models import tensors
 from plamo_study.studies.disaggregation.wire import Origin, clock
@@ -63,7 +62,7 @@ def tokens(cell: Shipment | Asking, n_vocab: int) -> np.ndarray:
 def arrivals(cell: Asking) -> list[int]:
     """Arrival time of each request in ns since the first, with independent exponential gaps."""
     gaps = np.random.default_rng([cell.seed, 1]).exponential(1e9 / cell.per_second, cell.n_requests)
-    return since_first(gaps).astype(np.int64).tolist()
+    return (np.cumsum(gaps) - gaps[0]).astype(np.int64).tolist()
 
 
 def wait_until(at_ns: int) -> None:

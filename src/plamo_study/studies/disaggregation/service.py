@@ -22,7 +22,7 @@ from plamo_study.measure.cells import Service, Shipment
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.tolerance import tolerance
 from plamo_study.oracle.compare import relative_error
-from plamo_study.studies.disaggregation import requests, sender, wire
+from plamo_study.studies.disaggregation import requests, sender, shipment, wire
 from plamo_study.studies.disaggregation.requests import Asking
 from plamo_study.studies.disaggregation.shipment import Receiver, receiving
 from plamo_study.studies.disaggregation.wire import Reply, Start, State, clock

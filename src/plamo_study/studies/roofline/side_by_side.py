@@ -8,7 +8,7 @@ import pandas as pd
 
 from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
-from plamo_study.measure import kept
+from plamo_study.measure import result_file
 
 NAME = "02-ceilings.json"
 INSTALL = "apt-get install likwid, then python tools/selfcheck.py --likwid-bench /usr/bin/likwid-bench"
@@ -47,7 +47,7 @@ class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
 
 def load(place: str) -> SideBySide | None:
     """The runs of a place; None where nothing was compared there. StudyError for a damaged file."""
-    return kept.load(place, NAME, SideBySide, INSTALL)
+    return result_file.load(place, NAME, SideBySide, INSTALL)
 
 
 def frame(found: SideBySide) -> pd.DataFrame:

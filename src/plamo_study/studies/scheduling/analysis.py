@@ -20,7 +20,6 @@ from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.errors import StudyError
-from plamo_study.measure.arrivals import since_first
 from plamo_study.studies.scheduling import clock, closed, observed, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.fleets_plan import WELL
@@ -572,7 +571,8 @@ def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load
     """`n` requests with a load's lengths, drawn at random, at `per_second` requests a second (Poisson)."""
     rng = np.random.default_rng([n, round(per_second * 1000), seed])
     which = rng.integers(0, len(load), n)
-    arrives = since_first(rng.exponential(1 / per_second, n))
+    gaps = rng.exponential(1 / per_second, n)
+    arrives = np.cumsum(gaps) - gaps[0]
     return replace(clock.chosen(load, which.tolist()), arrives=arrives.tolist())
 
 

@@ -14,7 +14,6 @@ import numpy as np
 
 from plamo_study.errors import StudyError
 from plamo_study.foreign import check_file
-from plamo_study.measure.arrivals import since_first
 from plamo_study.measure.cells import Traffic
 from plamo_study.studies.scheduling.loop import Load
 
@@ -32,7 +31,7 @@ def drawn(cell: Traffic) -> Load:
     prompt = _lengths(lengths, n, cell.n_prompt, PROMPT_SPREAD, GRAIN)
     output = _lengths(lengths, n, cell.n_gen, OUTPUT_SPREAD, 1)
     gaps = np.random.default_rng([cell.seed, 1]).exponential(1 / cell.per_second, n)
-    return Load(since_first(gaps).tolist(), prompt, np.maximum(output, 2).tolist())
+    return Load((np.cumsum(gaps) - gaps[0]).tolist(), prompt, np.maximum(output, 2).tolist())
 
 
 def _lengths(rng: np.random.Generator, n: int, most: int, spread: float, grain: int) -> list[int]:

@@ -16,7 +16,6 @@ import numpy as np
 
 from plamo_study.errors import StudyError
 from plamo_study.foreign import text
-from plamo_study.measure.arrivals import since_first
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 
@@ -147,7 +146,7 @@ def arrivals(kind: str, n: int, per_second: float, seed: int) -> list[float]:
         gaps = rng.gamma(shape, 1 / (per_second * shape), n)
     else:
         return _recorded(Path(kind), n)
-    return since_first(gaps).tolist()
+    return (np.cumsum(gaps) - gaps[0]).tolist()
 
 
 def _recorded(path: Path, n: int) -> list[float]:

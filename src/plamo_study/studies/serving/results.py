@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from plamo_study.measure import kept
+from plamo_study.measure import result_file
 
 HELD_AT = 2  # minutes before a server is suspended
 RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a crowd
@@ -148,7 +148,7 @@ def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> 
     StudyError for a damaged file; it names the command that makes a new one.
     """
     either = Soak | list[Soak]  # older files hold a single soak
-    found = kept.load_any(place, soak_name(scale, held, patched), either, SOAKED) or []
+    found = result_file.load(place, soak_name(scale, held, patched), either, SOAKED) or []
     return found if isinstance(found, list) else [found]
 
 
@@ -159,15 +159,15 @@ def soak_name(scale: str, held: bool, patched: bool) -> str:
 
 def crowds(place: str) -> Crowds | None:
     """The loads of a place; None where none were compared."""
-    return kept.load(place, CROWD, Crowds, CROWDED)
+    return result_file.load(place, CROWD, Crowds, CROWDED)
 
 
 def beside(place: str, scale: str) -> Beside | None:
     """The runs of a place; None where nothing was compared there."""
-    return kept.load(place, BESIDE.format(scale), Beside, INSTALL)
+    return result_file.load(place, BESIDE.format(scale), Beside, INSTALL)
 
 
 def trials(place: str) -> list[Trial]:
     """Trials kept at a place; empty if there are none."""
-    found = kept.load(place, TRIALS, Trials, "python tools/servers.py trial")
+    found = result_file.load(place, TRIALS, Trials, "python tools/servers.py trial")
     return found.trials if found else []

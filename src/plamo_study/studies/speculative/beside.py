@@ -7,7 +7,7 @@ import msgspec
 import pandas as pd
 
 from plamo_study.analysis import timing
-from plamo_study.measure import kept
+from plamo_study.measure import result_file
 
 NAME = "08-beside.json"
 OURS, SERVER = "our loop", "llama-server"
@@ -44,12 +44,12 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
 
 def write(found: Beside, place: str) -> Path:
     """Keep the runs; a new comparison replaces the one before it."""
-    return kept.keep(found, place, NAME)
+    return result_file.keep(found, place, NAME)
 
 
 def recorded(place: str) -> Beside | None:
     """The runs of a place; None where nothing was compared there."""
-    return kept.load(place, NAME, Beside, MADE_BY)
+    return result_file.load(place, NAME, Beside, MADE_BY)
 
 
 def served(found: Beside) -> pd.DataFrame:

@@ -1,7 +1,7 @@
-"""Results kept as one file beside the journals, data/measured/<place>/<name>: written whole, read with their type."""
+"""Results that are one file beside the journals, data/measured/<place>/<name>: written whole, read with their type."""
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -9,8 +9,6 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.foreign import content, parsed
 from plamo_study.growing import growing
-
-Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 def path(place: str, name: str) -> Path:
@@ -32,14 +30,11 @@ def keep(found: msgspec.Struct | list[Any], place: str, name: str) -> Path:
     return write(msgspec.json.format(msgspec.json.encode(found), indent=1), place, name)
 
 
-def load(place: str, name: str, kind: type[Kept], made_by: str) -> Kept | None:
-    """A result; None where there is none. StudyError for a damaged file, naming the command that makes it again."""
-    found: Kept | None = load_any(place, name, kind, made_by)
-    return found
+def load(place: str, name: str, kind: Any, made_by: str) -> Any:
+    """A result, of a type that msgspec knows; None where there is none.
 
-
-def load_any(place: str, name: str, kind: Any, made_by: str) -> Any:
-    """Like `load`, for any type that msgspec knows, including unions and lists."""
+    StudyError for a damaged file, naming the command that makes it again.
+    """
     found = path(place, name)
     if not found.exists():
         return None
