@@ -15,7 +15,7 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import expected, frame, journal, machine, plan, recording, runner, watch
+from plamo_study.measure import bench, expected, frame, journal, machine, plan, recording, runner, watch
 from plamo_study.measure.rows import Conditions, Row, content_id
 from plamo_study.present import evidence
 from plamo_study.studies import collect
@@ -344,14 +344,14 @@ def test_what_cannot_be_collected_is_said(arguments, why):
 def test_an_engine_that_does_not_load_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
     with pytest.raises(StudyError, match="does not load"):
-        runner.engine_facts()
+        bench.engine_facts()
 
 
 def test_a_gpu_is_a_fact_of_the_machine_and_a_machine_without_keeps_its_id(tmp_path, monkeypatch):
-    engine, gpus = runner._asked("")
+    engine, gpus = bench._asked("")
     found = []
     for name, listed in (("plain", []), ("gpu", [{"name": "CUDA0", "chip": "a GPU", "memory_bytes": 1}])):
-        monkeypatch.setattr(runner, "_asked", lambda folder, listed=listed: (engine, listed))
+        monkeypatch.setattr(bench, "_asked", lambda folder, listed=listed: (engine, listed))
         rows = runner.sweep(small_plan((mini("prefill", n_prompt=16),), blocks=1), tmp_path / name).rows
         facts = frame.facts(journal.read(tmp_path / name))
         found.append(recording_of(rows, facts))

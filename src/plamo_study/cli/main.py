@@ -37,7 +37,7 @@ from plamo_study.cli.options import (
 from plamo_study.cli.terminal import echo
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, plan, recording, runner
+from plamo_study.measure import bench, machine, plan, recording, runner
 from plamo_study.studies import at_hand, budget, cluster, registry as studies
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -211,7 +211,7 @@ def quality(
 
     use_engine(engine)
     accept_findings(accept)
-    planned = plan_quality.quality(scale, runner.engine_facts()["gpu_offload"], text)
+    planned = plan_quality.quality(scale, bench.engine_facts()["gpu_offload"], text)
     path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
     summary = report.sweep(planned, path)
     table = figures.table(recording.framed(summary, path)[0])

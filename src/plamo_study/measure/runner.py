@@ -1,56 +1,38 @@
-"""The sweep: randomised blocks of cells, an anchor between them, one process per cell, resumed where it stopped."""
+"""The sweep decides what is measured next: shuffled blocks of cells, anchors between them, resumed where it stopped.
+
+What a plan asks for is in tasks.py; bench.py measures it, one process per cell.
+"""
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
 
 import msgspec
-import psutil
 
 from plamo_study.errors import StudyError
 from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
+from plamo_study.measure.bench import ANY, Bench, Elsewhere
 from plamo_study.measure.cells import Cell, File, Gate, OnEngine
 from plamo_study.measure.expected import Expected, at_once, least_blocks, needed_gates
-from plamo_study.measure.facts import plainly
-from plamo_study.measure.files import model_fact
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.plan import Plan
-from plamo_study.measure.process import Outcome, TimeUpError, work
-from plamo_study.measure.rows import SCHEMA, Conditions, Fact, Results, Row, content_id, row_key
-from plamo_study.measure.worker import Job
+from plamo_study.measure.process import TimeUpError
+from plamo_study.measure.rows import Row, row_key
+from plamo_study.measure.tasks import REPEAT, Task, Tasks, together
 from plamo_study.models import recipes
 
-START_LIMIT_S = 60.0
 CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measured again
-REPEAT = 1000  # added to the replicate of repeated measurements and of further anchors
 STARVED_REPEATS = 2
 WISHED_BLOCKS, MOST_BLOCKS = 4, 50  # of a plan with a time limit
-ANY = ""  # study in keys that ignore the study
 TAKEN_OVER = -1  # order of a gate taken over from another study: it took none of this study's time
-HANDFUL = 8  # cells that are not timed
-
-
-@dataclass(frozen=True)
-class Task:
-    """A cell at its place in the sweep."""
-
-    cell: Cell
-    replicate: int
-    block: int
-    order: int
-    anchor: bool = False
-    engine: str = ""  # folder of a build other than the one in use
 
 
 @dataclass(frozen=True)
@@ -104,14 +86,6 @@ class NoTimeError(StudyError):
 
 
 OnProgress = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """Where simulations run instead of here: a function that runs a job like `process.work`, and how many at once."""
-
-    work: Callable[..., Outcome]
-    at_once: int
 
 
 def sweep(
@@ -197,20 +171,11 @@ class _Sweep:
         elsewhere: Elsewhere | None,
     ):
         self.plan, self.journal, self.tell, self.measured = plan, journal, on_progress, 0
-        self.beside, self.elsewhere = beside, elsewhere
-        needed = any(isinstance(cell, OnEngine) for cell in plan.asked)
-        asked = {folder: _asked(folder) for folder in ("", *beside)} if needed else {}
-        self.engines = {folder: self._add_fact("engine", facts) for folder, (facts, _) in asked.items()}
-        gpus = next((gpus for _, gpus in asked.values() if gpus), [])
-        self.machine = self._add_fact("machine", machine.facts() | ({"gpus": gpus} if gpus else {}))
-        files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
-        with ThreadPoolExecutor() as threads:  # mostly hashing, which releases the GIL
-            facts = threads.map(lambda file: model_fact(*file), files)
-        self.models = {file: self._add_fact("model", fact) for file, fact in zip(files, facts, strict=True)}
+        self.elsewhere = elsewhere
+        self.bench, self.asked = Bench(plan, journal, beside, elsewhere), Tasks(plan, beside)
         self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
-        self.keys: dict[Task, str] = {}
         self.cells = plan.cells
         self.limit_s = self.ends_at = math.inf  # under a time limit: seconds of all rows, and when this call ends
         self.late = False  # whether something no longer fitted in it
@@ -233,25 +198,25 @@ class _Sweep:
         """
         self.limit_s, self.ends_at = most, time.monotonic() + most
         self._check_time()
-        self.cells, least, wished = (), self._least, min(self.plan.blocks, WISHED_BLOCKS)
+        self.cells, least, wished = (), least_blocks(self.plan)[0], min(self.plan.blocks, WISHED_BLOCKS)
         needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
-        self._each(self._gates(needed))  # together: gates are not timed, and run side by side
-        self._each(self._anchors(0))
-        for cells in self._together(self.plan.cells):
+        self._each(self.asked.gates(needed))  # together: gates are not timed, and run side by side
+        self._each(self.asked.anchors(0))
+        for cells in together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
-                     for folder in self._folders(cell)]  # fmt: skip
+                     for folder in self.asked.builds(cell)]  # fmt: skip
             block = self._spent(task for task in self.tasks if task.block == 0)
             fits = not self.late and self._spent(self.tasks) + (wished - 1) * block < seconds
             if len(self.cells) >= self.plan.needed and not fits and not self._any_done(first):
                 break
-            self._each([*self._gates({file for cell in cells for file in cell.files}), *first])
+            self._each([*self.asked.gates({file for cell in cells for file in cell.files}), *first])
             self.cells += cells
-        self._each(self._anchors(1))
+        self._each(self.asked.anchors(1))
         if least == 1:
             self._again(seconds)
         for number in range(1, MOST_BLOCKS if self.plan.grows and self.plan.blocks > 1 else self.plan.blocks):
             spent = self._spent(self._all())
-            todo = [*self._shuffled(number), *self._anchors(number + 1)]
+            todo = [*self.asked.shuffled(number, self.cells), *self.asked.anchors(number + 1)]
             fits = not self.late and spent + spent / number <= seconds
             if number >= least and not fits and not self._any_done(todo):
                 break
@@ -261,27 +226,27 @@ class _Sweep:
 
     def lacking(self) -> list[Task]:
         """The tasks that the finding needs and that are not done."""
-        return [task for task in self._needed() if self._key(task) not in self.done]
+        return [task for task in self.asked.needed() if self.bench.key(task) not in self.done]
 
     def rows(self) -> list[Row]:
         """The plan's rows so far, in order of their blocks, each followed by its repeats."""
-        return [self.done[self._key(task)] for task in self._all()]
+        return [self.done[self.bench.key(task)] for task in self._all()]
 
     @property
     def _per_block(self) -> int:
-        return sum(len(self._folders(cell)) for cell in self.cells)
+        return sum(len(self.asked.builds(cell)) for cell in self.cells)
 
     def _blocks(self, numbers: Sequence[int]) -> None:
         """Measure these blocks: gates before the first, anchors before each and after the last.
 
         Disturbed rows are measured again at the end of a block in which the machine is calm.
         """
-        todo = [task for number in numbers for task in self._block(number)]
-        todo += self._anchors(numbers[-1] + 1)
+        todo = [task for number in numbers for task in self.asked.block(number)]
+        todo += self.asked.anchors(numbers[-1] + 1)
         self._plan(todo)
         for number, block in groupby(todo, key=lambda task: task.block):
             tasks = list(block)
-            if number > numbers[0] and self._key(tasks[0]) not in self.done and self._repeats() and watch.calm():
+            if number > numbers[0] and self.bench.key(tasks[0]) not in self.done and self._repeats() and watch.calm():
                 self._again()
             self._each(tasks)
 
@@ -291,26 +256,15 @@ class _Sweep:
             watch.wait_until_calm(min(CALM_S, max(self._left_s(), 0)))
             self._each(todo, planned=False)
 
-    @property
-    def _least(self) -> int:
-        """Fewest blocks that a statement about a cell needs."""
-        return least_blocks(self.plan)[0]
-
-    def _needed(self) -> list[Task]:
-        """The tasks that the finding needs: gates, and the least blocks of the needed cells."""
-        gates = [Task(gate, 0, -1, self.plan.gates.index(gate)) for gate in needed_gates(self.plan)]
-        cells = self.plan.cells[: self.plan.needed]
-        return gates + [Task(cell, number, number, 0) for number in range(self._least) for cell in cells]
-
     def _check_time(self) -> None:
         """Raise NoTimeError where the missing tasks that are needed are expected to exceed the time limit."""
-        for task in self._needed():
-            if isinstance(task.cell, Gate) and self._key(task) not in self.done:
+        for task in self.asked.needed():
+            if isinstance(task.cell, Gate) and self.bench.key(task) not in self.done:
                 self._take_over(task)
         if lacking := self.lacking():
             gates = sum(self._takes(task) for task in lacking if isinstance(task.cell, Gate))
             others = sum(self._takes(task) for task in lacking if not isinstance(task.cell, Gate))
-            _check_time(self.plan.study, self.limit_s, self._spent(self._needed()), gates, others)
+            _check_time(self.plan.study, self.limit_s, self._spent(self.asked.needed()), gates, others)
 
     def _takes(self, task: Task) -> float:
         """Expected seconds of a task, out of the time limit."""
@@ -338,9 +292,9 @@ class _Sweep:
         if planned:
             self._plan(todo)
         for task in todo:
-            if isinstance(task.cell, Gate) and self._key(task) not in self.done:
+            if isinstance(task.cell, Gate) and self.bench.key(task) not in self.done:
                 self._take_over(task)
-        left = [task for task in todo if self._key(task) not in self.done]
+        left = [task for task in todo if self.bench.key(task) not in self.done]
         for _, group in groupby(left, key=lambda task: task.cell.is_timed):
             tasks = list(group)
             n = min(self._at_once(task.cell) for task in tasks)
@@ -360,8 +314,8 @@ class _Sweep:
 
     def _take_over(self, task: Task) -> None:
         """Reuse a gate that the same file passed for another study, on this engine and machine."""
-        if known := self._passed.get(self._key_in(ANY, task)):
-            row = msgspec.structs.replace(known, key=self._key(task), study=self.plan.study, order=TAKEN_OVER)
+        if known := self._passed.get(self.bench.key_in(ANY, task)):
+            row = msgspec.structs.replace(known, key=self.bench.key(task), study=self.plan.study, order=TAKEN_OVER)
             self.journal.append(row)
             self.done[row.key] = row
 
@@ -377,7 +331,7 @@ class _Sweep:
             return None
         self._report(task, None)
         try:
-            return self._measure(task)
+            return self.bench.measure(task, self._left_s())
         except TimeUpError:
             self.late = True
             return None
@@ -392,11 +346,11 @@ class _Sweep:
             self._report(task, row)
 
     def _any_done(self, tasks: Iterable[Task]) -> bool:
-        return any(self._key(task) in self.done for task in tasks)
+        return any(self.bench.key(task) in self.done for task in tasks)
 
     def _spent(self, tasks: Iterable[Task]) -> float:
         """Seconds taken by those of these tasks that are done; tasks that ran side by side share their time."""
-        keys = {self._key(task) for task in tasks}
+        keys = {self.bench.key(task) for task in tasks}
         return spent_s((self.done[key] for key in keys if key in self.done), self._at_once)
 
     def _budget(self) -> int:
@@ -409,11 +363,11 @@ class _Sweep:
         """Every task that is done, including repeats."""
         for planned in self.tasks:
             task = planned
-            while self._key(task) in self.done:
+            while self.bench.key(task) in self.done:
                 yield task
                 if task.anchor:
                     break
-                task = _repeated(task)
+                task = task.repeated
 
     def _repeats(self) -> list[Task]:
         """The tasks still to be repeated: disturbed rows within the budget, starved ones always.
@@ -425,11 +379,11 @@ class _Sweep:
         marked = watch.disturbed(self.rows())
         starved, disturbed = [], []
         for task in last.values():
-            row = self.done[self._key(task)]
+            row = self.done[self.bench.key(task)]
             if row.status == "starved" and task.replicate < STARVED_REPEATS * REPEAT:
-                starved.append(_repeated(task))
+                starved.append(task.repeated)
             elif row.status != "starved" and row.key in marked and task.replicate < once:
-                disturbed.append(_repeated(task))
+                disturbed.append(task.repeated)
         return starved + disturbed[: max(self._budget(), 0)]
 
     def _unmarked_blocks(self, n_blocks: int) -> int:
@@ -437,106 +391,9 @@ class _Sweep:
         drift = drift_by_block(self.rows())
         return sum(drift.get(block, 0.0) <= DRIFT_LIMIT for block in range(n_blocks))
 
-    def _block(self, number: int) -> Iterator[Task]:
-        if number == 0:
-            yield from self._gates()
-        yield from self._anchors(number)
-        yield from self._shuffled(number)
-
-    def _gates(self, files: set[File] | None = None) -> list[Task]:
-        """The gates of these files, by default of all; for other builds, those of the compared files."""
-        gates = [(n, gate) for n, gate in enumerate(self.plan.gates) if files is None or files.issuperset(gate.files)]
-        compared = {file for cell in self.plan.compared for file in cell.files}
-        other = [(n, gate) for n, gate in gates if compared.issuperset(gate.files)]
-        found = [Task(gate, 0, -1, n) for n, gate in gates]
-        return found + [Task(gate, 0, -1, n, engine=folder) for folder in self.beside for n, gate in other]
-
-    def _shuffled(self, number: int) -> list[Task]:
-        cells = [(cell, folder) for cell in self.cells for folder in self._folders(cell)]
-        random.Random(f"{self.plan.seed}/{number}").shuffle(cells)
-        return [Task(cell, number, number, n + 1, engine=folder) for n, (cell, folder) in enumerate(cells)]
-
-    def _folders(self, cell: Cell) -> list[str]:
-        """The builds that measure a cell."""
-        return ["", *(self.beside if cell in self.plan.compared else ())]
-
-    def _together(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, ...]]:
-        """Cells in order: singly where they are timed, else in groups that can run side by side."""
-        for timed, group in groupby(cells, key=lambda cell: cell.is_timed):
-            alike = tuple(group)
-            size = 1 if timed else HANDFUL
-            yield from (alike[start : start + size] for start in range(0, len(alike), size))
-
-    def _anchors(self, number: int) -> list[Task]:
-        """The anchor before a block, in as many processes as the plan says."""
-        cell, replicates = self.plan.anchor, range(number, number + REPEAT * self.plan.anchors, REPEAT)
-        return [Task(cell, n, number, 0, anchor=True) for n in replicates] if cell else []
-
-    def _measure(self, task: Task) -> Row:
-        started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
-        path, *others = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
-        job = Job(cell=task.cell, path=path, others=others, replicate=task.replicate)
-        do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=time.monotonic() + self._left_s())
-        outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.workload)
-        conditions = Conditions(
-            load_1min=round(load, 2),
-            gpu_used=machine.gpu_used(),
-            throttled_us=machine.throttled_us() - throttled,
-            peak_rss_bytes=outcome.measured.peak_rss_bytes,
-            timed=outcome.measured.evidence,
-            whole=outcome.evidence,
-            **machine.power(),
-        )
-        return self._row(task, outcome, conditions, started)
-
-    def _row(self, task: Task, outcome: Outcome, conditions: Conditions, started: datetime) -> Row:
-        model, *others = self._models(task)
-        return Row(
-            schema=SCHEMA,
-            key=self._key(task),
-            study=self.plan.study,
-            cell=task.cell,
-            replicate=task.replicate,
-            block=task.block,
-            order=task.order,
-            anchor=task.anchor,
-            model=model,
-            others=others,
-            engine=self.engines.get(task.engine, ""),
-            machine=self.machine,
-            status=outcome.status,
-            started=started.isoformat(timespec="seconds"),
-            elapsed_ns=outcome.elapsed_ns,
-            pid=outcome.pid,
-            conditions=conditions,
-            failure=outcome.failure,
-            **{name: getattr(outcome.measured, name) for name in Results.__struct_fields__},
-        )
-
-    def _key(self, task: Task) -> str:
-        if task not in self.keys:
-            self.keys[task] = self._key_in(f"{self.plan.study}/anchor" if task.anchor else self.plan.study, task)
-        return self.keys[task]
-
-    def _key_in(self, study: str, task: Task) -> str:
-        model, *others = self._models(task)
-        return row_key(
-            study, task.cell, model, self.engines.get(task.engine, ""), self.machine, task.replicate, *others
-        )
-
-    def _models(self, task: Task) -> list[str]:
-        """Ids of the facts of its files, in order; one empty id where it has no file."""
-        return [self.models[file] for file in task.cell.files] or [""]
-
-    def _add_fact(self, what: Literal["model", "engine", "machine"], data: dict) -> str:
-        data = plainly(data)
-        fact = Fact(id=content_id(data), what=what, data=data)
-        self.journal.append_fact(fact)
-        return fact.id
-
     def _report(self, task: Task, row: Row | None) -> None:
         if self.tell:
-            left = [task.cell for task in self.tasks if self._key(task) not in self.done]
+            left = [task.cell for task in self.tasks if self.bench.key(task) not in self.done]
             usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
             remaining = sum(self.seconds.get(cell, usual) for cell in left)
             self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining))
@@ -557,34 +414,3 @@ def _passed_elsewhere(path: Path) -> dict[str, Row]:
     return {
         row_key(ANY, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others): row for row in passed
     }
-
-
-def _repeated(task: Task) -> Task:
-    """The next repeat of a task: the same cell and block, as a new replicate."""
-    return replace(task, replicate=task.replicate + REPEAT, order=task.order + REPEAT)
-
-
-def engine_facts(folder: str = "") -> dict:
-    """The facts that an engine, by default the one in use, reports about itself, in a separate process.
-
-    Raises
-    ------
-    StudyError
-        The engine does not load.
-
-    """
-    return _asked(folder)[0]
-
-
-def _asked(folder: str) -> tuple[dict, list[dict]]:
-    """The facts an engine reports about itself, and the GPUs it finds, which are facts of the machine."""
-    outcome = work(Job(), START_LIMIT_S, folder)
-    if outcome.status != "ok":
-        why = outcome.failure.message or "\n".join(outcome.failure.log_tail[-3:]) if outcome.failure else outcome.status
-        raise StudyError(
-            f"the engine {folder}".strip(),
-            f"does not load ({why})",
-            "unset LLAMA_CPP_LIB_PATH, or name a folder with libllama",
-        )
-    facts = dict(outcome.measured.facts)
-    return facts, facts.pop("gpus")

@@ -10,9 +10,9 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 from plamo_study.errors import StudyError
+from plamo_study.measure.bench import Elsewhere
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import SCHEMA, Evidence, Failure
-from plamo_study.measure.runner import Elsewhere
 from plamo_study.measure.worker import Job
 
 PATIENCE_S = 10.0  # for the scheduler to answer

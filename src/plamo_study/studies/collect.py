@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, journal, plan, runner, watch
+from plamo_study.measure import bench, files, journal, plan, runner, watch
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_rows, read
 from plamo_study.studies import budget, registry as studies
 
@@ -96,7 +96,7 @@ def build(study: str, scale: str) -> plan.Plan:
 @cache
 def _offloads(engine: str) -> bool:
     """Whether the engine in use computes on a GPU: asked in a process of its own, once."""
-    return bool(runner.engine_facts()["gpu_offload"])
+    return bool(bench.engine_facts()["gpu_offload"])
 
 
 def measure(

@@ -17,7 +17,7 @@ from typing import Any
 from plamo_study.engine.spans import Node, Operand, Phase, Span, Timeline
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
-from plamo_study.measure import checking, files, machine, plan, runner
+from plamo_study.measure import bench, checking, files, machine, plan
 from plamo_study.measure.cells import Trace
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
@@ -69,7 +69,7 @@ def chosen(
 
 def record(cell: Trace, path: Path) -> Outcome:
     """Record the request in a process of its own, offloaded where the engine can."""
-    offload = -1 if runner.engine_facts()["gpu_offload"] else 0
+    offload = -1 if bench.engine_facts()["gpu_offload"] else 0
     return work(
         Job(cell=plan.change(cell, n_gpu_layers=offload), path=str(path)), LIMIT_S, workload=f"{__package__}.workload"
     )
@@ -77,7 +77,7 @@ def record(cell: Trace, path: Path) -> Outcome:
 
 def about(cell: Trace, path: Path, measured: Measured) -> dict[str, Any]:
     """Metadata of a trace: file, engine, set-up, what recording cost, and how to read it."""
-    engine = runner.engine_facts()
+    engine = bench.engine_facts()
     plain, recorded = (
         {
             phase: measured.series[f"{phase}/{what}"]

@@ -1,0 +1,135 @@
+"""What measures a task: the engines, the machine and the files at hand, each known as a fact, and a worker for each."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Literal
+
+import psutil
+
+from plamo_study.errors import StudyError
+from plamo_study.measure import machine
+from plamo_study.measure.cells import OnEngine
+from plamo_study.measure.facts import plainly
+from plamo_study.measure.files import model_fact
+from plamo_study.measure.journal import Journal
+from plamo_study.measure.plan import Plan
+from plamo_study.measure.process import Outcome, work
+from plamo_study.measure.rows import SCHEMA, Conditions, Fact, Results, Row, content_id, row_key
+from plamo_study.measure.tasks import Task
+from plamo_study.measure.worker import Job
+from plamo_study.models import recipes
+
+START_LIMIT_S = 60.0
+ANY = ""  # study in keys that ignore the study
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where simulations run instead of here: a function that runs a job like `process.work`, and how many at once."""
+
+    work: Callable[..., Outcome]
+    at_once: int
+
+
+class Bench:
+    """Measures tasks of a plan. Facts are written to the journal first: rows name them."""
+
+    def __init__(self, plan: Plan, journal: Journal, beside: Sequence[str], elsewhere: Elsewhere | None):
+        self.plan, self.journal, self.elsewhere = plan, journal, elsewhere
+        needed = any(isinstance(cell, OnEngine) for cell in plan.asked)
+        asked = {folder: _asked(folder) for folder in ("", *beside)} if needed else {}
+        self.engines = {folder: self._add_fact("engine", facts) for folder, (facts, _) in asked.items()}
+        gpus = next((gpus for _, gpus in asked.values() if gpus), [])
+        self.machine = self._add_fact("machine", machine.facts() | ({"gpus": gpus} if gpus else {}))
+        files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
+        with ThreadPoolExecutor() as threads:  # mostly hashing, which releases the GIL
+            facts = threads.map(lambda file: model_fact(*file), files)
+        self.models = {file: self._add_fact("model", fact) for file, fact in zip(files, facts, strict=True)}
+        self.keys: dict[Task, str] = {}
+
+    def key(self, task: Task) -> str:
+        """The key of a task's row."""
+        if task not in self.keys:
+            self.keys[task] = self.key_in(f"{self.plan.study}/anchor" if task.anchor else self.plan.study, task)
+        return self.keys[task]
+
+    def key_in(self, study: str, task: Task) -> str:
+        """The key that a task has in another study; ANY: in whichever."""
+        (model, *others), engine = self._models(task), self.engines.get(task.engine, "")
+        return row_key(study, task.cell, model, engine, self.machine, task.replicate, *others)
+
+    def measure(self, task: Task, left_s: float) -> Row:
+        """The row of a task, measured in a worker. TimeUpError where it did not end within `left_s` seconds."""
+        started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
+        path, *paths = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
+        job = Job(cell=task.cell, path=path, others=paths, replicate=task.replicate)
+        do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=time.monotonic() + left_s)
+        outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.workload)
+        conditions = Conditions(
+            load_1min=round(load, 2),
+            gpu_used=machine.gpu_used(),
+            throttled_us=machine.throttled_us() - throttled,
+            peak_rss_bytes=outcome.measured.peak_rss_bytes,
+            timed=outcome.measured.evidence,
+            whole=outcome.evidence,
+            **machine.power(),
+        )
+        model, *others = self._models(task)
+        return Row(
+            schema=SCHEMA,
+            key=self.key(task),
+            study=self.plan.study,
+            cell=task.cell,
+            replicate=task.replicate,
+            block=task.block,
+            order=task.order,
+            anchor=task.anchor,
+            model=model,
+            others=others,
+            engine=self.engines.get(task.engine, ""),
+            machine=self.machine,
+            status=outcome.status,
+            started=started.isoformat(timespec="seconds"),
+            elapsed_ns=outcome.elapsed_ns,
+            pid=outcome.pid,
+            conditions=conditions,
+            failure=outcome.failure,
+            **{name: getattr(outcome.measured, name) for name in Results.__struct_fields__},
+        )
+
+    def _models(self, task: Task) -> list[str]:
+        """Ids of the facts of its files, in order; one empty id where it has no file."""
+        return [self.models[file] for file in task.cell.files] or [""]
+
+    def _add_fact(self, what: Literal["model", "engine", "machine"], data: dict) -> str:
+        data = plainly(data)
+        fact = Fact(id=content_id(data), what=what, data=data)
+        self.journal.append_fact(fact)
+        return fact.id
+
+
+def engine_facts(folder: str = "") -> dict:
+    """The facts that an engine, by default the one in use, reports about itself, in a separate process.
+
+    Raises
+    ------
+    StudyError
+        The engine does not load.
+
+    """
+    return _asked(folder)[0]
+
+
+def _asked(folder: str) -> tuple[dict, list[dict]]:
+    """The facts an engine reports about itself, and the GPUs it finds, which are facts of the machine."""
+    outcome = work(Job(), START_LIMIT_S, folder)
+    if outcome.failure:
+        why = outcome.failure.message or "\n".join(outcome.failure.log_tail[-3:])
+        mend = "unset LLAMA_CPP_LIB_PATH, or name a folder with libllama"
+        raise StudyError(f"the engine {folder}".strip(), f"does not load ({why})", mend)
+    facts = dict(outcome.measured.facts)
+    return facts, facts.pop("gpus")
