@@ -1,6 +1,5 @@
 """Rows to a pandas frame: one line per row, with its gate's verdict and its block's drift."""
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -16,14 +15,13 @@ from plamo_study.measure.cells import Cell, Replay, columns
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.rows import Conditions, Fact, Record, Row
 
-if TYPE_CHECKING:  # measuring does without frames, and starts sooner
+if TYPE_CHECKING:
     import pandas as pd
 
 CONDITIONS = [name for name in Conditions.__struct_fields__ if name not in ("timed", "whole")]
 ROW_FIELDS = ["key", "replicate", "block", "order", "anchor", "engine", "machine", "status", "started",
               "elapsed_ns", "prefill_ns", "load_ns", "n_evaluated", "n_bytes", "n_flops", "samples_ns", "warmup_ns",
               "checks", "series", "requests"]  # fmt: skip
-REQUESTS = ["key", "request", "ttft_ns", "n_tokens", "itl_ns", "largest_gap_ns", "failure"]
 PAUSE_S = 1800.0  # without a row: after such a pause a machine may have another speed
 WITH_WINDOW = " with window"  # behind the name of a model whose attention a build gives its published window
 
@@ -42,7 +40,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
     `known` are the facts of the same journal. The name of a model whose shape is assumed ends in a star; that of a
     model to which the build gives a window says so. Names are plain, as `facts.plain` makes them.
     """
-    import pandas as pd
+    import pandas as pd  # measuring does without frames, and starts sooner
 
     rows = in_one_go(rows)
     gates, proofs, drift, causes = _gates(rows), _proofs(rows), drift_by_block(rows), watch.causes(rows)
@@ -94,23 +92,6 @@ def in_one_go(rows: Iterable[Row]) -> list[Row]:
         row if row.block == block else msgspec.structs.replace(row, block=block)
         for row, block in zip(rows, moved, strict=True)
     ]
-
-
-def requests(rows: Iterable[Row]) -> "pd.DataFrame":
-    """One line per request: `key` of its row, `request`, `ttft_ns`, `n_tokens`, `itl_ns`, `largest_gap_ns`, `failure`.
-
-    `itl_ns` is a mean. NaN where too few tokens came: TTFT needs one, a gap two.
-    """
-    import pandas as pd
-
-    table = []
-    for row in rows:
-        for request in row.requests:
-            stamps = request.token_ns
-            ttft = stamps[0] - request.arrived_ns if stamps else math.nan
-            gaps: list[float] = [after - before for before, after in pairwise(stamps)] or [math.nan]
-            table.append((row.key, request.id, ttft, len(stamps), statistics.mean(gaps), max(gaps), request.failure))
-    return pd.DataFrame(table, columns=REQUESTS)
 
 
 def facts(records: Iterable[Record]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -131,14 +130,12 @@ def packed(machine: str, journals: Mapping[str, list[Record]], studies: Collecti
     packed, left_out = set[str](), Counter[str]()
     for name, records in journals.items():
         known = {record.id: record for record in records if isinstance(record, Fact)}
-        unfit = {
-            fact.id: why for fact in known.values() if (why := _why_not(fact, partial(_check_fact, fact, machine)))
-        }
+        unfit = {fact.id: why for fact in known.values() if (why := _why_not(fact, _check_fact, machine))}
         study, _, scale = name.rpartition(".")
         own: list[Row] = []
         for row in (_nameless(row) for row in journal.latest_rows(records) if row.machine == machine):
-            check = partial(_check_to_pack, row, study, scale, known, packed, studies)
-            if why := next((unfit[fact] for fact in row.facts if fact in unfit), "") or _why_not(row, check):
+            why = next((unfit[fact] for fact in row.facts if fact in unfit), "")
+            if why := why or _why_not(row, _check_row, (study, scale), known, packed, studies):
                 left_out[f"{name}: {why}"] += 1
             else:
                 own.append(row)
@@ -149,14 +146,14 @@ def packed(machine: str, journals: Mapping[str, list[Record]], studies: Collecti
     return Packed(machine, gzip.compress(b"".join(map(_line, lines)), mtime=0), len(packed), left_out)
 
 
-def _why_not(record: Record, check: Callable[[], None]) -> str:
+def _why_not(record: Record, check: Callable[..., None], *told: Any) -> str:
     """Why a record may not be packed, or "": it names a folder, which cannot be removed from anything that a fact or a
     cell is identified by, or a check of it fails."""
     text = msgspec.json.encode(record).decode()
     if found := ABSOLUTE.search(text) or HOME.search(text):
         return f"names a folder: {found.group(0)[:100]}"
     try:
-        check()
+        check(record, *told)
     except (ValueError, OverflowError) as error:
         return str(error)
     return ""
@@ -208,8 +205,9 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
         A line does not belong in a pack of rows: the first such line, and why.
 
     """
-    found, number, name = Pack(), 0, ""
-    keys: set[str] = set()
+    found, number, keys = Pack(), 0, set[str]()
+    name = "", ""  # of the journal that the records belong to: study and scale
+    records: list[Record] = []
     known: dict[str, Fact] = {}
     try:
         for number, line in enumerate(_lines(source), 1):
@@ -220,26 +218,26 @@ def unpack(source: Path | bytes, studies: Collection[str]) -> Pack:
                 _check(re.fullmatch(ID, record.machine), "the machine's id is no id")
                 found.machine = record.machine
             elif isinstance(record, Name):
-                name = f"{record.study}.{record.scale}"
-                _check_name(record.study, record.scale)
-                _check(name not in found.journals, f"journal {name} comes twice")
-                found.journals[name], known = [], {}
+                name, known = (record.study, record.scale), {}
+                _check_name(*name)
+                _check(".".join(name) not in found.journals, f"journal {'.'.join(name)} comes twice")
+                found.journals[".".join(name)] = records = []
             else:
-                _check(name and not isinstance(record, Header), "a record outside any journal")
+                _check(found.journals and not isinstance(record, Header), "a record outside any journal")
                 if isinstance(record, Fact):
                     _check_fact(record, found.machine)
                     _check(record.id not in known, "the fact comes twice")
                     known[record.id] = record
                 else:
                     _check(record.machine == found.machine, "a row of another machine")
-                    _check_row(record, name.rpartition(".")[2], known, keys, studies)
+                    _check_row(record, name, known, keys, studies)
                     keys.add(record.key)
-                found.journals[name].append(record)
+                records.append(record)
         number += 1
         _check(found.rows, "the pack ends without a row")
     except (ValueError, OSError, EOFError, zlib.error, OverflowError) as error:
-        name = "what came" if isinstance(source, bytes) else str(source)
-        raise StudyError(f"{name}, line {max(number, 1)}", str(error) or type(error).__name__, MEND) from error
+        where = "what came" if isinstance(source, bytes) else str(source)
+        raise StudyError(f"{where}, line {max(number, 1)}", str(error) or type(error).__name__, MEND) from error
     return found
 
 
@@ -290,16 +288,12 @@ def _check_name(study: str, scale: str) -> None:
     _check(scale in TIME_LIMIT_S, f"scale {scale[:40]!r} is unknown")
 
 
-def _check_to_pack(
-    row: Row, study: str, scale: str, known: Mapping[str, Fact], keys: Collection[str], studies: Collection[str]
-) -> None:
-    _check_name(study, scale)
-    _check_row(row, scale, known, keys, studies)
-
-
 def _check_row(
-    row: Row, scale: str, known: Mapping[str, Fact], keys: Collection[str], studies: Collection[str]
+    row: Row, name: tuple[str, str], known: Mapping[str, Fact], keys: Collection[str], studies: Collection[str]
 ) -> None:
+    """Check a row of a journal of this name: study and scale."""
+    _check_name(*name)
+    scale = name[1]
     _check(0 < row.schema <= SCHEMA, f"schema {row.schema} is not one of this program's {SCHEMA}")
     _check(row.study in studies, f"study {row.study[:40]!r} is unknown")
     _check(row.key not in keys, "the row comes twice")
@@ -319,11 +313,8 @@ def _check_row(
     counts = (row.pid, row.replicate, row.order + 1, row.block + 1)
     _check(0 <= min(counts) <= max(counts) < 2**32, "a number below nothing, or beyond any count")
     _check(not row.cell.files or (row.model and row.engine), "a model that ran on nothing")
-    ran = [
-        tuple(known[fact].data[name] for name in ("name", "scale", "dtype"))
-        for fact in (row.model, *row.others)
-        if fact
-    ]
+    models = [known[fact].data for fact in (row.model, *row.others) if fact]
+    ran = [(model["name"], model["scale"], model["dtype"]) for model in models]
     _check(ran == list(row.cell.files), "a cell of other models than its facts'")
     _check(not isinstance(row.cell, OnModel) or row.cell.scale == scale, f"a cell of another scale than {scale}")
     judged = {name: value for name, value in row.checks.items() if name not in TOLD}

@@ -105,9 +105,9 @@ def work(
     return _outcome(child, result, late, text, evidence)
 
 
-def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0) -> Measured:
+def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limit_s: float = ONCE_S) -> Measured:
     """A worker's measurement of a cell outside of any study; StudyError when the worker ended badly."""
-    outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), ONCE_S)
+    outcome = work(worker.Job(cell=cell, path=str(path), replicate=replicate), time_limit_s)
     if outcome.failure:
         why = f"ended badly ({outcome.status}: {outcome.failure.why})"
         raise StudyError(f"the worker of {cell.workload}", why, "python tools/selfcheck.py --scale mini")

@@ -20,7 +20,7 @@ from plamo_study.limits import DRIFT_LIMIT
 from plamo_study.measure import machine, watch
 from plamo_study.measure.bench import ANY, Bench, Elsewhere
 from plamo_study.measure.cells import Cell, File, Gate, OnEngine
-from plamo_study.measure.expected import Expected, at_once, least_blocks, needed_gates
+from plamo_study.measure.durations import Durations, at_once, least_blocks, needed_gates
 from plamo_study.measure.frame import drift_by_block
 from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.plan import Plan
@@ -146,7 +146,7 @@ def check_time(plan: Plan, minutes: float) -> None:
 
     """
     if minutes and not all(recipes.model_path(*file).exists() for gate in needed_gates(plan) for file in gate.files):
-        _check_time(plan.study, 60 * minutes, 0.0, *Expected(plan, {}).least())
+        _check_time(plan.study, 60 * minutes, 0.0, *Durations(plan, {}).least())
 
 
 def _check_time(study: str, limit_s: float, spent: float, gates: float, others: float) -> None:
@@ -268,15 +268,15 @@ class _Sweep:
 
     def _takes(self, task: Task) -> float:
         """Expected seconds of a task, out of the time limit."""
-        return self._expected.seconds(task.cell) / self._at_once(task.cell)
+        return self._durations.seconds(task.cell) / self._at_once(task.cell)
 
     def _at_once(self, cell: Cell) -> int:
         return self.elsewhere.at_once if self.elsewhere else at_once(cell)
 
     @cached_property
-    def _expected(self) -> Expected:
+    def _durations(self) -> Durations:
         """Read only under a time limit."""
-        return Expected(self.plan, self.seconds)
+        return Durations(self.plan, self.seconds)
 
     def _left_s(self) -> float:
         """Seconds left of the time limit, from which the rows of all earlier calls count too."""

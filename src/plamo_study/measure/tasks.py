@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from plamo_study.measure.cells import Cell, File
-from plamo_study.measure.expected import least_blocks, needed_gates
+from plamo_study.measure.durations import least_blocks, needed_gates
 from plamo_study.measure.plan import Plan
 
 REPEAT = 1000  # added to the replicate of repeated measurements and of further anchors

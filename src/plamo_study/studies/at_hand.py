@@ -14,9 +14,8 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import files, machine, plan, recording
 from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Prefill, Read
 from plamo_study.measure.plan import Plan
-from plamo_study.measure.process import work
+from plamo_study.measure.process import measured_once
 from plamo_study.measure.proof import TAIL_STEPS
-from plamo_study.measure.worker import Job
 from plamo_study.measure.workloads import WARM_STEPS, WARM_TOKENS
 from plamo_study.models import recipes, registry
 
@@ -81,12 +80,8 @@ def probed() -> Pace:
     )
     rates = []
     for cell in cells:
-        outcome = work(Job(cell=cell), PROBE_LIMIT_S)
-        if outcome.status != "ok":
-            why = outcome.failure.why if outcome.failure else outcome.status
-            raise StudyError(f"the {cell.workload} probe", f"ended with {why}", "python tools/selfcheck.py")
-        amount = outcome.measured.n_bytes or outcome.measured.n_flops
-        rates.append(amount * 1e9 / sorted(sample[0] for sample in outcome.measured.samples_ns)[1])
+        found = measured_once(cell, time_limit_s=PROBE_LIMIT_S)
+        rates.append((found.n_bytes or found.n_flops) * 1e9 / sorted(sample[0] for sample in found.samples_ns)[1])
     return Pace(*rates)
 
 

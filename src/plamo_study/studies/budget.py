@@ -10,7 +10,7 @@ from functools import cache
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, recording
-from plamo_study.measure.expected import Expected
+from plamo_study.measure.durations import Durations
 from plamo_study.studies import registry
 
 LEFT_OUT = -1.0
@@ -82,7 +82,7 @@ def _need(name: str, scale: str) -> float:
         planned = registry.STUDIES[name].plan(scale)
     except StudyError:  # it cannot be measured here, and says so when it is asked to
         return USUAL
-    return sum(Expected(planned, {}).least()) / 60
+    return sum(Durations(planned, {}).least()) / 60
 
 
 @cache

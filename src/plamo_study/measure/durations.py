@@ -28,7 +28,7 @@ ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, an
 Gated = tuple[str, int]  # model, and tokens that its oracle sees
 
 
-class Expected:
+class Durations:
     """Expected seconds of a plan's cells; `own`: what cells took here, which may grow meanwhile."""
 
     def __init__(self, plan: Plan, own: Mapping[Cell, float]):
