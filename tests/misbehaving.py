@@ -15,6 +15,30 @@ WORDS = ["one ", "two ", "three ", "four "]
 GIGABYTE = 1 << 30
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e \r[/red]"
 
+NO_GZIP = (200, b"this was never compressed", {"Content-Encoding": "gzip"})
+LISTS = {  # answers to who lists the models
+    "a_bomb": (200, gzip.compress(bytes(GIGABYTE >> 5)), {"Content-Encoding": "gzip"}),
+    "no_gzip": NO_GZIP,
+    "deeply": (200, b'{"found": ' + b"[" * 100_000),
+    "infinity": (200, b'{"data": [{"id": Infinity}]}'),
+    "escapes": (200, json.dumps({"data": [{"id": ESCAPES}]}).encode()),
+}
+REPLIES = {  # to who asks for a completion
+    "compresses": NO_GZIP,
+    "refuses": (503, b'{"error": {"message": "all slots are busy"}}'),
+    "refuses_with_escapes": (404, json.dumps({"error": {"message": ESCAPES}}).encode()),
+}
+STREAMS = {  # the one event of an answer that then ends
+    "counts_infinity": b'{"usage": {"prompt_tokens": 1, "completion_tokens": Infinity}}',
+    "counts_beyond": b'{"timings": {"predicted_ms": 1' + b"0" * 400 + b"}}",
+    "says_deeply": b'{"error": ' + b"[" * 100_000,
+    "says_no_text": b'{"choices": [{"text": "\xff"}]}',
+    "says_error": b'{"error": {"message": "out of memory"}}',
+    "malformed": b"{this is no JSON",
+    "wrong_kind": b"[1, 2, 3]",
+    "truncated": b'{"choices": [{"text": "one "}]}',
+}
+
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -30,7 +54,10 @@ class Handler(BaseHTTPRequestHandler):
             lines = [f"llamacpp:{name}_total {number}\n" for name, number in counted.items()]
             return self.reply(200, "".join(lines).encode())
         try:
-            getattr(self, f"lists_{self.way}", self.lists)()
+            if self.way in LISTS:
+                self.reply(*LISTS[self.way])
+            else:
+                getattr(self, f"lists_{self.way}", self.lists)()
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
@@ -44,11 +71,21 @@ class Handler(BaseHTTPRequestHandler):
                 usage = {"prompt_tokens": 3, "completion_tokens": len(WORDS)}
                 self.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
             else:
-                getattr(self, "well" if hasattr(self, f"lists_{self.way}") else self.way or "well")(asked)
+                self.complete(asked)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         finally:
             Handler.busy -= 1
+
+    def complete(self, asked):
+        if self.way in REPLIES:
+            self.reply(*REPLIES[self.way])
+        elif self.way in STREAMS:
+            self.begin()
+            self.chunk(b"data: " + STREAMS[self.way] + b"\n\n")
+            self.chunk(b"")
+        else:
+            getattr(self, self.way, self.well)(asked)
 
     # ---------------------------------------------------------------- ways to list models
 
@@ -61,61 +98,23 @@ class Handler(BaseHTTPRequestHandler):
         while True:
             self.chunk(b'{"id": "x"},' * 10_000)
 
-    def lists_a_bomb(self):
-        self.reply(200, gzip.compress(bytes(GIGABYTE >> 5)), {"Content-Encoding": "gzip"})
-
-    def lists_no_gzip(self):
-        self.reply(200, b"this was never compressed", {"Content-Encoding": "gzip"})
-
-    def lists_deeply(self):
-        self.reply(200, b'{"found": ' + b"[" * 100_000)
-
-    def lists_infinity(self):
-        self.reply(200, b'{"data": [{"id": Infinity}]}')
-
     def lists_in_drops(self):
         self.begin()
         while True:
             self.chunk(b" ")
             time.sleep(0.05)
 
-    def lists_escapes(self):
-        self.reply(200, json.dumps({"data": [{"id": ESCAPES}]}).encode())
-
     # ---------------------------------------------------------------- ways
-
-    def refuses_with_escapes(self, asked):
-        self.reply(404, json.dumps({"error": {"message": ESCAPES}}).encode())
 
     def counts_a_billion(self, asked):
         self.begin()
         self.tell("one ")
         self.end(10**9)
 
-    def counts_infinity(self, asked):
-        self.begin()
-        self.chunk(b'data: {"usage": {"prompt_tokens": 1, "completion_tokens": Infinity}}\n\n')
-        self.chunk(b"")
-
-    def counts_beyond(self, asked):
-        self.begin()
-        self.chunk(b'data: {"timings": {"predicted_ms": 1' + b"0" * 400 + b"}}\n\n")
-        self.chunk(b"")
-
     def says_numbers(self, asked):
         self.begin()
         self.tell(5)
         self.end(1)
-
-    def says_deeply(self, asked):
-        self.begin()
-        self.chunk(b'data: {"error": ' + b"[" * 100_000 + b"\n\n")
-        self.chunk(b"")
-
-    def says_no_text(self, asked):
-        self.begin()
-        self.chunk(b'data: {"choices": [{"text": "\xff"}]}\n\n')
-        self.chunk(b"")
 
     def drips_later(self, asked):
         self.well(asked) if asked["prompt"] == "Hello" else self.drips(asked)
@@ -131,9 +130,6 @@ class Handler(BaseHTTPRequestHandler):
         while True:
             self.chunk(b": keep-alive\n\n")
             time.sleep(0.05)
-
-    def compresses(self, asked):
-        self.reply(200, b"this was never compressed", {"Content-Encoding": "gzip"})
 
     def well(self, asked):
         self.begin()
@@ -187,33 +183,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def refuses(self, asked):
-        self.reply(503, b'{"error": {"message": "all slots are busy"}}')
-
-    def truncated(self, asked):
-        self.begin()
-        self.tell("one ")
-        self.chunk(b"")
-
     def cut(self, asked):
         self.begin()
         self.tell("one ")
         self.close_connection = True
-
-    def malformed(self, asked):
-        self.begin()
-        self.chunk(b"data: {this is no JSON\n\n")
-        self.chunk(b"")
-
-    def wrong_kind(self, asked):
-        self.begin()
-        self.event([1, 2, 3])
-        self.chunk(b"")
-
-    def says_error(self, asked):
-        self.begin()
-        self.event({"error": {"message": "out of memory"}})
-        self.chunk(b"")
 
     def redirects(self, asked):
         self.send_response(307)

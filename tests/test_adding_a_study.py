@@ -19,16 +19,31 @@ FILES = {
 
         from dataclasses import replace
 
-        from plamo_study.measure.cells import Prefill
+        from plamo_study.measure.cells import Counted, Prefill
         from plamo_study.measure.plan import DTYPE, MODELS, Plan, change, check_scale, with_gates
 
 
         def halves(scale: str, gpu: bool = False) -> Plan:
-            """Prefill of 64 tokens and of 32."""
+            """Prefill of 64 tokens and of 32, and one count."""
             check_scale(scale)
             whole = Prefill(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_prompt=64)
-            planned = with_gates("99-half-a-prompt", scale, (whole, change(whole, n_prompt=32)), exact_cache=False)
-            return replace(planned, blocks=2, extra_blocks=0, anchors=1)
+            cells = (whole, change(whole, n_prompt=32), Counted(n_counted=3))
+            planned = with_gates("99-half-a-prompt", scale, cells, exact_cache=False)
+            return replace(planned, blocks=2, extra_blocks=0, anchors=1, workload=f"{__package__}.workload")
+        ''',
+    "workload.py": '''
+        """What a cell of this study's own type does."""
+
+        from plamo_study.measure.cells import Counted
+        from plamo_study.measure.rows import Measured
+
+
+        def run(cell, path, stage):
+            """Count."""
+            return Measured(checks={"counted": float(cell.n_counted)}, valid=True)
+
+
+        RUNS = {Counted: run}
         ''',
     "show.py": '''
         """The finding."""
@@ -50,6 +65,18 @@ FILES = {
             said = f"Half a prompt takes {paired_ratio(half, whole):.2f} times as long."
             return Markdown(evidence.disturbed(rows) + said)
         ''',
+}
+TYPE = '''class Counted(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A simulation."""
+
+    n_counted: int = 0
+
+
+'''
+TYPES = {  # in measure/cells.py, each before the line it names
+    ")  # fmt: skip\n\n\nclass AnyCell": '    "n_counted",\n',
+    "Cell = (\n": TYPE,
+    ")  # fmt: skip\nKINDS": "    | Counted\n",
 }
 ENTRIES = {  # in studies/registry.py, each before the line it names
     "from plamo_study.studies.numeric_range ": "from plamo_study.studies.half_a_prompt import plan as half_a_prompt\n",
@@ -79,12 +106,13 @@ def add(copy):
     folder.mkdir()
     for name, text in FILES.items():
         (folder / name).write_text(textwrap.dedent(text).lstrip())
-    registry = studies / "registry.py"
-    text = registry.read_text()
-    for before, line in ENTRIES.items():
-        assert text.count(before) == 1, before
-        text = text.replace(before, line + before)
-    registry.write_text(text)
+    registry, types = studies / "registry.py", studies.parent / "measure/cells.py"
+    for file, added in ((registry, ENTRIES), (types, TYPES)):
+        text = file.read_text()
+        for before, line in added.items():
+            assert text.count(before) == 1, before
+            text = text.replace(before, line + before)
+        file.write_text(text)
     cells = [
         nbformat.v4.new_markdown_cell("# What does half a prompt cost?"),
         nbformat.v4.new_code_cell('source = "recorded"\nscale = "mini"', metadata={"tags": ["parameters"]}),
@@ -97,7 +125,7 @@ def add(copy):
     notebook = copy / "notebooks" / f"{NAME}.ipynb"
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), notebook)
-    return [*folder.iterdir(), registry, notebook]
+    return [*folder.iterdir(), registry, types, notebook]
 
 
 @pytest.mark.timeout(600)
@@ -114,4 +142,5 @@ def test_a_study_is_a_folder_an_entry_and_a_notebook(copy):
     assert done.returncode == 0, done.stderr
     executed = nbformat.read(copy / "reports" / f"{NAME}.ipynb", as_version=4)
     assert "Half a prompt takes" in executed.cells[-1].outputs[0]["data"]["text/markdown"]
-    assert (copy / "data" / "measured" / "local" / f"{NAME}.mini.jsonl").stat().st_size > 0
+    rows = (copy / "data" / "measured" / "local" / f"{NAME}.mini.jsonl").read_text()
+    assert rows.count('"checks":{"counted":3.0}') == 2, "once a block"

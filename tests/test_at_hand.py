@@ -11,9 +11,8 @@ from plamo_study import measurements, paths
 from plamo_study.analysis.estimates import compare
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, recording, runner
-from plamo_study.measure.cells import Decode, Gate, Prefill
+from plamo_study.measure.cells import Decode, Prefill
 from plamo_study.models import recipes
-from plamo_study.present import charts
 from plamo_study.present.page_claims import Claims
 from plamo_study.studies import at_hand, registry as studies
 
@@ -29,19 +28,11 @@ def swept(tmp_path_factory):
     return runner.sweep(plan.lean("01-core", "mini", cells), path, minutes=30), path
 
 
-def framed(summary, path):
-    return recording.framed(summary, path)[0]
-
-
-def test_a_lean_plan_is_three_processes_a_cell_however_much_time_there_is(swept):
-    rows = framed(*swept)
-    assert rows[rows.workload != "gate"].groupby("workload").size().to_dict() == {"prefill": 3, "decode": 3}
+def test_a_lean_plan_is_three_processes_a_cell_of_which_the_first_proves_all(swept):
+    rows = recording.framed(*swept)[0]
     assert not rows.anchor.any()
-
-
-def test_only_a_cell_s_first_process_proves_it_and_all_are_as_right_as_that_one(swept):
-    rows = framed(*swept)
     timed = rows[rows.workload != "gate"]
+    assert timed.groupby("workload").size().to_dict() == {"prefill": 3, "decode": 3}
     assert [("second_path" in checks) for checks in timed.checks] == [n == 0 for n in timed.replicate]
     assert set(timed.verdict) == {"valid"}
 
@@ -49,34 +40,13 @@ def test_only_a_cell_s_first_process_proves_it_and_all_are_as_right_as_that_one(
 @pytest.mark.parametrize(("ended", "verdict"), [("wrong", "invalid"), ("crashed", "ungated"), ("not there", "ungated")])
 def test_without_its_proof_no_process_of_a_cell_is_right(swept, ended, verdict):
     summary, path = swept
-    changed = []
-    for row in summary.rows:
-        if row.replicate == 0 and isinstance(row.cell, Decode):
-            if ended == "wrong":
-                changed.append(msgspec.structs.replace(row, valid=False))
-            elif ended == "crashed":
-                changed.append(msgspec.structs.replace(row, status="abort", valid=None, samples_ns=[]))
-        else:
-            changed.append(row)
+    ends = {"wrong": {"valid": False}, "crashed": {"status": "abort", "valid": None, "samples_ns": []}}
+    first = next(row for row in summary.rows if row.replicate == 0 and isinstance(row.cell, Decode))
+    changed = [row for row in summary.rows if row is not first]
+    changed += [msgspec.structs.replace(first, **ends[ended])] if ended in ends else []
     rows = frame.frame(changed, frame.facts(journal.read(path)))
     assert set(rows[(rows.workload == "decode") & (rows.replicate > 0)].verdict) == {verdict}
     assert set(rows[rows.workload == "prefill"].verdict) == {"valid"}
-
-
-def test_the_same_call_again_measures_nothing(swept):
-    summary, path = swept
-    planned = plan.lean(
-        "01-core", "mini", tuple(dict.fromkeys(r.cell for r in summary.rows if not isinstance(r.cell, Gate)))
-    )
-    assert runner.sweep(planned, path, minutes=30).measured == 0
-
-
-@pytest.mark.parametrize("name", at_hand.STUDIES)
-def test_every_file_of_a_core_study_is_judged_and_every_result_proved_once(name):
-    planned = studies.STUDIES[name].plan("shape")
-    assert {gate.files for gate in planned.gates} == {cell.files for cell in planned.cells if cell.files}
-    assert all(gate.judged == "parts" for gate in planned.gates)
-    assert all(cell.proof == "first" for cell in planned.cells if cell.files)
 
 
 def test_released_weights_are_measured_instead_where_they_were_fetched(tmp_path, monkeypatch):
@@ -141,22 +111,3 @@ def test_a_claim_is_set_beside_what_was_measured_here_and_keeps_its_own_verdict(
     assert [line["verdict"] for line in table.lines] == ["holds", "holds"]
     assert table.frame["claim"].tolist() == ["two takes longer"]
     assert table.frame["verdict"].tolist() == ["does not hold"]
-
-
-def test_two_processes_have_a_range_and_no_interval():
-    two = pd.DataFrame(
-        {"machine": "m", "model": "a", "block": [0, 1, 0, 1], "n": [1, 1, 2, 2], "value": [1, 1, 2, 3.0]}
-    )
-    claim, found = Claims("01-phase-asymmetry", "recorded"), compare(two, of="n == 2", to="n == 1", by="model")
-    claim("two takes longer", found, above=1.5, here=found)
-    assert claim.table().frame["on this machine"].tolist() == ["2 to 3 (2 processes)"]
-    assert claim.table().frame["verdict"].tolist() == ["inconclusive"]
-
-
-def test_a_chart_without_own_points_is_the_chart_itself():
-    data = pd.DataFrame({"n": [1, 2], "value": [1.0, 2.0], "model": "plamo-2-1b"})
-    chart = charts.lines(data, "n", "One and two")
-    assert charts.and_here(chart, data.iloc[:0], "n", "value") is chart
-    both = charts.and_here(chart, data, "n", "value")
-    assert "On this machine: 1; 2." in both.description
-    assert len(both.to_dict()["datasets"]) >= 1

@@ -2,8 +2,7 @@
 
 import pytest
 
-from plamo_study.errors import StudyError
-from plamo_study.studies import budget, collect, registry
+from plamo_study.studies import budget, registry
 
 NAMES = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]
 
@@ -29,17 +28,6 @@ def test_what_is_too_long_for_its_share_leaves_its_time_to_the_others(name):
     }
 
 
-def test_each_gets_what_it_needs_before_anybody_gets_more():
-    studies = [each for name in NAMES for each in registry.of_notebook(name, "mini")]
-    least = sum(budget._need(*each) for each in studies if not budget._whole(*each))
-    shares = [budget._shares(studies, minutes) for minutes in (least, budget.SLOWER * least, 100 * least)]
-    for each, share in shares[0].items():
-        assert share == pytest.approx(budget._need(*each))
-        assert shares[1][each] == pytest.approx(budget.SLOWER * budget._need(*each))
-        assert shares[2][each] > shares[1][each]
-    assert shares[0].keys() == shares[1].keys() < shares[2].keys() == set(studies)
-
-
 @pytest.mark.parametrize("minutes", [0.5, 5, 1000])
 def test_a_command_and_the_notebooks_it_runs_share_alike(minutes):
     asked = {name: registry.of_notebook(name, "mini") for name in NAMES}
@@ -51,19 +39,3 @@ def test_a_command_and_the_notebooks_it_runs_share_alike(minutes):
             alike += 1
             assert found == {each: pytest.approx(of_command[each]) for each in found}
     assert alike > len(NAMES) / 2
-
-
-def test_what_was_never_recorded_is_measured_however_short_the_time():
-    assert budget.of_study("04-scan", "weights", 0.1) > 0
-
-
-@pytest.mark.parametrize("scale", ["mini", "shape"])
-@pytest.mark.parametrize("name", registry.STUDIES)
-def test_every_file_of_a_plan_has_a_name(name, scale):
-    if scale == registry.shown_at(name, scale):
-        try:
-            planned = collect.build(name, scale)
-        except StudyError as error:
-            pytest.skip(f"{error}")
-        assert planned.needed > 0
-        assert all(all(file) for cell in planned.asked for file in cell.files)

@@ -28,27 +28,10 @@ from plamo_study.models.recipes import Recipe
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 PLAMO_STUDY = Path(sys.executable).parent / "plamo-study"
 INSTALLED = [
-    "dask",
-    "distributed",
-    "fastapi",
-    "gguf",
-    "ipykernel",
-    "ipykernel_launcher",
-    "llama_cpp",
-    "msgspec",
-    "nbformat",
-    "numpy",
-    "papermill",
-    "pip",
-    "plamo_study",
-    "psutil",
-    "pydantic_settings",
-    "scipy",
-    "sitecustomize",
-    "traitlets",
-    "uvicorn",
-    "zmq",
-]
+    "dask", "distributed", "fastapi", "gguf", "ipykernel", "ipykernel_launcher", "llama_cpp", "msgspec", "nbformat",
+    "numpy", "papermill", "pip", "plamo_study", "psutil", "pydantic_settings", "scipy", "sitecustomize", "traitlets",
+    "uvicorn", "zmq",
+]  # fmt: skip
 
 # ------------------------------------------------------------------ code from the current directory
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from conftest import mini
 
-from plamo_study.measure import expected, machine, plan, watch
+from plamo_study.measure import durations, machine, plan, watch
 from plamo_study.measure.rows import Evidence
 from plamo_study.models import recipes
 from plamo_study.present import evidence
@@ -125,7 +125,7 @@ def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac,
     large.touch()
     os.truncate(large, 2 << 30)
     monkeypatch.setattr(recipes, "model_path", lambda *file: large)
-    assert expected.at_once(mini("gate")) == 2
+    assert durations.at_once(mini("gate")) == 2
     large.unlink()
-    assert expected.at_once(mini("gate")) == 8
-    assert expected.at_once(mini("prefill")) == 1
+    assert durations.at_once(mini("gate")) == 8
+    assert durations.at_once(mini("prefill")) == 1

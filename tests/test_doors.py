@@ -1,31 +1,23 @@
 """What stands at a door: files that nobody may lose, things without end, words a terminal would obey, full disks."""
 
 import contextlib
-import errno
 import json
-import math
 import os
 import shutil
 import stat
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from conftest import mini_file
 from rich.table import Table
 from test_cli import in_one_process
 
 from plamo_study import foreign, paths
-from plamo_study.analysis.stats import Estimate
 from plamo_study.cli import terminal
 from plamo_study.cli.terminal import Terminal
-from plamo_study.errors import StudyError, of_system
-from plamo_study.growing import growing
-from plamo_study.measure import journal, result_file
+from plamo_study.errors import StudyError
+from plamo_study.measure import result_file
 from plamo_study.measure.rows import Row
-from plamo_study.present import evidence
-from plamo_study.studies.quality import analysis as quality
-from plamo_study.studies.roofline import intensity
 
 MODEL = str(mini_file())
 LIMIT = 4 << 30  # bytes of a process that is asked for what has no end
@@ -76,11 +68,10 @@ def refusals(taken, tmp_path_factory):
     return dict(zip(asked, told, strict=True))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("command", OUTPUTS)
-def test_what_has_the_name_of_an_output_is_left_as_it_is(refusals, command, kind):
-    for (name, what, _), (code, said) in refusals.items():
-        if (name, what) == (command, kind):
+def test_what_has_the_name_of_an_output_is_left_as_it_is(refusals, command):
+    for (name, kind, _), (code, said) in refusals.items():
+        if name == command:
             assert code == 2, said
             assert f"{kind}.json" in said
             assert ("--force" in said) == (kind == "old")
@@ -91,20 +82,6 @@ def test_a_file_is_replaced_where_that_was_asked_for(tmp_path):
     asked = [*OUTPUTS["trace"], str(tmp_path / "old.json"), "--force"]
     ((_, said),) = in_one_process(paths.ROOT, asked)  # its code says whether times add up, which a busy machine decides
     assert json.loads((tmp_path / "old.json").read_text())["traceEvents"], said
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "old"])
-def test_no_file_grows_into_what_is_none(taken, kind):
-    with pytest.raises(StudyError, match="no regular file"), growing(taken / f"{kind}.json") as partial:
-        partial.write_text("new")
-
-
-def test_a_link_that_lies_where_a_file_would_grow_is_not_followed(tmp_path):
-    (tmp_path / "other").write_text("theirs")
-    (tmp_path / f"file.{os.getpid()}.partial").symlink_to("other")
-    with growing(tmp_path / "file") as partial:
-        partial.write_text("mine")
-    assert ((tmp_path / "file").read_text(), (tmp_path / "other").read_text()) == ("mine", "theirs")
 
 
 # ------------------------------------------------------------------ what a system refuses
@@ -172,18 +149,6 @@ def test_a_full_disk_leaves_the_pages_that_were_there(tmp_path):
     assert (root / "reports/index.html").read_text() == "before"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENAMETOOLONG, errno.EISDIR])
-def test_what_a_system_refuses_is_told_with_its_file(number):
-    said = of_system(OSError(number, os.strerror(number), "some/file"))
-    assert said.what == "some/file"
-    assert said.why == os.strerror(number)
-    assert said.mend
-
-
-def test_a_fault_of_this_program_is_not_taken_for_a_refusal():
-    assert of_system(OSError(errno.EBADF, "Bad file descriptor")) is None
-
-
 # ------------------------------------------------------------------ inputs
 
 LONG = "x" * 300
@@ -245,60 +210,21 @@ def test_a_text_is_looked_at_as_far_as_it_goes(tmp_path, lines):
     assert json.loads(said)["checks"]["same_logits"]
 
 
-def test_a_text_that_no_file_could_be_evaluated_on_has_an_empty_table():
-    rows = pd.DataFrame({"workload": ["quality"], "status": ["killed"], "verdict": ["failed"], "model": "", "text": ""})
-    assert quality.table(rows).empty
-
-
-JOURNALS = {
-    "no text": b'{"kind": "row", "key": "\xff"}\n',
-    "nested": DEEP.encode() + b"\n",
-    "folder": None,
-}
-
-
-@pytest.mark.parametrize("kind", JOURNALS)
-def test_what_lies_in_a_journal_s_place_is_named(tmp_path, kind):
-    path = tmp_path / "01-phase-asymmetry.mini.jsonl"
-    path.mkdir() if JOURNALS[kind] is None else path.write_bytes(JOURNALS[kind])
-    for ask in (journal.read, journal.Journal):
-        with pytest.raises(StudyError, match=r"mini\.jsonl"):
-            ask(path)
-
-
-@pytest.mark.parametrize("text", ["", DEEP, "{", '{"a": 1}', "\xff"])
-def test_what_a_program_kept_and_somebody_damaged_is_named(tmp_path, monkeypatch, text):
+def test_what_a_program_kept_and_somebody_damaged_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     (tmp_path / "local").mkdir()
-    (tmp_path / "local/found.json").write_text(text, encoding="latin-1")
-    with pytest.raises(StudyError, match="damaged"):
-        result_file.load("local", "found.json", Row, "plamo-study")
-
-
-@pytest.mark.parametrize("guess", [0.0, -1.0, math.nan, math.inf])
-def test_a_guess_that_is_no_factor_is_said_to_be_none(guess):
-    with pytest.raises(StudyError, match="guess"):
-        evidence.guessed(guess, Estimate(2.0, 1.0, 3.0, 5))
-    with pytest.raises(StudyError, match="factor"):
-        intensity.gains({}, None, guess)
+    for text in ("", DEEP, "{", '{"a": 1}', "\xff"):
+        (tmp_path / "local/found.json").write_text(text, encoding="latin-1")
+        with pytest.raises(StudyError, match="damaged"):
+            result_file.load("local", "found.json", Row, "plamo-study")
 
 
 # ------------------------------------------------------------------ words
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("\x1b]0;owned\x07", "\\x1b]0;owned\\x07"),
-        ("\x9b31m", "\\x9b31m"),
-        ("\u202etxt.exe", "\\x202etxt.exe"),
-        ("a\rb", "a\\x0db"),
-        ("\udc80", "\\xdc80"),
-        ("a line\n\tand 日本語\u3000の行", "a line\n\tand 日本語\u3000の行"),
-    ],
-)
-def test_control_characters_are_shown(text, shown):
-    assert foreign.plain(text) == shown
+def test_control_characters_are_shown():
+    assert foreign.plain("\x1b]0;o\x07 \x9b3m \u202ee a\rb \udc80") == "\\x1b]0;o\\x07 \\x9b3m \\x202ee a\\x0db \\xdc80"
+    assert foreign.plain(fine := "a line\n\tand 日本語\u3000の行") == fine
 
 
 def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatch, capsys):

@@ -4,17 +4,15 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import HYBRID, mini, mini_file
+from conftest import mini, mini_file
 
 from plamo_study.measure import machine, recording, workloads
-from plamo_study.measure.cells import Read, columns
+from plamo_study.measure.cells import Read
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Conditions, Measured, Row, row_key
+from plamo_study.measure.rows import Conditions, Measured, Row
 from plamo_study.measure.worker import Job
-from plamo_study.studies import registry as studies
 from plamo_study.studies.quantization import (
     analysis as study,
-    plan as plan_quantization,
 )
 
 BYTES = 10**9
@@ -29,10 +27,6 @@ def row(rate, block, **fields):
     base |= {"anchor": False, "status": "ok", "verdict": "valid", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 2}
     base |= {"prefill_ns": [10**9], "series": {}, "n_bytes": 0, "label": "", "block": block, "started": f"{block:03d}"}
     return base | {"samples_ns": [[int(BYTES * 1e9 / r) for r in rates]]} | fields
-
-
-def reading(rate, block):
-    return row(rate, block, workload="read", model="", dtype="Q8_0", n_bytes=BYTES, prefill_ns=[], verdict="n/a")
 
 
 def rates(*rows):
@@ -50,22 +44,6 @@ def test_planted_modes_are_found_and_noise_is_none():
     assert two["gap"].iloc[0] > study.APART
     found = [study.spreads(rates(*noisy(rng, SLOW, 6)))["modes"].iloc[0] for _ in range(50)]
     assert sum(found) == 0
-
-
-def test_one_odd_process_is_an_outlier_and_no_mode():
-    rng = np.random.default_rng(1)
-    assert not study.spreads(rates(*noisy(rng, SLOW, 5), row(2 * SLOW, 5)))["modes"].any()
-
-
-def test_a_rate_that_changes_inside_a_process_is_seen_there():
-    found = rates(row(SLOW, 0), row([SLOW] * 5 + [FAST] * 5, 1))
-    assert found["inside"].tolist() == pytest.approx([1.0, FAST / SLOW], rel=1e-6)
-
-
-def test_a_product_of_weights_left_as_the_file_holds_them_is_another_cell():
-    product = {"workload": "matmul", "n_bytes": BYTES, "verdict": "n/a", "model": ""}
-    found = rates(row(SLOW, 0, label="packed", **product), row(FAST, 0, label="plain", **product))
-    assert found["rate"].tolist() == pytest.approx([SLOW])
 
 
 # ---------------------------------------------------------------- the control
@@ -109,21 +87,6 @@ def test_however_the_weights_lie_the_computation_is_right(fields):
     assert outcome.measured.valid, (outcome.measured.checks, outcome.failure)
 
 
-def test_cells_of_before_keep_their_keys():
-    cell = mini("decode", n_prompt=8, n_gen=4)
-    assert b"mmap" not in msgspec.json.encode(cell)
-    assert b"cold" not in msgspec.json.encode(cell)
-    assert row_key("s", cell, "", "", "", 0) != row_key("s", msgspec.structs.replace(cell, cold=True), "", "", "", 0)
-
-
-def test_the_plan_tells_file_pages_and_memory_apart():
-    cells = plan_quantization.modes("mini").cells
-    assert {(told["workload"], told["use_mmap"], told["cold"]) for told in map(columns, cells)} == {
-        ("decode", True, False), ("decode", True, True), ("decode", False, False), ("matmul", True, False),
-    }  # fmt: skip
-    assert {model for cell in cells for model, _, _ in cell.files} == {HYBRID}
-
-
 # ---------------------------------------------------------------- two machines in one journal
 
 
@@ -141,9 +104,3 @@ def test_rows_of_two_machines_never_stand_in_one_frame():
 
 
 # ---------------------------------------------------------------- experiments
-
-
-def test_experiments_are_recorded_and_never_measured_by_a_live_notebook():
-    live = {study for study, _ in studies.of_notebook("04", "mini")}
-    assert live
-    assert not any(studies.STUDIES[study].aside for study in live)

@@ -16,7 +16,7 @@ from conftest import ATTENTION, HYBRID, mini, mini_file
 from crosscheck import planted as crosscheck_watch
 from test_runner import small_plan
 
-from plamo_study.measure import disturbances, frame, journal, machine, process, runner, watch
+from plamo_study.measure import bench, disturbances, frame, journal, machine, process, runner, watch
 from plamo_study.measure.cells import Idle
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Conditions, Evidence, Row
@@ -326,7 +326,7 @@ def calm(monkeypatch):
 def test_a_disturbed_row_is_measured_again_in_its_block_and_never_twice(tmp_path, monkeypatch, calm):
     cells = (mini("prefill", n_prompt=16), mini("prefill", n_prompt=24))
     planned = replace(small_plan(cells, blocks=2), extra_blocks=1)
-    monkeypatch.setattr(runner, "work", crowded_once([cells[0]]))
+    monkeypatch.setattr(bench, "work", crowded_once([cells[0]]))
     first = runner.sweep(planned, tmp_path / "j.jsonl")
     rows = [row for row in first.rows if row.cell == cells[0]]
     assert [(row.block, row.replicate) for row in rows] == [(0, 0), (0, 1000), (1, 1)]
@@ -340,14 +340,14 @@ def test_a_disturbed_row_is_measured_again_in_its_block_and_never_twice(tmp_path
 def test_repeats_end_with_the_plan_s_budget(tmp_path, monkeypatch, calm):
     cells = (mini("prefill", n_prompt=16),)
     planned = replace(small_plan(cells, blocks=3), extra_blocks=1)
-    monkeypatch.setattr(runner, "work", crowded_once(cells * 20))
+    monkeypatch.setattr(bench, "work", crowded_once(cells * 20))
     rows = [row for row in runner.sweep(planned, tmp_path / "j.jsonl").rows if row.cell == cells[0]]
     assert len(rows) == 3 + 1
 
 
 def test_a_starved_cell_is_measured_again_and_then_counts_as_no_failure(tmp_path, monkeypatch, calm):
     cells = (mini("prefill", n_prompt=16), mini("prefill", n_prompt=24))
-    monkeypatch.setattr(runner, "work", crowded_once([cells[0]], status="starved"))
+    monkeypatch.setattr(bench, "work", crowded_once([cells[0]], status="starved"))
     summary = runner.sweep(small_plan(cells, blocks=1), tmp_path / "j.jsonl")
     assert [row.status for row in summary.rows if row.cell == cells[0]] == ["starved", "ok"]
     assert summary.failed == []
@@ -357,7 +357,7 @@ def test_a_starved_cell_is_measured_again_and_then_counts_as_no_failure(tmp_path
 
 def test_a_cell_that_starves_every_time_is_a_failure_after_three_attempts(tmp_path, monkeypatch, calm):
     cells = (mini("prefill", n_prompt=16),)
-    monkeypatch.setattr(runner, "work", crowded_once(cells * 20, status="starved"))
+    monkeypatch.setattr(bench, "work", crowded_once(cells * 20, status="starved"))
     summary = runner.sweep(small_plan(cells, blocks=1), tmp_path / "j.jsonl")
     assert [row.status for row in summary.failed] == ["starved"] * 3
 
