@@ -17,11 +17,12 @@ import time
 import tomllib
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 from hub import Hub, Refusal, files_of, serve
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
@@ -84,6 +85,7 @@ tied = true"""
 CHILD = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 if "audit" in sys.argv:
     import json
     seen = set()
@@ -210,7 +212,7 @@ def test_a_pinned_revision_is_what_comes_though_main_has_moved(project, hub, mon
 
 @pytest.mark.parametrize("reset", [False, True], ids=["ended", "reset"])
 def test_a_download_cut_at_random_points_resumes_to_the_right_hash(project, hub, monkeypatch, reset):
-    monkeypatch.setattr(transfer, "PAUSE_S", 0.01)
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda s: None))
     hub.publish(SMALL | {"model.safetensors": LARGE})
     draw, calls = random.Random(f"cuts {reset}"), []
     hub.reset, hub.cuts = reset, [draw.randrange(1, 10 * MIB), draw.randrange(18 * MIB, 24 * MIB), 0]
@@ -252,7 +254,7 @@ def test_a_server_that_falls_silent_is_asked_again(project, hub, monkeypatch):
 
 
 def test_a_server_that_keeps_resetting_is_given_up_with_a_message(project, hub, monkeypatch):
-    monkeypatch.setattr(transfer, "PAUSE_S", 0.01)
+    monkeypatch.setattr(file_download, "time", SimpleNamespace(sleep=lambda s: None))
     hub.reset, hub.cuts = True, [100] * 20
     with pytest.raises(StudyError, match="stopped answering") as caught:
         fetch(MODEL)
@@ -470,7 +472,7 @@ class _Usage:
 
 
 def test_a_disk_that_fills_up_on_the_way_is_named():
-    asked = Question(registry.Hub("a/b", "L", False), "main", "http://127.0.0.1", with_token=False, again="again")
+    asked = Question(registry.Hub("a/b", "L", False), "main", "http://127.0.0.1", again="again")
     assert "disk is full" in str(explained(OSError(errno.ENOSPC, "No space left on device"), asked))
     assert "Permission denied" in str(explained(OSError(errno.EACCES, "Permission denied"), asked))
 

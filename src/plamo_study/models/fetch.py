@@ -10,7 +10,6 @@ from then on. It does not know the contents of a file: check.py and convert.py d
 import fcntl
 import logging
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,9 +26,8 @@ from huggingface_hub.utils import build_hf_headers
 from plamo_study.errors import StudyError
 from plamo_study.models import registry, snapshots, transfer
 from plamo_study.models.gguf_file import Progress
-from plamo_study.models.refusals import Question, explained
-from plamo_study.models.snapshots import COMMIT, PLAIN, Held, Snapshot
-from plamo_study.models.transfer import Wanted
+from plamo_study.models.refusals import Question, explaining
+from plamo_study.models.snapshots import COMMIT, PLAIN, SHA256, Held, Snapshot, Wanted
 
 NEEDED = (
     "config.json",
@@ -43,7 +41,6 @@ NEEDED = (
 )
 MOST_FILES = 1000  # of a snapshot; those of the largest models are some 200
 ANSWER_S = 30.0  # to list the files; between pieces of a file the client waits HF_HUB_DOWNLOAD_TIMEOUT seconds
-SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch(name: str, progress: Progress | None = None, offline: bool = False, revision: str | None = None) -> Path:
@@ -59,114 +56,90 @@ def fetch(name: str, progress: Progress | None = None, offline: bool = False, re
     that cannot be written. A failed download is kept, and a later call resumes it.
     """
     hub, offline = registry.hub(name), offline or constants.HF_HUB_OFFLINE
-    download = _Download(name, hub, revision, progress)
-    if revision and not COMMIT.fullmatch(revision) and not offline:
-        return download.run()  # a branch moves: only the hub knows where it stands
-    here = snapshots.find(name, revision or hub.revision or None)
-    damaged = download.damaged(here) if here else {}
-    if here and not damaged:
-        return snapshots.folder_of(name, here.revision)
+    again = f"plamo-study models fetch {name}" + (f" --revision {revision}" if revision else "")
+    here, damaged = None, {}
+    if offline or not revision or COMMIT.fullmatch(revision):  # a branch moves: only the hub knows where it stands
+        here = snapshots.find(name, revision or hub.revision or None)
+    if here:
+        folder = snapshots.folder_of(name, here.revision)
+        damaged = snapshots.faults(folder, here, snapshots.pins(hub, here.revision), progress)
+        if not damaged:
+            return folder
+    asked = revision or hub.revision
     if offline:
-        raise download.absent(damaged)
-    return download.run(here, damaged)
-
-
-class _Download:
-    """The download of one snapshot to data/models/hub/<name>."""
-
-    def __init__(self, name: str, hub: registry.Hub, revision: str | None, progress: Progress | None):
-        self.name, self.hub, self.progress = name, hub, progress
-        self.asked = revision or hub.revision
-        self.again = f"plamo-study models fetch {name}" + (f" --revision {revision}" if revision else "")
-        self.headers: dict[str, str] = {}
-        self.done = self.total = 0
-
-    def damaged(self, here: Snapshot) -> dict[str, str]:
-        """Faults in the files of a complete snapshot, by name."""
-        folder = snapshots.folder_of(self.name, here.revision)
-        return snapshots.faults(folder, here, snapshots.pins(self.hub, here.revision), self.progress)
-
-    def absent(self, damaged: Mapping[str, str]) -> StudyError:
-        """The error when no local snapshot is usable offline."""
-        mend = f"{self.again}, without --offline and HF_HUB_OFFLINE"
+        mend = f"{again}, without --offline and HF_HUB_OFFLINE"
         for file, fault in damaged.items():
-            return StudyError(f"{self.name}, {file}", fault, f"{mend}: it brings that file again")
-        which = f"revision {self.asked} of its released files is" if self.asked else "its released files are"
-        return StudyError(f"model {self.name!r}", f"{which} not here", mend)
+            raise StudyError(f"{name}, {file}", fault, f"{mend}: it brings that file again")
+        which = f"revision {asked} of its released files is" if asked else "its released files are"
+        raise StudyError(f"model {name!r}", f"{which} not here", mend)
+    asked = asked or (here.asked if here else constants.DEFAULT_REVISION)
+    endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+    return _download(name, Question(hub, asked, endpoint, again), here, damaged, progress)
 
-    def run(self, here: Snapshot | None = None, damaged: Mapping[str, str] | None = None) -> Path:
-        """Download what is missing. `here`: a snapshot with `damaged` files, whose commit is requested again."""
-        self.asked = self.asked or (here.asked if here else constants.DEFAULT_REVISION)
-        with _alone(snapshots.root(self.name)), _quiet(), transfer.bounded():
-            asked = self._question()
-            with _explaining(asked):
-                commit, files = self._listing(asked, here.revision if here else self.asked)
-            folder = snapshots.folder_of(self.name, commit)
-            if here is None and (here := snapshots.read(folder)):
-                damaged = self.damaged(here)
-                if not damaged:
-                    return folder
-            recorded = here or snapshots.read(snapshots.partial(folder))
-            expected = {name: file.sha256 for name, file in recorded.files.items()} if recorded else {}
-            pins = snapshots.pins(self.hub, commit)
-            files = _expected(self.hub, [f for f in files if not pins or f.name in pins], expected | pins)
-            if folder.exists():
-                snapshots.reopen(folder, damaged or {})
-            return self._fill(folder, files, asked)
 
-    def _question(self) -> Question:
-        endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
-        asked = Question(self.hub, self.asked, endpoint, with_token=False, again=self.again)
-        with _explaining(asked):
-            self.headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-        return replace(asked, with_token="authorization" in self.headers)
-
-    def _listing(self, asked: Question, revision: str) -> tuple[str, list[Wanted]]:
-        """The commit and the needed files of the repository, small ones first, so that a refusal comes early."""
-        api = HfApi(asked.endpoint, token=False, headers=self.headers)  # the headers hold the token
-        info = api.model_info(self.hub.repository, revision=revision, files_metadata=True, timeout=ANSWER_S)
-        commit = info.sha or ""
-        if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(revision) and commit != revision):
-            raise ValueError("an answer about another commit")
-        names = {file.rfilename: file for file in info.siblings or [] if _needed(file.rfilename)}
-        if len(names) > MOST_FILES:
-            why = f"lists {len(names):,} files that would be downloaded, more than {MOST_FILES:,}"
-            raise StudyError(self.hub.repository, why, "name a repository of one model in data/models.toml")
-        return commit, sorted(map(_wanted, names.values()), key=lambda file: (file.size, file.name))
-
-    def _fill(self, folder: Path, files: list[Wanted], asked: Question) -> Path:
-        unfinished = snapshots.partial(folder)
-        unfinished.mkdir(parents=True, exist_ok=True)
-        self.done, self.total = 0, sum(file.size for file in files)
-        held: dict[str, Held] = {}
-        try:
-            transfer.check_space(unfinished, files)
-            for file in files:
-                held[file.name] = Held(file.size, self._bring(unfinished / file.name, file, folder.name, asked))
-                self._report(file.size)
-                self.done += file.size
-        finally:
-            with suppress(OSError):  # not empty: kept, to go on from
-                unfinished.rmdir()
+def _download(
+    name: str, asked: Question, here: Snapshot | None, damaged: Mapping[str, str], progress: Progress | None
+) -> Path:
+    """Download what is missing. `here`: a snapshot with `damaged` files, whose commit is requested again."""
+    with _alone(snapshots.root(name)), _quiet(), transfer.bounded():
+        with explaining(asked):
+            asked.headers = build_hf_headers() | {"Accept-Encoding": "identity"}  # ranges of a compressed body differ
+            commit, files = _listing(asked, here.revision if here else asked.revision)
+        folder, pins = snapshots.folder_of(name, commit), snapshots.pins(asked.hub, commit)
+        if here is None and (here := snapshots.read(folder)):
+            damaged = snapshots.faults(folder, here, pins, progress)
+            if not damaged:
+                return folder
+        recorded = here or snapshots.read(snapshots.partial(folder))
+        expected = {name: file.sha256 for name, file in recorded.files.items()} if recorded else {}
+        files = _expected(asked.hub, [f for f in files if not pins or f.name in pins], expected | pins)
+        if folder.exists():
+            snapshots.reopen(folder, damaged)
+        held = _bring(snapshots.partial(folder), files, commit, asked, progress)
         now = datetime.now(UTC).isoformat(timespec="microseconds")
-        return snapshots.finish(folder, Snapshot(self.hub.repository, folder.name, self.asked, now, held))
+        return snapshots.finish(folder, Snapshot(asked.hub.repository, commit, asked.revision, now, held))
 
-    def _bring(self, path: Path, file: Wanted, commit: str, asked: Question) -> str:
-        """The SHA-256 of one file, downloaded unless it is here already."""
-        digest, fault = transfer.checked(path, file)
-        if not fault:
-            return digest
-        url = hf_hub_url(self.hub.repository, file.name, revision=commit, endpoint=asked.endpoint)
-        try:
-            with _explaining(asked):
-                return transfer.transfer(url, path, file, self.headers, self._report)
-        except transfer.CorruptError as error:
-            what = f"{self.hub.repository}, {file.name}"
-            raise StudyError(what, f"what came {error}; it was not kept", f"{asked.again}, once more") from error
 
-    def _report(self, position: int) -> None:
-        if self.progress:
-            self.progress(self.done + position, self.total)
+def _listing(asked: Question, revision: str) -> tuple[str, list[Wanted]]:
+    """The commit and the needed files of the repository, small ones first, so that a refusal comes early."""
+    api = HfApi(asked.endpoint, token=False, headers=asked.headers)  # the headers hold the token
+    info = api.model_info(asked.hub.repository, revision=revision, files_metadata=True, timeout=ANSWER_S)
+    commit = info.sha or ""
+    if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(revision) and commit != revision):
+        raise ValueError("an answer about another commit")
+    names = {file.rfilename: file for file in info.siblings or [] if _needed(file.rfilename)}
+    if len(names) > MOST_FILES:
+        why = f"lists {len(names):,} files that would be downloaded, more than {MOST_FILES:,}"
+        raise StudyError(asked.hub.repository, why, "name a repository of one model in data/models.toml")
+    return commit, sorted(map(_wanted, names.values()), key=lambda file: (file.size, file.name))
+
+
+def _bring(
+    folder: Path, files: list[Wanted], commit: str, asked: Question, progress: Progress | None
+) -> dict[str, Held]:
+    """Download the files to `folder` unless they are there already; returns what was verified, by name."""
+    done, total, held = 0, sum(file.size for file in files), {}
+
+    def report(position: int) -> None:
+        if progress:
+            progress(done + position, total)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        transfer.check_space(folder, files)
+        for file in files:
+            digest, fault = snapshots.checked(folder / file.name, file)
+            if fault:
+                url = hf_hub_url(asked.hub.repository, file.name, revision=commit, endpoint=asked.endpoint)
+                with explaining(asked):
+                    digest = transfer.transfer(url, folder / file.name, file, asked.headers, report)
+            held[file.name] = Held(file.size, digest)
+            done += file.size
+            report(0)
+    finally:
+        with suppress(OSError):  # not empty: kept, to go on from
+            folder.rmdir()
+    return held
 
 
 def _needed(name: str) -> bool:
@@ -201,17 +174,6 @@ def _expected(hub: registry.Hub, files: list[Wanted], expected: Mapping[str, str
 
 
 MEND_PIN = "correct the pin in data/models.toml, or name another --revision, if that file is meant to differ"
-
-
-@contextmanager
-def _explaining(asked: Question) -> Iterator[None]:
-    """Turn whatever the client raises into a StudyError, without its cause, which may quote the server."""
-    try:
-        yield
-    except (StudyError, transfer.CorruptError):
-        raise
-    except Exception as error:  # besides its own, the client raises what JSON and strange answers make it raise
-        raise explained(error, asked) from None
 
 
 @contextmanager

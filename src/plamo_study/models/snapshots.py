@@ -7,13 +7,15 @@ It knows no network and no tensors: fetch.py brings the files, convert.py reads 
 """
 
 import hashlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
@@ -24,8 +26,18 @@ from plamo_study.models.gguf_file import Progress
 from plamo_study.models.registry import Hub
 
 RECORD = "fetched.json"
-COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
 PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # a name that stays in its folder on any system
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One file as it must be: bytes, its SHA-256 and the id git gives its content ("" if unknown)."""
+
+    name: str
+    size: int
+    sha256: str
+    git: str = ""
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ class Held:
     """One file of a snapshot: bytes, and the SHA-256 it had when it was verified (64 hex digits)."""
 
     size: int
-    sha256: str
+    sha256: Annotated[str, msgspec.Meta(pattern=rf"\A{SHA256.pattern}\Z")]
 
 
 @dataclass(frozen=True)
@@ -41,10 +53,10 @@ class Snapshot:
     """A download's record: repository, commit, requested revision (branch, tag or commit), time (ISO 8601, UTC)."""
 
     repository: str
-    revision: str
+    revision: Annotated[str, msgspec.Meta(pattern=rf"\A{COMMIT.pattern}\Z")]
     asked: str
     fetched: str
-    files: dict[str, Held]
+    files: dict[Annotated[str, msgspec.Meta(pattern=rf"\A{PLAIN.pattern}\Z")], Held]
 
     @property
     def size(self) -> int:
@@ -76,15 +88,10 @@ def read(folder: Path) -> Snapshot | None:
     """The record of a snapshot folder, None when there is none. StudyError when the record is damaged."""
     path = folder / RECORD
     try:
-        raw = parsed(path.read_bytes())
-        files = {name: Held(int(file["size"]), str(file["sha256"])) for name, file in raw["files"].items()}
-        told = {key: str(raw[key]) for key in ("repository", "revision", "asked", "fetched")}
-        snapshot = Snapshot(**told, files=files)
-        if not all(map(PLAIN.fullmatch, files)) or not COMMIT.fullmatch(snapshot.revision):
-            raise ValueError("a file name or the revision is not one")
+        snapshot: Snapshot = parsed(path.read_bytes(), Snapshot)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise StudyError(str(path), f"is damaged ({error})", f"delete {folder}, then fetch again") from error
     return snapshot
 
@@ -110,7 +117,7 @@ def faults(
     """
     found, done = {name: "is pinned, and not there" for name in pins.keys() - snapshot.files.keys()}, 0
     for name, file in snapshot.files.items():
-        fault = _fault(folder / name, file.size, pins.get(name, file.sha256))
+        _, fault = checked(folder / name, Wanted(name, file.size, pins.get(name, file.sha256)))
         if fault:
             found[name] = fault
         done += file.size
@@ -119,16 +126,22 @@ def faults(
     return found
 
 
-def _fault(path: Path, size: int, sha256: str) -> str:
+def checked(path: Path, file: Wanted) -> tuple[str, str]:
+    """The SHA-256 of a file on disk and its fault, "" for none; every byte is read."""
     if not path.is_file():
-        return "is missing"
-    if path.stat().st_size != size:
-        return f"has {path.stat().st_size:,} bytes instead of {size:,}"
+        return "", "is missing"
+    size = path.stat().st_size
+    if size != file.size:
+        return "", f"has {size:,} bytes instead of {file.size:,}"
     digest = tensors.sha256(path)
-    return "" if digest == sha256 else f"has SHA-256 {digest[:12]}… instead of {sha256[:12]}…"
+    if file.sha256 and digest != file.sha256:
+        return digest, f"has SHA-256 {digest[:12]}… instead of {file.sha256[:12]}…"
+    if file.git and _git_blob(path) != file.git:
+        return digest, f"is not the content that git knows as {file.git[:12]}…"
+    return digest, ""
 
 
-def git_blob(path: Path) -> str:
+def _git_blob(path: Path) -> str:
     """The id git gives a file's content: SHA-1 of "blob <bytes>\\0" and the content, as 40 hex digits."""
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
@@ -154,8 +167,8 @@ def partial(folder: Path) -> Path:
 def finish(folder: Path, snapshot: Snapshot) -> Path:
     """Write the record beside the verified files, then give the folder its name; returns the folder."""
     unfinished = partial(folder)
-    with growing(unfinished / RECORD) as record, record.open("w", encoding="utf-8") as file:
-        json.dump(asdict(snapshot), file, indent=1)
+    with growing(unfinished / RECORD) as record, record.open("wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(snapshot), indent=1))
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, folder)

@@ -1,8 +1,10 @@
 """One file from the hub to the disk: resumed after an interruption, verified before it gets its name.
 
-The hub's own client does the transfer. This module adds what the client lacks: a partial file that outlives the
-process, a limit at the announced length, and the hash of the result. Plain HTTP can be resumed at any byte; the client
-requests 10 MiB at a time, so an interruption costs less than that. It knows no models.
+The hub's own client does the transfer (`http_get`); its `snapshot_download` does not fit: it deletes the unfinished file
+when a download fails, so the next process starts at zero, it compares no hash, and its second protocol (Xet) bypasses
+every limit set here. This module adds to `http_get` a partial file that outlives the process, a limit at the announced
+length, bounded answers, and the hash of the result. The client writes 10 MiB at a time, so an interruption costs less
+than that. It knows no models.
 """
 
 import os
@@ -10,9 +12,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError
@@ -20,27 +21,12 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import get_session
 
 from plamo_study.errors import StudyError
-from plamo_study.models import snapshots, tensors
+from plamo_study.models.refusals import CorruptError
+from plamo_study.models.snapshots import Wanted, checked
 
 MEND = "check HF_ENDPOINT and the network (a proxy, a login page?)"
-RESETS = 3  # consecutive connections reset without a new byte; the client itself retries all other failures
-PAUSE_S = 1.0  # between two of them, as long as the client waits
 MOST_TOLD = 4 << 20  # bytes of a list of files or a refusal; the list of 10,000 files is shorter
 LEAST, LEAST_S = 64 << 10, 60.0  # bytes that must arrive in this many seconds, or the transfer is aborted
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One file as it must be: bytes, its SHA-256 and the id git gives its content ("" if unknown)."""
-
-    name: str
-    size: int
-    sha256: str
-    git: str
-
-
-class CorruptError(Exception):
-    """A body that is not what was announced; it has been deleted."""
 
 
 @contextmanager
@@ -72,35 +58,23 @@ class _Bounded(httpx2.SyncByteStream):
     def __iter__(self) -> Iterator[bytes]:
         size = since = 0
         began = time.monotonic()
-        for part in self.stream:
-            size += len(part)
-            if self.most is not None and size > self.most:
-                raise StudyError(self.host, f"says more than {self.most:,} bytes of a repository", MEND)
-            if (now := time.monotonic()) - began > LEAST_S:
-                if size - since < LEAST:
-                    why = f"sent {size - since:,} bytes in {now - began:.0f} s, less than {LEAST:,}"
-                    raise StudyError(self.host, why, "try again later, or from another network; it resumes")
-                since, began = size, now
-            yield part
+        try:
+            for part in self.stream:
+                size += len(part)
+                if self.most is not None and size > self.most:
+                    raise StudyError(self.host, f"says more than {self.most:,} bytes of a repository", MEND)
+                if (now := time.monotonic()) - began > LEAST_S:
+                    if size - since < LEAST:
+                        why = f"sent {size - since:,} bytes in {now - began:.0f} s, less than {LEAST:,}"
+                        raise StudyError(self.host, why, "try again later, or from another network; it resumes")
+                    since, began = size, now
+                yield part
+        except httpx2.ReadError as error:  # a connection reset, the one failure that the client does not resume after
+            raise httpx2.RemoteProtocolError(str(error)) from error
 
     def close(self) -> None:
         """End the connection."""
         self.stream.close()
-
-
-def checked(path: Path, file: Wanted) -> tuple[str, str]:
-    """The SHA-256 of a file on disk and its fault, "" for none; every byte is read."""
-    if not path.is_file():
-        return "", "is missing"
-    size = path.stat().st_size
-    if size != file.size:
-        return "", f"has {size:,} bytes instead of {file.size:,}"
-    digest = tensors.sha256(path)
-    if file.sha256 and digest != file.sha256:
-        return digest, f"has SHA-256 {digest[:12]}… instead of {file.sha256[:12]}…"
-    if file.git and snapshots.git_blob(path) != file.git:
-        return digest, f"is not the content that git knows as {file.git[:12]}…"
-    return digest, ""
 
 
 def check_space(folder: Path, files: Sequence[Wanted]) -> None:
@@ -113,8 +87,7 @@ def check_space(folder: Path, files: Sequence[Wanted]) -> None:
 
 
 def _here(path: Path) -> int:
-    found = [p.stat().st_size for p in (path, unfinished(path)) if p.exists()]
-    return max(found, default=0)
+    return max((p.stat().st_size for p in (path, unfinished(path)) if p.exists()), default=0)
 
 
 def unfinished(path: Path) -> Path:
@@ -133,49 +106,30 @@ def transfer(url: str, path: Path, file: Wanted, headers: dict[str, str], report
     if _here(path) > file.size:
         growing.unlink()
     try:
-        _grow(url, growing, file, headers, report)
+        with growing.open("ab") as target:
+            bar = partial(_Bar, file.size, report)
+            http_get(url, target, resume_size=target.tell(), headers=headers, expected_size=file.size, tqdm_class=bar)
+    except HfHubHTTPError:
+        raise
+    except OSError as error:
+        if error.errno is not None:
+            raise  # otherwise the client complains about the length: what came is checked like any other body
     finally:
         if growing.exists() and not growing.stat().st_size and file.size:
             growing.unlink()
     digest, fault = checked(growing, file)
     if fault:
         growing.unlink(missing_ok=True)
-        raise CorruptError(fault)
+        raise CorruptError(file.name, fault)
     os.replace(growing, path)
     return digest
-
-
-def _grow(url: str, growing: Path, file: Wanted, headers: dict[str, str], report: Callable[[int], None]) -> None:
-    bar = type("Bar", (_Bar,), {"size": file.size, "report": staticmethod(report)})
-    whole = {**headers, "Accept-Encoding": "identity"}  # ranges of a compressed body would differ
-    resets = 0
-    with growing.open("ab") as target:
-        while resets < RESETS:
-            start = target.tell()
-            try:
-                http_get(url, target, resume_size=start, headers=whole, expected_size=file.size, tqdm_class=bar)
-                return
-            except httpx2.ReadError:
-                resets = 0 if target.tell() > start else resets + 1
-                if resets == RESETS:
-                    raise
-                time.sleep(PAUSE_S)
-            except HfHubHTTPError:
-                raise
-            except OSError as error:
-                if error.errno is not None:
-                    raise
-                return  # the client's complaint about the length: what came is checked like any other body
 
 
 class _Bar:
     """Passed to the client as its progress bar: counts bytes, and ends a body that is longer than announced."""
 
-    size: int
-    report: Any
-
-    def __init__(self, *_: object, initial: int = 0, **__: object):
-        self.position = initial
+    def __init__(self, size: int, report: Callable[[int], None], initial: int = 0, **_: object):
+        self.size, self.report, self.position = size, report, initial
 
     def __enter__(self) -> "_Bar":
         return self
