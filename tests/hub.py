@@ -25,7 +25,6 @@ PIECE = 1 << 16
 class Request:
     """One request as it came."""
 
-    method: str
     path: str
     start: int  # first byte asked for
     token: str  # of the Authorization header
@@ -86,10 +85,6 @@ def is_large(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
-def git_blob(body: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
-
-
 def files_of(folder: Path) -> dict[str, bytes]:
     """The files of a folder, to publish."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -123,29 +118,32 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
+        hub, path = self.hub, unquote(urlsplit(self.path).path)
         ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start, token = int(ranged[1]) if ranged else 0, self.headers.get("Authorization", "")
-        self.hub.requests.append(Request(self.command, path, start, token))
-        if self.hub.stopped:
+        start = int(ranged[1]) if ranged else 0
+        hub.requests.append(Request(path, start, self.headers.get("Authorization", "")))
+        if hub.stopped:
             self.close_connection = True
             return
-        if self.hub.endless and self.hub.endless in path:
+        if hub.endless and hub.endless in path:
             return self._without_end(500 if "storage" in path else 200)
-        for refusal in self.hub.refusals:
+        for refusal in hub.refusals:
             if refusal.where in path:
                 return self._refuse(refusal)
-        repository = re.escape(self.hub.repository)
-        if match := re.fullmatch(f"/api/models/{repository}(?:/(revision|tree)/(.+))?", path):
-            return self._api(match[1] or "revision", match[2] or "main")
+        repository = re.escape(hub.repository)
+        if match := re.fullmatch(f"/api/models/{repository}(?:/revision/(.+))?", path):
+            return self._list(match[1] or "main")
         if match := re.fullmatch(f"/{repository}/resolve/([^/]+)/(.+)", path):
-            return self._resolve(match[1], match[2], start)
+            commit, name = match.groups()
+            if name not in hub.commits.get(commit, {}):
+                return self._refuse(Refusal("", 404, "EntryNotFound"))
+            if is_large(name):
+                location = f"{hub.storage}/storage/{commit}/{name}"
+                return self._answer(302, b"", {"Location": location})
+            return self._send(commit, name, start)
         if match := re.fullmatch(r"/storage/([^/]+)/(.+)", path):
-            return self._send(self._body(match[1], match[2]), start, match[2], {})
+            return self._send(match[1], match[2], start)
         return self._refuse(Refusal("", 404, "RepoNotFound", "Repository not found"))
 
     def _without_end(self, status: int) -> None:
@@ -157,73 +155,43 @@ class _Handler(BaseHTTPRequestHandler):
             while not self.hub.stopped:
                 self.wfile.write(b'{"siblings": [' + b'{"rfilename": "x"},' * 3000)
 
-    def _api(self, kind: str, revision: str) -> None:
+    def _list(self, revision: str) -> None:
         commit = self.hub.branches.get(revision, revision)
         if commit not in self.hub.commits:
             return self._refuse(Refusal("", 404, "RevisionNotFound", "Invalid rev id"))
-        files = self.hub.commits[commit].items()
-        if kind == "tree":
-            return self._json([self._tree_entry(name, body) for name, body in files])
-        siblings = [self._sibling(name, body) for name, body in files]
-        return self._json({"id": self.hub.repository, "sha": commit, "gated": False, "siblings": siblings})
-
-    def _sha256(self, name: str, body: bytes) -> str:
-        return self.hub.announced.get(name) or hashlib.sha256(body).hexdigest()
+        siblings = [self._sibling(name, body) for name, body in self.hub.commits[commit].items()]
+        listed = {"id": self.hub.repository, "sha": commit, "gated": False, "siblings": siblings}
+        return self._answer(200, json.dumps(listed).encode(), {"Content-Type": "application/json"})
 
     def _sibling(self, name: str, body: bytes) -> dict[str, object]:
-        entry: dict[str, object] = {"rfilename": name, "size": len(body), "blobId": git_blob(body)}
+        git = hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
+        entry: dict[str, object] = {"rfilename": name, "size": len(body), "blobId": git}
         if is_large(name):
-            entry["lfs"] = {"sha256": self._sha256(name, body), "size": len(body), "pointerSize": 134}
+            sha256 = self.hub.announced.get(name) or hashlib.sha256(body).hexdigest()
+            entry["lfs"] = {"sha256": sha256, "size": len(body), "pointerSize": 134}
         return entry
 
-    def _tree_entry(self, name: str, body: bytes) -> dict[str, object]:
-        entry: dict[str, object] = {"type": "file", "path": name, "size": len(body), "oid": git_blob(body)}
-        if is_large(name):
-            entry["lfs"] = {"oid": self._sha256(name, body), "size": len(body), "pointerSize": 134}
-        return entry
-
-    def _resolve(self, revision: str, name: str, start: int) -> None:
-        commit = self.hub.branches.get(revision, revision)
-        body = self.hub.commits.get(commit, {}).get(name)
-        if body is None:
-            code = "EntryNotFound" if commit in self.hub.commits else "RevisionNotFound"
-            return self._refuse(Refusal("", 404, code))
-        if not is_large(name):
-            return self._send(
-                self._body(commit, name), start, name, {"X-Repo-Commit": commit, "ETag": f'"{git_blob(body)}"'}
-            )
-        self.send_response(302)
-        self.send_header("Location", f"{self.hub.storage}/storage/{commit}/{name}")
-        self.send_header("X-Repo-Commit", commit)
-        self.send_header("X-Linked-Etag", f'"{self._sha256(name, body)}"')
-        self.send_header("X-Linked-Size", str(len(body)))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-        return None
-
-    def _body(self, commit: str, name: str) -> bytes:
-        return self.hub.replaced.get(name, self.hub.commits[commit][name])
-
-    def _send(self, body: bytes, start: int, name: str, headers: dict[str, str]) -> None:
+    def _send(self, commit: str, name: str, start: int) -> None:
+        """A file from byte `start`, whole or cut as a test wants it."""
+        hub = self.hub
+        body = hub.replaced.get(name, hub.commits[commit][name])
         self.send_response(206 if start else 200)
-        for key, value in headers.items():
-            self.send_header(key, value)
-        self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(body) - start))
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         self.end_headers()
-        if self.command == "HEAD":
-            return
         rest = memoryview(body)[start:]
-        cut = self.hub.cuts.pop(0) if self.hub.cuts and is_large(name) else len(rest)
-        stall = self.hub.stalls.pop(0) if self.hub.stalls and is_large(name) else -1
-        self._pieces(rest[:cut] if stall < 0 else rest[:stall])
-        if stall >= 0:
-            self.hub.stalled.set()
-            self.hub.go_on.wait(60)
-        if cut < len(rest) or stall >= 0:
-            self._cut()
+        stall = hub.stalls.pop(0) if hub.stalls and is_large(name) else None
+        cut = hub.cuts.pop(0) if hub.cuts and is_large(name) else stall
+        self._pieces(rest[:cut])
+        if stall is not None:
+            hub.stalled.set()
+            hub.go_on.wait(60)
+        if cut is not None:
+            self.close_connection = True
+            if hub.reset:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
 
     def _pieces(self, body: memoryview) -> None:
         slow = bool(self.hub.drip) and self.hub.drip in self.path
@@ -236,33 +204,19 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:  # the client has gone
             self.close_connection = True
 
-    def _cut(self) -> None:
-        self.close_connection = True
-        if self.hub.reset:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
-
     def _refuse(self, refusal: Refusal) -> None:
         message = refusal.message.replace("{token}", self.headers.get("Authorization", ""))
-        body = refusal.body or json.dumps({"error": message})
-        self.send_response(refusal.status)
-        if refusal.code:
-            self.send_header("X-Error-Code", refusal.code)
-        if message:
-            self.send_header("X-Error-Message", message)
-            self.send_header("X-HF-Warning", f"told; {message}")
-        self._finish(body, "text/html" if refusal.body else "application/json")
+        headers = {"Content-Type": "text/html" if refusal.body else "application/json"}
+        headers |= {"X-Error-Code": refusal.code} if refusal.code else {}
+        headers |= {"X-Error-Message": message, "X-HF-Warning": f"told; {message}"} if message else {}
+        self._answer(refusal.status, (refusal.body or json.dumps({"error": message})).encode(), headers)
 
-    def _json(self, answer: object) -> None:
-        self.send_response(200)
-        self._finish(json.dumps(answer), "application/json")
-
-    def _finish(self, text: str, kind: str) -> None:
-        body = text.encode()
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        if self.hub.coding:
-            self.send_header("Content-Encoding", self.hub.coding)
+    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        headers |= {"Content-Length": str(len(body))} | (
+            {"Content-Encoding": self.hub.coding} if self.hub.coding else {}
+        )
+        for key, value in headers.items():
+            self.send_header(key, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self._pieces(memoryview(body))
+        self._pieces(memoryview(body))

@@ -1,15 +1,16 @@
 """The inverse of `convert`: a GGUF of this project written as a released repository, for round-trip tests.
 
 Matrices get the requested type; norms, biases and Mamba scalars stay F32 and the logarithms of decay rates are F64,
-where real releases have one type for everything. This makes the round trip exact: `Rule.to_released` says for which
-values. It does not write model code or a model card.
+where real releases have one type for everything. This makes the round trip exact for the values that synthetic files
+have. It does not write model code or a model card.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader, dequantize
+import numpy as np
+from gguf import GGUFReader, TokenType, dequantize
 from safetensors import TensorSpec, serialize_file
 
 from plamo_study.models import hf, hf_config, hf_names, numbers, tensors, vocabulary
@@ -19,6 +20,7 @@ from plamo_study.models.registry import ModelSpec
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}  # by PyTorch's names
 ARCHITECTURES = {arch: name for name, arch in reversed(hf_config.ARCHITECTURES.items())}
+KINDS = {int(kind): name for name, kind in vocabulary.TYPES.items()}
 
 
 def write_released(gguf: Path, folder: Path, shards: int = 1, dtype: str = "F32") -> Path:
@@ -38,7 +40,8 @@ def write_released(gguf: Path, folder: Path, shards: int = 1, dtype: str = "F32"
         for found in reader.tensors[i * len(rules) // shards : (i + 1) * len(rules) // shards]:
             rule = rules[found.name]
             kind = "F64" if rule.logarithm else "F32" if tensors.stays_f32(found.name) else dtype
-            values = rule.to_released(dequantize(found.data, found.tensor_type).ravel())
+            values = dequantize(found.data, found.tensor_type).ravel()
+            values = np.log(-values.astype(np.float64)) if rule.logarithm else values - np.float32(rule.offset)
             arrays.append(values if kind == "F64" else numbers.narrow(values, kind))
             at = {"data_ptr": arrays[-1].ctypes.data, "data_len": arrays[-1].nbytes}
             held[rule.name] = TensorSpec(dtype=DTYPES[kind], shape=list(rule.shape), **at)
@@ -47,12 +50,12 @@ def write_released(gguf: Path, folder: Path, shards: int = 1, dtype: str = "F32"
     if shards > 1:
         (folder / hf.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     named = {"_name_or_path": header.text("general.name") or gguf.stem}
-    (folder / "config.json").write_text(json.dumps(_configuration(spec, dtype) | named, indent=2), encoding="utf-8")
-    vocabulary.read_gguf(reader).write_hf(folder, spec.arch)
+    (folder / "config.json").write_text(json.dumps(configuration(spec, dtype) | named, indent=2), encoding="utf-8")
+    _write_words(folder, vocabulary.read_gguf(reader), spec.arch)
     return folder
 
 
-def _configuration(spec: ModelSpec, dtype: str) -> dict[str, Any]:
+def configuration(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     """The config.json that `hf_config.read` turns back into this spec, with the engine's full attention."""
     config = {key: getattr(spec, name) for name, key in hf_config.SIZES[spec.arch].items()}
     config |= {"architectures": [ARCHITECTURES[spec.arch]], "model_type": spec.arch, "torch_dtype": DTYPES[dtype]}
@@ -62,3 +65,16 @@ def _configuration(spec: ModelSpec, dtype: str) -> dict[str, Any]:
     config |= {"mamba_enabled": True, "mamba_step": 2, "mamba_chunk_size": 256, "attention_window_size": 2048}
     config["full_attention_idx"] = [layer for layer in range(spec.layers) if not spec.is_mamba(layer)]
     return config if spec.mamba_head_dim == spec.head_dim else config | {"mamba_head_dim": spec.mamba_head_dim}
+
+
+def _write_words(folder: Path, words: vocabulary.Vocabulary, arch: str) -> None:
+    """The tokenizer's files, without padding."""
+    with (folder / "tokenizer.jsonl").open("w", encoding="utf-8") as file:
+        for token, score, kind in zip(words.tokens, words.scores, words.types, strict=True):
+            if kind != TokenType.UNUSED:
+                file.write(json.dumps([token, score, KINDS.get(kind, "NORMAL")], ensure_ascii=False) + "\n")
+    config: dict[str, Any] = {"tokenizer_class": f"{arch.capitalize()}Tokenizer", **words.flags}
+    config |= {f"{role}_token": words.tokens[token] for role, token in words.special.items() if role != "eot"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if words.chat_template:
+        (folder / "chat_template.jinja").write_text(words.chat_template, encoding="utf-8")

@@ -51,19 +51,17 @@ FREE = "plamo-2-1b* (of AMD EPYC, 2 x 3.1 GHz): 98 % [97, 99] ~ a_b"
 
 
 def tags(html: str) -> Counter:
-    """What a browser would do something for: elements, their attributes, and where links lead, pages apart."""
-    found = [tag for tag in BeautifulSoup(html, "html.parser").find_all(True) if not leads_to_a_page(tag)]
-    names = Counter(tag.name for tag in found)
-    names.update(f"{tag.name} {name}" for tag in found for name in tag.attrs if name != "id")
-    names.update(
-        f"{tag.name} {name}={tag[name][:11]}" for tag in found for name in ("href", "src") if name in tag.attrs
-    )
+    """What a browser would do something for: elements, their attributes, and where links lead.
+
+    Left out are links that only a click follows, to an address that stands there, or to a heading.
+    """
+    names: Counter = Counter()
+    for tag in BeautifulSoup(html, "html.parser").find_all(True):
+        if tag.name == "a" and str(tag.get("href", "")).startswith(("http://", "https://", "#")):
+            continue
+        leads = [f"{tag.name} {key}={tag[key][:11]}" for key in ("href", "src") if key in tag.attrs]
+        names.update([tag.name, *(f"{tag.name} {key}" for key in tag.attrs if key != "id"), *leads])
     return names
-
-
-def leads_to_a_page(tag) -> bool:
-    """A link that only a click follows, to an address that stands there, or to a heading."""
-    return tag.name == "a" and str(tag.get("href", "")).startswith(("http://", "https://", "#"))
 
 
 def markdown(text: str) -> str:
@@ -102,32 +100,22 @@ def test_what_names_are_made_of_stays_as_it_is():
                 assert plainly(record.data) == record.data
 
 
-def rekeyed(row: Row, machine: str) -> Row:
-    key = row_key(row.study, row.cell, row.model, row.engine, machine, row.replicate, *row.others)
-    return msgspec.structs.replace(row, machine=machine, key=f"{key}{row.anchor}")
-
-
 def machine_of(names: list[str], records: list) -> list:
-    """The rows once more, of a machine that calls itself and its parts like this."""
+    """The rows once more, of a machine that calls itself, its parts and its meter like this."""
     chip, system, board, meter = (names * 4)[:4]
     first = next(record for record in records if isinstance(record, Fact) and record.what == "machine")
-    gpu = {"name": "CUDA0", "chip": board, "memory_bytes": 1}
-    said = first.data | {
-        "chip": chip,
-        "os": system,
-        "compiler": board,
-        "gpus": [gpu],
-        meter[:50]: {meter[:50]: [meter]},
-    }
+    gpus = [{"name": "CUDA0", "chip": board, "memory_bytes": 1}]
+    said = first.data | {"chip": chip, "os": system, "compiler": board, "gpus": gpus, meter[:50]: {meter[:50]: [meter]}}
     fact = Fact(id=content_id(said), what="machine", data=said)
-    rows = [rekeyed(record, fact.id) for record in records if isinstance(record, Row)]
-    energy = [msgspec.structs.replace(row, conditions=with_meter(row.conditions, meter)) for row in rows]
-    return [fact, *energy]
+    return [fact, *(owned(record, fact.id, meter) for record in records if isinstance(record, Row))]
 
 
-def with_meter(conditions, meter):
-    timed = conditions.timed and msgspec.structs.replace(conditions.timed, joules={meter: 5.0}, limits_w={meter: 9.0})
-    return msgspec.structs.replace(conditions, timed=timed, power_source=meter, thermal=meter)
+def owned(row: Row, machine: str, meter: str) -> Row:
+    key = row_key(row.study, row.cell, row.model, row.engine, machine, row.replicate, *row.others)
+    given = row.conditions
+    timed = given.timed and msgspec.structs.replace(given.timed, joules={meter: 5.0}, limits_w={meter: 9.0})
+    conditions = msgspec.structs.replace(given, timed=timed, power_source=meter, thermal=meter)
+    return msgspec.structs.replace(row, machine=machine, key=f"{key}{row.anchor}", conditions=conditions)
 
 
 def executed(folder: Path) -> nbformat.NotebookNode:
@@ -147,14 +135,12 @@ def executed(folder: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-@pytest.fixture
-def page_of(tmp_path, monkeypatch):
-    """Notebook 13 about machines that call themselves and their parts by these names: as nbconvert and we show it."""
+def test_notebook_13_shows_hostile_machines_and_has_the_tags_of_harmless_ones(tmp_path, monkeypatch):
     records = journal.read(REFERENCE / f"{STUDY}.jsonl")
     kept = [record for record in records if isinstance(record, Fact) and record.what != "machine"]
 
-    def page(names: list[str]) -> tuple[Counter, Counter]:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+    def page(folder: Path, names: list[str]) -> tuple[Counter, Counter]:
+        """Notebook 13 about machines that call themselves and their parts so: as nbconvert and we show it."""
         monkeypatch.setattr(paths, "MEASURED", folder)
         with journal.Journal(folder / "others" / f"{STUDY}.jsonl") as here:
             here.append(*kept)
@@ -167,9 +153,6 @@ def page_of(tmp_path, monkeypatch):
         index, ours, _ = pages.publish([path], folder / "pages")
         return tags(theirs), tags(index.read_text()) + tags(ours.read_text())
 
-    return page
-
-
-def test_notebook_13_shows_hostile_machines_and_has_the_tags_of_harmless_ones(page_of):
     names = [*HOSTILE[:6], *HOSTILE[25:45:2], *HOSTILE[49:57:2]]
-    assert page_of(names) == page_of([f"harmless {number}" for number in range(len(names))])
+    harmless = [f"harmless {number}" for number in range(len(names))]
+    assert page(tmp_path / "hostile", names) == page(tmp_path / "harmless", harmless)

@@ -1,12 +1,11 @@
 """The registry, the synthetic files and what is read back from them."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -28,34 +27,6 @@ RANDOM = {  # what random weights in the shapes of the embedded models hash to, 
     ("plamo-3-nict-2b", "BF16"): "153f8e0c353f6fc1dc81cc90902e61c46ee93956a0ddf59507e111e7f406cfd8",
     ("plamo-3-nict-2b", "Q8_0"): "ee86a237123f230c273d3ce1c537d985d9cc7ae7738b1494e61e86b7a07a8ba3",
 }
-
-# A child process, because a crash of the engine must fail one test: loads, prefills 512 tokens, reports.
-ENGINE = """
-import json, re, sys
-import llama_cpp as C
-import numpy as np
-log = []
-sink = C.llama_log_callback(lambda level, text, data: log.append(text.decode(errors="replace")))
-C.llama_log_set(sink, None)
-model = C.llama_load_model_from_file(sys.argv[1].encode(), C.llama_model_default_params())
-params = C.llama_context_default_params()
-params.n_ctx, params.n_batch, params.n_threads_batch = 1024, 512, 2
-context = C.llama_init_from_model(model, params)
-n_vocab = C.llama_n_vocab(C.llama_model_get_vocab(model))
-tokens = np.random.default_rng(0).integers(5, n_vocab, 512)
-batch = C.llama_batch_init(512, 0, 1)
-batch.n_tokens = 512
-for i, token in enumerate(tokens.tolist()):
-    batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, True
-    batch.seq_id[i][0] = 0
-code = C.llama_decode(context, batch)
-logits = np.ctypeslib.as_array(C.llama_get_logits(context), (512, n_vocab))
-top = logits.argmax(1)
-info = dict(re.findall(r"(n_rot|n_swa|model type) += (\\w+)", "".join(log)))
-info |= {"code": code, "finite": bool(np.isfinite(logits).all()), "std": float(logits.std())}
-info |= {"distinct": len(set(top.tolist())), "echo": float((top == tokens).mean())}
-print(json.dumps(info))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +50,11 @@ def test_shape_specs_have_the_published_parameter_counts():
     assert registry.spec("plamo-3-nict-8b", "shape").n_params == 8_091_348_992
 
 
-def test_unpublished_hyper_parameters_are_named_as_assumptions():
-    assert any("not confirmed" in text for text in registry.spec("plamo-3-nict-2b", "shape").assumptions)
-
-
-def test_minis_have_both_kinds_of_layer():
+def test_minis_have_both_kinds_of_layer_and_unpublished_sizes_are_assumptions():
     hybrid, sliding = (registry.spec(name, "mini") for name in MINIS)
     assert [hybrid.is_mamba(i) for i in range(hybrid.layers)] == [True, False, True, False]
     assert [sliding.is_sliding(i) for i in range(sliding.layers)] == [True, True, True, False]
+    assert any("not confirmed" in text for text in registry.spec("plamo-3-nict-2b", "shape").assumptions)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +86,9 @@ def test_a_broken_registry_names_the_file(tmp_path: Path, text: str):
 
 @pytest.mark.parametrize("dtype", registry.DTYPES)
 @pytest.mark.parametrize("name", MINIS)
-def test_minis_have_the_pinned_hash(minis: dict[tuple[str, str], Path], name: str, dtype: str):
+def test_minis_have_the_pinned_hash_and_the_planned_table(minis, name: str, dtype: str):
     assert tensors.sha256(minis[name, dtype]) == RANDOM[name, dtype]
+    assert tensors.tensor_table(minis[name, dtype]) == tensors.planned_table(registry.spec(name, "mini"), dtype)
 
 
 @pytest.mark.parametrize("kind", [values.LIFELIKE, values.DENORMAL, values.AGAIN, values.SCALES])
@@ -157,13 +126,6 @@ def test_a_model_that_is_like_another_has_its_shape_and_says_what_differs(model:
     assert not other.hub
 
 
-def test_another_seed_gives_other_weights_and_the_same_table(minis: dict[tuple[str, str], Path], tmp_path: Path):
-    spec = registry.spec("plamo-2-1b", "mini")
-    other = synthetic.write(spec, "Q8_0", tmp_path / "other.gguf", seed=1)
-    assert tensors.sha256(other) != RANDOM["plamo-2-1b", "Q8_0"]
-    assert tensors.tensor_table(other) == tensors.tensor_table(minis["plamo-2-1b", "Q8_0"])
-
-
 @pytest.mark.parametrize("name", MINIS)
 def test_f32_f16_and_q8_0_hold_the_same_numbers(minis: dict[tuple[str, str], Path], name: str):
     f32, f16, q8 = (gguf.GGUFReader(minis[name, dtype]).tensors for dtype in ("F32", "F16", "Q8_0"))
@@ -172,18 +134,14 @@ def test_f32_f16_and_q8_0_hold_the_same_numbers(minis: dict[tuple[str, str], Pat
         np.testing.assert_array_equal(a.data, gguf.dequantize(c.data, c.tensor_type))
 
 
-def test_bf16_is_f32_rounded_to_nearest_even(minis: dict[tuple[str, str], Path]):
+def test_weights_have_mean_zero_and_the_intended_spread_and_bf16_is_f32_rounded(minis: dict[tuple[str, str], Path]):
     f32, bf16 = (gguf.GGUFReader(minis["plamo-2-1b", dtype]).tensors for dtype in ("F32", "BF16"))
     expected = gguf.quantize(f32[0].data, gguf.GGMLQuantizationType.BF16)
     np.testing.assert_array_equal(bf16[0].data.view(np.uint8).ravel(), expected.ravel())
-
-
-def test_weights_have_mean_zero_and_the_intended_spread(minis: dict[tuple[str, str], Path]):
-    for tensor in gguf.GGUFReader(minis["plamo-2-1b", "F32"]).tensors:
+    for tensor in f32:
         if tensor.name.endswith(("ffn_up.weight", "ssm_in.weight", "attn_qkv.weight")):
-            spread = tensor.data.std() * np.sqrt(tensor.data.shape[1])
             assert abs(tensor.data.mean()) < 0.02 * tensor.data.std()
-            assert 0.9 < spread < 1.1
+            assert 0.9 < tensor.data.std() * np.sqrt(tensor.data.shape[1]) < 1.1
 
 
 def test_head_count_is_a_scalar_unless_the_defect_is_asked_for(minis: dict[tuple[str, str], Path], tmp_path: Path):
@@ -193,21 +151,14 @@ def test_head_count_is_a_scalar_unless_the_defect_is_asked_for(minis: dict[tuple
     assert tensors.metadata(defective)["plamo2.attention.head_count"] == [0, 4, 0, 4]
 
 
-def test_a_file_says_that_it_is_synthetic_and_what_it_assumes(tmp_path: Path):
-    spec = registry.spec("plamo-3-nict-2b", "mini")
-    path = synthetic.write(spec, "Q8_0", tmp_path / "m.gguf")
-    facts = tensors.metadata(path)
-    assert "Synthetic" in facts["general.name"]
-    assert "not its released weights" in facts["general.description"]
-
-
-def test_progress_ends_at_the_total(tmp_path: Path):
+def test_progress_ends_at_the_total_and_the_file_says_what_it_is(tmp_path: Path):
     calls: list[tuple[int, int]] = []
-    spec = registry.spec("plamo-2-1b", "mini")
-    synthetic.write(spec, "Q8_0", tmp_path / "m.gguf", progress=lambda *call: calls.append(call))
+    spec = registry.spec("plamo-3-nict-2b", "mini")
+    path = synthetic.write(spec, "Q8_0", tmp_path / "m.gguf", progress=lambda *call: calls.append(call))
     total = sum(t.n_bytes for t in tensors.planned_table(spec, "Q8_0"))
-    assert calls[-1] == (total, total)
-    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+    assert (calls[-1], calls) == ((total, total), sorted(calls))
+    assert "Synthetic" in tensors.metadata(path)["general.name"]
+    assert "not its released weights" in tensors.metadata(path)["general.description"]
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, RuntimeError])
@@ -220,21 +171,14 @@ def test_nothing_is_left_behind_when_writing_stops(tmp_path: Path, failure: type
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_named_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage())
-    with pytest.raises(StudyError, match="only 1,000 are free"):
-        synthetic.write(registry.spec("plamo-2-1b", "shape"), "Q8_0", tmp_path / "m.gguf")
-    assert list(tmp_path.iterdir()) == []
-
-
-class _Usage:
-    free = 1000
-
-
-def test_a_folder_that_cannot_be_written_is_a_readable_error(tmp_path: Path):
+def test_a_full_disk_or_a_folder_that_cannot_be_written_is_a_readable_error(tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StudyError, match="cannot be written"):
         synthetic.write(registry.spec("plamo-2-1b", "mini"), "F16", tmp_path / "file" / "m.gguf")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(StudyError, match="only 1,000 are free"):
+        synthetic.write(registry.spec("plamo-2-1b", "shape"), "Q8_0", tmp_path / "m.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_make_writes_once_and_checks_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -250,13 +194,6 @@ def test_make_writes_once_and_checks_afterwards(tmp_path: Path, monkeypatch: pyt
 
 
 # ---------------------------------------------------------------- reading back
-
-
-@pytest.mark.parametrize("dtype", registry.DTYPES)
-@pytest.mark.parametrize("name", MINIS)
-def test_tensor_table_is_the_planned_one(minis: dict[tuple[str, str], Path], name: str, dtype: str):
-    planned = tensors.planned_table(registry.spec(name, "mini"), dtype)
-    assert tensors.tensor_table(minis[name, dtype]) == planned
 
 
 def test_names_split_into_layer_and_kind():
@@ -279,27 +216,23 @@ def test_metadata_leaves_out_only_the_vocabulary(minis: dict[tuple[str, str], Pa
 
 
 def _other_architecture(path: Path) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with closing(gguf.GGUFWriter(path, "llama")) as writer:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
 
 
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
         (lambda path, mini: None, "no such file"),
-        (lambda path, mini: path.mkdir(), "no such file"),
         (lambda path, mini: os.mkfifo(path), "no such file"),
-        (lambda path, mini: path.write_bytes(b""), "not a GGUF"),
         (lambda path, mini: path.write_bytes(b"PK\3\4 and more"), "not a GGUF"),
         (lambda path, mini: path.write_bytes(mini.read_bytes()[:-100]), "cut short"),
         (lambda path, mini: path.write_bytes(mini.read_bytes()[:9000]), "bytes are left"),
-        (lambda path, mini: path.write_bytes(mini.read_bytes()[:10]), "cut short"),
         (lambda path, mini: _other_architecture(path), "architecture is 'llama'"),
     ],
-    ids=["missing", "directory", "pipe", "empty", "zip", "cut-weights", "cut-vocabulary", "cut-header", "architecture"],
+    ids=["missing", "pipe", "zip", "cut-weights", "cut-vocabulary", "architecture"],
 )
 def test_an_unusable_file_names_itself_the_reason_and_the_way_out(minis, tmp_path, build, reason):
     path = tmp_path / "bad.gguf"
@@ -307,22 +240,3 @@ def test_an_unusable_file_names_itself_the_reason_and_the_way_out(minis, tmp_pat
     for read in (tensors.tensor_table, tensors.metadata):
         with pytest.raises(StudyError, match=rf"bad\.gguf.*{reason}[\s\S]*plamo-study models make"):
             read(path)
-
-
-# ---------------------------------------------------------------- engine
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("dtype", ["F16", "Q8_0"])
-@pytest.mark.parametrize("name", MINIS)
-def test_the_engine_loads_a_mini_and_its_logits_are_sane(minis: dict[tuple[str, str], Path], name: str, dtype: str):
-    command = [sys.executable, "-c", ENGINE, str(minis[name, dtype])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
-    info = json.loads(done.stdout)
-    spec = registry.spec(name, "mini")
-    assert (int(info["n_rot"]), int(info["n_swa"])) == (spec.head_dim, spec.window)
-    assert info["code"] == 0
-    assert info["finite"]
-    assert 1 < info["std"] < 3
-    assert info["distinct"] > 100
-    assert info["echo"] < 0.1

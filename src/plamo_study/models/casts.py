@@ -65,15 +65,7 @@ def load(path: Path = TABLE) -> tuple[Cast, ...]:
     with path.open(encoding="utf-8", newline="") as file:
         return tuple(
             Cast(
-                backend=row["backend"],
-                types=tuple(row["types"].split()),
-                path=row["path"],
-                columns=row["columns"],
-                cast=row["cast"],
-                of=row["of"],
-                limit=float(row["limit"] or math.inf),
-                source=row["source"],
-                note=row["note"],
+                **dict[str, Any](row) | {"types": tuple(row["types"].split()), "limit": float(row["limit"] or math.inf)}
             )
             for row in csv.DictReader(file)
         )

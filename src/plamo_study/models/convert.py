@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError, of_memory
 from plamo_study.models import gguf_file, hf, hf_config, hf_names, numbers, registry, tensors, vocabulary
+from plamo_study.models.finding import printable
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.hf import Stored
 from plamo_study.models.hf_config import Configuration
@@ -72,7 +73,7 @@ def plan(source: Path, spec: ModelSpec, dtype: str) -> list[Step]:
     if extra := sorted(stored.keys() - needed - ignored):
         name = extra[0]
         why = f"is not part of the model that config.json describes, {len(extra)} are not"
-        raise hf.damaged(f"{stored[name].path}, tensor {name}", why)
+        raise hf.damaged(f"{stored[name].path}, tensor {printable(name)}", why)
     table = tensors.planned_table(spec, dtype)
     steps = [Step(tensor, stored[rules[tensor.name].name], rules[tensor.name]) for tensor in table]
     for step in steps:
@@ -83,7 +84,7 @@ def plan(source: Path, spec: ModelSpec, dtype: str) -> list[Step]:
 def _check_shape(step: Step) -> None:
     what = f"{step.source.path}, tensor {step.rule.name}"
     if step.source.shape != step.rule.shape:
-        why = f"has shape {step.source.shape}, config.json asks for {step.rule.shape}"
+        why = f"has shape {printable(step.source.shape)}, config.json asks for {step.rule.shape}"
         raise hf.damaged(what, why)
     if step.tensor.dtype == "Q8_0" and step.tensor.shape[-1] % numbers.BLOCK:
         why = f"has rows of {step.tensor.shape[-1]} numbers, Q8_0 needs multiples of {numbers.BLOCK}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plamo_study.models import registry
-from plamo_study.models.finding import AGAIN, Finding, listed, printable
+from plamo_study.models.finding import AGAIN, Finding, block, listed, printable
 from plamo_study.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, Header
 from plamo_study.models.registry import ARCHS, ModelSpec
 
@@ -37,7 +37,7 @@ def read_spec(header: Header) -> tuple[FileSpec | None, list[Finding]]:
     arch = header.text("general.architecture")
     if arch not in ARCHS:
         why = f"general.architecture is {arch!r:.60}, not one of {', '.join(ARCHS)}"
-        return None, [Finding("blocking", "architecture", why, "name a PLaMo 2 or PLaMo 3 file")]
+        return None, [block("architecture", why, "name a PLaMo 2 or PLaMo 3 file")]
     keys = _Keys(header, str(arch))
     values = _sizes(keys) | (_mamba(keys) if arch == "plamo2" else _window(keys))
     keys.finish(values)
@@ -125,7 +125,7 @@ class _Keys:
 
     def block(self, code: str, why: str, mend: str = AGAIN) -> None:
         """Note a reason not to use the file."""
-        self.findings.append(Finding("blocking", code, why, mend))
+        self.findings.append(block(code, why, mend))
 
     def integer(self, name: str, default: int | None = None, low: int = 1, high: int = MAX_WIDTH) -> int:
         """A u32, the only width llama.cpp takes."""

@@ -57,7 +57,8 @@ def fetch(name: str, progress: Progress | None = None, offline: bool = False, re
     """
     hub, offline = registry.hub(name), offline or constants.HF_HUB_OFFLINE
     again = f"plamo-study models fetch {name}" + (f" --revision {revision}" if revision else "")
-    here, damaged = None, {}
+    here: Snapshot | None = None
+    damaged: dict[str, str] = {}
     if offline or not revision or COMMIT.fullmatch(revision):  # a branch moves: only the hub knows where it stands
         here = snapshots.find(name, revision or hub.revision or None)
     if here:
@@ -118,7 +119,8 @@ def _bring(
     folder: Path, files: list[Wanted], commit: str, asked: Question, progress: Progress | None
 ) -> dict[str, Held]:
     """Download the files to `folder` unless they are there already; returns what was verified, by name."""
-    done, total, held = 0, sum(file.size for file in files), {}
+    done, total = 0, sum(file.size for file in files)
+    held: dict[str, Held] = {}
 
     def report(position: int) -> None:
         if progress:

@@ -25,6 +25,11 @@ class Finding:
     mend: str
 
 
+def block(code: str, why: str, mend: str = AGAIN) -> Finding:
+    """A finding that forbids using the file."""
+    return Finding("blocking", code, why, mend)
+
+
 def blocking(findings: Iterable[Finding]) -> list[Finding]:
     """The findings that forbid using the file."""
     return [finding for finding in findings if finding.severity == "blocking"]

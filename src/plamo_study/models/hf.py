@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from plamo_study.errors import StudyError, of_memory
+from plamo_study.models.finding import printable
 from plamo_study.models.numbers import STORED
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -78,7 +79,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
         held = header(folder / shard)
         if wrong := sorted(held.keys() ^ listed):
             where = "is not in the index" if wrong[0] in held else "is in the index, not in the file"
-            raise damaged(f"{folder / shard}, tensor {wrong[0]}", where)
+            raise damaged(f"{folder / shard}, tensor {printable(wrong[0])}", where)
         found |= held
     return found
 
@@ -91,7 +92,8 @@ def _shards(index: Path) -> dict[str, set[str]]:
     shards: dict[str, set[str]] = {}
     for tensor, name in listed.items():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise damaged(index, f"tensor {tensor} lies in {name!r}, which is no safetensors file of this folder")
+            where = f"tensor {printable(tensor)} lies in {printable(name)!r}"
+            raise damaged(index, f"{where}, which is no safetensors file of this folder")
         shards.setdefault(name, set()).add(tensor)
     return shards
 
@@ -115,9 +117,11 @@ def header(path: Path) -> dict[str, Stored]:
                 tensor = Stored(path, str(view.get_dtype()), tuple(view.get_shape()), start)
                 if tensor.dtype not in FLOATS:
                     why = f"has type {tensor.dtype!r}, which cannot be converted"
-                    raise StudyError(f"{path}, tensor {name}", why, f"use weights in {', '.join(FLOATS)}")
+                    raise StudyError(f"{path}, tensor {printable(name)}", why, f"use weights in {', '.join(FLOATS)}")
                 found[name] = tensor
                 start += tensor.n_elements * STORED[tensor.dtype].itemsize
-    except (OSError, MemoryError, ValueError, SafetensorError) as error:
-        raise of_memory(error, str(path)) or damaged(path, f"is no whole safetensors file ({error})") from error
+    except (OSError, ValueError, MemoryError, SafetensorError) as error:
+        raise of_memory(error, str(path)) or damaged(
+            path, f"is no whole safetensors file ({printable(error, 300)})"
+        ) from error
     return found

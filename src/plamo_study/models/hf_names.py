@@ -66,17 +66,6 @@ class Rule:
             values = values.astype(np.float32, copy=False)
             return values + np.float32(self.offset) if self.offset else values
 
-    def to_released(self, values: NDArray[np.float32]) -> NDArray[Any]:
-        """The inverse: float32, and float64 for logarithms.
-
-        `to_gguf` restores the same bits for logarithms, without an offset, for values from half to twice any offset,
-        and for values from 1/2 to 2^23 with offset 1; other values come back to within one unit in the last place of
-        the larger of value and offset.
-        """
-        if self.logarithm:
-            return np.log(-values.astype(np.float64))
-        return values - np.float32(self.offset) if self.offset else values
-
 
 def rules(spec: ModelSpec) -> dict[str, Rule]:
     """The rule of every tensor of a file of this spec, by its GGUF name, in file order."""

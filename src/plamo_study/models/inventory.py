@@ -14,10 +14,10 @@ from plamo_study import paths
 from plamo_study.foreign import parsed
 from plamo_study.growing import growing
 from plamo_study.models import snapshots, tensors
+from plamo_study.models.finding import SEVERITIES
 from plamo_study.models.registry import ModelSpec
 
 SHORT = 64 << 20  # bytes up to which a file is hashed on the spot
-SEVERITIES = ("blocking", "warning", "note")
 
 
 @dataclass(frozen=True)

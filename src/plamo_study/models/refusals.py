@@ -56,9 +56,8 @@ def explained(error: Exception, asked: Question) -> StudyError:
     page = f"{asked.endpoint}/{repository}"
     match error:
         case CorruptError():
-            return StudyError(
-                f"{repository}, {error.name}", f"what came {error}; it was not kept", f"{again}, once more"
-            )
+            repository, why = f"{repository}, {error.name}", f"what came {error}; it was not kept"
+            mend = f"{again}, once more"
         case errors.GatedRepoError():
             why = f"is gated: its licence ({asked.hub.licence}) must be accepted first, and no token is set"
             mend = f"accept its terms at {page}, then HF_TOKEN=<read token> {again}"

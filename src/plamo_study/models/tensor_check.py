@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 
 from plamo_study.models import casts
-from plamo_study.models.finding import AGAIN, Finding, listed, printable
+from plamo_study.models.finding import AGAIN, Finding, block, listed, printable
 from plamo_study.models.header import Header, TensorRecord
 from plamo_study.models.registry import ModelSpec
 from plamo_study.models.tensors import stays_f32
@@ -24,10 +24,10 @@ def layout_findings(header: Header) -> list[Finding]:
         name, weights = printable(tensor.name), tensor.block[0]
         if not weights:
             why = f"{name} has type {tensor.type_name}, which the gguf package here does not know"
-            return [*found, _block("tensor-type", why, "update the gguf package, or use another file")]
+            return [*found, block("tensor-type", why, "update the gguf package, or use another file")]
         if tensor.dims[0] % weights:
             why = f"rows of {name} hold {tensor.dims[0]:,} weights, no multiple of {tensor.type_name}'s {weights}"
-            return [*found, _block("tensor-shape", why)]
+            return [*found, block("tensor-shape", why)]
         if tensor.offset != expected:
             return [*found, _misplaced(tensor, expected, header.alignment)]
         expected += -(-tensor.n_bytes // header.alignment) * header.alignment
@@ -43,13 +43,13 @@ def _misplaced(tensor: TensorRecord, expected: int, alignment: int) -> Finding:
     else:
         how = "inside the tensor before it" if tensor.offset < expected else "behind a gap"
     why = f"{printable(tensor.name)} starts at {tensor.offset:,}, {how}; {expected:,} is where llama.cpp wants it"
-    return _block("tensor-offset", why)
+    return block("tensor-offset", why)
 
 
 def _cut(header: Header, need: int) -> list[Finding]:
     if need <= header.size:
         return []
-    return [_block("cut-short", f"the tensors end at {need:,} bytes, the file at {header.size:,}")]
+    return [block("cut-short", f"the tensors end at {need:,} bytes, the file at {header.size:,}")]
 
 
 def tensor_findings(header: Header, spec: ModelSpec) -> list[Finding]:
@@ -65,7 +65,7 @@ def tensor_findings(header: Header, spec: ModelSpec) -> list[Finding]:
 
 def _names(code: str, what: str, names: set[str]) -> Iterator[Finding]:
     if names:
-        yield _block(code, f"{len(names)} tensors {what}: {listed(sorted(names))}")
+        yield block(code, f"{len(names)} tensors {what}: {listed(sorted(names))}")
 
 
 def _shapes(here: dict[str, TensorRecord], wanted: dict[str, tuple[int, ...]]) -> Iterator[Finding]:
@@ -74,7 +74,7 @@ def _shapes(here: dict[str, TensorRecord], wanted: dict[str, tuple[int, ...]]) -
     if wrong:
         name, is_, should = wrong[0]
         others = f", and {len(wrong) - 1} more tensors" if len(wrong) > 1 else ""
-        yield _block("tensor-shape", f"{name} is {is_}, the metadata asks for {should}{others}")
+        yield block("tensor-shape", f"{name} is {is_}, the metadata asks for {should}{others}")
 
 
 def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def _core(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _types(tensors: list[TensorRecord]) -> Iterator[Finding]:
     if useless := [t.name for t in tensors if t.type_name in NO_WEIGHTS]:
-        yield _block("tensor-type", f"whole numbers or internal types where weights belong: {listed(useless)}")
+        yield block("tensor-type", f"whole numbers or internal types where weights belong: {listed(useless)}")
     if small := [t.name for t in tensors if stays_f32(t.name) and t.type_name != "F32"]:
         why = f"norms, biases and Mamba scalars that are not F32: {listed(small)}; llama.cpp may refuse or round them"
         yield Finding("warning", "tensor-type", why, AGAIN)
@@ -114,7 +114,3 @@ def ssm_out_findings(header: Header, gpu: bool) -> list[Finding]:
         f"{lowest.cast}, which overflows beyond {lowest.limit:,.0f} (half-precision overflow, D5)"
     )
     return [Finding("warning" if gpu else "note", "ssm-out-type", why, KEEP)]
-
-
-def _block(code: str, why: str, mend: str = AGAIN) -> Finding:
-    return Finding("blocking", code, why, mend)

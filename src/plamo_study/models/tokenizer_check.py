@@ -10,20 +10,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from plamo_study.models.finding import AGAIN, Finding, listed
+from plamo_study.models.finding import AGAIN, Finding, block, listed
 from plamo_study.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, Header
+from plamo_study.models.vocabulary import DEFAULTS, GGUF_ROLE
 
 PREFIX = "tokenizer.ggml."
 UNUSED, BYTE = 5, 6  # llama.h, enum llama_token_type
 SENTINEL = -1000.0
 LONGEST = 512  # bytes of a token: building the tokenizer takes time cubic in it
-SPECIAL = {  # key → text of its token
-    "unknown_token_id": b"<|plamo:unk|>",
-    "bos_token_id": b"<|plamo:bos|>",
-    "eos_token_id": b"<|plamo:eos|>",
-    "padding_token_id": b"<|plamo:pad|>",
-    "eot_token_id": b"<|plamo:op|>",
-}
+SPECIAL = {f"{GGUF_ROLE.get(role, role)}_token_id": text.encode() for role, text in DEFAULTS.items()}  # key → text
 REPAIR = "plamo-study models check FILE --repair OUT"
 
 
@@ -55,17 +50,17 @@ def special_ids(header: Header) -> dict[str, int]:
 
 def _lists(header: Header) -> Iterator[Finding]:
     if (model := header.text(f"{PREFIX}model")) != "plamo2":
-        yield _block("tokenizer-model", f"{PREFIX}model is {model!r:.40}, not 'plamo2'")
+        yield block("tokenizer-model", f"{PREFIX}model is {model!r:.40}, not 'plamo2'")
     lengths = {}
     for name, item in (("tokens", STRING), ("scores", FLOAT32), ("token_type", INT32)):
         record = header.records.get(PREFIX + name)
         if record is None or (record.kind, record.item) != (ARRAY, item):
             what = record.type_name if record else "missing"
-            yield _block("tokenizer-lists", f"{PREFIX}{name} is {what}")
+            yield block("tokenizer-lists", f"{PREFIX}{name} is {what}")
         else:
             lengths[name] = record.count
     if len(set(lengths.values())) > 1:
-        yield _block("tokenizer-lists", f"the lists have different lengths: {lengths}")
+        yield block("tokenizer-lists", f"the lists have different lengths: {lengths}")
 
 
 def _texts(tokens: list[bytes]) -> Iterator[Finding]:
@@ -74,9 +69,9 @@ def _texts(tokens: list[bytes]) -> Iterator[Finding]:
         again: list[bytes] = []
         for number, text in enumerate(tokens):
             again += [text] if first.setdefault(text, number) != number else []
-        yield _block("token-duplicate", f"texts that stand for several ids: {listed(again)}; llama.cpp aborts on these")
+        yield block("token-duplicate", f"texts that stand for several ids: {listed(again)}; llama.cpp aborts on these")
     if long := [i for i, text in enumerate(tokens) if len(text) > LONGEST]:
-        yield _block("token-length", f"tokens longer than {LONGEST} bytes: ids {listed(long)}; loading would not end")
+        yield block("token-length", f"tokens longer than {LONGEST} bytes: ids {listed(long)}; loading would not end")
     if empty := [i for i, text in enumerate(tokens) if not text]:
         yield Finding("warning", "token-empty", f"tokens without text: ids {listed(empty)}", AGAIN)
     if broken := [i for i, text in enumerate(tokens) if not _is_utf8(text)]:
@@ -87,9 +82,9 @@ def _bytes(tokens: list[bytes], types: np.ndarray) -> Iterator[Finding]:
     names = {f"<0x{b:02X}>".encode(): b for b in range(256)}
     where = {text: i for i, text in enumerate(tokens) if text in names and types[i] == BYTE}
     if missing := sorted(names.keys() - where.keys()):
-        yield _block("byte-tokens", f"{len(missing)} byte tokens are missing or not of type byte: {listed(missing)}")
+        yield block("byte-tokens", f"{len(missing)} byte tokens are missing or not of type byte: {listed(missing)}")
     if where and min(where.values()) == 0:
-        yield _block("byte-tokens", "a byte token has id 0, which llama.cpp reads as none")
+        yield block("byte-tokens", "a byte token has id 0, which llama.cpp reads as none")
     odd = [i for i in np.flatnonzero(types == BYTE).tolist() if not re.fullmatch(rb"<0x[0-9A-F]{2}>", tokens[i])]
     if odd:
         yield Finding("warning", "byte-tokens", f"tokens of type byte that name no byte: ids {listed(odd)}", AGAIN)
@@ -104,7 +99,7 @@ def _scores(scores: np.ndarray, types: np.ndarray) -> Iterator[Finding]:
         why = f"scores of {SENTINEL:g} or below, which mean no token: ids {listed(low)}"
         yield Finding("warning", "token-scores", why, AGAIN)
     if high := np.flatnonzero(scores > 2e5).tolist():
-        yield _block("token-scores", f"scores too large for llama.cpp's 32-bit sum: ids {listed(high)}")
+        yield block("token-scores", f"scores too large for llama.cpp's 32-bit sum: ids {listed(high)}")
 
 
 def _special(header: Header, tokens: list[bytes]) -> Iterator[Finding]:
@@ -115,7 +110,7 @@ def _special(header: Header, tokens: list[bytes]) -> Iterator[Finding]:
             mend = REPAIR if PREFIX + name in mendable else AGAIN
             yield Finding("warning", "token-id", f"{PREFIX}{name} is missing; {label} belongs there", mend)
         elif record.kind != UINT32:
-            yield _block("token-id", f"{PREFIX}{name} is {record.type_name}, not u32", REPAIR)
+            yield block("token-id", f"{PREFIX}{name} is {record.type_name}, not u32", REPAIR)
         elif (value := int(header.value(record.key))) >= len(tokens):
             yield Finding("warning", "token-id", f"{PREFIX}{name} is {value:,} of {len(tokens):,} tokens", REPAIR)
         elif tokens[value] != text:
@@ -129,7 +124,3 @@ def _is_utf8(text: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _block(code: str, why: str, mend: str = AGAIN) -> Finding:
-    return Finding("blocking", code, why, mend)

@@ -1,10 +1,10 @@
 """One file from the hub to the disk: resumed after an interruption, verified before it gets its name.
 
-The hub's own client does the transfer (`http_get`); its `snapshot_download` does not fit: it deletes the unfinished file
-when a download fails, so the next process starts at zero, it compares no hash, and its second protocol (Xet) bypasses
-every limit set here. This module adds to `http_get` a partial file that outlives the process, a limit at the announced
-length, bounded answers, and the hash of the result. The client writes 10 MiB at a time, so an interruption costs less
-than that. It knows no models.
+The hub's own client does the transfer (`http_get`). Its `snapshot_download` does not fit: it deletes the unfinished
+file when a download fails, so that the next process starts at zero; it compares no hash; and its other protocol (Xet)
+bypasses every limit set here. This module adds to `http_get` a partial file that outlives the process, a limit at the
+announced length, bounded answers, and the hash of the result. The client writes 10 MiB at a time, so an interruption
+costs less than that. It knows no models.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The vocabulary of a PLaMo, read from tokenizer.jsonl and tokenizer_config.json or from a GGUF, written in either.
+"""The vocabulary of a PLaMo, read from tokenizer.jsonl and tokenizer_config.json or from a GGUF, written to a GGUF.
 
 Rules follow llama.cpp's conversion (`_set_vocab_plamo`), with two differences. Padding entries score -999 instead of
 -1000, the score that the engine reads as the end of its candidates. And a special token that tokenizer_config.json does
@@ -26,7 +26,6 @@ PADDING_SCORE = -999.0  # worse than any segmentation of a text
 SENTINEL = -10_000_000  # score · 1e4 that ends the engine's search early
 LARGEST_SCORE = 1e5  # beyond it the engine's integers overflow
 TYPES = {"UNKNOWN": TokenType.UNKNOWN, "CONTROL": TokenType.CONTROL, "BYTE": TokenType.BYTE}
-NAMES = {int(kind): name for name, kind in TYPES.items()}
 DEFAULTS = {  # of the reference tokenizer; the last one ends a turn and has no key of its own
     "unk": "<|plamo:unk|>",
     "bos": "<|plamo:bos|>",
@@ -35,6 +34,7 @@ DEFAULTS = {  # of the reference tokenizer; the last one ends a turn and has no 
     "eot": "<|plamo:op|>",
 }
 KEY = "tokenizer.ggml."
+GGUF_ROLE = {"unk": "unknown", "pad": "padding", "sep": "seperator"}  # the format's names, one misspelt
 
 
 @dataclass(frozen=True)
@@ -59,27 +59,12 @@ class Vocabulary:
         writer.add_token_scores(self.scores)
         writer.add_token_types(self.types)
         for role, token in self.special.items():
-            writer.add_uint32(f"{KEY}{_GGUF_ROLE.get(role, role)}_token_id", token)
+            writer.add_uint32(f"{KEY}{GGUF_ROLE.get(role, role)}_token_id", token)
         for name, value in self.flags.items():
             writer.add_bool(KEY + name, value)
         writer.add_add_space_prefix(False)
         if self.chat_template:
             writer.add_chat_template(self.chat_template)
-
-    def write_hf(self, folder: Path, arch: str) -> None:
-        """Write tokenizer.jsonl, tokenizer_config.json and, if there is one, chat_template.jinja. Omits padding."""
-        with (folder / "tokenizer.jsonl").open("w", encoding="utf-8") as file:
-            for token, score, kind in zip(self.tokens, self.scores, self.types, strict=True):
-                if kind != TokenType.UNUSED:
-                    file.write(json.dumps([token, score, NAMES.get(kind, "NORMAL")], ensure_ascii=False) + "\n")
-        config: dict[str, Any] = {"tokenizer_class": f"{arch.capitalize()}Tokenizer", **self.flags}
-        config |= {f"{role}_token": self.tokens[token] for role, token in self.special.items() if role != "eot"}
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        if self.chat_template:
-            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
-
-
-_GGUF_ROLE = {"unk": "unknown", "pad": "padding", "sep": "seperator"}  # the format's names, one misspelt
 
 
 def read_hf(folder: Path, n_vocab: int) -> Vocabulary:
@@ -113,7 +98,7 @@ def read_gguf(reader: gguf.GGUFReader) -> Vocabulary:
         return None if found is None else found.contents()
 
     template = reader.get_field("tokenizer.chat_template")
-    special = {role: value(f"{_GGUF_ROLE.get(role, role)}_token_id") for role in (*DEFAULTS, "sep")}
+    special = {role: value(f"{GGUF_ROLE.get(role, role)}_token_id") for role in (*DEFAULTS, "sep")}
     flags = {name: value(name) for name in ("add_bos_token", "add_eos_token")}
     return Vocabulary(
         tokens=reader.fields[KEY + "tokens"].contents(),
@@ -197,13 +182,9 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str:
             raise hf.damaged(path, f"is no text ({error})") from error
     given = config.get("chat_template")
     if isinstance(given, list):
-        named = {c.get("name"): c.get("template") for c in given if isinstance(c, dict) and _named(c)}
-        given = named.get("default")
+        named = [c.get("template") for c in given if isinstance(c, dict) and c.get("name") == "default"]
+        given = named[-1] if named else None
     return given if isinstance(given, str) and _encodable(given) else ""
-
-
-def _named(choice: dict[str, Any]) -> bool:
-    return isinstance(choice.get("name"), str)
 
 
 def _encodable(text: str) -> bool:
