@@ -8,7 +8,7 @@ from math import factorial
 import numpy as np
 from scipy.optimize import brentq
 
-from plamo_study.studies.scheduling.closed import mg1
+from plamo_study.studies.scheduling.simulations import mg1
 
 
 def mm1(arrivals: float, mean: float) -> float:

@@ -15,7 +15,7 @@ from plamo_study.measure.cells import Read
 from plamo_study.present import theme
 from plamo_study.present.tables import Table
 from plamo_study.studies import collect, registry
-from plamo_study.studies.scheduling import analysis as scheduling
+from plamo_study.studies.scheduling import simulations
 
 NOTEBOOKS = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]  # those that measure
 SHORT = 2  # blocks
@@ -55,8 +55,8 @@ def test_a_notebook_is_written_from_the_cells_it_needs(notebook, monkeypatch):
     for module in (recording, collect):
         monkeypatch.setattr(module, "of_rows", shortened)
     monkeypatch.setattr(theme, "enable", lambda: None)
-    monkeypatch.setattr(scheduling, "ASKED", 100)  # requests of a simulation: what is written of them is the same
-    monkeypatch.setattr(scheduling, "at_rate", partial(scheduling.at_rate, n=100))
+    monkeypatch.setattr(simulations, "ASKED", 100)  # requests of a simulation: what is written of them is the same
+    monkeypatch.setattr(simulations, "at_rate", partial(simulations.at_rate, n=100))
     room: dict[str, object] = {}
     for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells):
         if cell.cell_type == "code":

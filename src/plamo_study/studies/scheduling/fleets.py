@@ -17,7 +17,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Fleet
 from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path, read
 from plamo_study.measure.rows import Measured
-from plamo_study.studies.scheduling import analysis, clock, policies, traffic
+from plamo_study.studies.scheduling import analysis, clock, observed, policies, simulations, traffic
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.fleets_plan import CALLS, WELL, digest
 from plamo_study.studies.scheduling.loop import Load, Served, serve
@@ -43,7 +43,7 @@ def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
     """
     stage("fit")
     rows = measured_calls(cell)
-    known = {name.removesuffix("*"): model for name, model in analysis.fitted(rows).items()}
+    known = {name.removesuffix("*"): model for name, model in observed.fitted(rows, observed.calls(rows)).items()}
     typical = analysis.typical(rows)
     began, tried, complete = time.monotonic(), [], []
     for repetition in range(cell.repetitions):
@@ -88,8 +88,8 @@ class Days:
     def __init__(self, cell: Fleet, model: StepModel, typical: Load, seed: int):
         self.cell, self.model, self.complete = cell, model, True
         n, many = cell.n_machines, -(-SAMPLE // cell.n_machines)
-        rate = analysis.capacity(typical, model, cell.n_seq)
-        asked = (analysis.at_rate(typical, n * rate, n * cell.n_requests, seed * many + day) for day in range(many))
+        rate = simulations.capacity(typical, model, cell.n_seq)
+        asked = (simulations.at_rate(typical, n * rate, n * cell.n_requests, seed * many + day) for day in range(many))
         self.days = [traffic.shaped(load, cell.pattern) for load in asked]
         self.each = 1 / rate / float(np.mean(typical.prompt))  # s of work per prompt token
         draw = np.random.default_rng([cell.seed, seed])
@@ -109,8 +109,8 @@ class Days:
         self.complete &= all(each.written == sum(each.load.output) for each in found)
         names = ("ttft", "tpot", "gaps", "weights")
         ttft, tpot, *gaps = (np.concatenate([getattr(each, name) for each in found]) for name in names)
-        waits = analysis.waits(ttft, (gaps[0], gaps[1]))
-        well = float(analysis.in_time(ttft, tpot, found[0].load.within).mean())
+        waits = simulations.waits(ttft, (gaps[0], gaps[1]))
+        well = float(simulations.in_time(ttft, tpot, found[0].load.within).mean())
         return {"machines": machines, "well": well, "ttft_p99": waits["ttft_p99"], "itl_p99": waits["itl_p99"]}
 
     def _shares(self, asked: Load) -> Sequence[Sequence[int]]:

@@ -1,4 +1,7 @@
-"""Calls of recorded rows on one machine, from any study, in the form that a step model is fitted on."""
+"""Calls of recorded rows on one machine, from any study, and the step models that are fitted on them.
+
+The calls of a frame of rows are taken once, by `calls`, and passed on to what is fitted on them.
+"""
 
 from collections.abc import Iterator
 from math import nan
@@ -7,20 +10,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis.memo import once_a_frame
+from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
+from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Arrival
 from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, StepModel, fit
 
 COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
+MISSING = "plamo-study measure 10-scheduling"
+PROCESS = ["model", "rule", "per_second", "block"]
+IDLE = (0.0, 0.005, AWAKE_S, 0.02, 0.08)  # s: lower bounds of the classes of idle time
 ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "rule", "per_second", "block"]
 FLASH = ("auto", "on")
 
 
-@once_a_frame
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds
     without any computation before it began (NaN: unknown).
@@ -114,7 +120,7 @@ def _arrival(row: Any) -> Iterator[Call]:
 TAKEN = {"traffic": _traffic, "decode": _decode, "prefill": _prefill, "depth": _depth, "arrival": _arrival}
 
 
-def fitted(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, missing: str) -> StepModel:
+def of_model(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, missing: str) -> StepModel:
     """Step model of the calls of one model and number of threads. StudyError if steps or chunks are missing.
 
     `rows`: source of the moves. `missing`: the command that measures more.
@@ -133,3 +139,114 @@ def table(found: pd.DataFrame) -> Calls:
 def parts_of(found: pd.DataFrame) -> pd.DataFrame:
     """The calls that were measured alone, in cells made for it."""
     return found[(found["workload"] != "traffic") | (found["rule"] == PARTS)]
+
+
+# ------------------------------------------------------------------ fits
+
+
+def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of loads that a policy served."""
+    served = ~rows["label"].isin((PARTS, SERVER))
+    return rows[(rows["workload"] == "traffic") & served & (rows["status"] == "ok")]
+
+
+def loads(rows: pd.DataFrame) -> tuple[float, ...]:
+    """Loads (1/s) at which several policies were measured; each is predicted from the others."""
+    policies_at = traffic_of(usable(rows)).groupby("per_second")["label"].nunique()
+    return tuple(sorted(policies_at[policies_at > 1].index))
+
+
+def fitted(rows: pd.DataFrame, found: pd.DataFrame, without: float = 0.0) -> dict[str, StepModel]:
+    """Step model by model: fitted on the rows' `calls` measured alone, and on traffic at all `loads` but `without`."""
+    known = found["per_second"].isin(set(loads(rows)) - {without})
+    own = pd.concat([parts_of(found), found[(found["workload"] == "traffic") & known]])
+    return _models(own, rows[rows["per_second"] != without])
+
+
+def paced(
+    rows: pd.DataFrame, found: pd.DataFrame, known: dict[str, StepModel], without: float = 0.0
+) -> tuple[dict[str, StepModel], pd.Series]:
+    """Step models by model, and each process's pace by PROCESS: the seconds of its calls over those that `known`
+    predicts, `fitted` without the same load. The models are fitted on the same calls, divided by the pace of their
+    process."""
+    found = found[found["n_threads"] == found["n_threads"].max()]
+    found = found.assign(said=_said(known, found))
+    awake = found[found["said"].notna() & ~(found["idle"] >= AWAKE_S)].groupby(PROCESS)
+    pace = (awake["seconds"].sum() / awake["said"].sum()).rename("pace").sort_index()
+    found = found.join(pace, on=PROCESS)
+    found["seconds"] /= found["pace"].fillna(1.0)
+    own = found["per_second"].isin(set(loads(rows)) - {without}) | (found["workload"] != "traffic")
+    return _models(found[own | (found["rule"] == PARTS)], rows[rows["per_second"] != without]), pace
+
+
+def half(rows: pd.DataFrame, found: pd.DataFrame) -> dict[str, StepModel]:
+    """Step models of the parts with half of the threads; empty if there is only one thread."""
+    if found["n_threads"].nunique() < 2:
+        return {}
+    return with_threads(rows, found, int(parts_of(found)["n_threads"].min()))
+
+
+def with_threads(rows: pd.DataFrame, found: pd.DataFrame, n_threads: int) -> dict[str, StepModel]:
+    """Step model by model, of the parts that were measured with `n_threads` threads."""
+    own = parts_of(found)
+    return _models(own[own["n_threads"] == n_threads], rows)
+
+
+def after_idle(own: pd.DataFrame, known: dict[str, StepModel]) -> pd.DataFrame:
+    """Extra time of a prompt's first call over the fit `known`, by idle time before it: `model`, `idle` (one
+    of IDLE), `calls`, `more` (s, median) and `more_p90` (s), over processes."""
+    own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS) & (own["decoding"] == 0) & (own["before"] == 0)]
+    entries = []
+    own = own.assign(
+        more=own["seconds"] - _said(known, own), since=pd.cut(own["idle"], [*IDLE, np.inf], right=False, labels=IDLE)
+    )
+    for (model, since), of in own.groupby(["model", "since"], observed=True):
+        by_process = of.groupby("block")["more"]
+        entry: dict[str, Any] = {"model": model, "idle": since, "calls": len(of)}
+        entry |= {"more": stats.median(by_process.median().tolist())}
+        entries.append(entry | {"more_p90": stats.median(by_process.quantile(0.9).tolist())})
+    return pd.DataFrame(entries, columns=["model", "idle", "calls", "more", "more_p90"])
+
+
+def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """Predictions of this traffic's calls by a fit on another study: `model`, `kind`, `calls`, `refused` (calls
+    outside its measured range) and `ratio`, measured over predicted, by process."""
+    own = calls(rows)
+    own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS) & (own["idle"] < AWAKE_S)]  # NaN: neither
+    foreign = _same(calls(other), own)
+    entries = []
+    for model, group in own.groupby("model"):
+        try:
+            known = of_model(foreign, str(model), int(group["n_threads"].max()), rows, "")
+        except StudyError:
+            continue
+        of_group = table(group)
+        group = group.assign(said=known.of(of_group), kind=of_group.kinds)
+        for name, of in group.groupby("kind"):
+            inside = of[of["said"].notna()]
+            by_process = (inside["seconds"] / inside["said"]).groupby(inside["block"]).median()
+            entry = {"model": model, "kind": name, "calls": len(of), "refused": int(of["said"].isna().sum())}
+            entries.append(entry | {"ratio": stats.median(by_process.tolist())})
+    return pd.DataFrame(entries, columns=["model", "kind", "calls", "refused", "ratio"])
+
+
+def _models(own: pd.DataFrame, rows: pd.DataFrame) -> dict[str, StepModel]:
+    """A step model for each model of these calls."""
+    threads = int(own["n_threads"].max()) if len(own) else 0
+    return {model: of_model(own, model, threads, rows, command(rows)) for model in sorted(set(own["model"]))}
+
+
+def _same(other: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """Calls of another study on the same machine and at the same scale."""
+    return other[other["machine"].isin(set(own["machine"])) & other["scale"].isin(set(own["scale"]))]
+
+
+def command(rows: pd.DataFrame) -> str:
+    """The command that measures more of these rows."""
+    return f"{MISSING} --scale {rows['scale'].iloc[0]}"
+
+
+def _said(known: dict[str, StepModel], found: pd.DataFrame) -> pd.Series:
+    """Seconds of each call by its model's fit; NaN outside the measured range."""
+    each = [pd.Series(known[str(name)].of(table(of)), of.index) for name, of in found.groupby("model")]
+    return pd.concat(each) if each else pd.Series(dtype=float)

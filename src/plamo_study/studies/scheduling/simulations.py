@@ -1,0 +1,205 @@
+"""Requests served by a policy on a simulated machine, and by queueing theory: waits, tokens a second, capacity.
+
+Of recorded loads, and of loads, slots and memory that were not measured.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import brentq
+
+from plamo_study.analysis import stats
+from plamo_study.studies.scheduling import clock, policies
+from plamo_study.studies.scheduling.clock import Simulated
+from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
+from plamo_study.studies.scheduling.steps import StepModel
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in ("mean", *QUANTILES)] + ["throughput", "well"]
+SEEDS, ASKED = 5, 4000  # simulations of one load, whose median counts: at least SEEDS, and ASKED requests in all
+FULL: dict[str, Preempt] = {"wait": "", "recompute": "recompute", "save the state": "save"}
+FINE = 1500  # requests of a simulation over loads
+Seconds = Callable[[int], float]  # by tokens
+
+
+def figures(
+    ttft: np.ndarray, tpot: np.ndarray, gaps: tuple[np.ndarray, np.ndarray], rate: tuple[int, float], load: Load
+) -> dict[str, float]:
+    """METRICS of one load: `waits`, tokens per second, and the share of requests served within the load's limits.
+
+    `ttft`, `tpot`: seconds to the first token and mean seconds per further one, by request; `gaps`: seconds and
+    how many waited; `rate`: tokens written, and seconds from the first arrival to the last token.
+    """
+    well = float(in_time(ttft, tpot, load.within).mean())
+    return waits(ttft, gaps) | {"throughput": rate[0] / rate[1], "well": well}
+
+
+def waits(ttft: np.ndarray, gaps: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
+    """Means and QUANTILES (s) of first tokens, by request, and of gaps, each counted for those who waited.
+
+    A percentile with too few values (`stats.NEEDED`) is NaN.
+    """
+    found: dict[str, float] = {}
+    for what, values, weights in (("ttft", ttft, np.ones(len(ttft))), ("itl", *gaps)):
+        many = float(weights.sum())
+        found[f"{what}_mean"] = float(values @ weights / many) if many else stats.NAN
+        for (name, q), value in zip(
+            QUANTILES.items(), quantile(values, weights, list(QUANTILES.values())), strict=True
+        ):
+            found[f"{what}_{name}"] = float(value) if many >= stats.NEEDED[q] else stats.NAN
+    return found
+
+
+def in_time(ttft: np.ndarray, tpot: np.ndarray, within: tuple[float, float]) -> np.ndarray:
+    """Whether each request was served within the load's limits, (n,) bool."""
+    return (ttft <= within[0]) & (tpot <= within[1])  # type: ignore[no-any-return] # an array
+
+
+def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
+    """METRICS of a simulation; `arrives`: the original arrival times (s), if the load's own are later."""
+    asked = arrives or served.load.arrives
+    rate = served.written, float(served.finish.max()) - asked[0]
+    return figures(served.first - np.asarray(asked), served.tpot, (served.gaps, served.weights), rate, served.load)
+
+
+def simulated(load: Load, rule: str, model: StepModel, slots: int, simulations: int = 0) -> dict[str, float]:
+    """METRICS of a load by a policy: the median of `simulations` simulations, or of `seeds` if 0."""
+    seen = range(simulations or seeds(load))
+    return _middle([of_served(serve(load, policies.named(rule), Simulated(model, n), slots)) for n in seen])
+
+
+def seeds(load: Load) -> int:
+    """Number of simulations of a load: with fewer requests, more of its 99th percentile is chance."""
+    return max(SEEDS, -(-ASKED // len(load)))
+
+
+def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.median([run[name] for run in runs])) for name in METRICS}
+
+
+def mg1(arrivals: float, mean: float, second_moment: float) -> float:
+    """Mean wait before service at one server, any service time (Pollaczek and Khinchine): λ E[S²] / (2 (1 − ρ))."""
+    return arrivals * second_moment / (2 * (1 - arrivals * mean))
+
+
+def exponential_wait(seconds: np.ndarray, wait: float, busy: float) -> np.ndarray:
+    """Share of requests that wait at most `seconds` at one server, if waits are exponential; shape of `seconds`.
+
+    `wait`: mean over all requests; `busy`: share of the time that the server is busy, and so of requests that wait.
+    Exact for exponential service times: 1 - ρ exp(-ρ t / W).
+    """
+    return np.where(seconds < 0, 0.0, 1 - busy * np.exp(-busy * np.maximum(seconds, 0) / wait))
+
+
+def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: int) -> dict[str, float]:
+    """`ttft_*` (s) and `well` of a load by Pollaczek and Khinchine: one server, busy for each request's whole work.
+
+    The work: its prompt in the policy's chunks, and its answer's share of steps: steps of one sequence for the policy
+    "one at a time", else of all slots. A first token's time is wait plus prefill. The mean wait is exact for such a
+    server; percentiles assume exponential waits of those who wait. Empty if the load exceeds the capacity.
+    """
+    size, together = policies.chunk(rule), 1 if rule == "one at a time" else slots
+    reading = np.array([_reading(model, n, size) for n in load.prompt])
+    held = min(int(np.mean(load.prompt) + np.mean(load.output) / 2), model.range.held)
+    step = model.seconds(together, together * held, 0, 0) * float(np.mean(model.factors["step"])) / together
+    work = reading + (np.array(load.output) - 1) * step
+    busy = per_second * float(work.mean())
+    if busy >= 1:
+        return {}
+    wait = mg1(per_second, float(work.mean()), float((work**2).mean()))
+
+    def sooner(seconds: float) -> float:
+        return float(exponential_wait(seconds - reading, wait, busy).mean())
+
+    def until(q: float) -> float:
+        return float(brentq(lambda seconds: sooner(seconds) - q, 0.0, float(reading.max()) + 20 * wait / busy))
+
+    found = {f"ttft_{name}": until(q) for name, q in QUANTILES.items() if len(load) >= stats.NEEDED[q]}
+    return found | {"ttft_mean": wait + float(reading.mean()), "well": sooner(load.within[0])}
+
+
+def _reading(model: StepModel, n: int, size: int) -> float:
+    """Mean seconds to read a prompt of `n` tokens in chunks of `size`."""
+    chunks = [(min(size, n - before), before) for before in range(0, n, size)]
+    return sum(model.seconds(0, 0, *chunk) for chunk in chunks) * float(np.mean(model.factors["chunk"]))
+
+
+def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load:
+    """`n` requests with a load's lengths, drawn at random, at `per_second` requests a second (Poisson)."""
+    rng = np.random.default_rng([n, round(per_second * 1000), seed])
+    which = rng.integers(0, len(load), n)
+    gaps = rng.exponential(1 / per_second, n)
+    arrives = np.cumsum(gaps) - gaps[0]
+    return replace(clock.chosen(load, which.tolist()), arrives=arrives.tolist())
+
+
+def over_loads(
+    load: Load, rules: Sequence[str], model: StepModel, slots: Sequence[int], rates: Iterable[float]
+) -> pd.DataFrame:
+    """Each policy with each number of slots at each rate, simulated with FINE requests: `rule`, `slots`, `per_second`
+    and METRICS."""
+    entries = []
+    for rate in rates:
+        asked = at_rate(load, rate)
+        for rule, n in product(rules, slots):
+            served = serve(asked, policies.named(rule), Simulated(model), n)
+            entries.append({"rule": rule, "slots": n, "per_second": rate} | of_served(served))
+    return pd.DataFrame(entries, columns=["rule", "slots", "per_second", *METRICS])
+
+
+def over_memory(
+    load: Load, rule: str, model: StepModel, slots: int, per_second: float, rooms: Iterable[int]
+) -> pd.DataFrame:
+    """A policy at one rate, by memory size and action when it is full: `room` (tokens), `full` ("wait", "recompute"
+    or "save the state"), `preempted` and METRICS. A state is loaded and saved as fast as a sequence moves."""
+    entries = []
+    asked = at_rate(load, per_second)
+    for room in rooms:
+        for full, preempt in FULL.items():
+            machine = Simulated(model, loads=lambda held: model.moving)
+            served = serve(asked, policies.named(rule), machine, slots, room, preempt)
+            entries.append({"room": room, "full": full, "preempted": served.preempted} | of_served(served))
+    return pd.DataFrame(entries, columns=["room", "full", "preempted", *METRICS])
+
+
+class Receiver(Simulated):
+    """A machine that receives states from another one: instead of reading a prompt it only loads its state."""
+
+    def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
+        """The time after a call (s)."""
+        if chunk:
+            self.now += self.loads(chunk)
+            self._slept = False  # wake-up times were measured on prompts
+            return self.now
+        return super().call(decoding, step, keys, reading, 0, 0)
+
+
+def disaggregated(
+    load: Load, model: StepModel, slots: int, moves: tuple[Seconds, Seconds], simulations: int = 0
+) -> dict[str, float]:
+    """METRICS of a load that one machine prefills and another decodes; `model` is each one's, half of a shared machine.
+
+    `moves`: seconds by tokens that a state occupies the sender and the receiver, as in `shipping`. The time
+    between them is left out: sockets, and processes that wake. `simulations`: 0 for `seeds` of the load.
+    """
+    ships, loads = moves
+    runs = []
+    for seed in range(simulations or seeds(load)):
+        there = clock.read_elsewhere(load, model, ships, seed)
+        served = serve(there, policies.prefill_first, Receiver(model, seed + 1, loads=loads), slots)
+        runs.append(of_served(served, load.arrives))
+    return _middle(runs)
+
+
+def capacity(load: Load, model: StepModel, slots: int) -> float:
+    """Most requests a second of a machine with whole prompts and full slots: λ (t_p + o t_b / b) < 1.
+
+    `t_p`: mean seconds of a prompt; `o`: mean tokens of an answer; `t_b`: seconds of a step of all `b` slots.
+    """
+    read = float(np.mean([model.seconds(0, 0, n, 0) for n in load.prompt]))
+    held = int(np.mean(load.prompt) + np.mean(load.output) / 2)
+    step = model.seconds(slots, min(held, model.range.held) * slots, 0, 0)
+    return 1 / (read + float(np.mean(load.output) - 1) * step / slots)
