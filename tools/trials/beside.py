@@ -81,24 +81,17 @@ def write(found: Beside, place: str) -> Path:
 
 def warm(target: Target, prompt: Prompt) -> None:
     """Send one request, so that the server's one-time work is done before the measurement."""
-
-    async def asked() -> None:
-        async with client.client(target) as web:
-            await client.ask(web, target, prompt)
-
-    client.run(asked())
+    client.over(target, lambda web: client.ask(web, target, prompt))
 
 
 def counted(one: Callable[..., Run], target: Target, prompts: Sequence[Prompt], n_clients: int, number: int) -> Run:
     """One run of either client, with the server's own counts for it."""
-    before = client.run(_look(target))
-    run = one(target, prompts, n_clients, number)
-    return msgspec.structs.replace(run, **own(before, client.run(_look(target)), len(prompts)))
+    before, run, after = _look(target), one(target, prompts, n_clients, number), _look(target)
+    return msgspec.structs.replace(run, **own(before, after, len(prompts)))
 
 
-async def _look(target: Target) -> dict[str, float]:
-    async with client.client(target) as web:
-        return await traffic.look(web, target)
+def _look(target: Target) -> dict[str, float]:
+    return client.over(target, lambda web: traffic.look(web, target))
 
 
 def own(before: Mapping[str, float], after: Mapping[str, float], n_requests: int) -> dict[str, Any]:
@@ -112,12 +105,7 @@ def own(before: Mapping[str, float], after: Mapping[str, float], n_requests: int
 
 def asked(target: Target, prompts: Sequence[Prompt], n_clients: int) -> Loaded:
     """Send the prompts, `n_clients` at a time. StudyError if a request fails."""
-
-    async def all_of_them() -> Loaded:
-        async with client.client(target) as web:
-            return await load.closed(web, target, prompts, n_clients)
-
-    found = client.run(all_of_them())
+    found = client.over(target, lambda web: load.closed(web, target, prompts, n_clients))
     if failed := [answer.failure for answer in found.answers if answer.failure]:
         raise StudyError(target.url, f"a request failed ({failed[0]})", "look at the server's log")
     return found

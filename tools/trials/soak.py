@@ -23,7 +23,6 @@ from plamo_study.measure.server import Server
 from plamo_study.studies.serving import (
     analysis,
     client,
-    judge,
     load,
     metrics,
     plan,
@@ -70,7 +69,7 @@ class _Counted:
         late = (answer.sent_ns - answer.due_ns) / metrics.NS
         self._ended.append(((first - answer.due_ns) / metrics.NS, (last - first) / max(n - 1, 1) / metrics.NS, late))
         self._at.append(answer.ended_ns)
-        if parted := judge.difference(self.alone[number % len(self.alone)], answer):
+        if parted := client.difference(self.alone[number % len(self.alone)], answer):
             self.differ += 1
             self.near_ties += parted.is_near_tie
 

@@ -4,14 +4,12 @@ Prompts get greedy answers one at a time, then several at once, in rounds, until
 ended. The server listens on loopback only. Nothing is timed.
 """
 
-import json
 import subprocess
 import time
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,6 +18,9 @@ from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
+
+if TYPE_CHECKING:
+    import httpx2
 
 ANSWER = 24  # tokens of an answer
 PROMPTS = 12  # prompts that are asked alone, and drawn from again in every round
@@ -62,13 +63,17 @@ def serve(
 
     Raises StudyError when the binary cannot be started or does not begin to listen.
     """
+    import httpx2  # its import takes 0.2 s, and `plamo-study --help` reaches this module
+
     prompts = _prompts()
     version = _version(binary, server.environment("llama-server", libraries))
     # No repacking: the graph is tested, not one processor's kernels.
     setup = Setup("llama-server", model, slots, 1024, 2, libraries=libraries, binary=binary, options=("--no-repack",))
-    with server.started(setup) as running:
-        url = running.url
-        alone = [_answer(url, prompt) for prompt in prompts]
+    with (
+        server.started(setup) as running,
+        httpx2.Client(base_url=running.url, trust_env=False, timeout=REQUEST_S) as web,
+    ):
+        alone = [_answer(web, prompt) for prompt in prompts]
         if any(answer is None for answer in alone):
             raise StudyError(str(binary), "ended while prompts were asked one at a time", "look at its own log")
         done, differing, parted = 0, 0, []
@@ -76,7 +81,7 @@ def serve(
         with ThreadPoolExecutor(at_once) as pool:
             for turn in range(rounds):
                 asked = [(turn * at_once + i) % len(prompts) for i in range(at_once)]
-                for which, answer in zip(asked, pool.map(lambda i: _answer(url, prompts[i]), asked), strict=True):
+                for which, answer in zip(asked, pool.map(lambda i: _answer(web, prompts[i]), asked), strict=True):
                     if answer is not None:
                         answers += 1
                         gap = _gap(alone[which] or {}, answer)
@@ -123,24 +128,19 @@ def _version(binary: Path, environment: dict[str, str]) -> str:
     return next((line for line in (done.stderr + done.stdout).splitlines() if "version" in line), "unknown")
 
 
-def _answer(url: str, prompt: str) -> dict[str, Any] | None:
+def _answer(web: "httpx2.Client", prompt: str) -> dict[str, Any] | None:
     """The greedy answer with its tokens and, at each, the two likeliest; None when the server has gone."""
+    import httpx2  # as above
+
     wanted = {
         "prompt": prompt, "n_predict": ANSWER, "temperature": 0, "cache_prompt": False, "return_tokens": True,
         "n_probs": 2, "ignore_eos": True,
     }  # fmt: skip
-    request = urllib.request.Request(
-        f"{url}/completion", json.dumps(wanted).encode(), {"Content-Type": "application/json"}
-    )
     try:
-        with urllib.request.urlopen(request, timeout=REQUEST_S) as reply:
-            return dict(json.load(reply))
-    except (OSError, ValueError, EOFError):
+        reply = web.post("/completion", json=wanted).raise_for_status()
+        return dict(reply.json())
+    except (httpx2.HTTPError, ValueError):
         return None
-    except Exception as error:  # http.client's errors are no OSErrors
-        if type(error).__module__ == "http.client":
-            return None
-        raise
 
 
 def _gap(alone: dict[str, Any], answer: dict[str, Any]) -> float | None:

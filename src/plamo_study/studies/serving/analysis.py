@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -13,8 +13,8 @@ import pandas as pd
 from plamo_study.analysis import stats
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.serving import NEAR_TIE
-from plamo_study.studies.serving import knee, metrics
-from plamo_study.studies.serving.plan import SLOTS
+from plamo_study.studies.serving import metrics
+from plamo_study.studies.serving.plan import ENOUGH, OBJECTIVES, SLOTS
 from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Run
 
 SERVED = ["model", "build", "server", "n_seq", "n_clients"]
@@ -80,11 +80,19 @@ def knees(rows: pd.DataFrame) -> pd.DataFrame:
     """
     entries = []
     for row in _sought(rows).itertuples():
-        met, failed = knee.bracket(row.series["rates"], row.series["met"])
+        met, failed = bracket(row.series["rates"], row.series["met"])
         entry = {"model": row.model, "build": row.build, "block": row.block, "n": row.n_requests}
-        kept = metrics.goodput(row.requests, knee.OBJECTIVES[row.scale])
+        kept = metrics.goodput(row.requests, OBJECTIVES[row.scale])
         entries.append(entry | {"met": met, "failed": failed, "goodput": kept})
     return pd.DataFrame(entries, columns=["model", "build", "block", "n", "met", "failed", "goodput"])
+
+
+def bracket(rates: Sequence[float], met: Sequence[float]) -> tuple[float, float]:
+    """Highest requested rate that met the objectives and lowest that did not (1/s); NaN if there is none."""
+    nan = float("nan")
+    good = [rate for rate, share in zip(rates, met, strict=True) if share >= ENOUGH]
+    bad = [rate for rate, share in zip(rates, met, strict=True) if share < ENOUGH]
+    return max(good, default=nan), min(bad, default=nan)
 
 
 def knee_of(rows: pd.DataFrame) -> pd.DataFrame:
@@ -102,7 +110,7 @@ def knee_of(rows: pd.DataFrame) -> pd.DataFrame:
         ]
         rates, shares, servers = zip(*tried, strict=True)
         n = int(group["n_requests"].iloc[0])
-        found = stats.threshold(rates, shares, servers, knee.ENOUGH, n)
+        found = stats.threshold(rates, shares, servers, ENOUGH, n)
         seeds = [seed for series in group["series"] for seed in series.get("seed", [])]
         if len(set(seeds)) < len(group):
             found = replace(found, low=math.nan, high=math.nan)

@@ -2,13 +2,18 @@
 
 All times are from one monotonic clock, taken when bytes leave the socket. A chunk is not a token: an answer's token
 count is the server's own. Errors are reported in the answer's `failure`; nothing is raised.
+
+An answer given under load is compared with the one that its prompt gets alone. Both are greedy, so their texts should
+match. But batches of different shapes round differently, and between two nearly equally likely tokens rounding
+decides: such a difference proves nothing. If the server gives log probabilities, the gap of the two at the first
+differing token reveals it.
 """
 
 import asyncio
 import select
 import selectors
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,6 +23,7 @@ import msgspec
 
 from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed
+from plamo_study.measure.serving import NEAR_TIE
 
 Api = Literal["completions", "chat/completions"]
 MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
@@ -208,6 +214,16 @@ def client(target: Target) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False, follow_redirects=False)
 
 
+def over(target: Target, work: Callable[[httpx2.AsyncClient], Awaitable[Found]]) -> Found:
+    """Run `work` to its end with connections to a server."""
+
+    async def connected() -> Found:
+        async with client(target) as web:
+            return await work(web)
+
+    return run(connected())
+
+
 async def ask(
     web: httpx2.AsyncClient, target: Target, prompt: Prompt, due_ns: int = 0, top: int = 0, quiet_s: float = QUIET_S
 ) -> Answer:
@@ -355,3 +371,46 @@ def _status(code: int, body: bytes) -> str:
 
 def _words(error: Any) -> str:
     return str(error.get("message", error) if isinstance(error, Mapping) else error)
+
+
+# ------------------------------------------------------------------ two answers to one prompt
+
+SAME = -1.0  # in rows, the first differing token of two answers that do not differ
+
+
+@dataclass(frozen=True)
+class Difference:
+    """First differing token of two answers (from 0; -1: none), and the likeliest token's lead there alone, in nats."""
+
+    token: int
+    gap: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether rounding may decide at that token; False without log probabilities."""
+        return self.gap < NEAR_TIE
+
+
+def difference(alone: Answer, answer: Answer) -> Difference | None:
+    """First difference from the answer alone, or None. A broken-off answer is compared as far as it got.
+
+    The gap is NaN where the server gave no log probabilities.
+    """
+    known, said = alone.text, answer.text
+    if answer.failure:
+        known = known[: len(said)]
+    if known == said:
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(known, said, strict=False)) if a != b), min(len(known), len(said)))
+    token = _token_at(alone.tokens or alone.texts, at)
+    return Difference(token, alone.gaps[token] if token < len(alone.gaps) else float("nan"))
+
+
+def _token_at(pieces: Sequence[str], character: int) -> int:
+    """Index of the token that contains a character of the text."""
+    length = 0
+    for number, piece in enumerate(pieces):
+        length += len(piece)
+        if character < length:
+            return number
+    return max(len(pieces) - 1, 0)

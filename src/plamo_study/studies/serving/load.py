@@ -16,11 +16,15 @@ import numpy as np
 
 from plamo_study.errors import StudyError
 from plamo_study.foreign import text
+from plamo_study.measure.cells import Serving
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
+from plamo_study.studies.serving.plan import ENOUGH, OBJECTIVES
 
 TICK_S = 0.002
 IDLE_TICKS = 16  # of an idle loop, for the system's own lag
+STEPS = 5  # bisections in search of a knee: the bracket is a 32nd root of the first one
+LOWEST, HIGHEST = 0.5, 2.0  # times the rate of one request at a time, and of all slots without mutual slowdown
 LATE = 0.05  # share of the measured interval beyond which the client is the bottleneck
 GAMMA_CV = 2.2  # coefficient of variation of gaps: the code trace's, without its pauses
 # Tokens at these quantiles, from the redistributed Azure traces of 2023 (CC-BY, Splitwise): prompts, answers.
@@ -101,6 +105,34 @@ async def each_at(
             while (left := due - clock()) > 0:
                 await asyncio.sleep(left / 1e9)
             group.create_task(one(number, prompt, due))
+
+
+async def sought(
+    web: httpx2.AsyncClient, target: Target, prompts: Sequence[Prompt], cell: Serving, alone_s: float, seed: int
+) -> tuple[Loaded, list[tuple[float, float, float]]]:
+    """Search for the knee, the highest rate of arrivals at which a server meets its objectives, by bisection.
+
+    A rate meets them when ENOUGH of its requests do. The logarithm of the rate is bisected, so the steps hold a
+    bracket: one rate that met and one that did not. Returns the load at the highest rate that met (if none did, the
+    first one tried), and of every step the rate, the share of requests that met, and the client's lag in seconds.
+    The arrivals' `seed` must differ between servers; otherwise all get the same lucky or unlucky loads.
+    """
+    low, high = LOWEST / alone_s, HIGHEST * cell.n_seq / alone_s
+    best: Loaded | None = None
+    steps = []
+    for number in range(STEPS):
+        rate = (low * high) ** 0.5
+        due = arrivals("poisson", len(prompts), rate, seed + number)
+        loaded = await opened(web, target, prompts, due)
+        met = [OBJECTIVES[cell.scale].met(each.due_ns, each.token_ns, each.failure) for each in loaded.answers]
+        share = sum(met) / len(prompts)
+        steps.append((rate, share, loaded.late_ns / 1e9))
+        if share >= ENOUGH:
+            low, best = rate, loaded
+        else:
+            high, best = rate, best or loaded
+    assert best is not None
+    return best, steps
 
 
 class _Ticking:

@@ -16,7 +16,7 @@ import numpy as np
 from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.measure.rows import Request
-from plamo_study.studies.serving.objectives import Objectives
+from plamo_study.studies.serving.plan import Objectives
 
 NAN = float("nan")
 MS = 1e3

@@ -5,7 +5,8 @@ if one is found. The engine alone is timed on the same prompts and decode steps;
 times.
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 
 from plamo_study.measure import server
@@ -28,6 +29,25 @@ SEARCHES = 7  # servers of the knee study, each with its own arrivals
 SUSTAINED = 96  # requests at each rate there: sixteen within a tenth of a second are a burst, not a rate
 PATIENCE = 2  # times the usual limit
 LLAMA, PYTHON = "llama-server", "llama_cpp.server"
+ENOUGH = 0.9  # of the requests of a rate that a server sustains meet its objectives
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """Latency objectives in seconds: time to the first token, and mean time per further token."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def met(self, due_ns: int, token_ns: Sequence[int], failure: str) -> bool:
+        """Whether a request met both objectives; a failed request never does."""
+        if failure or not token_ns:
+            return False
+        rest = (token_ns[-1] - token_ns[0]) / max(len(token_ns) - 1, 1)
+        return token_ns[0] - due_ns <= self.ttft_s * 1e9 and rest <= self.tpot_s * 1e9
+
+
+OBJECTIVES = {"mini": Objectives(0.25, 0.01), "shape": Objectives(10.0, 0.4), "weights": Objectives(10.0, 0.4)}
 
 
 def serving(scale: str, gpu: bool = False) -> Plan:

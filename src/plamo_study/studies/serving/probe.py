@@ -22,7 +22,7 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed
-from plamo_study.studies.serving import client, judge, load, questions
+from plamo_study.studies.serving import client, load, questions
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 from plamo_study.studies.serving.load import Loaded
 from plamo_study.studies.serving.traffic import Traffic
@@ -215,12 +215,11 @@ def probe(ask: Ask, say: Say = lambda line: None) -> Report:
 def rightness(ask: Ask) -> Rightness:
     """The first half of a probe: are answers right under load? StudyError where the server answers nothing at all."""
 
-    async def asked() -> Rightness:
-        async with client.client(ask.target) as web:
-            target, _ = await _met(web, ask)
-            return await _right(web, replace(ask, target=target), time.monotonic() + ask.seconds, [0])
+    async def asked(web: httpx2.AsyncClient) -> Rightness:
+        target, _ = await _met(web, ask)
+        return await _right(web, replace(ask, target=target), time.monotonic() + ask.seconds, [0])
 
-    return client.run(asked())
+    return client.over(ask.target, asked)
 
 
 async def _probe(ask: Ask, say: Say) -> Report:
@@ -329,7 +328,7 @@ def _judged(alone: list[Answer], compared: list[tuple[int, Answer]], known: bool
     near = differ = 0
     failed = [answer.failure for _, answer in compared if answer.failure]
     for number, answer in compared:
-        found = judge.difference(alone[number], answer)
+        found = client.difference(alone[number], answer)
         if found and found.is_near_tie:
             near += 1
         elif found and (known or number in steady):

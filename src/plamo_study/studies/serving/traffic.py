@@ -49,13 +49,12 @@ def watched(target: Target, seconds: float) -> Traffic:
     Raises StudyError if it has no known counters, or if nothing happened in between.
     """
 
-    async def looked() -> tuple[dict[str, float], dict[str, float]]:
-        async with client.client(target) as web:
-            before = await look(web, target)
-            await asyncio.sleep(seconds)
-            return before, await look(web, target)
+    async def looked(web: httpx2.AsyncClient) -> tuple[dict[str, float], dict[str, float]]:
+        before = await look(web, target)
+        await asyncio.sleep(seconds)
+        return before, await look(web, target)
 
-    return between(*client.run(looked()), seconds)
+    return between(*client.over(target, looked), seconds)
 
 
 async def look(web: httpx2.AsyncClient, target: Target) -> dict[str, float]:

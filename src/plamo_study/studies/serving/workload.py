@@ -20,7 +20,7 @@ from plamo_study.measure import machine, server, watch
 from plamo_study.measure.cells import Serving, Traffic
 from plamo_study.measure.rows import Measured, Request, passed
 from plamo_study.measure.server import Server, Setup
-from plamo_study.studies.serving import client, judge, knee, load, plan, questions
+from plamo_study.studies.serving import client, load, plan, questions
 from plamo_study.studies.serving.client import Answer, Prompt, Target, clock
 from plamo_study.studies.serving.load import Loaded
 
@@ -116,7 +116,7 @@ async def _loaded(
         with watch.timed(running.process.pid):
             if cell.pattern == "knee":
                 seed = secrets.randbits(32)
-                loaded, steps = await knee.sought(web, target, requests, cell, median(map(_seconds, alone)), seed)
+                loaded, steps = await load.sought(web, target, requests, cell, median(map(_seconds, alone)), seed)
             elif cell.n_clients:
                 loaded = await load.closed(web, target, requests, cell.n_clients)
             else:
@@ -143,7 +143,7 @@ def _seconds(answer: Answer) -> float:
 def measured(done: Done, load_ns: int, rss: int) -> Measured:
     """Measured values of a cell, as `run` describes them."""
     answers, began = done.loaded.answers, done.loaded.began_ns
-    found = [judge.difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
+    found = [client.difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
     wrong = [each for each in found if each and not each.is_near_tie]
     lag = sorted(done.loaded.lag_ns) or [0]
     checks: dict[str, float | bool] = {
@@ -159,8 +159,8 @@ def measured(done: Done, load_ns: int, rss: int) -> Measured:
         "n_gen": [float(answer.n_gen) for answer in answers],
         "prompt_ms": [answer.timings.get("prompt_ms", 0.0) for answer in answers],
         "answer_ms": [answer.timings.get("predicted_ms", 0.0) for answer in answers],
-        "differs": [float(each.token) if each else judge.SAME for each in found],
-        "gap": [each.gap if each and each.gap == each.gap else judge.SAME for each in found],
+        "differs": [float(each.token) if each else client.SAME for each in found],
+        "gap": [each.gap if each and each.gap == each.gap else client.SAME for each in found],
         "lag": [lag[len(lag) // 2] / 1e9, done.loaded.late_ns / 1e9, lag[-1] / 1e9],
         "floor": done.floor_s,
         "switches": [float(done.switches)],
