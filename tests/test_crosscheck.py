@@ -31,12 +31,12 @@ def tool(folder, body):
 
 def test_a_batch_is_compared_at_the_same_sizes_round_by_round(tmp_path):
     path, log = tool(tmp_path, BATCHED)
-    ratios = crosscheck.batched_bench(mini("overhead"), mini_file(), path, rounds=2)
+    ratios = crosscheck.batched_bench(mini("overhead"), mini_file(), path, rounds=1)
     assert list(ratios) == [f"{what} of {n}" for n in (1, 4, 16) for what in ("S_PP", "S_TG")]
-    assert all(ratio.n == 2 for ratio in ratios.values())
+    assert all(ratio.n == 1 for ratio in ratios.values())
     assert ratios["S_PP of 16"].value > 16 * 100 / 10, "ours took seconds, theirs hundreds of them"
     asked = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [call["-npl"] for call in asked] == ["1", "1", "4", "4", "16", "16"]
+    assert [call["-npl"] for call in asked] == ["1", "4", "16"]
     assert {(call["-npp"], call["-ntg"], call["-m"]) for call in asked} == {
         (str(crosscheck.BATCH_PROMPT), str(crosscheck.BATCH_STEPS), str(mini_file()))
     }
@@ -45,10 +45,10 @@ def test_a_batch_is_compared_at_the_same_sizes_round_by_round(tmp_path):
 
 def test_both_phases_are_compared_with_llama_bench(tmp_path):
     path, log = tool(tmp_path, BENCH)
-    ratios = crosscheck.llama_bench(mini("overhead"), mini_file(), path, rounds=2)
+    ratios = crosscheck.llama_bench(mini("overhead"), mini_file(), path, rounds=1)
     assert set(ratios) == {"prefill", "decode"}
     assert all(ratio.value > 1 for ratio in ratios.values())
-    assert [json.loads(line)["-p"] for line in log.read_text().splitlines()] == ["512", "512", "0", "0"]
+    assert [json.loads(line)["-p"] for line in log.read_text().splitlines()] == ["512", "0"]
 
 
 def test_a_tool_that_fails_is_named(tmp_path):

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 
 from plamo_study import paths
 from plamo_study.cli import main, server as cli_server
-from plamo_study.engine import builds, server_build
+from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import page, probe, results, traffic
+from plamo_study.studies.serving import client, page, probe, results, traffic
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.probe import Ask, Seen
 
@@ -40,42 +40,26 @@ def probed(url, seconds=20.0, **given):
 # ------------------------------------------------------------------ right under load
 
 
-def test_a_server_whose_answers_stay_the_same_is_found_right_within_its_budget(stands_in):
-    found = probed(stands_in())
-    assert found.right.verdict == "answers do not depend on neighbours"
-    assert found.right.compared == probe.RIGHT_ROUNDS * sum(probe.TOGETHER)
-    assert found.requests <= found.budget.requests
-    assert (found.model, found.server, found.right.log_probabilities) == ("stand-in", "unknown", False)
-
-
 def test_answers_that_depend_on_neighbours_are_found_with_the_prompts_and_the_token(stands_in):
-    found = probed(stands_in("mixes"))
-    assert found.right.verdict == "they do"
-    assert found.right.other > 2
-    assert set(found.right.prompts.values()) == {0}
-    assert "from token 0" in found.right.why
-
-
-def test_a_server_that_refuses_everything_is_no_answer(stands_in):
-    with pytest.raises(StudyError, match="no answer: HTTP 503"):
-        probed(stands_in("refuses"))
-
-
-def test_a_server_that_hangs_is_left_when_the_time_is_over(stands_in, monkeypatch):
-    monkeypatch.setattr(probe, "GRACE_S", 0.2)
-    monkeypatch.setattr(probe, "_met", met)
-    found = probed(stands_in("hangs"), seconds=1.0)
-    assert (found.right.verdict, found.phase.verdict) == ("cannot tell", "cannot tell")
-    assert found.seconds < 5
+    right = probe.rightness(Ask(Target(stands_in("mixes")), 16, 4, 2, seconds=20.0))
+    assert right.verdict == "they do"
+    assert right.other > 2
+    assert set(right.prompts.values()) == {0}
+    assert "from token 0" in right.why
 
 
 async def met(web, ask):
     return ask.target, "unknown"
 
 
-def test_an_address_where_nobody_listens_is_named():
-    with pytest.raises(StudyError, match="does not answer"):
-        probed(f"http://127.0.0.1:{server.free_port()}")
+@pytest.mark.parametrize("way", ["hangs", "drips_later"])
+def test_a_server_that_hangs_or_drips_is_left_when_the_time_is_over(stands_in, monkeypatch, way):
+    monkeypatch.setattr(probe, "GRACE_S", 0.2)
+    if way == "hangs":
+        monkeypatch.setattr(probe, "_met", met)
+    found = probed(stands_in(way), seconds=1.0)
+    assert (found.right.verdict, found.phase.verdict) == ("cannot tell", "cannot tell")
+    assert found.seconds < 5
 
 
 @needs_llama
@@ -85,21 +69,14 @@ def test_an_address_where_nobody_listens_is_named():
 def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attention_only(model, verdict):
     setup = Setup("llama-server", mini_file(model), 4, 1536, libraries=server_build.libraries())
     with server.started(setup) as running:
-        found = probed(running.url, seconds=12.0)
-        assert found.server == "llama-server"
-        assert found.right.verdict == verdict, found.right
-        assert found.right.log_probabilities
+        asked = Ask(Target(running.url), 16, 4, 2, seconds=12.0)
+        assert client.over(asked.target, lambda web: probe._met(web, asked))[1] == "llama-server"
+        right = probe.rightness(asked)
+        assert right.verdict == verdict, right
+        assert right.log_probabilities
         if verdict != "they do":
-            assert not found.right.failed
+            assert not right.failed
             assert running.ended() == ""
-
-
-@needs_llama
-@pytest.mark.skipif(builds.note(builds.folder("corrected")) == {}, reason="no corrected build here")
-def test_the_probe_finds_the_corrected_server_right():
-    setup = Setup("llama-server", mini_file(HYBRID), 4, 1536, libraries=server_build.libraries("corrected"))
-    with server.started(setup) as running:
-        assert probed(running.url, seconds=12.0).right.verdict == "answers do not depend on neighbours"
 
 
 @needs_llama
@@ -118,6 +95,7 @@ def test_a_trial_counts_verdicts_and_deaths_and_is_kept(tmp_path, monkeypatch):
 # ------------------------------------------------------------------ answers that no server gives
 
 STRANGE = {  # way -> what is said of it
+    "refuses": "no answer: HTTP 503",
     "without_end": "more than",
     "a_bomb": "compressed",
     "no_gzip": "compressed",
@@ -136,32 +114,27 @@ STRANGE = {  # way -> what is said of it
 LIMIT = 3 << 30  # bytes of the probing process: what it loads takes less than one
 
 
-@pytest.fixture(scope="module")
-def strange():
-    """Exit code and message of the probe of each of these servers, in one process of limited memory."""
+def test_an_answer_that_no_server_gives_is_one_message():
+    """The probe of each of these servers, in one process of limited memory."""
     with pytest.MonkeyPatch.context() as patch, misbehaving.standing_in(patch) as start:
         asked = [("probe", start(way), "--seconds", "2") for way in STRANGE]
         told = in_one_process(paths.ROOT, *asked, limit=LIMIT)
-    return dict(zip(STRANGE, told, strict=True))
-
-
-@pytest.mark.parametrize("way", STRANGE)
-def test_an_answer_that_no_server_gives_is_one_message(strange, way):
-    code, said = strange[way]
-    assert code == 2, said
-    assert STRANGE[way] in said
-    assert "Traceback" not in said
+    for (way, why), (code, said) in zip(STRANGE.items(), told, strict=True):
+        assert code == 2, (way, said)
+        assert why in said, way
+        assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("way", ["deeply", "infinity"])
 def test_a_list_of_models_that_is_none_is_done_without(stands_in, way):
-    assert probed(stands_in(way), seconds=2.0).model == ""
+    target = Target(stands_in(way))
+    found, server = client.over(target, lambda web: probe._met(web, Ask(target, seconds=2.0)))
+    assert (found.model, server) == ("", "unknown")
 
 
-@pytest.mark.parametrize("way", ["escapes", "refuses_with_escapes"])
-def test_a_terminal_is_shown_the_control_characters_of_a_server_and_obeys_none(stands_in, way, capfd, monkeypatch):
+def test_a_terminal_is_shown_the_control_characters_of_a_server_and_obeys_none(stands_in, capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr(sys, "argv", ["plamo-study", "probe", stands_in(way), "--seconds", "2"])
+    monkeypatch.setattr(sys, "argv", ["plamo-study", "probe", stands_in("refuses_with_escapes"), "--seconds", "2"])
     with pytest.raises(SystemExit):
         main.main()
     said = "".join(capfd.readouterr())
@@ -169,12 +142,6 @@ def test_a_terminal_is_shown_the_control_characters_of_a_server_and_obeys_none(s
     assert "[/red]" in said
     assert all(letter.isprintable() or letter == "\n" for letter in re.sub(r"\x1b\[[0-9;]*m", "", said))
     assert "\x1b[31m" not in said.split("owned")[1].split("red")[0]
-
-
-def test_a_server_that_drips_is_left_when_the_time_is_over(stands_in):
-    found = probed(stands_in("drips_later"), seconds=1.0)
-    assert (found.right.verdict, found.phase.verdict) == ("cannot tell", "cannot tell")
-    assert found.seconds < 5
 
 
 # ------------------------------------------------------------------ which phase
@@ -243,19 +210,10 @@ def test_a_servers_own_traffic_is_read_from_two_looks_at_its_metrics():
     assert found.shares == {"prefill": 0.75, "decode": 0.25}
     nothing = {name: 0.0 for name in traffic.parsed(VLLM)}
     assert traffic.between(nothing, traffic.parsed(VLLM), 1.0).shares["queue"] == 0.5
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "why"),
-    [
-        (BEFORE, BEFORE, "nothing was answered"),
-        (BEFORE, BEFORE.replace("1.5", "0"), "anew"),
-        ("", "", "counts nothing"),
-    ],
-)
-def test_looks_that_say_nothing_are_refused(before, after, why):
-    with pytest.raises(StudyError, match=why):
-        traffic.between(traffic.parsed(before), traffic.parsed(after), 1.0)
+    for before, after, why in ((BEFORE, BEFORE, "nothing was answered"), (BEFORE, BEFORE.replace("1.5", "0"), "anew"),
+                               ("", "", "counts nothing")):  # fmt: skip
+        with pytest.raises(StudyError, match=why):
+            traffic.between(traffic.parsed(before), traffic.parsed(after), 1.0)
 
 
 # ------------------------------------------------------------------ command
@@ -268,32 +226,18 @@ def test_the_cost_is_said_first_and_another_machine_is_not_asked_without_leave(m
 
 
 @pytest.mark.parametrize(
-    "url",
-    ["ftp://127.0.0.1", "nowhere", "http://", "http://127.0.0.1:x", "http://[::1", "http://\x00", "http://1℀.com"],
-)
-def test_what_is_no_address_is_refused(url):
-    with pytest.raises(StudyError, match="no http or https address"):
+    "url", ["ftp://127.0.0.1", "nowhere", "http://", "http://127.0.0.1:x", "http://[::1", "http://\x00", "http://1℀.com",
+            "http://me:hidden@127.0.0.1"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_and_a_password_is_not_repeated(url):
+    with pytest.raises(StudyError, match=r"no http or https address|a password") as refused:
         probe.check_url(url)
-
-
-def test_an_address_with_a_password_is_refused_without_repeating_it():
-    with pytest.raises(StudyError) as refused:
-        probe.check_url("http://me:hidden@127.0.0.1")
     assert "hidden" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("url", "here"),
-    [
-        ("http://127.0.0.1:80", True),
-        ("http://localhost/v1", True),
-        ("http://[::1]:8080", True),
-        ("http://127.0.0.1.example.org", False),
-        ("http://10.0.0.1", False),
-    ],
-)
-def test_loopback_is_told_by_the_address_alone(url, here):
-    assert probe.is_loopback(url) is here
+def test_loopback_is_told_by_the_address_alone():
+    assert all(map(probe.is_loopback, ("http://127.0.0.1:80", "http://localhost/v1", "http://[::1]:8080")))
+    assert not any(map(probe.is_loopback, ("http://127.0.0.1.example.org", "http://10.0.0.1", "http://[::1")))
 
 
 def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, monkeypatch, tmp_path):
@@ -305,7 +249,9 @@ def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, mo
     assert set(misbehaving.Handler.keys) == {"Bearer very-secret"}
     told = json.loads(done.stdout)
     assert told["right"]["verdict"] == "answers do not depend on neighbours"
+    assert told["right"]["compared"] == probe.RIGHT_ROUNDS * sum(probe.TOGETHER)
     assert told["requests"] <= told["budget"]["requests"]
+    assert (told["model"], told["server"], told["right"]["log_probabilities"]) == ("stand-in", "unknown", False)
     written = out.read_text()
     assert "Which phase binds?" in written
     assert "very-secret" not in written + done.output
@@ -313,16 +259,12 @@ def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, mo
 
 
 def test_a_page_escapes_what_a_server_says():
-    report = probed_report(model="<script>alert(1)</script>")
-    assert "<script>" not in page.html(report)
-    assert "&lt;script&gt;" in page.html(report)
-
-
-def probed_report(**given):
+    told = {"url": "http://x", "server": "unknown", "model": "<script>alert(1)</script>", "requests": 1, "seconds": 1.0}
     right = probe.Rightness(verdict="cannot tell", why="")
     phase = probe.Binding(verdict="cannot tell", why="")
-    told = {"url": "http://x", "server": "unknown", "model": "m", "budget": probe.Budget(1, 1, 1.0)}
-    return probe.Report(**told | {"requests": 1, "seconds": 1.0, "right": right, "phase": phase} | given)
+    shown = page.html(probe.Report(**told, budget=probe.Budget(1, 1, 1.0), right=right, phase=phase))
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
 
 
 @needs_llama

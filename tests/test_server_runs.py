@@ -1,6 +1,5 @@
 """Concurrent requests against a stand-in for llama-server: same answers, a neighbour's answers, a death."""
 
-import os
 import sys
 import textwrap
 
@@ -35,7 +34,7 @@ STAND_IN = """\
             if dies:
                 print("x.cpp:1: GGML_ASSERT(fits) failed", flush=True)
                 os._exit(134)
-            time.sleep(0.05)
+            time.sleep(0.02)
             others = busy[0] - 1 if os.environ.get("MIXES") else 0
             tokens = [len(body["prompt"]), others]
             top = [{{"logprob": -0.1}}, {{"logprob": -2.0}}]
@@ -67,10 +66,17 @@ def served(binary, **given):
     return serving.serve(binary, mini_file(HYBRID), "stock", None, slots=4, at_once=3, rounds=2, **given)
 
 
-def test_a_server_that_keeps_requests_apart_lives_and_answers_alike(stand_in):
+def test_a_server_that_keeps_requests_apart_lives_and_answers_alike_and_its_run_is_kept_once(
+    stand_in, tmp_path, monkeypatch
+):
     run = served(stand_in)
     assert (run.differ, run.answers, run.rounds_done, run.exit, run.said) == (0, 6, 2, None, "")
     assert run.version == "version: 1 (stand-in)"
+    monkeypatch.setattr(serving, "RECORD", tmp_path / "runs.json")
+    assert serving.recorded() == []
+    serving.record([run])
+    serving.record([run])
+    assert serving.recorded() == [run]
 
 
 def test_answers_that_depend_on_neighbours_are_counted_with_their_gaps(stand_in, monkeypatch):
@@ -91,13 +97,3 @@ def test_a_death_is_recorded_with_its_assertion_and_the_round(stand_in, monkeypa
 def test_what_is_no_server_is_refused(tmp_path):
     with pytest.raises(StudyError, match="cannot be run"):
         served(tmp_path / "nothing")
-
-
-def test_runs_are_kept_one_per_condition(stand_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "RECORD", tmp_path / "runs.json")
-    assert serving.recorded() == []
-    run = served(stand_in)
-    serving.record([run])
-    serving.record([run])
-    assert serving.recorded() == [run]
-    assert os.stat(tmp_path / "runs.json").st_size > 0

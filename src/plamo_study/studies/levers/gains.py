@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import timing
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
@@ -177,7 +176,6 @@ def chunked(recording: Recording) -> list[Line]:
     return lines
 
 
-@once_a_frame
 def waited(rows: pd.DataFrame, model: str, n_seq: int) -> dict[str, Estimate] | None:
     """Whole prompt over prompt in chunks: the longest wait of `n_seq` others (`largest`), and the prompt's own first
     token (`ttft`); None if either was not measured."""

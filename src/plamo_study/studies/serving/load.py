@@ -27,12 +27,6 @@ STEPS = 5  # bisections in search of a knee: the bracket is a 32nd root of the f
 LOWEST, HIGHEST = 0.5, 2.0  # times the rate of one request at a time, and of all slots without mutual slowdown
 LATE = 0.05  # share of the measured interval beyond which the client is the bottleneck
 GAMMA_CV = 2.2  # coefficient of variation of gaps: the code trace's, without its pauses
-# Tokens at these quantiles, from the redistributed Azure traces of 2023 (CC-BY, Splitwise): prompts, answers.
-QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
-LENGTHS = {
-    "conversation": ((2, 1020, 2734, 4142, 14050), (1, 129, 424, 601, 1000)),
-    "code": ((3, 1469, 5188, 7436, 7437), (1, 13, 55, 252, 1000)),
-}
 
 
 @dataclass
@@ -190,12 +184,3 @@ def _recorded(path: Path, n: int) -> list[float]:
     if len(times) < n or not all(map(math.isfinite, times)):
         raise StudyError(f"arrivals {path}", f"{len(times)} times for {n} requests", mend)
     return [at - times[0] for at in times[:n]]
-
-
-def lengths(kind: str, n: int, scale: float, seed: int) -> list[tuple[int, int]]:
-    """Tokens of prompts and answers drawn from a published trace's quantiles, times `scale`, at least one of each."""
-    if kind not in LENGTHS:
-        raise StudyError(f"lengths {kind!r}", f"unknown; there are {', '.join(LENGTHS)}", "choose one of them")
-    rng = np.random.default_rng([seed, n, 1])
-    drawn = [np.interp(rng.random(n), QUANTILES, table) * scale for table in LENGTHS[kind]]
-    return [(max(int(prompt), 1), max(int(answer), 1)) for prompt, answer in zip(*drawn, strict=True)]
