@@ -27,8 +27,6 @@ from plamo_study.studies.serving.results import (
     PATCHED,
     RELEASED,
     Beside,
-    Crowd,
-    Crowds,
     Minute,
     Run,
     Soak,
@@ -218,18 +216,6 @@ def test_a_file_of_one_run_is_read_and_a_new_run_is_kept_beside_it(monkeypatch, 
     assert damaged.value.mend == "python tools/servers.py soak"
 
 
-def test_answers_a_second_are_those_of_five_seconds_where_they_were_counted_and_of_a_minute_before():
-    old, new = held([0, 0]), held([0])
-    fine = tuple(range(soak.FINE))
-    new = msgspec.structs.replace(new, minutes=[msgspec.structs.replace(new.minutes[0], answered=sum(fine), fine=fine)])
-    told = endurance.answers([old, new])
-    assert told.groupby("run").size().tolist() == [2, soak.FINE]
-    assert told[told["run"] == 1]["value"].tolist() == [9 / 60] * 2
-    assert told[told["run"] == 2]["value"].tolist() == [n / 5 for n in fine]
-    assert (told[told["run"] == 2]["value"] * 5).sum() == sum(fine)
-    assert told[told["run"] == 2][["begin", "end"]].iloc[-1].tolist() == pytest.approx([11 / 12, 1])
-
-
 @pytest.mark.parametrize(
     ("runs", "gone"),
     [([LEFT], "not in 4"), ([GONE, [1, 6, 9, 3, 2, 1]], "2 to 3"), ([GONE, LEFT], "not in every run")],
@@ -264,23 +250,6 @@ def test_both_servers_are_crowded_in_turn_and_their_own_seconds_are_kept(tmp_pat
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     crowd.write(found, "reference")
     assert endurance.crowds(page()).frame["waiting"].tolist() == ["0", "2"]
-
-
-def test_a_planted_crowd_that_slows_the_released_server_alone_is_found():
-    rng = np.random.default_rng(0)
-    loads = [
-        Crowd(server=name, n_clients=n, round=number, tokens=640, seconds=slow,
-                    token=[1e-3 * slow * np.exp(rng.normal(0, 0.01))] * 3)
-        for number in range(4)
-        for name, n, slow in ((RELEASED, 4, 1.0), (RELEASED, 256, 3.0), (PATCHED, 4, 1.0),
-                              (PATCHED, 256, 1.0))
-    ]  # fmt: skip
-    found = analysis.crowds(Crowds(machine={}, model="m", n_prompt=8, n_gen=16, loads=loads))
-    assert found["waits"].tolist() == [0, 252]
-    assert [ratio.above(1.5) for ratio in found["ratio"]] == ["does not hold", "holds"]
-    assert found["released"].iloc[1].value == pytest.approx(3e-3, rel=0.05)
-    assert found["rates"].iloc[1].value == pytest.approx(3.0)
-    assert found["rates"].iloc[0].value == pytest.approx(1.0)
 
 
 def left_waiting(binary):

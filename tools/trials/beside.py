@@ -134,18 +134,8 @@ def _theirs(aiperf: Path, target: Target, prompts: Sequence[Prompt], n_clients: 
             (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
         asked.write_text("".join(json.dumps({"text": prompt.text}) + "\n" for prompt in prompts), encoding="utf-8")
         extra = {"max_tokens": prompts[0].n_gen, "temperature": 0, **target.usual}
-        told = [
-            "-m",
-            "any",
-            "--tokenizer",
-            folder,
-            "--url",
-            target.url,
-            "--input-file",
-            str(asked),
-            "--output-artifact-dir",
-            str(out),
-        ]
+        told = ["-m", "any", "--tokenizer", folder, "--url", target.url, "--input-file", str(asked)]
+        told += ["--output-artifact-dir", str(out)]
         told += ["--request-count", str(len(prompts)), "--concurrency", str(n_clients)]
         _said(aiperf, "profile", *SETTINGS.split(), *told, "--extra-inputs", json.dumps(extra), folder=folder)
         return told_by(out, len(prompts), n_clients, number)
