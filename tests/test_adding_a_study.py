@@ -74,10 +74,10 @@ TYPE = '''class Counted(AnyCell, frozen=True, kw_only=True, forbid_unknown_field
 
 '''
 TYPES = {  # in measure/cells.py, each before the line it names
-    ")  # fmt: skip\n\n\nclass AnyCell": '    "n_counted",\n',
     "Cell = (\n": TYPE,
     ")  # fmt: skip\nKINDS": "    | Counted\n",
 }
+NAMES = {")  # fmt: skip\n": '    "n_counted",\n'}  # in fields.py, at the end
 ENTRIES = {  # in studies/registry.py, each before the line it names
     "from plamo_study.studies.numeric_range ": "from plamo_study.studies.half_a_prompt import plan as half_a_prompt\n",
     "}\nSTUDIES": f'    "{NAME}": "what does half a prompt cost",\n',
@@ -106,8 +106,8 @@ def add(copy):
     folder.mkdir()
     for name, text in FILES.items():
         (folder / name).write_text(textwrap.dedent(text).lstrip())
-    registry, types = studies / "registry.py", studies.parent / "measure/cells.py"
-    for file, added in ((registry, ENTRIES), (types, TYPES)):
+    registry, types, names = studies / "registry.py", studies.parent / "measure/cells.py", studies.parent / "fields.py"
+    for file, added in ((registry, ENTRIES), (types, TYPES), (names, NAMES)):
         text = file.read_text()
         for before, line in added.items():
             assert text.count(before) == 1, before
