@@ -18,7 +18,7 @@ from plamo_study.measure import journal
 from plamo_study.measure.facts import plain, plainly
 from plamo_study.measure.rows import Fact, Row, content_id, row_key
 from plamo_study.present.tables import Table, escaped
-from plamo_study.publish import cells, pages
+from plamo_study.publish import exporter, pages
 
 REFERENCE = paths.MEASURED / "reference"
 STUDY = "05-context.shape"  # one machine's, with its ceilings
@@ -65,7 +65,7 @@ def tags(html: str) -> Counter:
 
 
 def markdown(text: str) -> str:
-    return cells.markdown(nbformat.v4.new_markdown_cell(text), "here")
+    return exporter.markdown(text, "here")
 
 
 @pytest.mark.parametrize("shown", [plain, escaped], ids=["a name", "a sentence of anybody's"])

@@ -279,10 +279,10 @@ def test_publishing_twice_writes_the_same_bytes(executed, site, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("math", "math.ipynb, cell 0: the TeX formula 'T = b / B'"),
+        ("math", "math: the TeX formula 'T = b / B'"),
         ("remote-image", "needs https://example.org/a.png"),
         ("html-image-without-words", "a picture has no alt text"),
-        ("png-without-words", "shows a picture without words"),
+        ("png-without-words", "a picture has no alt text"),
         ("script-output", "holds <script>"),
         ("untitled", "has no title"),
     ],

@@ -8,11 +8,8 @@ Nothing is executed here; `runs` does that.
 """
 
 import base64
-import csv
 import functools
 import hashlib
-import io
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,16 +22,17 @@ import jinja2
 import nbformat
 import vl_convert
 from bs4 import BeautifulSoup
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 from plamo_study.present.theme import VEGALITE
-from plamo_study.publish import cells, runs
+from plamo_study.publish import exporter, runs
+from plamo_study.publish.exporter import WEB
 from plamo_study.publish.polish import polish
 
-WEB = Path(__file__).parent / "web"
 GLOSSARY = "glossary"
+TITLE = "PLaMo on llama.cpp: write-ups"
 AUTHORS = "The plamo-study authors"  # as CITATION.cff names them
 SAID = 4  # fewest words of bold text that is a finding and not an emphasis
 DISTURBED = "Disturbed"  # first word on a page of a disturbed recording; the finding follows below
@@ -50,9 +48,8 @@ class Page:
     name: str
     title: str
     finding: Markup
-    picture: cells.Piece | None
+    picture: Markup
     body: Markup
-    charts: bool
     run: str
     values: str
 
@@ -73,45 +70,18 @@ def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
             raise StudyError(name, "two pages would share this name", "rename one of the notebooks")
     known = {*names, GLOSSARY}
     pages = [_page(_read(source), source, known) for source in sources]
-    glossary = _page(_glossary(), Path(f"{GLOSSARY}.md"), known)
+    glossary = nbformat.v4.new_markdown_cell(Path(__file__).with_name(f"{GLOSSARY}.md").read_text(encoding="utf-8"))
+    words = _page(nbformat.v4.new_notebook(cells=[glossary]), Path(f"{GLOSSARY}.md"), known)
+    files = {"index.html": _render(title=TITLE, pages=pages)}
+    for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
+        files[f"{page.name}.html"] = _render(page=page, before=before, after=after)
+    files[f"{GLOSSARY}.html"] = _render(page=words)
     out_dir.mkdir(parents=True, exist_ok=True)
-    beside = zip([None, *pages], pages, [*pages[1:], None], strict=False)
-    files = {
-        f"{page.name}.html": _render(
-            "page.html.j2", page=page, before=before, after=after, scripts=scripts() if page.charts else []
-        )
-        for before, page, after in beside
-    }
-    files[f"{GLOSSARY}.html"] = _render("page.html.j2", page=glossary, before=None, after=None, scripts=[])
-    files = {"index.html": _render("index.html.j2", pages=pages, scripts=[])} | files
     with ExitStack() as stack:  # left last in, first out: the index appears after all the pages it names
         for name, text in files.items():
             partial = stack.enter_context(growing(out_dir / name))
             partial.write_text(text, encoding="utf-8", newline="\n")
     return [out_dir / name for name in files]
-
-
-def _glossary() -> nbformat.NotebookNode:
-    text = (Path(__file__).parent / f"{GLOSSARY}.md").read_text(encoding="utf-8")
-    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)])
-
-
-def _page(notebook: nbformat.NotebookNode, source: Path, published: set[str]) -> Page:
-    made = cells.pieces(notebook, source.name)
-    body = _environment().get_template("body.html.j2").render(pieces=made)
-    tree = polish(body, source.name, published)
-    title, finding = _headline(tree, source)
-    record = notebook.metadata.get("papermill", {})
-    return Page(
-        name=source.stem,
-        title=title,
-        finding=finding,
-        picture=next((piece for piece in made if piece.kind == "chart"), None),
-        body=Markup(_with_specs(str(tree), made, source.stem)),
-        charts=any(piece.spec for piece in made),
-        run=_date(record.get("end_time")),
-        values=", ".join(f"{name} = {value}" for name, value in record.get("parameters", {}).items()),
-    )
 
 
 def _read(source: Path) -> nbformat.NotebookNode:
@@ -128,6 +98,22 @@ def _read(source: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def _page(notebook: nbformat.NotebookNode, source: Path, published: set[str]) -> Page:
+    tree = polish(exporter.body(notebook, source.stem), source.name, published)
+    title, finding = _headline(tree, source)
+    record = notebook.metadata.get("papermill", {})
+    ended = record.get("end_time")
+    return Page(
+        name=source.stem,
+        title=title,
+        finding=finding,
+        picture=_picture(tree),
+        body=Markup(str(tree)),
+        run=f"{datetime.fromisoformat(ended):%Y-%m-%d %H:%M}" if ended else "",
+        values=", ".join(f"{name} = {value}" for name, value in record.get("parameters", {}).items()),
+    )
+
+
 def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
     heading = tree.find("h1")
     if heading is None:
@@ -141,67 +127,32 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
     return title.strip(), Markup(said.decode_contents()) if said else Markup("")
 
 
-def _with_specs(body: str, made: Sequence[cells.Piece], name: str) -> str:
-    """Insert the chart specs and their data, after the check that no notebook brings scripts of its own."""
-    specs = [piece.spec for piece in made if piece.spec]
-    for number, spec in enumerate(specs):
-        script = f'<script type="application/json">{_inline_json(spec)}</script>'
-        caption = (
-            f'<figcaption><a download="{escape(name)}-{number + 1}.csv" href="{_csv(spec)}">Data (CSV)</a></figcaption>'
-        )
-        body = body.replace(f"<!--spec {number}-->", script + caption)
-    return body
+def _picture(tree: BeautifulSoup) -> Markup:
+    """The first chart, for the index."""
+    found = tree.select_one("figure.chart img")
+    return Markup(str(found).replace("<img", '<img loading="lazy"', 1)) if found else Markup("")
 
 
-def _csv(spec: dict[str, Any]) -> str:
-    """A chart's data as a link to a CSV file; with several tables, each line names its own."""
-    found = list(spec.get("datasets", {}).values()) or [spec.get("data", {}).get("values", [])]
-    several = len(found) > 1
-    lines = [{"table": n} | line if several else line for n, lines in enumerate(found, 1) for line in lines]
-    written = io.StringIO()
-    writer = csv.DictWriter(written, dict.fromkeys(name for line in lines for name in line), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(written.getvalue().encode()).decode()
-
-
-def _inline_json(value: Any) -> str:
-    """Return JSON in which no text can end the surrounding script element."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _date(moment: str | None) -> str:
-    return f"{datetime.fromisoformat(moment):%Y-%m-%d %H:%M}" if moment else ""
-
-
-def _render(template: str, **content: Any) -> str:
-    style = (WEB / "page.css").read_text(encoding="utf-8")
-    said = {"style": Markup(style), "version": _version(), "authors": AUTHORS}
-    return _environment().get_template(template).render(said | content)
+def _render(page: Page | None = None, **content: Any) -> str:
+    """A page, or the index without one; only a page with charts carries the scripts."""
+    loader = jinja2.FileSystemLoader(WEB)
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    shared = {
+        "style": Markup((WEB / "page.css").read_text(encoding="utf-8")),
+        "scripts": _scripts() if page and page.picture else [],
+        "version": metadata.version("plamo-study"),
+        "authors": AUTHORS,
+    }
+    return environment.get_template("page.html.j2").render(page=page, **shared, **content)
 
 
 @functools.cache
-def scripts() -> list[tuple[Markup, str]]:
-    """Return the scripts of a page with charts, each with its hash for the content security policy."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE).replace(
-        "</script", "<\\/script"
-    )
-    texts = [bundle, (WEB / "charts.js").read_text(encoding="utf-8")]
+def _scripts() -> list[tuple[Markup, str]]:
+    """The scripts of a page with charts, each with its hash for the content security policy."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGALITE)
+    texts = [bundle.replace("</script", "<\\/script"), (WEB / "charts.js").read_text(encoding="utf-8")]
     return [(Markup(text), _hash(text)) for text in texts]
 
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    loader = jinja2.FileSystemLoader(WEB)
-    return jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("plamo-study")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -14,6 +14,8 @@ from bs4 import BeautifulSoup, Tag
 from plamo_study.errors import StudyError
 
 LEADS = ("", "http", "https", "mailto")  # schemes of a link
+DATA = "data:text/csv;"  # the other link that may be: to a chart's data
+JSON = {"type": "application/json"}  # of the only script that may be: a chart's spec, which no browser executes
 FORBIDDEN = ["script", "iframe", "object", "embed", "link", "meta", "base", "form", "video", "audio"]
 WIDE_TABLE = 64
 """Sum of the longest texts of a table's columns, in characters, above which it gets the wide part of the page."""
@@ -30,12 +32,15 @@ def polish(html: str, name: str, published: set[str]) -> BeautifulSoup:
     for image in tree.find_all("img"):
         if not str(image.get("alt") or "").strip():
             raise StudyError(
-                name, "a picture has no alt text", "write ![what it shows](...) or <img alt='what it shows'>"
+                name,
+                "a picture has no alt text",
+                "write ![what it shows](...), <img alt='what it shows'> or Image(..., alt='what it shows')",
             )
     for style in tree.find_all("style"):
         style.decompose()
     for table in tree.find_all("table"):
         _polish_table(tree, table)
+    _join_code(tree)
     _polish_links(tree, published)
     _make_ids_unique(tree)
     return tree
@@ -44,14 +49,14 @@ def polish(html: str, name: str, published: set[str]) -> BeautifulSoup:
 def _check_offline(tree: BeautifulSoup, name: str) -> None:
     mend = "show a chart, a table or text instead"
     for tag in tree.find_all(True):
-        if tag.name in FORBIDDEN:
+        if tag.name in FORBIDDEN and not (tag.name == "script" and tag.attrs == JSON):
             raise StudyError(name, f"holds <{tag.name}>, which a published page must not", mend)
         for attribute, value in tag.attrs.items():
             if attribute.startswith("on"):
                 raise StudyError(name, f"holds a script in {attribute}=", mend)
             if attribute in ("src", "srcset", "poster", "background") and not str(value).startswith("data:"):
                 raise StudyError(name, f"needs {value}, but a page must be complete in itself", "attach the picture")
-            if attribute.endswith("href") and _scheme(str(value)) not in LEADS:
+            if attribute.endswith("href") and not str(value).startswith(DATA) and _scheme(str(value)) not in LEADS:
                 raise StudyError(name, f"holds a link to {value}", "link to a page")
 
 
@@ -92,6 +97,15 @@ def _align(table: Tag) -> None:
                 row[column]["class"] = "number"
     for styled in table.select("tr[style]"):
         del styled["style"]
+
+
+def _join_code(tree: BeautifulSoup) -> None:
+    """Put the code of cells that follow one another without an output into one fold."""
+    for fold in tree.select("details.code + details.code"):
+        before = fold.find_previous_sibling("details")
+        if isinstance(before, Tag) and before.summary == fold.summary and before.code and fold.code:
+            before.code.extend(["\n", *list(fold.code.contents)])
+            fold.decompose()
 
 
 def _polish_links(tree: BeautifulSoup, published: set[str]) -> None:
