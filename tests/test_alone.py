@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from plamo_study import paths
-from plamo_study.cli import main
+from plamo_study.cli.alone import LOCK
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 LONG_S = 60.0
@@ -53,7 +53,7 @@ def at_work(running, lock):
     "second", [("study", "--minutes", "0.01"), ("run", "plain", "--source", "recorded"), ("publish",)]
 )
 def test_of_two_runs_one_wins_and_the_other_says_who_is_at_work(root, second):
-    lock = root / "reports" / main.LOCK
+    lock = root / "reports" / LOCK
     first = start(root, "run", "plain", "--source", "recorded")
     at_work(first, lock)
     other = start(root, *second)
@@ -68,7 +68,7 @@ def test_of_two_runs_one_wins_and_the_other_says_who_is_at_work(root, second):
 
 
 def test_a_run_that_was_killed_is_in_nobody_s_way(root):
-    lock = root / "reports" / main.LOCK
+    lock = root / "reports" / LOCK
     first = start(root, "run", "plain", "--source", "recorded")
     at_work(first, lock)
     left = psutil.Process(first.pid).children(recursive=True)

@@ -5,7 +5,7 @@ import nbformat
 from crosscheck.selfcheck import example_row
 
 from plamo_study import paths
-from plamo_study.cli import main, report
+from plamo_study.cli import notebooks, report
 from plamo_study.measure.rows import Failure
 from plamo_study.measure.runner import Summary
 from plamo_study.studies import registry
@@ -29,7 +29,7 @@ def test_a_killed_row_fails_every_call_until_it_is_measured_again(tmp_path, monk
     monkeypatch.setattr(report, "measure", lambda *_, **__: Summary(list(rows), 0))
 
     def call() -> int:
-        return main._run_all([str(path)], "mini", "live", {}, 0, False)
+        return notebooks.execute(notebooks.Asked([str(path)], "live", "mini", {}))
 
     assert not killed.cell.asks_whether
     assert (call(), call()) == (1, 1)
@@ -39,6 +39,6 @@ def test_a_killed_row_fails_every_call_until_it_is_measured_again(tmp_path, monk
 
 def test_a_published_page_about_speed_never_shows_models_that_lie_in_a_cache():
     for name in registry.OF_FULL_SIZE:
-        assert main._as_recorded(name, "mini") == {"source": "recorded", "scale": "shape"}
-        assert main._as_recorded(name, "shape") == {}
-    assert main._as_recorded("11-serving", "mini") == {}
+        assert notebooks.as_recorded(name, "mini") == {"source": "recorded", "scale": "shape"}
+        assert notebooks.as_recorded(name, "shape") == {}
+    assert notebooks.as_recorded("11-serving", "mini") == {}

@@ -9,21 +9,6 @@ from plamo_study.fields import ORDER
 from plamo_study.limits import DRIFT_LIMIT, LEAST_BLOCKS
 
 CELL = ["machine", "build", "engine", *ORDER]
-TIMED = (
-    "prefill",
-    "decode",
-    "depth",
-    "naive",
-    "arrival",
-    "replicas",
-    "shipment",
-    "service",
-    "speculate",
-    "serving",
-    "traffic",
-    "read",
-    "matmul",
-)  # workloads whose samples are published as speeds
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 
 
@@ -72,14 +57,6 @@ def verdict_of(verdicts: pd.Series) -> str:
     """A cell's verdict from its processes': valid, or how many were not, with the last verdict."""
     wrong = int((verdicts != "valid").sum())
     return f"{wrong} of {len(verdicts)} {verdicts.iloc[-1]}" if wrong else "valid"
-
-
-def processes(rows: pd.DataFrame) -> tuple[int, int]:
-    """Fewest and most processes behind a time of these rows; (0, 0) where nothing is timed."""
-    used = usable(rows[rows["block"] >= 0])
-    used = used[used["workload"].isin(TIMED) & (used["text"] == "")]
-    counts = _cells(used).value_counts()
-    return (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
 
 
 def _cells(rows: pd.DataFrame) -> pd.Series:

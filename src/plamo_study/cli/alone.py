@@ -13,14 +13,17 @@ from plamo_study.errors import StudyError
 MOST_BYTES = 1000  # of a lock's text about its holder
 
 
+LOCK = ".running"
+
+
 @contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Hold a lock while the block runs. The system releases it when this process ends, however it ends.
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder` while the block runs. The system releases it when this process ends, however it ends.
 
     Raises StudyError, naming the process that holds it.
     """
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.text import Text
 
 from plamo_study import paths
-from plamo_study.cli.terminal import Terminal
+from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, recording, runner
@@ -28,7 +28,7 @@ from plamo_study.measure.process import Outcome
 from plamo_study.studies import collect
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
-    from plamo_study.publish.runs import RunEvent, RunResult
+    from plamo_study.publish.runs import RunResult
     from plamo_study.studies import fleet
 
 console = Terminal(stderr=True)
@@ -132,10 +132,10 @@ def bytes_progress(verb: str = "writing") -> Iterator[Callable[[str], Callable[[
         yield of
 
 
-def notebook_event(event: "RunEvent") -> None:
-    """One line when a notebook starts; the summary reports how it ended."""
-    if event.kind == "started":
-        console.print(f"running {event.notebook.name}")
+def rows(summary: runner.Summary) -> None:
+    """Print every row as a line of JSON on stdout."""
+    for row in summary.rows:
+        echo(row)
 
 
 def summary(results: "list[RunResult]") -> bool:

@@ -30,7 +30,7 @@ def pack(
 ) -> None:
     """Write a machine's rows and their facts to one file, without host, user or folder names.
 
-    Rows that name a folder, such as those of `plamo-study quality` on a file of yours, are left out and counted.
+    Rows that name a folder, such as those of `plamo-study models quality` on a file of yours, are left out and counted.
     """
     if out:
         check_out(out, force)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from statistics import median
 from typing import Any, TypeVar
 
@@ -11,7 +11,6 @@ from IPython.display import Markdown
 
 from plamo_study.analysis import coverage, usable
 from plamo_study.analysis.ceilings import of_study
-from plamo_study.analysis.claims import family
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import disturbed_cells, drifted, marked_by, model_names
 from plamo_study.errors import StudyError
@@ -25,12 +24,6 @@ from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present import processors
 from plamo_study.present.tables import Columns, Table, escaped, scaled, table
 
-INTERVALS = "95 % intervals where the brackets name no other level"
-COUNTED = {  # words for one claim with a verdict, and for several
-    "holds": ("holds", "hold"),
-    "does not hold": ("does not hold", "do not hold"),
-    "inconclusive": ("is inconclusive", "are inconclusive"),
-}
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
 GATES = "00-gates"
 DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
@@ -240,20 +233,6 @@ def _what_disturbed(rows: pd.DataFrame) -> str:
     return DISTURBED_BY[cause].format(met.max() if cause == "drift" else met.median())
 
 
-def processes(recordings: Iterable[Recording]) -> str:
-    """The number of processes behind a time in each study, from the rows."""
-    counted = {recording.study: usable.processes(recording.rows) for recording in recordings}
-    groups: dict[tuple[int, int], list[str]] = {}
-    for name, (fewest, most) in counted.items():
-        groups.setdefault((fewest, most), []).append(name)
-    said = [f"{_span(*count)} in {', '.join(names)}" for count, names in sorted(groups.items()) if count[1]]
-    return f"Processes behind a timed cell: {'; '.join(said)}."
-
-
-def _span(fewest: int, most: int) -> str:
-    return f"{fewest}" if fewest == most else f"{fewest} to {most}"
-
-
 def chips(recording: Recording) -> str:
     """The machines that the rows were measured on."""
     return " and ".join(chip(recording.facts[i]) for i in recording.rows["machine"].unique())
@@ -269,19 +248,6 @@ def _with_gpus(name: str, machine: dict[str, Any]) -> str:
     return " + ".join(dict.fromkeys(names))  # a chip that is CPU and GPU is named once
 
 
-def condition(recording: Recording) -> str:
-    """Scale, weights, machine and verdicts behind a number, as one clause."""
-    rows, facts = recording.rows, recording.facts
-    asked = rows if (rows["workload"] == "gate").all() else rows[rows["workload"] != "gate"]
-    kinds = [f"{_types(asked[asked['model'] == m])} {weights_of(facts[m])} weights" for m in model_names(asked)]
-    threads = asked["n_threads"].max()
-    return (
-        f"scale {recording.scale} ({', '.join(dict.fromkeys(kinds))}), {chips(recording)}, "
-        f"{threads} thread{'s' if threads > 1 else ''}; "
-        f"medians over processes, and of ratios paired by block, with {INTERVALS}. {computed(rows)}"
-    )
-
-
 def verified(recording: Recording) -> Markdown:
     """One line under a page's finding: how many rows were correct, and their machine and files."""
     rows, kinds = recording.rows, [weights_of(recording.facts[name]) for name in model_names(recording.rows)]
@@ -291,12 +257,6 @@ def verified(recording: Recording) -> Markdown:
     place = f"{chips(recording)}, {threads} thread{'s' if threads > 1 else ''}; scale {recording.scale} ({weights})"
     here = HERE if recording.source == "live" else ""
     return Markdown(f"{disturbed(rows)}{here}*{computed(rows)} {place}.*")
-
-
-def elsewhere(recording: Recording, other: Recording) -> str:
-    """The condition of rows other than a page's own, and whether they are from another machine."""
-    same = set(other.rows["machine"]) & set(recording.rows["machine"])
-    return condition(other) + ("" if same else " These are of another machine than the rest of the page.")
 
 
 def _types(rows: pd.DataFrame) -> str:
@@ -336,26 +296,6 @@ def guessed(guess: float, measured: Estimate) -> Markdown:
         f"Your guess was a factor of **{guess:g}**; measured: **{measured:.1f}**. "
         f"You were off by a factor of {off:.1f}."
     )
-
-
-def claims(checked: pd.DataFrame) -> Table:
-    """Claims with their estimates, thresholds and verdicts."""
-    columns: Columns = {
-        "claim": ("claim", ""),
-        "model": ("model", ""),
-        "estimate": ("measured", ".2f"),
-        "wanted": ("needed", ""),
-        "p_adjusted": ("p, corrected", p_value),
-        "verdict": ("verdict", ""),
-    }
-    corrected = family(checked.to_dict("records"))
-    note = f"{len(corrected)} claims, one family: p after Benjamini and Hochberg's correction, verdicts at 5 %."
-    return table(corrected, columns, note)
-
-
-def counted(verdicts: pd.Series) -> str:
-    """How many claims hold, do not hold, and are inconclusive, in words."""
-    return ", ".join(f"{n} {COUNTED[str(verdict)][n > 1]}" for verdict, n in verdicts.value_counts().items())
 
 
 def intervals() -> Table:
@@ -401,8 +341,3 @@ def watched() -> Table:
 
 def _of(rate: Estimate) -> str:
     return f"{rate:.0%} of {rate.n}" if rate.n else "–"
-
-
-def p_value(p: float) -> str:
-    """A p-value in the usual form."""
-    return "under 0.001" if p < 0.001 else f"{p:.3f}"

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import papermill
 import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is used
 
 from plamo_study.errors import StudyError
 
-SCALARS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
-CONTAINERS = ("list", "dict")
-TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+KINDS = (bool, int, float, str, list, dict, list[bool], list[int], list[float], list[str])
+TYPES: dict[str, Any] = {kind.__name__ if isinstance(kind, type) else str(kind): kind for kind in KINDS}
 
 
 def declared(notebook: Path) -> dict[str, str]:
@@ -61,47 +61,18 @@ def assign(notebooks: Sequence[Path], values: Mapping[str, Any]) -> dict[Path, d
 
 
 def convert(name: str, value: Any, type_name: str) -> Any:
-    """Return `value` as `type_name`: bool, int, float, str, list, dict or list[int]; other types pass unchanged.
+    """Return `value` as one of TYPES; other types pass unchanged. Text is converted, for lists and dicts as YAML.
 
     Raises StudyError when the value cannot be read as that type.
     """
-    outer, _, inner = type_name.rstrip("]").partition("[")
+    if type_name not in TYPES:
+        return value
+    read = value
     try:
-        if outer in SCALARS:
-            return _scalar(value, outer)
-        if outer in CONTAINERS:
-            return _container(value, outer, inner)
-    except (ValueError, TypeError, yaml.YAMLError) as problem:
-        raise StudyError(
-            f"-p {name} {value}", f"not of type {type_name}", f"give {name} a value of type {type_name}"
-        ) from problem
-    return value
-
-
-def _scalar(value: Any, kind: str) -> Any:
-    if kind == "bool" and isinstance(value, str):
-        return _truth(value)
-    if isinstance(value, str):
-        return SCALARS[kind](value)
-    if kind == "float" and type(value) is int:
-        return float(value)
-    if type(value) is not SCALARS[kind]:
-        raise TypeError(value)
-    return value
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in TRUTH:
-        raise ValueError(text)
-    return TRUTH[text.lower()]
-
-
-def _container(value: Any, kind: str, inner: str) -> Any:
-    if isinstance(value, str):
-        bare = kind == "list" and not value.lstrip().startswith("[")
-        value = yaml.safe_load(f"[{value}]" if bare else value)
-    if type(value).__name__ != kind:
-        raise TypeError(value)
-    if kind == "list" and inner in SCALARS:
-        return [_scalar(str(item) if inner in ("float", "str") else item, inner) for item in value]
-    return value
+        if isinstance(value, str) and type_name.startswith(("list", "dict")):
+            bare = type_name.startswith("list") and not value.lstrip().startswith("[")
+            read = yaml.safe_load(f"[{value}]" if bare else value)
+        return msgspec.convert(read, TYPES[type_name], strict=False)
+    except (msgspec.ValidationError, yaml.YAMLError) as problem:
+        mend = f"give {name} a value of type {type_name}"
+        raise StudyError(f"-p {name} {value}", f"not of type {type_name}", mend) from problem

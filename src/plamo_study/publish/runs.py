@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
@@ -36,6 +36,7 @@ from plamo_study.errors import StudyError
 from plamo_study.publish import parameters
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
+ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # tags of papermill's own cells
 SAVED_EVERY_S = 5.0  # shortest interval between saves of a running notebook
 Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
 
@@ -44,33 +45,17 @@ Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
 class RunResult:
     """The outcome of one notebook.
 
-    `unchanged`: executed before from the same inputs. `output` is the complete notebook, `partial` the written part of
-    an incomplete one. `cell` is the cell that did not finish, counted from 0 in `notebook`; `error` and `message` are
-    the exception's name and text.
+    `unchanged`: executed before from the same inputs. `output` is the complete notebook. `cell` is the cell that did
+    not finish, counted from 0 in `notebook`; `error` and `message` are the exception's name and text.
     """
 
     notebook: Path
     status: Status
     seconds: float
     output: Path | None = None
-    partial: Path | None = None
     cell: int | None = None
     error: str = ""
     message: str = ""
-
-
-@dataclass(frozen=True)
-class RunEvent:
-    """One step of progress: notebook started, cell `cell` of `cells` about to run (from 0), or notebook finished."""
-
-    kind: Literal["started", "cell", "finished"]
-    notebook: Path
-    cell: int = 0
-    cells: int = 0
-    result: RunResult | None = None
-
-
-OnEvent = Callable[[RunEvent], None]
 
 
 class ThisPython(AsyncKernelManager):
@@ -142,11 +127,7 @@ def _find(name: str, known: Sequence[Path]) -> Path:
 
 
 def run_notebooks(
-    notebooks: Sequence[str],
-    values: Mapping[str, Any],
-    out_dir: Path,
-    on_event: OnEvent | None = None,
-    inputs: str = "",
+    notebooks: Sequence[str], values: Mapping[str, Any], out_dir: Path, inputs: str = ""
 ) -> list[RunResult]:
     """Execute `notebooks` one after the other into `out_dir` and return one result each, in order.
 
@@ -163,8 +144,7 @@ def run_notebooks(
         if notebook.parent == out_dir:
             raise StudyError(str(notebook), "would be overwritten by its own output", "choose another output folder")
     out_dir.mkdir(parents=True, exist_ok=True)
-    tell = on_event or (lambda event: None)
-    return [_run(notebook, assigned[notebook], out_dir, tell, inputs) for notebook in found]
+    return [_run(notebook, assigned[notebook], out_dir, inputs) for notebook in found]
 
 
 def side_by_side(
@@ -174,15 +154,15 @@ def side_by_side(
 
     Notebooks that are up to date are not given to another process, which would take longer than the check.
     """
-    todo = [job for job in jobs if not is_current(_one(job[0]), job[1], out_dir, job[2])]
+    todo = [job for job in jobs if not is_current(find_notebooks([job[0]])[0], job[1], out_dir, job[2])]
     n, spawn = max(min(at_once, len(todo)), 1), get_context("spawn")
     with ProcessPoolExecutor(n, mp_context=spawn, initializer=_end_with_parent) as pool:
-        running = {job[0]: pool.submit(run_notebooks, [job[0]], job[1], out_dir, None, job[2]) for job in todo}
+        running = {job[0]: pool.submit(run_notebooks, [job[0]], job[1], out_dir, job[2]) for job in todo}
         for name, values, inputs in jobs:
             if name in running:
                 yield name, running[name].result()[0]
             else:
-                yield name, run_notebooks([name], values, out_dir, None, inputs)[0]
+                yield name, run_notebooks([name], values, out_dir, inputs)[0]
 
 
 def _end_with_parent() -> None:
@@ -197,53 +177,41 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _one(name: str) -> Path:
-    return find_notebooks([name])[0]
-
-
 def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str) -> bool:
-    """Whether a notebook was executed there before, with these parameters and from these inputs."""
+    """Whether a notebook was executed there before, with these parameters and from these inputs (none: unknown)."""
     assigned = parameters.assign([notebook], values)[notebook]
-    return _stays(out_dir.resolve() / f"{notebook.stem}.ipynb", _made_from(notebook, assigned, inputs), inputs)
+    try:
+        known = nbformat.read(out_dir / f"{notebook.stem}.ipynb", as_version=4).metadata.get(MADE_FROM)
+    except Exception:  # nbformat and JSON each raise their own kind here; the notebook is executed again then
+        return False
+    return bool(inputs) and known == _made_from(notebook, assigned, inputs)
 
 
-def _stays(output: Path, made_from: str, inputs: str) -> bool:
-    """Whether an output was made from the same inputs; False without `inputs`, where that is unknown."""
-    return bool(inputs) and _known(output) == made_from
+def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
+    parts = (notebook.read_bytes(), json.dumps(values, sort_keys=True).encode(), inputs.encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def _run(notebook: Path, values: dict[str, Any], out_dir: Path, tell: OnEvent, inputs: str) -> RunResult:
+def _run(notebook: Path, values: dict[str, Any], out_dir: Path, inputs: str) -> RunResult:
     partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
-    made_from = _made_from(notebook, values, inputs)
-    if _stays(output, made_from, inputs):
+    if is_current(notebook, values, out_dir, inputs):
         return RunResult(notebook, "unchanged", 0.0, output)
-    progress = _Progress(notebook, len(nbformat.read(notebook, as_version=4).cells), tell)
-    tell(RunEvent("started", notebook, 0, progress.cells))
-    started = time.monotonic()
-    problem = _execute(notebook, partial, values, progress)
-    result = _judge(progress, partial, output, problem, time.monotonic() - started, made_from)
-    tell(RunEvent("finished", notebook, progress.cells, progress.cells, result))
-    return result
-
-
-class _Progress:
-    """Counts the notebook's own cells as they start; a cell that dies may already have an execution count."""
-
-    def __init__(self, notebook: Path, cells: int, tell: OnEvent):
-        self.notebook, self.cells, self.tell = notebook, cells, tell
-        self.at: int | None = None
-
-    def __call__(self, cell: nbformat.NotebookNode, cell_index: int) -> None:
-        """Count a cell about to run, unless papermill inserted it (`cell_index` includes those)."""
-        if "injected-parameters" in cell.metadata.get("tags", []):
-            return
-        self.at = 0 if self.at is None else self.at + 1
-        self.tell(RunEvent("cell", self.notebook, self.at, self.cells))
-
-
-def _execute(notebook: Path, partial: Path, values: dict[str, Any], progress: _Progress) -> Exception | None:
-    """Let papermill write `partial`; return its exception. The kernel runs in the notebook's folder, as in Lab."""
+    made_from, started = _made_from(notebook, values, inputs), time.monotonic()
     partial.unlink(missing_ok=True)
+    problem = _execute(notebook, partial, values)
+    seconds, executed = time.monotonic() - started, nbformat.read(partial, as_version=4) if partial.exists() else None
+    if executed and problem is None and not unfinished(executed):
+        executed.metadata[MADE_FROM] = made_from
+        executed.metadata.papermill.update(input_path=output.name, output_path=output.name)  # no folder of this machine
+        nbformat.write(executed, partial)
+        os.replace(partial, output)
+        return RunResult(notebook, "ok", seconds, output)
+    status, error, message = _reason(problem)
+    return RunResult(notebook, status, seconds, None, executed and _last_started(executed), error, message)
+
+
+def _execute(notebook: Path, partial: Path, values: dict[str, Any]) -> Exception | None:
+    """Let papermill write `partial`; return its exception. The kernel runs in the notebook's folder, as in Lab."""
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # the result reports a dead kernel
     try:
         papermill.execute_notebook(
@@ -256,44 +224,17 @@ def _execute(notebook: Path, partial: Path, values: dict[str, Any], progress: _P
             progress_bar=False,
             cwd=notebook.parent,
             kernel_manager_class=ThisPython,
-            on_cell_start=progress,
         )
     except Exception as problem:  # a notebook may fail in any way; the others still run
         return problem
     return None
 
 
-def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
-    parts = (notebook.read_bytes(), json.dumps(values, sort_keys=True).encode(), inputs.encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
-
-
-def _known(output: Path) -> str:
-    """The recorded digest of a finished output; "" where it is missing or unreadable."""
-    try:
-        return str(nbformat.read(output, as_version=4).metadata.get(MADE_FROM, ""))
-    except Exception:  # nbformat and JSON each raise their own kind here; the notebook is executed again then
-        return ""
-
-
-def _judge(
-    progress: _Progress, partial: Path, output: Path, problem: Exception | None, seconds: float, made_from: str
-) -> RunResult:
-    if problem is None and not unfinished(nbformat.read(partial, as_version=4)):
-        _sign(partial, output.name, made_from)
-        os.replace(partial, output)
-        return RunResult(progress.notebook, "ok", seconds, output)
-    status, error, message = _reason(problem)
-    kept = partial if partial.exists() else None
-    return RunResult(progress.notebook, status, seconds, None, kept, progress.at, error, message)
-
-
-def _sign(partial: Path, name: str, made_from: str) -> None:
-    """Reduce papermill's full paths to the file name, and record the digest of the notebook's inputs."""
-    notebook = nbformat.read(partial, as_version=4)
-    notebook.metadata[MADE_FROM] = made_from
-    notebook.metadata.papermill.update(input_path=name, output_path=name)
-    nbformat.write(notebook, partial)
+def _last_started(executed: nbformat.NotebookNode) -> int | None:
+    """The last cell that papermill started, by its place in the notebook before papermill added cells of its own."""
+    own = [cell for cell in executed.cells if not ADDED & set(cell.metadata.get("tags", []))]
+    started = [index for index, cell in enumerate(own) if cell.metadata.get("papermill", {}).get("start_time")]
+    return started[-1] if started else None
 
 
 def _reason(problem: Exception | None) -> tuple[Status, str, str]:

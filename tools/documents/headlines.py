@@ -158,7 +158,9 @@ def _claim(verdicts: Iterable[Claim], headline: str) -> None:
 
 def _while(true: bool, headline: str) -> None:
     if not true:
-        raise StudyError(f"headline {headline!r}", "is not what the recorded rows say", "edit publish/headlines.py")
+        raise StudyError(
+            f"headline {headline!r}", "is not what the recorded rows say", "edit tools/documents/headlines.py"
+        )
 
 
 def all_of_them() -> str:

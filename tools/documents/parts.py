@@ -6,6 +6,8 @@ from collections.abc import Callable
 import nbformat
 from IPython.display import Markdown
 
+from documents import headlines, schema, upstream
+from documents.headlines import recorded
 from plamo_study import paths
 from plamo_study.growing import growing
 from plamo_study.measure import serving
@@ -13,8 +15,6 @@ from plamo_study.measure.recording import Recording
 from plamo_study.present.evidence import escaped
 from plamo_study.present.page_claims import stated
 from plamo_study.present.tables import Table
-from plamo_study.publish import headlines, schema, upstream
-from plamo_study.publish.headlines import recorded
 from plamo_study.studies import registry
 from plamo_study.studies.serving import endurance
 from plamo_study.studies.speculative import plan as speculation
@@ -111,15 +111,14 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
 }
 
 
-def write() -> bool:
-    """Write the generated parts into their documents; returns True."""
+def write() -> None:
+    """Write the generated parts into their documents."""
     for name in PARTS:
         path = paths.ROOT / name
         with growing(path) as partial:
             partial.write_text(_filled(name, path.read_text(encoding="utf-8")), encoding="utf-8")
     with growing(PICTURE) as partial:
         partial.write_bytes(headlines.picture())
-    return True
 
 
 def is_current() -> bool:
@@ -130,7 +129,7 @@ def is_current() -> bool:
 
 def _filled(name: str, text: str) -> str:
     for part, written in PARTS[name].items():
-        begin, end = f"<!-- {part}: written by `plamo-study readme` -->", f"<!-- end of {part} -->"
+        begin, end = f"<!-- {part}: written by `tools/readme.py` -->", f"<!-- end of {part} -->"
         before, _, rest = text.partition(begin)
         _, _, after = rest.partition(end)
         text = f"{before}{begin}\n\n{written()}\n\n{end}{after}"

@@ -1,0 +1,196 @@
+"""Notebooks from the command line: measure what they need, execute them, publish their pages."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from plamo_study import paths
+from plamo_study.cli import report
+from plamo_study.cli.alone import alone
+from plamo_study.measure import machine, plan, recording, runner
+from plamo_study.publish import inputs, pages, parameters, runs
+from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, registry as studies
+
+NOTEBOOK_S = 15.0  # to execute one, about
+NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
+OWN = "own"  # the parameter of notebooks that can set this machine's rows beside the recorded ones
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Notebooks by name (none: all) and how to run them; without a scale, each runs at its own.
+
+    `values` are parameters. `minutes`: for measuring, 0 without a limit; `at_most`: a larger limit for the rows that
+    findings need. `force`: also if nothing changed. `json`: print the rows. `published`: write the pages too.
+    """
+
+    notebooks: list[str]
+    source: str
+    scale: str | None
+    values: dict[str, str]
+    minutes: float = 0.0
+    at_most: float = 0.0
+    force: bool = False
+    json: bool = False
+    published: bool = False
+
+
+def execute(asked: Asked) -> int:
+    """Measure every notebook's studies, then execute the notebooks side by side; returns the exit code.
+
+    Raises StudyError, before anything is measured, for invalid arguments and while another run is active.
+    """
+    values = {"source": asked.source} | ({"scale": asked.scale} if asked.scale else {}) | asked.values
+    allowed.check(source=asked.source, scale=asked.scale or studies.RANDOM_WEIGHTS)
+    for path, assigned in parameters.assign(_in_order(asked.notebooks), values).items():
+        if path.stem in studies.NOTEBOOKS:
+            allowed.check(**assigned)
+    with alone(paths.REPORTS):
+        return _execute(asked, values)
+
+
+def at_hand(minutes: float | None, force: bool) -> int:
+    """Measure the rows that pages show beside the recorded ones, and publish those pages with them; the exit code."""
+    with alone(paths.REPORTS):
+        well = _measure_core(minutes)
+        asked = Asked([], "recorded", None, {}, force=force, published=True)
+        return _execute(asked, {"source": "recorded"}) or int(not well)
+
+
+def publish() -> None:
+    """Write a page for each executed notebook."""
+    executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
+    for page in pages.publish(executed, paths.REPORTS):
+        report.console.print(f"published {report.short(page)}")
+
+
+def _in_order(notebooks: list[str]) -> list[Path]:
+    """Notebooks by number, with those that show the rows of all others last."""
+    return sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
+
+
+def _execute(asked: Asked, values: dict[str, str]) -> int:
+    """Execute the first notebook at once, so that a page is there early, and the others together at the end.
+
+    What is unchanged is neither measured nor executed, unless forced or asked for its rows.
+    """
+    found, live, scale = _in_order(asked.notebooks), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
+    shares = budget.of_notebooks([path.stem for path in found], scale, asked.minutes)
+    needs = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) if live else [] for path in found}
+    steps = report.Steps(
+        [budget.lasts(*each) for path in found for each in needs[path.stem]] + [NOTEBOOK_S] * len(found)
+    )
+    failed, results, left = False, [], []
+    for notebook in found:
+        declared = parameters.declared(notebook)
+        own = values | ({"minutes": repr(shares[notebook.stem])} if live and "minutes" in declared else {})
+        own |= as_recorded(notebook.stem, scale) if asked.published else {}
+        own |= {OWN: "true"} if asked.published and OWN in declared else {}
+        digest = inputs.digest(notebook.stem)
+        if runs.is_current(notebook, own, paths.REPORTS, digest) and not (asked.force or asked.json):
+            steps.skip(len(needs[notebook.stem]))
+        else:
+            well = all([_measure(each, asked, steps) for each in needs[notebook.stem]])
+            digest = "" if asked.force or not well else inputs.digest(notebook.stem)  # the next call reports this too
+            failed |= not well
+        if notebook is found[0]:
+            steps.begin(f"notebook {notebook.stem}")
+            report.console.print(f"running {notebook.name}")
+            results += runs.run_notebooks([str(notebook)], own, paths.REPORTS, digest)
+            if asked.published and results[0].status == "ok":
+                publish()
+        else:
+            left.append((str(notebook), own, digest))
+    for name, result in runs.side_by_side(left, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
+        steps.begin(f"notebook {Path(name).stem}")
+        results.append(result)
+    changed = any(result.status == "ok" for result in results) or not (paths.REPORTS / "index.html").exists()
+    if asked.published and changed and any(result.output for result in results):
+        publish()
+    return 1 if report.summary(results) or failed else 0
+
+
+def _measure(need: tuple[str, str, float], asked: Asked, steps: report.Steps) -> bool:
+    """Measure one study at its scale within its share of the minutes; whether everything succeeded."""
+    study, scale, share = need
+    steps.begin(f"measuring {study}")
+    at_most = share * asked.at_most / (asked.minutes or 1)
+    try:
+        summary = report.measure(study, scale, recording.LOCAL, minutes=share, at_most=at_most)
+    except runner.NoTimeError as error:
+        report.no_time(error, budget.enough(asked.minutes, share, error.needed_s))
+        return False
+    if asked.json:
+        report.rows(summary)
+    return not (summary.unexpected or summary.lacking)
+
+
+def as_recorded(notebook: str, scale: str) -> dict[str, str]:
+    """Parameters of a published page on speed, which shows full-size files: embedded models of 5 MB fit in a cache."""
+    of_cache = scale == "mini" and notebook in studies.OF_FULL_SIZE
+    return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
+
+
+def _measure_core(minutes: float | None) -> bool:
+    """Write the files of full size and measure within `minutes` (0: no limit), in order of need; whether all succeeded.
+
+    A study without enough time is left out with a message: its page shows the recorded rows.
+
+    Raises StudyError when the disk is too full, a file cannot be written, or the engine cannot be probed.
+    """
+    asked = [(name, scale, collect.build(name, scale)) for name, scale in core.asked()]
+    limit, began = core.MINUTES if minutes is None else minutes, time.monotonic()
+    lacking = core.missing([planned for *_, planned in asked])
+    left = [planned for name, scale, planned in asked if not core.measured(name, scale)]
+    if left:
+        _say_how_long(left, lacking, limit)
+    well, spent = True, 0.0
+    for name, scale, _ in asked:
+        try:
+            share = max(limit - spent / 60, 1e-3) if limit else 0.0
+            summary = report.measure(name, scale, recording.LOCAL, minutes=share)
+        except runner.NoTimeError as error:
+            report.console.print(f"{error.what}: {error.why}; its page shows the recorded rows", soft_wrap=True)
+            continue
+        well &= not (summary.unexpected or summary.lacking)
+        spent += runner.spent_s(summary.rows)
+    if left:
+        report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
+    return well
+
+
+def _say_how_long(left: list[plan.Plan], lacking: dict[str, int], limit: float) -> None:
+    """Print the expected duration, and the rates behind it."""
+    pace, gated = core.probed(), set[object]()
+    measuring = sum(core.measuring_s(planned, pace, gated) for planned in left) / 60
+    files, size = core.writing_s(lacking) / 60, sum(lacking.values()) / 1e9
+    writing = f"{files:.1f} minutes for {size:.1f} GB of files with random weights, then " if lacking else ""
+    within = f", of which at most {limit:g} are used" if 0 < limit < measuring else ""
+    report.console.print(
+        f"This machine reads {pace.read / 1e9:.0f} GB/s and multiplies {pace.matmul / 1e9:.0f} GFLOP/s. So it takes "
+        f"about {writing}{measuring:.1f} minutes for measuring{within}. Leave it alone meanwhile: what else computes "
+        "is in the numbers.",
+        soft_wrap=True,
+    )
+
+
+def measure_on(hosts: Path, notebooks: list[str], scale: str, minutes: float, divide: bool) -> int:
+    """Measure notebooks' studies on other machines; returns the exit code."""
+    plan.check_scale(scale)
+    names = [path.stem for path in runs.find_notebooks(notebooks)]
+    shares = budget.of_notebooks(names, scale, minutes)
+    asked = [fleet.Asked(*each) for name in names for each in budget.of_notebook(name, scale, shares[name])]
+    found = fleet.read(hosts)
+    rows: Counter[str] = Counter()
+    outcomes: list[fleet.Outcome] = []
+    total = len(asked) * (1 if divide else len(found.host))
+
+    def tell(host: str, new: int) -> None:
+        rows[host] += new
+        report.step(len(outcomes), total, f"{rows[host]} new rows of {host}")
+
+    for outcome in fleet.measure(found, asked, divide, tell):
+        outcomes.append(outcome)
+        report.of_host(outcome)
+    return int(any(outcome.wrong for outcome in outcomes))

@@ -1,0 +1,109 @@
+"""The documents: figures from recorded rows, sentences that hold, diffs that are the patches, notebooks as they ran."""
+
+import re
+from dataclasses import replace
+
+import msgspec
+import nbformat
+import papermill
+import pytest
+from documents import headlines, parts, upstream
+
+from plamo_study import paths
+from plamo_study.engine import builds as engines
+from plamo_study.errors import StudyError
+from plamo_study.measure.cells import ORDER
+from plamo_study.measure.rows import Request, Row
+from plamo_study.measure.serving import Served
+from plamo_study.present.tables import FAR
+from plamo_study.publish import runs
+from plamo_study.studies.collect import collect
+
+UPSTREAM = paths.DATA / "upstream"
+REPORTS = ("plamo2-batching", "plamo2-projections", "plamo2-rollback", "k-quant-packing", "amx", "server-wakeups")
+
+
+def test_every_document_says_what_the_rows_say():
+    assert parts.is_current(), "python tools/readme.py"
+    assert all(f"<!-- {part}: written by" in (paths.ROOT / name).read_text() for name in parts.PARTS
+               for part in parts.PARTS[name])  # fmt: skip
+    text = (paths.DATA / "ROWS.md").read_text()
+    assert [name for names in (Row.__struct_fields__, Request.__struct_fields__, ORDER) for name in names
+            if f"`{name}`" not in text] == []  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "study", "slower"),
+    [
+        (headlines.cliff, "03-batch-scaling", lambda rows: (rows["workload"] == "decode") & (rows["n_seq"] == 4)),
+        (headlines.bits, "04-controlled", lambda rows: rows["dtype"] == "Q4_0"),
+    ],
+)
+def test_a_headline_that_the_rows_no_longer_say_is_refused(monkeypatch, said, study, slower):
+    """With the times of some rows three times as long."""
+    usual = headlines.recorded
+
+    def recorded(name, scale="shape"):
+        found = usual(name, scale)
+        if name != study:
+            return found
+        rows, own = found.rows, slower(found.rows)
+        longer = rows["samples_ns"].where(~own, rows["samples_ns"].map(lambda s: [[3 * t for t in p] for p in s]))
+        return replace(found, rows=rows.assign(samples_ns=longer))
+
+    monkeypatch.setattr(headlines, "recorded", recorded)
+    with pytest.raises(StudyError, match="not what the recorded rows say"):
+        said()
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_names_files_that_are_here_and_types_no_figure_by_hand(name):
+    text = (UPSTREAM / f"{name}.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    assert all((UPSTREAM / link).exists() for link in links)
+    by_hand = re.sub(r"<!-- (\w+): written.*?<!-- end of \1 -->|```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+    assert not re.findall(r"\d[\d.,]* ?(?:t/s|%|GFLOP/s|times)|\d\.\d+e-\d+", by_hand)
+
+
+def test_the_diff_shown_is_the_patches():
+    shown = re.search(r"```diff\n(.*?)```", (UPSTREAM / "plamo2-batching.md").read_text(), re.DOTALL)[1]
+    patches = "".join((engines.PATCHES / f"{name}.patch").read_text() for name in ("mixed-prompts", "misplaced-states"))
+    changed = [line for line in shown.splitlines() if line.startswith(("+", "-"))]
+    assert len(changed) == 7
+    assert all(line in patches.splitlines() for line in changed)
+
+
+def test_split_projections_are_compared_by_raw_step_times_that_divide_or_say_to_what():
+    table = upstream.projections(collect("03-batch-scaling", "recorded", "shape")).frame
+    for row in table.to_dict("records"):
+        quotient = float(row["step, split (ms)"]) / float(row["step, one product (ms)"])
+        ratio, _, said = row["times as fast"].partition("] (")
+        assert float(said.rstrip(")") or ratio.split()[0]) == pytest.approx(quotient, rel=FAR, abs=0.006)
+
+
+def test_a_dead_server_and_a_living_one_are_told_apart():
+    alive = Served(
+        build="corrected", model="m", version="v", slots=4, at_once=2, rounds=5, rounds_done=5, answers=10, differ=0,
+        gaps=[], exit=None,
+    )  # fmt: skip
+    dead = msgspec.structs.replace(alive, build="stock", rounds_done=1, answers=3, differ=2, gaps=[0.01, 2.0], exit=-6)
+    table = upstream.server([dead, alive]).frame
+    assert table["server"].tolist() == ["dead in round 2 of 5", "lives"]
+    assert table["answers that differ"].tolist() == ["2 of 3", "0 of 10"]
+    assert table["of these near-ties"].tolist() == ["1", "n/a"]
+
+
+@pytest.mark.parametrize("path", sorted(paths.NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_explains_its_parameters_and_is_committed_as_it_ran(path):
+    shown = papermill.inspect_notebook(str(path))
+    assert {"source", "scale"} <= shown.keys()
+    for name, parameter in shown.items():
+        assert parameter["inferred_type_name"] not in ("", "None"), f"{name} has no type"
+        assert parameter["help"], f"{name} has no comment"
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.cells[0].source.startswith("# ")
+    assert not runs.unfinished(notebook)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not any(output.output_type in ("stream", "error") for output in outputs), "stderr never reproduces"
+    assert "/home/" not in path.read_text()
