@@ -241,7 +241,7 @@ def test_processes_that_execute_notebooks_end_with_the_command(tmp_path):
     script = (
         "import sys; from pathlib import Path; from plamo_study.publish import runs\n"
         "folder = Path(sys.argv[1])\n"
-        "jobs = [(str(folder / f'{name}.ipynb'), {}, '') for name in ('one', 'two')]\n"
+        "jobs = [(folder / f'{name}.ipynb', {}, '') for name in ('one', 'two')]\n"
         "list(runs.side_by_side(jobs, folder / 'out', 2))"
     )
     assert all_end(*family_of(script, tmp_path, of=5))  # two processes, two kernels, and who counts their resources

@@ -33,17 +33,12 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 WIDE, NARROW = 1280, 390
 
 
-def execute(names, out_dir):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "NOTEBOOKS", NOTEBOOKS)
-        results = runs.run_notebooks(names, {}, out_dir)
-    assert [result.status for result in results] == ["ok"] * len(names)
-    return [result.output for result in results]
-
-
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory):
-    return execute(["article", "plain", "hostile"], tmp_path_factory.mktemp("executed"))
+    folder = tmp_path_factory.mktemp("executed")
+    results = [runs.run(NOTEBOOKS / f"{name}.ipynb", {}, folder) for name in ("article", "plain", "hostile")]
+    assert [result.status for result in results] == ["ok"] * 3
+    return [result.output for result in results]
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,6 @@ ENDS = {  # notebook -> status, error, words of the message, the cell where it e
 }
 
 
-@pytest.fixture(autouse=True)
-def fixture_notebooks(monkeypatch):
-    monkeypatch.setattr(paths, "NOTEBOOKS", NOTEBOOKS)
-
-
 def printed(notebook):
     cells = nbformat.read(notebook, as_version=4).cells
     return "".join(
@@ -35,7 +30,7 @@ def printed(notebook):
 
 def test_only_a_notebook_whose_every_cell_ran_gets_its_final_name_and_the_others_still_run(tmp_path, capfd):
     (tmp_path / "raises.ipynb").write_text("the last complete run")
-    results = runs.run_notebooks(list(ENDS), {}, tmp_path)
+    results = [runs.run(NOTEBOOKS / f"{name}.ipynb", {}, tmp_path) for name in ENDS]
     for (name, (status, error, message, cell)), result in zip(ENDS.items(), results, strict=True):
         assert (result.status, result.error, result.cell) == (status, error, cell), name
         assert message in result.message
@@ -53,16 +48,16 @@ def test_the_kernel_is_this_interpreter_in_the_notebooks_folder_and_gets_values_
     notebook.cells.append(nbformat.v4.new_code_cell("import os, sys; print(sys.executable, os.getcwd())"))
     nbformat.write(notebook, tmp_path / "parameters.ipynb")
     text = {"scale": "1e5", "replicates": "5", "margin": "1e-2", "live": "true", "batch_sizes": "[1, 16]"}
-    (result,) = runs.run_notebooks([str(tmp_path / "parameters.ipynb")], text, tmp_path / "out")
+    result = runs.run(tmp_path / "parameters.ipynb", text, tmp_path / "out")
     said = printed(result.output).splitlines()
     assert said == ["('1e5', 5, 0.01, True, [1, 16])", f"{sys.executable} {tmp_path}"]
 
 
 def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_side(tmp_path):
-    names = [str(NOTEBOOKS / f"{name}.ipynb") for name in ("raises", "parameters")]
+    jobs = [(NOTEBOOKS / f"{name}.ipynb", {}, "a") for name in ("raises", "parameters")]
 
     def together():
-        return [result.status for _, result in runs.side_by_side([(name, {}, "a") for name in names], tmp_path, 2)]
+        return [result.status for result in runs.side_by_side(jobs, tmp_path, 2)]
 
     assert together() == ["failed", "ok"]
     assert together() == ["failed", "unchanged"]
@@ -106,27 +101,22 @@ def test_a_value_of_the_wrong_type_is_refused(type_name, value):
 
 
 @pytest.mark.parametrize(
-    ("notebooks", "values", "message"),
+    ("name", "values", "message"),
     [
-        (["plain", "99"], {}, "99: no such notebook"),
-        (["p"], {}, "no such notebook"),
-        (["plain", "parameters"], {"scal": "mini"}, "use one of: batch_sizes, live, margin, replicates, scale"),
-        (["parameters"], {"replicates": "many"}, "not of type int"),
-        (["out/broken.ipynb"], {}, "broken.ipynb: not a readable notebook"),
-        (["out/plain.ipynb"], {}, "overwritten by its own output"),
-        (["plain", "out/plain.ipynb"], {}, "two notebooks of this name"),
+        (NOTEBOOKS / "plain.ipynb", {"scale": "mini"}, "no such parameter in plain"),
+        (NOTEBOOKS / "parameters.ipynb", {"scal": "mini"}, "use one of: batch_sizes, live, margin, replicates, scale"),
+        (NOTEBOOKS / "parameters.ipynb", {"replicates": "many"}, "not of type int"),
+        ("broken.ipynb", {}, "broken.ipynb: not a readable notebook"),
+        ("plain.ipynb", {}, "overwritten by its own output"),
     ],
 )
-def test_wrong_usage_stops_before_anything_runs(notebooks, values, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "broken.ipynb").write_text("{")
-    shutil.copy(NOTEBOOKS / "plain.ipynb", out)
-    before = sorted(path.stat().st_mtime_ns for path in out.iterdir())
+def test_wrong_usage_stops_before_anything_runs(name, values, message, tmp_path):
+    (tmp_path / "broken.ipynb").write_text("{")
+    shutil.copy(NOTEBOOKS / "plain.ipynb", tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     with pytest.raises(StudyError, match=message):
-        runs.run_notebooks(notebooks, values, out)
-    assert sorted(path.stat().st_mtime_ns for path in out.iterdir()) == before
+        runs.run(tmp_path / name, values, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_notebooks_are_found_by_number_name_and_path(tmp_path, monkeypatch):
@@ -134,13 +124,20 @@ def test_notebooks_are_found_by_number_name_and_path(tmp_path, monkeypatch):
         shutil.copy(NOTEBOOKS / "plain.ipynb", tmp_path / f"{name}.ipynb")
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    shutil.copy(NOTEBOOKS / "plain.ipynb", tmp_path / "sub/01-phase-asymmetry.ipynb")
     one = tmp_path / "01-phase-asymmetry.ipynb"
     for name in ("01", "01-phase-asymmetry", "./01-phase-asymmetry.ipynb", str(one)):
         assert runs.find_notebooks([name]) == [one]
     assert [path.stem[:2] for path in runs.find_notebooks(["02", "01", "02"])] == ["02", "01"]
     assert len(runs.find_notebooks([])) == 4
-    with pytest.raises(StudyError, match="fits several notebooks"):
-        runs.find_notebooks(["03"])
+    for names, message in (
+        (["03"], "fits several"),
+        (["99"], "no such notebook"),
+        ([one, "sub/" + one.name], "one output"),
+    ):
+        with pytest.raises(StudyError, match=message):
+            runs.find_notebooks(list(map(str, names)))
 
 
 def test_the_digest_of_what_a_notebook_is_made_from_changes_with_its_rows_and_the_engine(tmp_path, monkeypatch):

@@ -97,13 +97,13 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         if notebook is found[0]:
             steps.begin(f"notebook {notebook.stem}")
             report.console.print(f"running {notebook.name}")
-            results += runs.run_notebooks([str(notebook)], own, paths.REPORTS, digest)
+            results.append(runs.run(notebook, own, paths.REPORTS, digest))
             if asked.published and results[0].status == "ok":
                 publish()
         else:
-            left.append((str(notebook), own, digest))
-    for name, result in runs.side_by_side(left, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
-        steps.begin(f"notebook {Path(name).stem}")
+            left.append((notebook, own, digest))
+    for result in runs.side_by_side(left, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
+        steps.begin(f"notebook {result.notebook.stem}")
         results.append(result)
     changed = any(result.status == "ok" for result in results) or not (paths.REPORTS / "index.html").exists()
     if asked.published and changed and any(result.output for result in results):

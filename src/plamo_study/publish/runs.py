@@ -126,43 +126,52 @@ def _find(name: str, known: Sequence[Path]) -> Path:
     raise StudyError(name, why, f"use one of: {', '.join(path.stem for path in fitting or known) or 'none'}")
 
 
-def run_notebooks(
-    notebooks: Sequence[str], values: Mapping[str, Any], out_dir: Path, inputs: str = ""
-) -> list[RunResult]:
-    """Execute `notebooks` one after the other into `out_dir` and return one result each, in order.
+def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = "") -> RunResult:
+    """Execute a notebook into `out_dir`. Whatever happens inside it is a result.
 
-    `inputs` is a digest of their inputs besides themselves and their parameters; a notebook that was executed from the
-    same inputs is not executed again. Without a digest, every notebook is.
+    `inputs` is a digest of its inputs besides itself and its parameters; a notebook that was executed from the same
+    inputs is not executed again. Without a digest, it is. `values` are parameters as text or typed.
 
-    `values` are parameters as text or typed (see `parameters.assign`). Raises StudyError, before anything runs, for an
-    unknown notebook, an unknown parameter or a value of the wrong type. Whatever happens inside a notebook is a result.
+    Raises StudyError, before anything runs, for an unknown parameter or a value of the wrong type
+    (see `parameters.assign`), and for a notebook that lies in `out_dir`.
     """
-    found = find_notebooks(notebooks)
-    assigned = parameters.assign(found, values)
-    out_dir = out_dir.resolve()
-    for notebook in found:
-        if notebook.parent == out_dir:
-            raise StudyError(str(notebook), "would be overwritten by its own output", "choose another output folder")
+    assigned, out_dir = parameters.assign([notebook], values)[notebook], out_dir.resolve()
+    if notebook.parent == out_dir:
+        raise StudyError(str(notebook), "would be overwritten by its own output", "choose another output folder")
     out_dir.mkdir(parents=True, exist_ok=True)
-    return [_run(notebook, assigned[notebook], out_dir, inputs) for notebook in found]
+    partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
+    if is_current(notebook, values, out_dir, inputs):
+        return RunResult(notebook, "unchanged", 0.0, output)
+    made_from, started = _made_from(notebook, assigned, inputs), time.monotonic()
+    partial.unlink(missing_ok=True)
+    problem = _execute(notebook, partial, assigned)
+    seconds, executed = time.monotonic() - started, nbformat.read(partial, as_version=4) if partial.exists() else None
+    if executed and problem is None and not unfinished(executed):
+        executed.metadata[MADE_FROM] = made_from
+        executed.metadata.papermill.update(input_path=output.name, output_path=output.name)  # no folder of this machine
+        nbformat.write(executed, partial)
+        os.replace(partial, output)
+        return RunResult(notebook, "ok", seconds, output)
+    status, error, message = _reason(problem)
+    return RunResult(notebook, status, seconds, None, executed and _last_started(executed), error, message)
 
 
 def side_by_side(
-    jobs: Sequence[tuple[str, Mapping[str, Any], str]], out_dir: Path, at_once: int
-) -> Iterator[tuple[str, RunResult]]:
-    """Execute notebooks as `run_notebooks` does, several at once: (name, values, inputs) each; results in their order.
+    jobs: Sequence[tuple[Path, Mapping[str, Any], str]], out_dir: Path, at_once: int
+) -> Iterator[RunResult]:
+    """Execute notebooks as `run` does, several at once: (notebook, values, inputs) each; results in their order.
 
     Notebooks that are up to date are not given to another process, which would take longer than the check.
     """
-    todo = [job for job in jobs if not is_current(find_notebooks([job[0]])[0], job[1], out_dir, job[2])]
-    n, spawn = max(min(at_once, len(todo)), 1), get_context("spawn")
+    todo = [not is_current(notebook, values, out_dir, inputs) for notebook, values, inputs in jobs]
+    n, spawn = max(min(at_once, sum(todo)), 1), get_context("spawn")
     with ProcessPoolExecutor(n, mp_context=spawn, initializer=_end_with_parent) as pool:
-        running = {job[0]: pool.submit(run_notebooks, [job[0]], job[1], out_dir, job[2]) for job in todo}
-        for name, values, inputs in jobs:
-            if name in running:
-                yield name, running[name].result()[0]
-            else:
-                yield name, run_notebooks([name], values, out_dir, inputs)[0]
+        given = [
+            pool.submit(run, notebook, values, out_dir, inputs) if new else None
+            for (notebook, values, inputs), new in zip(jobs, todo, strict=True)
+        ]
+        for (notebook, values, inputs), running in zip(jobs, given, strict=True):
+            yield running.result() if running else run(notebook, values, out_dir, inputs)
 
 
 def _end_with_parent() -> None:
@@ -190,24 +199,6 @@ def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs:
 def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
     parts = (notebook.read_bytes(), json.dumps(values, sort_keys=True).encode(), inputs.encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
-
-
-def _run(notebook: Path, values: dict[str, Any], out_dir: Path, inputs: str) -> RunResult:
-    partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
-    if is_current(notebook, values, out_dir, inputs):
-        return RunResult(notebook, "unchanged", 0.0, output)
-    made_from, started = _made_from(notebook, values, inputs), time.monotonic()
-    partial.unlink(missing_ok=True)
-    problem = _execute(notebook, partial, values)
-    seconds, executed = time.monotonic() - started, nbformat.read(partial, as_version=4) if partial.exists() else None
-    if executed and problem is None and not unfinished(executed):
-        executed.metadata[MADE_FROM] = made_from
-        executed.metadata.papermill.update(input_path=output.name, output_path=output.name)  # no folder of this machine
-        nbformat.write(executed, partial)
-        os.replace(partial, output)
-        return RunResult(notebook, "ok", seconds, output)
-    status, error, message = _reason(problem)
-    return RunResult(notebook, status, seconds, None, executed and _last_started(executed), error, message)
 
 
 def _execute(notebook: Path, partial: Path, values: dict[str, Any]) -> Exception | None:
