@@ -11,7 +11,7 @@ from rich.text import Text
 from plamo_study.cli import report
 from plamo_study.cli.options import Accept, Engine, Scale, accept_findings, use_engine
 from plamo_study.cli.terminal import Terminal
-from plamo_study.measure import recording, runner
+from plamo_study.measure import bench, recording
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ def quality(
 
     use_engine(engine)
     accept_findings(accept)
-    planned = plan_quality.quality(scale, runner.engine_facts()["gpu_offload"], text)
+    planned = plan_quality.quality(scale, bench.engine_facts()["gpu_offload"], text)
     path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
     summary = report.sweep(planned, path)
     table = figures.table(recording.framed(summary, path)[0])
