@@ -44,10 +44,10 @@ $(READY): requirements.lock pyproject.toml
 	awk '/^[a-z]/ {engine = /^llama-cpp-python==/} !engine' requirements.lock > .venv/tools.lock
 	awk '/^[a-z]/ {uv = /^uv==/} uv' requirements.lock > .venv/uv.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/uv.lock
-	$(BIN)/uv pip install --quiet --system-certs --compile-bytecode --python .venv --require-hashes -r .venv/tools.lock || \
-		$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r .venv/tools.lock
+	$(BIN)/uv pip install --quiet --system-certs --compile-bytecode --python .venv --no-deps --require-hashes -r .venv/tools.lock || \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r .venv/tools.lock
 	printf '%s\n' 'set(LLAMA_BUILD_COMMON OFF)' 'if(DEFINED GGML_METAL)' 'set(GGML_METAL "$${GGML_METAL}")' 'endif()' > .venv/engine.cmake
-	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_ARGS="$(ENGINE_ARGS) $$CMAKE_ARGS" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --no-cache-dir --require-hashes -r requirements.lock --quiet
+	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_ARGS="$(ENGINE_ARGS) $$CMAKE_ARGS" $(BIN)/pip install --disable-pip-version-check --no-build-isolation --no-cache-dir --no-deps --require-hashes -r requirements.lock --quiet
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	$(BIN)/python -m compileall -q src
 	touch $@
