@@ -28,7 +28,7 @@ def printed(notebook):
     )
 
 
-def test_only_a_notebook_whose_every_cell_ran_gets_its_final_name_and_the_others_still_run(tmp_path, capfd):
+def test_only_a_notebook_whose_every_cell_ran_gets_its_final_name_and_the_others_still_run(tmp_path, caplog):
     (tmp_path / "raises.ipynb").write_text("the last complete run")
     results = [runs.run(NOTEBOOKS / f"{name}.ipynb", {}, tmp_path) for name in ENDS]
     for (name, (status, error, message, cell)), result in zip(ENDS.items(), results, strict=True):
@@ -39,7 +39,7 @@ def test_only_a_notebook_whose_every_cell_ran_gets_its_final_name_and_the_others
     assert {path.name for path in tmp_path.iterdir()} - complete == {f"{name}.partial.ipynb" for name in [*ENDS][1:]}
     assert (tmp_path / "raises.ipynb").read_text() == "the last complete run"
     assert str(tmp_path) not in (tmp_path / "plain.ipynb").read_text(), "a run names no folder of this machine"
-    assert capfd.readouterr() == ("", "")
+    assert caplog.text == "", "what became of a notebook is told once, by its result"
 
 
 def test_the_kernel_is_this_interpreter_in_the_notebooks_folder_and_gets_values_of_the_declared_types(tmp_path):
