@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from darwin import ENGINE as APPLE
+from test_roofline import fact
 
 from plamo_study.analysis import kernels
-from plamo_study.measure import files
 from plamo_study.studies.batch_scaling import (
     analysis as study,
     builds,
@@ -17,10 +17,6 @@ from plamo_study.studies.batching_law import analysis as law_check
 HYBRID, MATCHED, LARGE = "plamo-2-1b", "plamo-3-matched", "plamo-3-nict-2b"
 SEQUENCES = (*range(1, 17), 24, 32)
 AVX512 = {"build": "CPU : AVX2 = 1 | AVX512 = 1 | LLAMAFILE = 1", "gpu_offload": False}
-
-
-def fact(name):
-    return files.planned_fact(name, "shape", "Q8_0")
 
 
 def made_up(seconds, model=HYBRID, build="stock", blocks=5, noise=0.01, **changes):

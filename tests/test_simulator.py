@@ -1,6 +1,7 @@
 """The simulated clock: queueing theory's closed forms, what must be conserved, and the same times by the same seed."""
 
 from dataclasses import replace
+from itertools import product
 from math import factorial
 
 import ciw
@@ -266,6 +267,22 @@ def test_what_was_not_measured_is_refused_with_the_command_that_measures_it(call
     with pytest.raises(StudyError, match=what) as refused:
         machine().seconds(*call)
     assert refused.value.mend == "plamo-study measure 10-scheduling"
+
+
+def test_many_calls_at_once_take_what_each_takes_alone():
+    model = machine(noise=0.1)
+    grid = product((0, 1, 2, 16, 17, 18), (0, 100, 9000), (0, 1, 16, 17, 40, 512, 513), (0, 64, 5000))
+    asked = [call for call in grid if call[0] or call[2]]
+
+    def alone(call):
+        try:
+            return model.seconds(*call)
+        except StudyError:
+            return np.nan
+
+    together = model.of(Calls(*np.array(asked).T, np.ones(len(asked))))
+    assert together == pytest.approx([alone(call) for call in asked], rel=1e-12, nan_ok=True)
+    assert 0 < np.isnan(together).sum() < len(asked)
 
 
 def test_a_quantile_counts_everybody_who_waited():

@@ -23,7 +23,10 @@ def usable(rows: pd.DataFrame) -> pd.DataFrame:
 
 def undisturbed(rows: pd.DataFrame) -> pd.DataFrame:
     """Undisturbed rows; for a cell with fewer than two undisturbed blocks, one row of each of its blocks."""
-    cells, steady = _cells(rows), ~marked(rows)
+    steady = ~marked(rows)
+    if steady.all():
+        return rows[steady]
+    cells = _cells(rows)
     lacking = rows["block"].where(steady).groupby(cells).transform("nunique") < LEAST_BLOCKS
     better = steady.groupby([cells, rows["block"]]).transform("any")
     last = ~pd.DataFrame({"cell": cells, "block": rows["block"]}).duplicated(keep="last")

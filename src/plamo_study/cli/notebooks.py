@@ -9,7 +9,7 @@ from plamo_study import paths
 from plamo_study.cli import report
 from plamo_study.cli.alone import alone
 from plamo_study.measure import machine, plan, recording, runner
-from plamo_study.publish import inputs, pages, parameters, runs
+from plamo_study.publish import inputs, parameters, runs
 from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, registry as studies
 
 NOTEBOOK_S = 15.0  # to execute one, about
@@ -60,6 +60,8 @@ def at_hand(minutes: float | None, force: bool) -> int:
 
 def publish() -> None:
     """Write a page for each executed notebook."""
+    from plamo_study.publish import pages  # 0.9 s of nbconvert, which `run` does without
+
     executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
     for page in pages.publish(executed, paths.REPORTS):
         report.console.print(f"published {report.short(page)}")
@@ -92,7 +94,9 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
             steps.skip(len(needs[notebook.stem]))
         else:
             well = all([_measure(each, asked, steps) for each in needs[notebook.stem]])
-            digest = "" if asked.force or not well else inputs.digest(notebook.stem)  # the next call reports this too
+            if needs[notebook.stem]:
+                digest = inputs.digest(notebook.stem)
+            digest = "" if asked.force or not well else digest  # the next call reports this too
             failed |= not well
         if notebook is found[0]:
             steps.begin(f"notebook {notebook.stem}")

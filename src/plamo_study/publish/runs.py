@@ -140,9 +140,9 @@ def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = 
         raise StudyError(str(notebook), "would be overwritten by its own output", "choose another output folder")
     out_dir.mkdir(parents=True, exist_ok=True)
     partial, output = (out_dir / f"{notebook.stem}{suffix}" for suffix in (".partial.ipynb", ".ipynb"))
-    if is_current(notebook, values, out_dir, inputs):
-        return RunResult(notebook, "unchanged", 0.0, output)
     made_from, started = _made_from(notebook, assigned, inputs), time.monotonic()
+    if inputs and _was_made_from(output) == made_from:
+        return RunResult(notebook, "unchanged", 0.0, output)
     partial.unlink(missing_ok=True)
     problem = _execute(notebook, partial, assigned)
     seconds, executed = time.monotonic() - started, nbformat.read(partial, as_version=4) if partial.exists() else None
@@ -189,11 +189,16 @@ def _end_with_parent() -> None:
 def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str) -> bool:
     """Whether a notebook was executed there before, with these parameters and from these inputs (none: unknown)."""
     assigned = parameters.assign([notebook], values)[notebook]
+    output = out_dir / f"{notebook.stem}.ipynb"
+    return bool(inputs) and _was_made_from(output) == _made_from(notebook, assigned, inputs)
+
+
+def _was_made_from(output: Path) -> str:
+    """What an executed notebook says that it was made from; "" where it cannot be read and must be executed again."""
     try:
-        known = nbformat.read(out_dir / f"{notebook.stem}.ipynb", as_version=4).metadata.get(MADE_FROM)
-    except Exception:  # nbformat and JSON each raise their own kind here; the notebook is executed again then
-        return False
-    return bool(inputs) and known == _made_from(notebook, assigned, inputs)
+        return str(nbformat.read(output, as_version=4).metadata.get(MADE_FROM, ""))
+    except Exception:  # nbformat and JSON each raise their own kind here
+        return ""
 
 
 def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:

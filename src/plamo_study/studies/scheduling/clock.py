@@ -50,10 +50,7 @@ class Simulated:
             self._slept = False
             self.now += self.model.seconds(many, keys, chunk, before) + self._wakings[n]
         elif not chunk:
-            if self._low <= many <= self._high and keys <= many * self._held:
-                self.now += (self._constants[many - self._low] + self._per_key * keys) * self._step[n]
-            else:
-                self.model.seconds(many, keys, 0, 0)  # raises the error that names what is missing
+            self.now += self.model.seconds(many, keys, 0, 0) * self._step[n]
         elif many:
             self.now += self.model.seconds(many, keys, chunk, before) * self._both[n]
         else:
