@@ -136,7 +136,8 @@ def mac(tmp_path, monkeypatch):
     found = Mac(tmp_path / "mac")
     (found.folder / "sitecustomize.py").write_text(BORN_ON_IT)
     monkeypatch.setenv("PATH", f"{found.folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(found.folder))
+    own = filter(None, [str(found.folder), os.environ.get("PYTHONPATH")])  # children import what this process does
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(own))
     for where, name, what in changes():
         if what is LACKING:
             monkeypatch.delattr(where, name)

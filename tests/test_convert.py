@@ -19,7 +19,7 @@ import released
 import safetensors.numpy
 from conftest import ATTENTION, HYBRID, mini
 
-from plamo_study.engine.library import ggml
+from plamo_study.engine.ggml import ggml
 from plamo_study.errors import StudyError
 from plamo_study.measure import process
 from plamo_study.measure.worker import Job

@@ -4,20 +4,32 @@ import os
 import signal
 import subprocess
 import sys
+from math import isnan
 from types import SimpleNamespace
 
 import pandas as pd
 import psutil
 import pytest
-from conftest import mini
+from conftest import HYBRID, mini, mini_file
+from crosscheck import llama_bench
+from misbehaving import as_llama_server
 
-from plamo_study.measure import durations, machine, plan, watch
+from plamo_study.engine import builds
+from plamo_study.errors import StudyError
+from plamo_study.measure import durations, machine, plan, server, watch
+from plamo_study.measure.cells import Replicas
+from plamo_study.measure.process import work
 from plamo_study.measure.rows import Evidence
+from plamo_study.measure.server import Setup
+from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
 from plamo_study.present import evidence
 from plamo_study.studies.machines import analysis as machines
+from plamo_study.studies.quantization import plan as quantization
+from plamo_study.studies.replicas import analysis as replicas, replica
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(100)
+PRESSURE = f"notifyutil -g {machine.PRESSURE_LEVEL}"
 
 
 def child(code):
@@ -26,66 +38,42 @@ def child(code):
     return subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_facts_of_a_mac_are_what_its_own_tools_say(mac):
+def test_a_mac_is_what_its_own_tools_say_and_what_only_linux_counts_is_unknown(mac):
     facts = machine.facts()
-    assert (facts["chip"], facts["performance_cores"]) == ("Apple M4 Pro", 8)
-    assert machine.power()["power_source"] == "ac"
-    mac.say("pmset -g batt", "Now drawing from 'Battery Power'")
-    assert machine.power()["power_source"] == "battery"
-
-
-def test_a_process_started_on_a_mac_is_on_one_too(mac):
-    assert child("(machine.MACOS, hasattr(os, 'posix_fadvise'))") == "(True, False)"
-
-
-def test_what_the_kernel_of_linux_counts_is_unknown_on_a_mac(mac):
+    assert (facts["chip"], facts["performance_cores"], facts["gpu_cores"]) == ("Apple M4 Pro", 8, 20)
+    assert machine.gpu_used() == pytest.approx(0.03)
+    mac.say("ioreg -r -d 1 -w 0 -c IOAccelerator", "")
+    assert machine.gpu_used() is None
+    assert "gpu_cores" not in machine.facts()
     found = machine.counters()
     assert (found.waited_ns, found.stolen_ns, found.pressure_ns, found.hot) == (None, None, None, None)
     assert found.busy_ns > 0
     assert machine.threads(os.getpid()) is None
     with pytest.raises(psutil.AccessDenied):
         psutil.Process(os.getppid()).memory_full_info()
+    assert child("(machine.MACOS, hasattr(os, 'posix_fadvise'))") == "(True, False)", "it is one for children too"
+    for cell in plan.ceilings("mini", gpu=True, threads=(8,)):  # an Ultra's cache, which no sysctl tells of
+        assert cell.workload != "read" or cell.n_bytes >= 4 * (96 << 20)
 
 
-@pytest.mark.parametrize("setting", ["powermode", "lowpowermode"])
-def test_a_mac_that_saves_power_says_so_by_either_name_of_the_setting(mac, setting):
-    assert machine.power()["power_mode"] == "automatic"
-    mac.say("pmset -g", f"System-wide power settings:\nCurrently in use:\n standby  1\n {setting}         1")
-    assert machine.power()["power_mode"] == "low"
-
-
-def test_heat_is_told_by_the_pressure_the_governor_acts_on(mac):
-    asked = f"notifyutil -g {machine.PRESSURE_LEVEL}"
-    assert machine.power()["thermal"] == "nominal"
-    mac.say(asked, f"{machine.PRESSURE_LEVEL} 2")
-    assert machine.power()["thermal"] == "heavy"
-    mac.say(asked, f"{machine.PRESSURE_LEVEL}: Failed with code 4")
-    assert machine.power()["thermal"] == "unknown"
-
-
-def test_nothing_is_calm_on_a_mac_that_is_hot(mac, monkeypatch):
+def test_power_and_heat_are_told_by_what_the_governor_acts_on(mac, monkeypatch):
     monkeypatch.setattr(watch, "OTHERS_LIMIT", 2.0)  # whatever else runs here: ticks of 10 ms may count more than all
+    assert machine.power() == {"power_source": "ac", "power_mode": "automatic", "thermal": "nominal"}
     assert watch.calm()
-    mac.say(f"notifyutil -g {machine.PRESSURE_LEVEL}", f"{machine.PRESSURE_LEVEL} 1")
+    mac.say("pmset -g batt", "Now drawing from 'Battery Power'")
+    assert machine.power()["power_source"] == "battery"
+    for setting in ("powermode", "lowpowermode"):
+        mac.say("pmset -g", f"System-wide power settings:\nCurrently in use:\n standby  1\n {setting}         1")
+        assert machine.power()["power_mode"] == "low"
+    mac.say("pmset -g batt", "Now drawing from 'AC Power'")
+    mac.say("pmset -g", "")
+    for said, state in ((" 2", "heavy"), (": Failed with code 4", "unknown"), (" 1", "moderate")):
+        mac.say(PRESSURE, f"{machine.PRESSURE_LEVEL}{said}")
+        assert machine.power()["thermal"] == state
     assert not watch.calm()
 
 
-def test_a_mac_tells_how_busy_its_gpu_is_and_which_of_a_name_it_is(mac):
-    assert machine.gpu_used() == pytest.approx(0.03)
-    assert machine.facts()["gpu_cores"] == 20
-    mac.say("ioreg -r -d 1 -w 0 -c IOAccelerator", "")
-    assert machine.gpu_used() is None
-    assert "gpu_cores" not in machine.facts()
-
-
-def test_ceilings_are_read_from_more_than_the_cache_no_sysctl_tells_of(mac):
-    largest = 96 << 20  # of an Ultra, which CPU and GPU share
-    for cell in plan.ceilings("mini", gpu=True, threads=(8,)):
-        if cell.workload == "read":
-            assert cell.n_bytes >= 4 * largest
-
-
-def test_a_starved_worker_stays_one_at_every_look(mac):
+def test_a_starved_worker_stays_one_at_every_look_and_one_that_ended_ends_no_sweep(mac):
     """What it ran before the last look is not what it ran since."""
     busy = Evidence(wall_ns=10**8, cpus=2, others_ns=2 * 10**8)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as worker:
@@ -96,9 +84,6 @@ def test_a_starved_worker_stays_one_at_every_look(mac):
         looks = [onlooker._crowded(busy) for _ in range(2)]
         worker.kill()
     assert looks[1]
-
-
-def test_a_worker_that_ended_and_was_not_waited_for_ends_no_sweep(mac):
     with subprocess.Popen(["true"]) as worker:
         while psutil.Process(worker.pid).status() != psutil.STATUS_ZOMBIE:
             pass
@@ -110,8 +95,7 @@ def test_a_worker_that_ended_and_was_not_waited_for_ends_no_sweep(mac):
 def test_a_chip_that_is_processor_and_gpu_is_named_once_and_its_halves_apart():
     fact = {"chip": "Apple M4 Pro", "gpus": [{"name": "MTL0", "chip": "Apple M4 Pro", "memory_bytes": 1 << 34}]}
     other = {"chip": "EPYC", "gpus": [{"name": "CUDA0", "chip": "H100", "memory_bytes": 1 << 36}]}
-    assert evidence.chip(fact) == "Apple M4 Pro"
-    assert evidence.chip(other) == "EPYC + H100"
+    assert (evidence.chip(fact), evidence.chip(other)) == ("Apple M4 Pro", "EPYC + H100")
     passes = pd.DataFrame([{"machine": "m", "chip": "Apple M4 Pro", "n_gpu_layers": layers} for layers in (0, -1)])
     assert machines._apart(passes, {"m": fact})["chip"].nunique() == 2
     assert machines._apart(passes.tail(1), {"m": other})["chip"].item() == "H100"
@@ -127,5 +111,77 @@ def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac,
     monkeypatch.setattr(recipes, "model_path", lambda *file: large)
     assert durations.at_once(mini("gate")) == 2
     large.unlink()
-    assert durations.at_once(mini("gate")) == 8
-    assert durations.at_once(mini("prefill")) == 1
+    assert (durations.at_once(mini("gate")), durations.at_once(mini("prefill"))) == (8, 1)
+
+
+# ---------------------------------------------------------------- workers
+
+
+def measured(cell, **how):
+    return work(Job(cell=cell, path=str(mini_file(cell.model))), 60.0, **how)
+
+
+def test_an_abort_starts_no_crash_report_and_what_cannot_be_cold_is_no_cold_row(mac):
+    """The system reports who ends by a signal. An exit code tells as much."""
+    code = "import os\nfrom plamo_study.measure import machine\nmachine.report_no_abort()\nos.abort()"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode > 0
+    found = measured(mini("prefill", n_prompt=512, n_seq=6, policy="packed"))
+    assert (found.status, found.failure.signal, found.failure.exit_code) == ("abort", "SIGABRT", None)
+    assert "GGML_ASSERT(" in found.failure.message
+    found = measured(mini("decode", n_gen=4, cold=True))
+    assert found.status == "error"
+    assert "cold" in found.failure.message
+    assert not any(getattr(cell, "cold", False) for cell in quantization.modes("mini").cells)
+
+
+def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
+    cell = Replicas(model=HYBRID, scale="mini", dtype="F16", n_processes=2, n_seq=1, n_prompt=16, n_gen=4, n_threads=2)
+    outcome = measured(cell, workload="plamo_study.studies.replicas.workload")
+    assert outcome.status == "ok", outcome.failure
+    found = outcome.measured
+    assert found.valid, found.checks
+    assert len(found.series["private"]) == len(found.series["before private"]) == 2
+    assert "pss" not in found.series
+    memory = replicas._memory(found.series, own=0.0)
+    assert isnan(memory["mapped"]), "how much of the file is in memory is not known there"
+    assert memory["rest"] == memory["grown"]
+    for name in (
+        "CPU_Mapped",
+        "MTL0_Mapped",
+        "MTL0_Private",
+        "CPU_REPACK",
+    ):  # ggml-backend.cpp, ggml-metal.cpp, repack.cpp
+        log = f"load_tensors: {name:>12} model buffer size =   512.00 MiB\n"
+        assert replica.weights(log) == ((2.0**29, 0) if name.endswith("Mapped") else (0, 2.0**29))
+
+
+# ---------------------------------------------------------------- servers
+
+
+def last_words(folder, monkeypatch, said, **fields):
+    """What a foreign llama-server that ends at once says of how it was started."""
+    monkeypatch.setenv(server.NAMED, str(as_llama_server(folder, before=f'echo "{said}"; exit 3')))
+    setup = Setup("llama-server", mini_file(HYBRID), **{"libraries": builds.installed_libraries()} | fields)
+    with pytest.raises(StudyError) as error, server.started(setup):
+        pass
+    return str(error.value)
+
+
+def test_a_server_that_was_not_built_here_keeps_its_own_libraries_and_is_taken_only_if_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    said = last_words(tmp_path, monkeypatch, "loads '$LD_LIBRARY_PATH' '$DYLD_LIBRARY_PATH' of mine")
+    assert "loads '' '' of mine" in said
+    assert "was not built here" in last_words(tmp_path, monkeypatch, "never run", libraries=tmp_path)
+    named = server.find()
+    monkeypatch.delenv(server.NAMED)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert server.find() != named
+
+
+@pytest.mark.parametrize(("layers", "told"), [(0, "-ngl 0 -dev none"), (-1, "-ngl -1 --metrics")])
+def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tmp_path, monkeypatch):
+    assert told in last_words(tmp_path, monkeypatch, "$*", n_gpu_layers=layers)
+    beside = llama_bench._command(tmp_path, tmp_path, mini("prefill", n_gpu_layers=layers))
+    assert told.replace(" --metrics", "") in " ".join(beside)
+    alone = server.environment("llama_cpp.server", None, layers)
+    assert (alone.get("GGML_METAL_DEVICES") == "0") == (layers == 0)

@@ -12,7 +12,7 @@ import pytest
 from plamo_study.analysis import energy as analysis
 from plamo_study.measure import energy, machine, watch, workloads
 from plamo_study.measure.cells import Idle
-from plamo_study.measure.recording import Recording, read
+from plamo_study.measure.recording import read
 from plamo_study.measure.rows import Evidence
 from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
 
@@ -46,18 +46,20 @@ def powercap(tmp_path, monkeypatch):
     return zone(tmp_path, "0", "package-0", 100.0)
 
 
-def test_packages_and_memory_are_read_with_their_limits_and_cores_are_not_counted_twice(powercap):
+def test_packages_and_memory_are_read_with_their_limits_and_cores_are_not_counted_twice(powercap, monkeypatch):
+    there = machine.facts()
     assert energy.counted() == {"RAPL package-0": 100.0, "RAPL dram-0": 5.0}
     assert energy.limits() == {"RAPL package-0": 65.0}
     assert energy.missing() == ""
-
-
-def test_a_meter_that_can_be_read_today_makes_no_other_machine_of_this_one(powercap, monkeypatch, tmp_path):
-    there = machine.facts()
-    monkeypatch.setattr(energy, "POWERCAP", tmp_path / "nothing")
+    asked = phase_asymmetry("mini")
+    idle = [cell for cell in asked.cells[: asked.needed] if isinstance(cell, Idle)]
+    assert [cell.seconds for cell in idle] == [10], "its idle power is measured beside the phases"
+    monkeypatch.setattr(energy, "POWERCAP", powercap.parent / "nothing")
     energy.meters.cache_clear()
-    assert energy.meters() == ()
-    assert machine.facts() == there
+    assert energy.counted() == {}
+    assert "no meter is shown here" in energy.missing()
+    assert not [cell for cell in phase_asymmetry("mini").cells if isinstance(cell, Idle)]
+    assert machine.facts() == there, "a meter makes no other machine of this one"
 
 
 def test_a_counter_that_began_anew_is_no_negative_energy(powercap):
@@ -70,13 +72,6 @@ def test_a_counter_that_began_anew_is_no_negative_energy(powercap):
     (powercap.parent / "max_energy_range_uj").unlink()
     energy.meters.cache_clear()
     assert energy.between(before, after, 60) == {"RAPL dram-0": 0.0}, "nobody says where it begins anew"
-
-
-def test_where_no_meter_is_shown_nothing_is_counted_and_the_reason_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
-    assert energy.counted() == {}
-    assert "no meter is shown here" in energy.missing()
-    assert not [cell for cell in phase_asymmetry("mini").cells if isinstance(cell, Idle)]
 
 
 def test_a_counter_for_root_alone_is_named_with_the_command_that_opens_it(powercap, monkeypatch):
@@ -106,18 +101,17 @@ def test_boards_are_read_by_nvml_each_as_far_as_it_answers(tmp_path, monkeypatch
         nvmlDeviceGetEnforcedPowerLimit=answers(0, 700_000),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", boards)
-    monkeypatch.setattr(energy, "find_spec", lambda name: name == "pynvml")
+    monkeypatch.setattr(energy, "find_spec", {"pynvml": "here"}.get)
     assert energy.counted() == {"NVML board-0": 1.5, "NVML board-1": 1.5}
     assert energy.limits() == {"NVML board-0": 700.0}
 
 
 def test_parts_of_an_apple_chip_are_read_where_they_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
-    monkeypatch.setattr(machine, "MACOS", True)
     told = SimpleNamespace(cpu_total_mj=4_000, gpu_mj=500, dram_mj=None)
     monitor = SimpleNamespace(get_cumulative_energy=lambda: told)
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))
-    monkeypatch.setattr(energy, "find_spec", lambda name: name == "zeus_apple_silicon")
+    monkeypatch.setattr(energy, "find_spec", {"zeus_apple_silicon": "here"}.get)
     assert energy.counted() == {"IOReport CPU": 4.0, "IOReport GPU": 0.5}
     assert energy.limits() == {}
 
@@ -146,21 +140,8 @@ def test_what_is_timed_counts_its_joules_and_parts_add_up(powercap, monkeypatch)
     assert found.joules["RAPL package-0"] == pytest.approx(50 * found.wall_ns / 1e9, rel=0.3)  # it is written late
     assert found.joules["RAPL dram-0"] == 0.0
     assert found.limits_w == {"RAPL package-0": 65.0}
-
-
-def test_a_part_that_a_meter_did_not_count_leaves_it_out_of_the_whole():
     parts = [Evidence(wall_ns=5, cpus=2, joules={"a": 1.0, "b": 2.0}), Evidence(wall_ns=5, cpus=2, joules={"a": 3.0})]
-    assert watch.added(parts).joules == {"a": 4.0}
-
-
-def test_a_machine_with_a_meter_measures_its_idle_power_beside_the_phases(powercap):
-    asked = phase_asymmetry("mini")
-    idle = [cell for cell in asked.cells[: asked.needed] if isinstance(cell, Idle)]
-    assert [cell.seconds for cell in idle] == [10]
-
-
-def test_evidence_without_joules_is_written_as_before():
-    assert b"joules" not in msgspec.json.encode(Evidence(wall_ns=5))
+    assert watch.added(parts).joules == {"a": 4.0}, "a meter that missed a part is left out"
 
 
 # ------------------------------------------------------------------ joules a token
@@ -168,56 +149,50 @@ def test_evidence_without_joules_is_written_as_before():
 WATTS, IDLE_W = 40.0, 15.0
 
 
-def planted(joules=True):
+@pytest.fixture(scope="module")
+def rows():
     """Rows of notebook 01 on a machine that takes 40 W at work and 15 W at rest."""
-    recording = read("01-phase-asymmetry", "recorded", "shape")
-    rows = recording.rows[recording.rows["workload"].isin(["prefill", "decode"]) & ~recording.rows["anchor"]]
+    rows = read("01-phase-asymmetry", "recorded", "shape").rows
+    rows = rows[rows["workload"].isin(["prefill", "decode"]) & ~rows["anchor"]]
     seconds = [sum(sum(sample) for sample in samples) / 1e9 for samples in rows["samples_ns"]]
-    rows = rows.assign(timed_s=seconds, joules=[{"RAPL package-0": WATTS * each} if joules else {} for each in seconds])
+    rows = rows.assign(timed_s=seconds, joules=[{"RAPL package-0": WATTS * each} for each in seconds])
     rest = rows.drop_duplicates(["machine", "block"]).assign(workload="idle", timed_s=10.0, n_prompt=0, n_seq=1)
-    rest["joules"] = [{"RAPL package-0": IDLE_W * 10} if joules else {} for _ in range(len(rest))]
+    rest["joules"] = [{"RAPL package-0": IDLE_W * 10} for _ in range(len(rest))]
     every = pd.concat([rows, rest])
-    every["limits_w"] = [{"RAPL package-0": 65.0} if joules else {} for _ in range(len(every))]
-    return Recording(every, recording.facts, recording.study, recording.scale, recording.source)
+    every["limits_w"] = [{"RAPL package-0": 65.0} for _ in range(len(every))]
+    return every
 
 
-def test_joules_a_token_are_the_power_above_idle_times_its_seconds():
-    found = planted()
-    lines = analysis.per_token(found.rows)
+def test_joules_a_token_are_the_power_above_idle_times_its_seconds(rows):
+    lines = analysis.per_token(rows)
     assert {"prefill", "decode"} <= set(lines["workload"])
-    assert all(line.watts.value == pytest.approx(WATTS) for line in lines.itertuples())
-    assert all(line.idle.value == pytest.approx(IDLE_W) for line in lines.itertuples())
-    assert all(line.most == pytest.approx(2 * line.joules.value, rel=0.05) for line in lines.itertuples()), "50 W of 25"
-    for line in lines[lines["workload"] == "prefill"].itertuples():
-        own = found.rows[(found.rows["workload"] == "prefill") & (found.rows["n_prompt"] == line.n_prompt)]
-        own = own[(own["model"] == line.model) & (own["n_threads"] == line.n_threads)]
-        whole_s = [sum(sample) / len(sample) / 1e9 for samples in own["samples_ns"] for sample in samples]
-        told = (WATTS - IDLE_W) * pd.Series(whole_s).median() / line.n_prompt
-        assert line.joules.value == pytest.approx(told, rel=0.1)
-    steps = found.rows[(found.rows["workload"] == "decode") & (found.rows["n_gen"] == 512)]
-    for line in lines[lines["n_gen"] == 512].itertuples():
-        own = steps[(steps["model"] == line.model) & (steps["n_threads"] == line.n_threads)]
-        step_s = [pd.Series(samples[0]).median() / 1e9 for samples in own["samples_ns"]]
-        assert line.joules.value == pytest.approx((WATTS - IDLE_W) * pd.Series(step_s).median(), rel=0.05)
+    for line in lines.itertuples():
+        assert (line.watts.value, line.idle.value) == (pytest.approx(WATTS), pytest.approx(IDLE_W))
+        assert line.most == pytest.approx(2 * line.joules.value, rel=0.05), "50 W of 25"
+        own = rows[(rows["model"] == line.model) & (rows["n_threads"] == line.n_threads)]
+        if line.workload == "prefill":
+            samples = own[(own["workload"] == "prefill") & (own["n_prompt"] == line.n_prompt)]["samples_ns"]
+            token_s = [sum(s) / len(s) / 1e9 / line.n_prompt for several in samples for s in several]
+        else:
+            samples = own[(own["workload"] == "decode") & (own["n_gen"] == line.n_gen)]["samples_ns"]
+            token_s = [pd.Series(several[0]).median() / 1e9 for several in samples]
+        if line.workload == "prefill" or line.n_gen == 512:
+            assert line.joules.value == pytest.approx((WATTS - IDLE_W) * pd.Series(token_s).median(), rel=0.1)
+    again = rows[rows["workload"] == "idle"].assign(replicate=9)
+    twice = analysis.per_token(pd.concat([rows, again]))
+    assert [each.n for each in twice["joules"]] == [each.n for each in lines["joules"]], (
+        "measured again, it counts once"
+    )
 
 
-def test_a_timed_part_shorter_than_the_meter_s_step_and_one_without_an_idle_row_say_nothing():
-    found = planted()
-    short = found.rows.assign(timed_s=found.rows["timed_s"].where(found.rows["workload"] == "idle", 0.01))
+def test_a_timed_part_shorter_than_the_meter_s_step_and_one_without_an_idle_row_say_nothing(rows):
+    short = rows.assign(timed_s=rows["timed_s"].where(rows["workload"] == "idle", 0.01))
     assert analysis.per_token(short).empty
-    assert analysis.per_token(found.rows[found.rows["workload"] != "idle"]).empty
+    assert analysis.per_token(rows[rows["workload"] != "idle"]).empty
 
 
-def test_an_idle_row_that_was_measured_again_counts_once():
-    found = planted()
-    again = found.rows[found.rows["workload"] == "idle"].assign(replicate=9)
-    twice = analysis.per_token(pd.concat([found.rows, again]))
-    assert [line.joules.n for line in twice.itertuples()] == [
-        line.joules.n for line in analysis.per_token(found.rows).itertuples()
-    ]
-
-
-def test_a_frame_tells_joules_and_their_seconds(powercap):
-    rows = read("10-scheduling", "recorded", "mini").rows
-    assert rows["joules"].map(len).eq(0).all(), "nobody counted on the reference machine"
-    assert rows.loc[rows["workload"] == "traffic", "timed_s"].gt(0).all()
+def test_a_frame_tells_joules_and_their_seconds():
+    assert b"joules" not in msgspec.json.encode(Evidence(wall_ns=5)), "evidence without them is written as before"
+    recorded = read("10-scheduling", "recorded", "mini").rows
+    assert recorded["joules"].map(len).eq(0).all(), "nobody counted on the reference machine"
+    assert recorded.loc[recorded["workload"] == "traffic", "timed_s"].gt(0).all()

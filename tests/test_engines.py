@@ -13,17 +13,19 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tomllib
+from dataclasses import replace
 
 import pytest
+from conftest import ATTENTION, HYBRID, mini, mini_file
 from darwin import GPU_LOG
+from test_runner import small_plan
 from typer.testing import CliRunner
 
 from plamo_study import paths
 from plamo_study.cli import main as cli, options
 from plamo_study.engine import builds as engines, library
 from plamo_study.errors import StudyError
-from plamo_study.measure import defects, frame
+from plamo_study.measure import defects, frame, journal, runner
 from plamo_study.models import casts
 
 CBLAS = """
@@ -40,11 +42,11 @@ static void cblas_sgemm(CBLAS_ORDER, CBLAS_TRANSPOSE, CBLAS_TRANSPOSE, int m, in
 """
 BESIDE_BLAS = """
 import sys
-from plamo_study.engine import kernels, library
+from plamo_study.engine import ggml, kernels
 def taken(dtype, columns, packed=True):
     return kernels.matmul_times(dtype, (256, 256, columns), 2, False, 1, packed)[1]
-before = {dtype: taken(dtype, 64) for dtype in kernels.GGML_TYPES}
-library.ggml("ggml").ggml_backend_load(sys.argv[1].encode())
+before = {dtype: taken(dtype, 64) for dtype in ggml.TYPES}
+ggml.ggml("ggml").ggml_backend_load(sys.argv[1].encode())
 for dtype, kernel in before.items():
     assert taken(dtype, 64) == ("packed" if kernel == "packed" else "blas"), dtype
     assert taken(dtype, 64, packed=False) == "blas", dtype
@@ -62,20 +64,12 @@ HELLO = """\
 
 
 @pytest.fixture
-def tree(tmp_path):
-    """A source tree of one file, inside a folder that is a git repository of somebody else."""
-    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    source = tmp_path / "tree"
-    (source / "src").mkdir(parents=True)
-    (source / "src" / "hello.cpp").write_text("int one;\nint two;\nint four;\n")
-    (tmp_path / "hello.patch").write_text(HELLO)
-    return source
-
-
-@pytest.fixture
 def nothing_here(tmp_path, monkeypatch):
-    """No build and no sources here yet."""
+    """No build and no sources here yet, and no way to fetch them."""
     monkeypatch.setattr(paths, "DATA", tmp_path)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     return tmp_path
 
 
@@ -100,154 +94,98 @@ def test_the_names_this_project_knows_apple_s_backends_by_stand_in_the_sources(s
     assert told.index("ggml_backend_reg_name(reg)") < told.index('" : "')
 
 
-def test_a_patch_is_applied_in_a_tree_inside_another_repository(tree):
-    engines.apply(tree.parent / "hello.patch", tree)
-    assert (tree / "src" / "hello.cpp").read_text() == "int one;\nint three;\nint four;\n"
-
-
-def test_a_patch_that_does_not_apply_says_so_and_changes_nothing(tree):
-    other = "int one;\nint five;\nint four;\n"
-    (tree / "src" / "hello.cpp").write_text(other)
+def test_a_patch_is_applied_exactly_or_not_at_all_in_a_tree_inside_another_repository(tmp_path):
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    file, patch = tmp_path / "tree" / "src" / "hello.cpp", tmp_path / "hello.patch"
+    file.parent.mkdir(parents=True)
+    file.write_text("int one;\nint two;\nint four;\n")
+    patch.write_text(HELLO)
+    engines.apply(patch, tmp_path / "tree")
+    assert file.read_text() == "int one;\nint three;\nint four;\n"
     with pytest.raises(StudyError, match=r"hello\.patch.*does not apply.*src/hello\.cpp"):
-        engines.apply(tree.parent / "hello.patch", tree)
-    assert (tree / "src" / "hello.cpp").read_text() == other
-
-
-def test_every_definition_names_patches_that_are_here_and_words_that_mean_something():
-    for name, said in engines.definitions().items():
-        assert all((engines.PATCHES / f"{patch}.patch").exists() for patch in said["patches"]), name
-        assert all(code in defects.BY_CODE or code == name for code in said["corrects"]), name
-        assert frame.build_name(said) == name
+        engines.apply(patch, tmp_path / "tree")
+    assert file.read_text() == "int one;\nint three;\nint four;\n"
 
 
 @pytest.mark.parametrize("name", list(engines.definitions()))
 def test_every_build_s_patches_apply_to_the_locked_sources_and_compile(name, sources, tmp_path):
-    compiler = shutil.which("c++") or shutil.which("clang++")
-    if not compiler:
-        pytest.skip("no C++ compiler")
-    if not engines.definition(name)["patches"]:
+    said = engines.definition(name)
+    assert all(code in defects.BY_CODE or code == name for code in said["corrects"])
+    assert frame.build_name(said) == name
+    if not said["patches"]:
         return  # the locked sources themselves
     tree = shutil.copytree(sources, tmp_path / "tree")
-    for patch in engines.definition(name)["patches"]:
+    changed = set()
+    for patch in said["patches"]:
         engines.apply(engines.PATCHES / f"{patch}.patch", tree)
-    if "packages" in engines.definition(name):
+        changed |= set(re.findall(r"^\+\+\+ b/(\S+)$", (engines.PATCHES / f"{patch}.patch").read_text(), re.MULTILINE))
+    if "packages" in said:
         return  # what it includes is not on every machine
-    parts = ("src", "include", "ggml/include", "ggml/src", "ggml/src/ggml-cpu")
-    for file in sorted(tree / name for patch in engines.definition(name)["patches"] for name in patched(patch)):
-        if file.suffix == ".cpp":
-            command = [compiler, "-std=c++17", "-fsyntax-only", *(f"-I{tree / part}" for part in parts), str(file)]
-            subprocess.run(command, check=True)
+    includes = [f"-I{tree / part}" for part in ("src", "include", "ggml/include", "ggml/src", "ggml/src/ggml-cpu")]
+    for file in sorted(tree / name for name in changed if name.endswith(".cpp")):
+        subprocess.run([engines._compiler(), "-std=c++17", "-fsyntax-only", *includes, str(file)], check=True)
 
 
-def patched(patch):
-    """Names of the files that a patch changes."""
-    text = (engines.PATCHES / f"{patch}.patch").read_text()
-    return set(re.findall(r"^\+\+\+ b/(\S+)$", text, re.MULTILINE))
-
-
-@pytest.mark.parametrize(
-    ("missing", "what"), [("cmake", "cmake: not found"), ("ninja", "ninja: not found"), ("c++", "a C++ compiler")]
-)
-def test_a_missing_tool_is_named_before_anything_is_fetched(missing, what, nothing_here, monkeypatch):
-    hidden = {missing} | ({"g++", "clang++"} if missing == "c++" else set())
-    which = shutil.which
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(engines.shutil, "which", lambda name, **kw: None if name in hidden else which(name, **kw))
-    with pytest.raises(StudyError, match=re.escape(what)):
-        engines.build("corrected")
-    assert not list(nothing_here.iterdir())
-
-
-def test_an_unknown_name_lists_the_known_ones():
+def test_what_a_build_misses_is_named_and_leaves_nothing_behind(nothing_here, tmp_path, monkeypatch):
     with pytest.raises(StudyError, match="unknown; there are corrected, corrected-projections"):
         engines.build("nonsense")
-
-
-def test_no_network_is_said_in_pip_s_words(nothing_here, monkeypatch):
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("CXX", raising=False)
+    which = shutil.which
+    for missing, what in (("cmake", "cmake: not found"), ("ninja", "ninja: not found"), ("c++", "a C++ compiler")):
+        hidden = {missing} | ({"g++", "clang++"} if missing == "c++" else set())
+        with monkeypatch.context() as tools:
+            tools.setattr(engines.shutil, "which", lambda name, **kw: None if name in hidden else which(name, **kw))  # noqa: B023
+            with pytest.raises(StudyError, match=re.escape(what)):
+                engines.build("corrected")
+        assert not list(nothing_here.iterdir()), "it is named before anything is fetched"
     with pytest.raises(StudyError, match=r"pip download.*[Nn]o matching distribution"):
         engines.build("corrected")
-    assert not (nothing_here / "engines" / "corrected.partial").exists()
-
-
-def test_sources_with_another_hash_are_refused(nothing_here, tmp_path, monkeypatch):
     release, _ = engines.locked()
-    shelf = tmp_path / "shelf"
-    shelf.mkdir()
-    with tarfile.open(shelf / f"llama_cpp_python-{release}.tar.gz", "w:gz") as archive:
+    with tarfile.open(tmp_path / f"llama_cpp_python-{release}.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo(f"llama_cpp_python-{release}/PKG-INFO"), io.BytesIO())
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(StudyError, match=r"another hash than requirements\.lock"):
         engines.build("corrected")
 
-
-def test_a_full_disk_leaves_nothing_behind(nothing_here, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(engines, "fetch", full)
     with pytest.raises(StudyError, match=r"(?s)No space left.*make room"):
         engines.build("corrected")
-    assert not list((nothing_here / "engines").iterdir())
-
-
-def test_a_tool_that_fails_is_quoted():
+    assert not list((nothing_here / "engines").glob("corrected*"))
     with pytest.raises(StudyError, match="the compiler: failed: error: no such header"):
         engines._run(["sh", "-c", "echo fine; echo error: no such header; exit 1"], "the compiler", lambda line: None)
 
 
-def pretend(name, at):
-    """A build as `engine build` leaves it, but for its library."""
-    at.mkdir(parents=True)
-    (at / "libllama.so").write_text("a library")
-    (at / "engine.toml").write_text(engines._note_text(engines.definition(name)))
-
-
-def test_a_name_stands_for_the_build_s_folder_once_it_is_there(nothing_here):
+def test_a_name_stands_for_a_build_that_is_here_and_made_from_these_patches(nothing_here):
     with pytest.raises(StudyError, match="plamo-study engine build window"):
         engines.resolve("window")
-    pretend("window", engines.folder("window"))
+    for name in ("window", "corrected"):  # as `engine build` leaves them, but for their library
+        at = engines.folder(name)
+        at.mkdir(parents=True)
+        (at / "libllama.so").write_text("a library")
+        (at / engines.NOTE).write_text(engines._note_text(engines.definition(name)))
     assert engines.resolve("window") == engines.folder("window").resolve()
-    assert tomllib.loads((engines.folder("window") / "engine.toml").read_text())["window"] == 2048
-
-
-def test_a_build_from_other_patches_is_outdated(nothing_here):
-    pretend("corrected", engines.folder("corrected"))
-    note = engines.folder("corrected") / "engine.toml"
+    assert engines.note(engines.folder("window"))["window"] == 2048
+    assert engines.build("corrected") == (engines.folder("corrected"), False), "it is not made again"
+    listed = json.loads(CliRunner().invoke(cli.app, ["engine", "list", "--json"]).stdout)
+    assert {entry["name"] for entry in listed if entry["here"] == "yes"} == {"window", "corrected"}
+    assert "misplaced" in CliRunner().invoke(cli.app, ["engine", "list"]).stdout
+    note = engines.folder("corrected") / engines.NOTE
     note.write_text(note.read_text().replace('misplaced-states = "', 'misplaced-states = "0'))
-    assert next(entry.here for entry in engines.entries()) == "outdated"
+    assert {entry.name: entry.here for entry in engines.entries()}["corrected"] == "outdated"
     with pytest.raises(StudyError, match="from other patches"):
         engines.resolve("corrected")
 
 
-def test_a_build_that_is_here_is_not_made_again(nothing_here):
-    pretend("corrected", engines.folder("corrected"))
-    assert engines.build("corrected") == (engines.folder("corrected"), False)
-
-
 def test_a_folder_serves_as_well_and_nonsense_does_not(tmp_path, monkeypatch):
-    monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
     with pytest.raises(StudyError, match="neither a known build nor a folder"):
         options.use_engine(str(tmp_path))
     (tmp_path / "libllama.so").write_text("a library")
-    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
     options.use_engine(str(tmp_path))
     assert os.environ["LLAMA_CPP_LIB_PATH"] == str(tmp_path.resolve())
-
-
-def test_list_says_what_is_here_and_what_it_corrects(nothing_here):
-    pretend("corrected", engines.folder("corrected"))
-    listed = json.loads(CliRunner().invoke(cli.app, ["engine", "list", "--json"]).stdout)
-    assert {entry["name"]: entry["here"] for entry in listed} == {
-        name: "yes" if name == "corrected" else "no" for name in engines.definitions()
-    }
-    shown = CliRunner().invoke(cli.app, ["engine", "list"]).stdout
-    assert "misplaced" in shown
-    assert "states" in shown
 
 
 def test_codes_of_recorded_engines_are_shown_by_name():
@@ -266,3 +204,57 @@ def test_a_product_is_timed_with_the_backend_that_the_engine_prefers_for_it(sour
     command += [str(engines.installed_libraries() / f"libggml-base{engines.SUFFIX}")]
     subprocess.run(command, check=True)
     subprocess.run([sys.executable, "-c", BESIDE_BLAS, str(library)], check=True, timeout=60)
+
+
+# ---------------------------------------------------------------- builds beside one another
+
+
+def test_builds_share_blocks_and_each_has_its_own_gate(tmp_path):
+    other = tmp_path / "other"  # the same libraries under another name: what `--beside DIR` expects of a build
+    shutil.copytree(engines.installed_libraries(), other, symlinks=True)
+    (other / engines.NOTE).write_text('description = "a copy"\ncorrects = ["D2", "D3"]\n')
+    cells = (mini("prefill", n_prompt=16), mini("prefill", n_prompt=24))
+    planned = replace(small_plan(cells, blocks=2), compared=cells[:1])
+    summary = runner.sweep(planned, tmp_path / "j.jsonl", beside=[other])
+    table = frame.frame(summary.rows, frame.facts(journal.read(tmp_path / "j.jsonl")))
+    counts = table[~table["anchor"]].groupby(["build", "workload", "verdict"]).size().to_dict()
+    assert counts == {
+        ("corrected", "gate", "valid"): 1,
+        ("corrected", "prefill", "valid"): 2,
+        ("stock", "gate", "valid"): 1,
+        ("stock", "prefill", "valid"): 4,
+    }
+    assert set(table[table["build"] == "corrected"]["block"]) == {-1, 0, 1}
+    assert runner.sweep(planned, tmp_path / "j.jsonl", beside=[other]).measured == 0
+    (tmp_path / "none").mkdir()
+    with pytest.raises(StudyError, match="does not load"):
+        runner.sweep(small_plan(), tmp_path / "none.jsonl", beside=[tmp_path / "none"])
+    assert not [record for record in journal.read(tmp_path / "none.jsonl") if getattr(record, "status", "")]
+
+
+def test_shared_and_packed_prompts_are_timed_and_packed_ones_found_wrong_on_the_hybrid_alone(tmp_path):
+    cells = tuple(
+        mini("decode", model, policy=policy, n_prompt=32, n_gen=6, n_seq=n)
+        for model in (HYBRID, ATTENTION)
+        for policy, n in (("shared", 1), ("shared", 5), ("packed", 3), ("per_sequence", 3))
+    )
+    rows = runner.sweep(small_plan(cells, blocks=1), tmp_path / "j.jsonl").rows
+    found = {row.cell: row for row in rows if row.cell in cells}
+    assert len(found) == len(cells)
+    for cell, row in found.items():
+        assert row.valid == ((cell.model, cell.policy) != (HYBRID, "packed"))
+        if cell.policy == "shared":
+            assert row.n_evaluated == 6 * cell.n_seq
+            assert len(row.samples_ns[0]) == 6
+            assert not row.prefill_ns
+        else:
+            assert row.prefill_ns[0] > 0
+
+
+@pytest.mark.parametrize(("model", "wrong"), [(HYBRID, True), (ATTENTION, False)])
+def test_the_report_s_script_shows_the_defects_on_the_hybrid_alone(model, wrong):
+    script = paths.DATA / "upstream" / "reproduce.py"
+    done = subprocess.run([sys.executable, script, mini_file(model)], capture_output=True, text=True, check=True)
+    errors = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+    assert len(errors) == 5
+    assert all(error > 0.05 for error in errors) if wrong else all(error < 0.02 for error in errors)

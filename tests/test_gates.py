@@ -8,7 +8,7 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from plamo_study.engine import library
-from plamo_study.engine.parts import PartSums
+from plamo_study.engine.nodes import PartSums
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.limits import ROUNDINGS
 from plamo_study.measure import frame, journal, plan, proof, quantizing
@@ -43,8 +43,7 @@ def seen(request):
     with Session(path, SessionConfig(N, n_ubatch=MICRO_BATCH, n_gpu_layers=0)) as session:
         plain = session.prefill({0: TOKENS}, every=True)[0]
         with PartSums(session) as model:
-            model.evaluate(TOKENS)
-            logits, sums = model.logits(N), model.sums()
+            logits, sums = model.prefill({0: TOKENS}, every=True)[0], model.sums()
     return SimpleNamespace(path=path, plain=plain, logits=logits, sums=sums, cell=mini("gate", request.param, **GATE))
 
 
@@ -132,12 +131,10 @@ def test_a_state_that_is_lost_between_micro_batches_is_seen(seen):
     end = N - MICRO_BATCH
     config = SessionConfig(N, n_ubatch=MICRO_BATCH, n_gpu_layers=0)
     with Session(seen.path, config) as session, PartSums(session) as model:
-        model.evaluate(TOKENS[:end])
-        rows = [model.logits(end)]
+        rows = model.prefill({0: TOKENS[:end]}, every=True)[0]
         model.clear()
-        model.n_past = end
-        model.evaluate(TOKENS[end:])
-        logits = np.concatenate([*rows, model.logits(MICRO_BATCH)])
+        model.n_past = [end]
+        logits = np.concatenate([rows, model.prefill({0: TOKENS[end:]}, every=True)[0]])
         judged = judge(Oracle(seen.path, True), TOKENS, model.sums(), logits)
     assert worst(judged) > 2 * part_tolerance(seen.cell)
 

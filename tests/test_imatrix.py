@@ -16,8 +16,9 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from gguf.quants import dequantize
 
-from plamo_study.engine.activations import InputSquares
-from plamo_study.engine.library import capture_log, ggml
+from plamo_study.engine.ggml import GgufParams, ggml
+from plamo_study.engine.library import capture_log
+from plamo_study.engine.nodes import InputSquares
 from plamo_study.engine.session import SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import quantizing
@@ -113,20 +114,15 @@ def test_a_file_read_back_is_what_was_written(small):
     assert back.means()["blk.0.a.weight"].tolist() == [1, 1, 1, 1], "nothing counted: every column weighs the same"
 
 
-class _ReaderParams(ctypes.Structure):  # gguf.h, struct gguf_init_params
-    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
-
-
 def test_llama_cpps_own_reader_opens_it(small):
     base = ggml("ggml-base")
-    base.gguf_init_from_file.restype, base.gguf_get_tensor_name.restype = ctypes.c_void_p, ctypes.c_char_p
-    file = ctypes.c_void_p(base.gguf_init_from_file(str(small[1]).encode(), _ReaderParams(True, None)))
+    file = base.gguf_init_from_file(str(small[1]).encode(), GgufParams(True, None))
     assert file
-    names = [base.gguf_get_tensor_name(file, ctypes.c_int64(i)) for i in range(4)]
+    names = [base.gguf_get_tensor_name(file, i) for i in range(4)]
     assert names == [
         f"{name}.weight.{what}".encode() for name in ("blk.0.a", "blk.1.b") for what in ("in_sum2", "counts")
     ]
-    assert all(base.gguf_find_key(file, key.encode()) >= 0 for key in (*imatrix.KEYS, "general.type"))
+    assert all(base.gguf_find_key(ctypes.c_void_p(file), key.encode()) >= 0 for key in (*imatrix.KEYS, "general.type"))
     base.gguf_free(file)
     assert list(small[1].parent.iterdir()) == [small[1]]
 

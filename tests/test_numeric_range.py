@@ -1,8 +1,8 @@
 """The numeric range (D5): what the probe sees, what backends make of it, planted amplitudes against the prediction."""
 
-import csv
 import re
 import shutil
+from itertools import product
 
 import gguf
 import numpy as np
@@ -11,8 +11,8 @@ import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from plamo_study.engine.library import capture_log
-from plamo_study.engine.ranges import InputRanges
-from plamo_study.engine.session import SessionConfig
+from plamo_study.engine.nodes import InputRanges
+from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, ranges
 from plamo_study.measure.cells import PLANTED, ROTATION
@@ -32,50 +32,38 @@ FACTS = {"here": {"architecture": "x86_64"}, "released": {}}
 def probe(model, flash_attn="off", watch=True):
     """Every logit of a prompt of 12 tokens and 4 decode steps, and the ranges seen."""
     capture_log([])
-    with InputRanges(mini_file(model), SessionConfig(16, n_gpu_layers=0, flash_attn=flash_attn), watch) as engine:
-        engine.evaluate(TOKENS[:12])
-        logits = [engine.logits(12)]
+    config = SessionConfig(16, n_batch=16, flash_attn=flash_attn)
+    with (InputRanges if watch else Session)(mini_file(model), config) as engine:
+        logits = [engine.prefill({0: TOKENS[:12]}, every=True)[0]]
         engine.phase = "decode"
-        for at in range(12, 16):
-            engine.evaluate(TOKENS[at : at + 1])
-            logits.append(engine.logits())
-        return np.concatenate(logits), engine.found
+        for token in TOKENS[12:].tolist():
+            engine.decode({0: token})
+            logits.append(engine.logits()[None])
+        return np.concatenate(logits), getattr(engine, "found", {})
 
 
 # ---------------------------------------------------------------- the probe
 
 
-@pytest.mark.parametrize("flash_attn", ["off", "on"])
 @pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-def test_the_probe_leaves_every_logit_the_same_bit_by_bit(model, flash_attn):
-    with_it, found = probe(model, flash_attn)
-    without, nothing = probe(model, flash_attn, watch=False)
-    assert found
-    assert not nothing
-    assert np.array_equal(with_it, without)
-
-
-@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-def test_every_product_is_seen_in_both_phases(model):
-    found = probe(model)[1]
-    table = tensors.tensor_table(mini_file(model))
+def test_the_probe_sees_every_product_as_the_oracle_does_and_changes_no_logit(model):
+    for flash_attn in ("on", "off"):
+        with_it, found = probe(model, flash_attn)
+        assert found
+        assert np.array_equal(with_it, probe(model, flash_attn, watch=False)[0])
     weights = {
-        (t.kind, t.layer) for t in table if t.layer is not None and len(t.shape) > 1 and not tensors.stays_f32(t.name)
+        (t.kind, t.layer)
+        for t in tensors.tensor_table(mini_file(model))
+        if t.layer is not None and len(t.shape) > 1 and not tensors.stays_f32(t.name)
     }
-    attention = {layer for kind, layer in weights if kind == "attn_qkv"}
-    inside = {(kind, layer) for kind in casts.INSIDE for layer in attention}
+    inside = {(kind, layer) for kind in casts.INSIDE for matrix, layer in weights if matrix == "attn_qkv"}
     for phase in ("prompt", "decode"):
         assert {(kind, layer) for at, kind, layer in found if at == phase} == weights | inside | {("token_embd", -1)}
-
-
-@pytest.mark.parametrize("model", [HYBRID, ATTENTION])
-def test_the_largest_inputs_are_those_of_the_oracle(model):
-    found = probe(model)[1]
     oracle, largest = Oracle(mini_file(model)), {}
     linear = oracle._weights.linear
 
     def noting(x, name):
-        largest[name] = float(np.abs(x[:12]).max()), float(np.abs(x[:12].reshape(12, -1, 32).sum(axis=-1)).max())
+        largest[name] = float(np.abs(x).max()), float(np.abs(x.reshape(12, -1, 32).sum(axis=-1)).max())
         return linear(x, name)
 
     oracle._weights.linear = noting
@@ -88,63 +76,48 @@ def test_the_largest_inputs_are_those_of_the_oracle(model):
             assert not seen.not_finite
 
 
-def test_a_file_is_probed_over_a_text_in_a_process_of_its_own(tmp_path):
+def test_a_file_is_probed_over_a_text_in_a_process_of_its_own_and_what_does_not_do_is_named(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("def range_of(values):\n    return max(values) - min(values)\n" * 20)
     measured = ranges.probe_file(mini_file(), text, n_prompt=32, n_gen=4, n_threads=1)
     assert measured.checks["same_logits"] is True
-    assert set(study.ranges(measured.series)["phase"]) == {"prompt", "decode"}
-    by_kind = study.by_kind(study.ranges(measured.series).assign(model="")).set_index("kind")
+    found = study.ranges(measured.series)
+    assert set(found["phase"]) == {"prompt", "decode"}
+    by_kind = study.by_kind(found.assign(model="")).set_index("kind")
     assert by_kind.loc["ssm_out", "verdict"] == "fits"
     assert by_kind["factor"].is_monotonic_decreasing
-
-
-def test_a_short_text_is_taken_whole_and_one_that_does_not_do_is_named(tmp_path):
-    short = tmp_path / "short.txt"
-    short.write_text("def one(): return 1")
-    assert ranges.probe_file(mini_file(), short, n_threads=1).n_evaluated > 4
-    with pytest.raises(StudyError, match="no such file"):
-        ranges.probe_file(tmp_path / "absent.gguf", short)
-    short.write_text("a")
-    with pytest.raises(StudyError, match=r"4 are asked for.*\n.*models check"):
-        ranges.probe_file(mini_file(), short, n_threads=1)
-    with pytest.raises(StudyError, match="name a UTF-8 text file"):
-        ranges.probe_file(mini_file(), tmp_path / "absent.txt")
+    text.write_text("def one(): return 1")  # shorter than asked for: it is taken whole
+    assert ranges.probe_file(mini_file(), text, n_threads=1).n_evaluated > 4
+    text.write_text("a")
+    for file, of, why in (
+        (mini_file(), text, r"4 are asked for.*\n.*models check"),
+        (tmp_path / "absent.gguf", text, "no such file"),
+        (mini_file(), tmp_path / "absent.txt", "name a UTF-8 text file"),
+    ):
+        with pytest.raises(StudyError, match=why):
+            ranges.probe_file(file, of, n_threads=1)
 
 
 # ---------------------------------------------------------------- the table
 
 
-def test_every_backend_says_what_it_does_with_every_type_on_both_paths():
+def test_every_backend_says_what_it_does_with_every_type_on_both_paths_and_where_that_stands():
     for dtype in (*casts.known_types(), "KV-F16"):
-        for backend in casts.BACKENDS:
-            for path in casts.PATHS:
-                assert casts.entries(backend, dtype, path), (backend, dtype, path)
+        for backend, path in product(casts.BACKENDS, casts.PATHS):
+            assert casts.entries(backend, dtype, path), (backend, dtype, path)
         assert casts.entries(casts.BLAS, dtype, "mat-mul") or dtype == "KV-F16"
-    assert {"F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K"} <= set(
-        casts.known_types()
-    )
-
-
-def test_every_entry_names_file_and_line_and_a_limit_that_f16_gives():
-    with casts.TABLE.open(newline="") as file:
-        assert all(None not in row and None not in row.values() for row in csv.DictReader(file))
     for cast in casts.load():
         assert re.fullmatch(r"ggml-[\w./-]+\.(c|cpp|h|cu|cuh|metal|comp|glsl):\d+", cast.source), cast
         assert cast.limit in (np.inf, 65504.0, 127 * 65504.0)
         assert np.isfinite(cast.limit) == (cast.of in casts.SERIES), cast
 
 
-@pytest.mark.parametrize("number", [1.0, 65504.0, 65519.0, 65520.0, 65536.0, 1e8])
-def test_the_verdict_on_f16_is_what_a_cast_to_f16_does(number):
-    with np.errstate(over="ignore"):
-        survives = bool(np.isfinite(np.float32(number).astype(np.float16)))
-        block = bool(np.isfinite(np.float32(127 * number / 127).astype(np.float16)))
-    assert casts.verdict("CPU x86", "F16", "mat-mul", {"largest": number}).fits == survives
-    assert casts.verdict("CPU x86", "Q8_0", "mat-vec", {"largest": 127 * number}).fits == block
-
-
-def test_the_entry_that_is_passed_furthest_decides():
+def test_the_verdict_is_that_of_a_cast_and_the_entry_passed_furthest_decides():
+    for number in (1.0, 65504.0, 65519.0, 65520.0, 65536.0, 1e8):
+        with np.errstate(over="ignore"):
+            survives = bool(np.isfinite(np.float32(number).astype(np.float16)))
+        assert casts.verdict("CPU x86", "F16", "mat-mul", {"largest": number}).fits == survives
+        assert casts.verdict("CPU x86", "Q8_0", "mat-vec", {"largest": 127 * number}).fits == survives
     numbers = {"largest": 4000.0, "sum of 32": 100_000.0}
     verdict = casts.verdict("CUDA", "Q4_0", "mat-vec", numbers)
     assert (verdict.fits, verdict.cast.of) == (False, "sum of 32")
@@ -152,12 +125,24 @@ def test_the_entry_that_is_passed_furthest_decides():
     assert casts.verdict("CUDA", "IQ1_S", "mat-vec", numbers) is None
 
 
+def test_weights_on_a_gpu_are_judged_by_its_backend_and_tensor_units_apart():
+    devices = {"CUDA0": "CUDA", "Vulkan1": "Vulkan", "MTL0": "Metal"}
+    for (name, backend), path in product(devices.items(), casts.PATHS):
+        assert casts.of_engine((), "arm64", path, {"name": name, "tensor": False}) == backend
+        assert casts.of_engine((), "arm64", path, {"name": "MTL0", "tensor": True}) == casts.TENSOR
+    with pytest.raises(StudyError, match="ROCm0"):
+        casts.of_engine((), "x86_64", "mat-mul", {"name": "ROCm0"})
+    for dtype in ("F32", "F16", "Q8_0", "Q4_K"):
+        assert casts.limit("Metal", dtype).limit == 65504
+        assert casts.limit(casts.TENSOR, dtype) is None
+
+
 # ---------------------------------------------------------------- planted amplitudes
 
 
 @pytest.fixture(scope="module")
 def grid():
-    """Rows of planted cells of five types, and one of a worker that died, as a frame has them."""
+    """Rows of planted cells of five types, as a frame has them."""
     rows = []
     for dtype in ("F16", "BF16", "Q8_0", "Q5_1", "Q4_K"):
         cell = mini("ranges", n_prompt=plan_ranges.PLANTED_TOKENS, label=PLANTED + dtype)
@@ -168,11 +153,9 @@ def grid():
     return pd.DataFrame(rows)
 
 
-def test_no_planted_amplitude_ends_otherwise_than_predicted(grid):
-    facts = FACTS | {"here": {"architecture": machine.facts()["architecture"]}}
-    found = study.planted(grid, facts)
+def test_no_planted_amplitude_ends_otherwise_than_predicted_or_changes_a_logit_below_its_limit(grid):
+    found = study.planted(grid, FACTS | {"here": {"architecture": machine.facts()["architecture"]}})
     assert found["agrees"].all(), found[~found["agrees"]]
-    assert set(found["phase"]) == {"prompt", "decode"}
     ended = study.thresholds(found).set_index(["dtype", "phase"])
     for phase in study.PHASES:
         assert ended.loc[("F16", phase), "finite_up_to"] == pytest.approx(65504 * 0.99, rel=2e-3)
@@ -180,77 +163,38 @@ def test_no_planted_amplitude_ends_otherwise_than_predicted(grid):
         assert ended.loc[("Q8_0", phase), "not_finite_from"] == pytest.approx(127 * 65504 * 1.01, rel=2e-3)
         assert ended.loc[("Q5_1", phase), "not_finite_from"] < 127 * 65504
         assert ended.loc[["BF16", "Q4_K"]].xs(phase, level="phase")["not_finite_from"].isna().all()
+        for label, series in zip(grid["label"], grid["series"], strict=True):
+            ends = zip(series[f"error/{phase}"], series[f"finite/{phase}"], strict=True)
+            assert max(error for error, finite in ends if finite) < study.FAR, (label, phase)
 
 
-def test_a_cell_off_the_diagonal_and_a_worker_that_died_are_counted(grid):
-    series = dict(grid.loc[0, "series"])
-    series["finite/prompt"] = [1 - value for value in series["finite/prompt"]]
-    series["error/prompt"] = [0.0] * len(series["amplitude"])
-    dead = grid.loc[1].copy()
+def test_what_ended_otherwise_than_foretold_and_a_worker_that_died_are_counted(grid):
+    row, dead = grid.loc[0].copy(), grid.loc[1].copy()
+    n = len(row["series"]["amplitude"])
+    turned = [1 - value for value in row["series"]["finite/prompt"]]
+    row["series"] = row["series"] | {"finite/prompt": turned, "error/prompt": [0.0] * n}
     dead["status"], dead["series"] = "abort", {}
-    wrong = grid.loc[0].copy()
-    wrong["series"] = series
-    found = study.planted(pd.DataFrame([wrong, dead]), FACTS)
-    n = len(series["amplitude"])
+    found = study.planted(pd.DataFrame([row, dead]), FACTS)
     assert (~found["agrees"].astype(bool)).sum() == n + 1
 
 
 def test_finite_logits_far_from_those_before_are_wrong_and_count_as_what_was_foretold(grid):
     facts = FACTS | {"here": {"architecture": "x86_64", "gpus": [{"name": "Vulkan0"}]}}
     row = grid.loc[2].copy()  # Q8_0
-    series = dict(row["series"])
-    series["finite/prompt"] = series["finite/decode"] = [1.0] * len(series["amplitude"])
-    far = [float(study.FAR * (2 if amplitude > 65504 else 0.5)) for amplitude in series["amplitude"]]
-    series["error/prompt"], series["error/decode"] = far, [0.0] * len(far)
-    row["series"], row["n_gpu_layers"] = series, -1
+    amplitudes = row["series"]["amplitude"]
+    finite, near = [1.0] * len(amplitudes), [0.0] * len(amplitudes)
+    far = [study.FAR * (2 if amplitude > 65504 else 0.5) for amplitude in amplitudes]
+    row["n_gpu_layers"] = -1
+    row["series"] = row["series"] | {f"finite/{phase}": finite for phase in study.PHASES}
+    row["series"] |= {"error/prompt": far, "error/decode": near}
     found = study.planted(pd.DataFrame([row]), facts)
     assert found["agrees"].all()
-    assert set(found["observed"]) == {"finite", "wrong"}
     ended = study.thresholds(found).set_index("phase")
     assert ended.loc["prompt", "how"] == "wrong"
     assert ended.loc["prompt", "not_finite_from"] == pytest.approx(65504 * 1.01, rel=2e-3)
     assert np.isnan(ended.loc["decode", "not_finite_from"])
-    series["error/prompt"] = [0.0] * len(far)
+    row["series"] |= {"error/prompt": near}
     assert not study.planted(pd.DataFrame([row]), facts)["agrees"].all(), "foretold to fail, and did not"
-
-
-def test_what_was_planted_below_every_limit_changes_no_logit(grid):
-    for row in grid.to_dict("records"):
-        series = row["series"]
-        for phase in study.PHASES:
-            finite = [
-                error for error, ok in zip(series[f"error/{phase}"], series[f"finite/{phase}"], strict=True) if ok
-            ]
-            assert max(finite) < study.FAR, (row["label"], phase)
-
-
-@pytest.mark.parametrize(
-    ("device", "backend"),
-    [
-        ({"name": "CUDA0"}, "CUDA"),
-        ({"name": "Vulkan1"}, "Vulkan"),
-        ({"name": "MTL0"}, "Metal"),
-        ({"name": "MTL0", "tensor": False}, "Metal"),
-        ({"name": "MTL0", "tensor": True}, casts.TENSOR),
-    ],
-)
-def test_weights_on_a_gpu_are_judged_by_its_backend(device, backend):
-    for path in casts.PATHS:
-        assert casts.of_engine((), "arm64", path, device) == backend
-
-
-def test_tensor_units_take_inputs_that_the_tiles_of_older_gpus_overflow():
-    assert casts.known_types([each for each in casts.load() if each.backend == casts.TENSOR]) == casts.known_types(
-        [each for each in casts.load() if each.backend == "Metal"]
-    )
-    for dtype in ("F32", "F16", "Q8_0", "Q4_K"):
-        assert casts.limit("Metal", dtype).limit == 65504
-        assert casts.limit(casts.TENSOR, dtype) is None
-
-
-def test_a_device_whose_casts_nobody_read_is_named():
-    with pytest.raises(StudyError, match="ROCm0"):
-        casts.of_engine((), "x86_64", "mat-mul", {"name": "ROCm0"})
 
 
 def test_a_file_without_rotation_never_returns_on_the_cpu():
@@ -282,7 +226,7 @@ def planted_file(path, factor):
     return path
 
 
-def test_the_gate_names_the_product_that_passes_a_backend_s_limit(tmp_path):
+def test_the_gate_names_the_product_that_passes_a_backend_s_limit_or_how_close_it_came(tmp_path):
     all_found = check(planted_file(tmp_path / "huge.gguf", 1e6))
     assert {f.code for f in blocking(all_found)} == {"logits-not-finite"}
     found = [f for f in all_found if f.code == "range"]
@@ -290,9 +234,5 @@ def test_the_gate_names_the_product_that_passes_a_backend_s_limit(tmp_path):
     assert by_backend.keys() == {"CPU", "Metal", "CUDA"}
     assert all(f.severity == "warning" for f in found)
     assert all("ssm_out in layer 0" in f.evidence and "--keep ssm_out=bf16" in f.mend for f in found)
-
-
-def test_the_gate_says_how_close_a_right_file_came(tmp_path):
-    (passed,) = (f for f in check(mini_file()) if f.code == "gate")
+    (passed,) = (f for f in check(mini_file()) if f.code in ("gate", "range"))
     assert "closest to a limit: " in passed.evidence
-    assert not [f for f in check(mini_file()) if f.code == "range"]

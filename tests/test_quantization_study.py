@@ -14,7 +14,7 @@ from plamo_study import paths
 from plamo_study.analysis import kernels as named, roofline
 from plamo_study.analysis.ceilings import by_type
 from plamo_study.analysis.files import files as files_of
-from plamo_study.engine import kernels
+from plamo_study.engine import ggml, kernels
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, tolerance
 from plamo_study.measure.plan import Plan
@@ -168,7 +168,7 @@ def test_the_plan_can_be_measured_and_leaves_out_what_is_too_large(scale):
     assert (ATTENTION, "F32") not in names
     assert not any("ssm_out" in dtype for model, dtype in names if model == ATTENTION)
     assert all(registry.spec(m, scale).n_params * 4 <= plan.LARGEST for m, d in names if d == "F32")
-    assert {cell.dtype for cell in speed.cells if not cell.files} <= set(kernels.GGML_TYPES)
+    assert {cell.dtype for cell in speed.cells if not cell.files} <= set(ggml.TYPES)
 
 
 # ---------------------------------------------------------------- proofs and kernels
@@ -224,7 +224,7 @@ def test_kernels_have_names_on_x86_and_packing_displaces_the_tiled_one():
 
 def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_engines():
     engine = work(Job(), 60.0).measured.facts
-    for dtype in kernels.GGML_TYPES:
+    for dtype in ggml.TYPES:
         times, taken = kernels.matmul_times(dtype, (256, 256, 2), 1, False, 1, packed=True)
         assert min(times + kernels.matmul_times(dtype, (64, 256, 2), 1, False, 1, packed=False)[0]) > 0
         if named.by_type(engine, "Q8_0"):

@@ -18,23 +18,15 @@ def test_a_killed_row_fails_every_call_until_it_is_measured_again(tmp_path, monk
     cell = nbformat.v4.new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})
     notebook = nbformat.v4.new_notebook(cells=[cell])
     notebook.metadata["kernelspec"] = {"name": "python3", "language": "python", "display_name": "Python 3"}
-    path = tmp_path / "notebooks" / f"{NAME}.ipynb"
-    path.parent.mkdir()
-    nbformat.write(notebook, path)
-    monkeypatch.setattr(paths, "NOTEBOOKS", path.parent)
+    monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(paths, "REPORTS", tmp_path / "reports")
+    nbformat.write(notebook, tmp_path / f"{NAME}.ipynb")
     failure = Failure(stage="run", signal="SIGKILL")
     killed = msgspec.structs.replace(example_row(), status="killed", valid=None, failure=failure, samples_ns=[])
-    rows = [killed]
-    monkeypatch.setattr(report, "measure", lambda *_, **__: Summary(list(rows), 0))
-
-    def call() -> int:
-        return notebooks.execute(notebooks.Asked([str(path)], "live", "mini", {}))
-
-    assert not killed.cell.asks_whether
-    assert (call(), call()) == (1, 1)
-    rows[:] = [example_row()]
-    assert (call(), call()) == (0, 0)
+    asked = notebooks.Asked([str(tmp_path / f"{NAME}.ipynb")], "live", "mini", {})
+    for row, code in ((killed, 1), (killed, 1), (example_row(), 0)):
+        monkeypatch.setattr(report, "measure", lambda *_, row=row, **__: Summary([row], 0))
+        assert notebooks.execute(asked) == code
 
 
 def test_a_published_page_about_speed_never_shows_models_that_lie_in_a_cache():

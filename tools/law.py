@@ -15,11 +15,15 @@ from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import Engine, Minutes, use_engine
 from plamo_study.cli.terminal import Terminal
 from plamo_study.measure import recording
-from plamo_study.measure.plan import MODELS
-from plamo_study.studies.batching_law import analysis, bisection, law as batching_law, plan
+from plamo_study.measure.cells import Prefill
+from plamo_study.measure.plan import MODELS, model_file
+from plamo_study.measure.process import work
+from plamo_study.measure.worker import Job
+from plamo_study.studies.batching_law import analysis, law as batching_law, plan
 
 PROMPT = 512  # tokens of each packed prompt where the smallest aborting batch is sought
 BATCHES = [1024, 2048, 4096]
+LIMIT_S = 120.0
 
 
 def law(
@@ -53,10 +57,32 @@ def _smallest(sizes: list[int]) -> pd.DataFrame:
     """The smallest number of packed prompts that aborts, by batch size: found by bisection, and predicted."""
     lines = []
     for size in sizes:
-        found, processes = bisection.smallest_abort(MODELS[0], PROMPT, size)
+        found, processes = smallest_abort(MODELS[0], PROMPT, size)
         predicted = batching_law.smallest_abort(PROMPT, size)
         lines.append({"n_batch": size, "smallest abort": found, "predicted": predicted, "processes": processes})
     return pd.DataFrame(lines, dtype=object)
+
+
+def smallest_abort(model: str, n_prompt: int, n_batch: int, most: int = 32) -> tuple[int | None, int]:
+    """The smallest number of packed prompts that aborts, by bisection, and how many processes it took.
+
+    None when even `most` do not abort. Aborting is monotone in the number of sequences, which the law proves.
+    """
+    low, high, processes = 0, most, 1
+    if not _aborts(model, n_prompt, n_batch, most):
+        return None, processes
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _aborts(model, n_prompt, n_batch, middle) else (middle, high)
+        processes += 1
+    return high, processes
+
+
+def _aborts(model: str, n_prompt: int, n_batch: int, n_seq: int) -> bool:
+    packed = Prefill(
+        model=model, scale="mini", dtype="F16", n_prompt=n_prompt, n_seq=n_seq, n_batch=n_batch, policy="packed"
+    )
+    return work(Job(cell=packed, path=str(model_file(packed))), LIMIT_S).status == "abort"
 
 
 def _show(frame: pd.DataFrame) -> None:

@@ -1,20 +1,27 @@
-"""llama-cpp-python's ctypes bindings without the rest of the package.
-
-The package also imports Jinja, DiskCache and hundreds of typed dictionaries: half of what a worker imports, and every
-row starts a worker.
-"""
+"""llama-cpp-python: its ctypes bindings, and its own text loop."""
 
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
+from itertools import islice
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 PACKAGE, BINDINGS = "llama_cpp", "llama_cpp.llama_cpp"
+Draft = Callable[[np.ndarray], np.ndarray]  # tokens so far (n,) to the drafted next ones
 
 
 def _bindings() -> ModuleType:
-    """The bindings' module. The package itself stays unloaded, so that it can still be imported normally."""
+    """The bindings' module, without the code of the package around it.
+
+    The package imports everything else it has: Jinja, DiskCache, hundreds of typed dictionaries. That takes 0.6 s of a
+    CPU where the bindings take 0.1 s, and every row starts a worker. Python cannot import a module without its package,
+    so an empty package of that name stands in until the bindings are imported; `generate` imports the whole one.
+    """
     spec = find_spec(PACKAGE)
     if PACKAGE in sys.modules or spec is None:
         return import_module(BINDINGS)
@@ -30,4 +37,24 @@ if TYPE_CHECKING:
 else:
     llama = _bindings()
 
-__all__ = ["llama"]
+
+def generate(path: Path, prompt: Sequence[int], n: int, n_ctx: int, draft: Draft | None = None) -> list[int]:
+    """The `n` greedy tokens after a prompt, from `Llama.generate` on the CPU; `draft` proposes tokens for it.
+
+    Raises RuntimeError where llama.cpp refuses a batch.
+    """
+    from llama_cpp import Llama  # the whole package: 0.6 s that no other worker pays
+    from llama_cpp.llama_speculative import LlamaDraftModel
+
+    class Drafts(LlamaDraftModel):  # type: ignore[misc] # the package is not typed
+        def __call__(self, input_ids: np.ndarray, /, **others: Any) -> np.ndarray:
+            assert draft is not None
+            return draft(input_ids).astype(np.intc)
+
+    draft_model = Drafts() if draft else None  # op_offload=False keeps a build with a GPU off it
+    model = Llama(str(path), n_ctx=n_ctx, logits_all=True, verbose=False, op_offload=False, draft_model=draft_model)
+    try:
+        tokens = model.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0)
+        return [int(token) for token in islice(tokens, n)]
+    finally:
+        model.close()

@@ -6,28 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from plamo_study.engine.library import ggml
-from plamo_study.engine.nodes import Tensor
+from plamo_study.engine.ggml import TYPES, InitParams, Library, Tensor, ggml
 
-GGML_TYPES = {  # ggml.h, enum ggml_type
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8,
-    "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30,
-}  # fmt: skip
 PACKED = b"CPU_REPACK"  # ggml-cpu/repack.cpp: the buffer whose tensors are laid out for the processor's own kernels
 ACCELERATOR = 3  # ggml-backend.h, enum ggml_backend_dev_type: used together with the CPU backend, as BLAS is
 Kernel = Literal["packed", "blas", "plain"]  # of a product: repacked weights, BLAS, or the backend's own
 DISTINCT_ROWS = 64  # of a random matrix; the other rows repeat them, which does not affect speed
 SEED = 0
-_int64 = ctypes.c_int64
-
-
-class _InitParams(ctypes.Structure):  # ggml.h, struct ggml_init_params
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
 
 
 def read_times(n_bytes: int, n_threads: int, repetitions: int) -> list[int]:
@@ -53,17 +43,15 @@ def matmul_times(
     """
     rows, inner, columns = shape
     base, registry = ggml("ggml-base"), ggml("ggml")
-    store, context = (_call(base.ggml_init, _InitParams(1 << 20, None, True)) for _ in range(2))
-    weights = _call(base.ggml_new_tensor_2d, store, GGML_TYPES[dtype], _int64(inner), _int64(rows))
-    inputs = _call(base.ggml_new_tensor_2d, context, GGML_TYPES["F32"], _int64(inner), _int64(columns))
-    graph, product = _call(base.ggml_new_graph, context), _call(base.ggml_mul_mat, context, weights, inputs)
+    store, context = (base.ggml_init(InitParams(1 << 20, None, True)) for _ in range(2))
+    weights = base.ggml_new_tensor_2d(store, TYPES[dtype], inner, rows)
+    inputs = base.ggml_new_tensor_2d(context, TYPES["F32"], inner, columns)
+    graph, product = base.ggml_new_graph(context), base.ggml_mul_mat(context, weights, inputs)
     base.ggml_build_forward_expand(graph, product)
-    backend = _call(registry.ggml_backend_init_best) if gpu else _call(registry.ggml_backend_init_by_type, 0, None)
-    buffers = [
-        _place(base, store, weights, backend, packed),
-        _call(base.ggml_backend_alloc_ctx_tensors, context, backend),
-    ]
-    kernel: Kernel = "packed" if not gpu and Tensor.from_address(weights.value or 0).extra else "plain"
+    backend = registry.ggml_backend_init_best() if gpu else registry.ggml_backend_init_by_type(0, None)
+    placed = _place(base, store, weights, backend, packed)
+    buffers = [placed, base.ggml_backend_alloc_ctx_tensors(context, backend)]
+    kernel: Kernel = "packed" if not gpu and Tensor.from_address(weights).extra else "plain"
     other = None if gpu or kernel == "packed" else _accelerator(base, registry, product)
     if other:
         kernel = "blas"
@@ -83,76 +71,66 @@ def matmul_times(
 
 def matrix_bytes(dtype: str, rows: int, inner: int) -> int:
     """Bytes of a weight matrix in ggml's layout."""
-    base = ggml("ggml-base")
-    base.ggml_row_size.restype = ctypes.c_size_t
-    return rows * int(base.ggml_row_size(GGML_TYPES[dtype], _int64(inner)))
+    return rows * int(ggml("ggml-base").ggml_row_size(TYPES[dtype], inner))
 
 
-def _accelerator(base: ctypes.CDLL, registry: ctypes.CDLL, product: ctypes.c_void_p) -> ctypes.c_void_p | None:
+def _accelerator(base: Library, registry: Library, product: int) -> int | None:
     """The accelerator backend that the engine prefers for a product in host memory, None without one.
 
     On a Mac this is Accelerate, from 32 columns on; elsewhere a build must enable one.
     """
-    device = _call(registry.ggml_backend_dev_by_type, ACCELERATOR)
-    base.ggml_backend_dev_supports_op.restype = ctypes.c_bool
-    if not device or not base.ggml_backend_dev_supports_op(device, product):
-        return None
-    return _call(base.ggml_backend_dev_init, device, None)
+    device = registry.ggml_backend_dev_by_type(ACCELERATOR)
+    usable = device and base.ggml_backend_dev_supports_op(device, product)
+    return base.ggml_backend_dev_init(device, None) if usable else None
 
 
-def _set_threads(base: ctypes.CDLL, backend: ctypes.c_void_p, n_threads: int) -> None:
-    library = _call(base.ggml_backend_dev_backend_reg, _call(base.ggml_backend_get_device, backend))
-    found = _call(base.ggml_backend_reg_get_proc_address, library, b"ggml_backend_set_n_threads")
+def _set_threads(base: Library, backend: int, n_threads: int) -> None:
+    found = _own_function(base, base.ggml_backend_get_device(backend), b"ggml_backend_set_n_threads")
     if found:
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(found.value or 0)(backend, n_threads)
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(found)(backend, n_threads)
 
 
-def _place(
-    base: ctypes.CDLL, store: ctypes.c_void_p, weights: ctypes.c_void_p, backend: ctypes.c_void_p, packed: bool
-) -> ctypes.c_void_p:
+def _own_function(base: Library, device: int, name: bytes) -> int | None:
+    """The address of a function that only some backends have."""
+    address: int | None = base.ggml_backend_reg_get_proc_address(base.ggml_backend_dev_backend_reg(device), name)
+    return address
+
+
+def _place(base: Library, store: int, weights: int, backend: int, packed: bool) -> int | None:
     """A buffer for a context of one matrix: packed if requested and supported, else the backend's own."""
     kind = _packed_buffers(base, backend) if packed else None
+    buffer: int | None
     if kind:
-        buffer = _call(base.ggml_backend_alloc_ctx_tensors_from_buft, store, kind)
-        tensor = Tensor.from_address(weights.value or 0)
+        buffer = base.ggml_backend_alloc_ctx_tensors_from_buft(store, kind)
+        tensor = Tensor.from_address(weights)
         if tensor.extra:
             return buffer
         base.ggml_backend_buffer_free(buffer)
         tensor.buffer = tensor.data = None
-    return _call(base.ggml_backend_alloc_ctx_tensors, store, backend)
+    buffer = base.ggml_backend_alloc_ctx_tensors(store, backend)
+    return buffer
 
 
-def _packed_buffers(base: ctypes.CDLL, backend: ctypes.c_void_p) -> ctypes.c_void_p | None:
+def _packed_buffers(base: Library, backend: int) -> int | None:
     """The CPU backend's buffer type for packed weights; None for other backends and builds without it."""
-    device = _call(base.ggml_backend_get_device, backend)
-    library = _call(base.ggml_backend_dev_backend_reg, device)
-    found = _call(base.ggml_backend_reg_get_proc_address, library, b"ggml_backend_dev_get_extra_bufts")
+    device = base.ggml_backend_get_device(backend)
+    found = _own_function(base, device, b"ggml_backend_dev_get_extra_bufts")
     if not found:
         return None
-    kinds = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found.value or 0)(device)
-    base.ggml_backend_buft_name.restype = ctypes.c_char_p
-    for kind in kinds:
-        if not kind or base.ggml_backend_buft_name(ctypes.c_void_p(kind)) == PACKED:
-            return ctypes.c_void_p(kind) if kind else None
+    kinds = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)(found)(device)
+    for kind in kinds:  # the list ends with a null pointer
+        if not kind or base.ggml_backend_buft_name(kind) == PACKED:
+            return kind
     return None
 
 
-def _fill(base: ctypes.CDLL, tensor: ctypes.c_void_p, dtype: str, rows: int, inner: int) -> None:
+def _fill(base: Library, tensor: int, dtype: str, rows: int, inner: int) -> None:
     distinct = min(rows, DISTINCT_ROWS)
     values = np.random.default_rng(SEED).random((distinct, inner), dtype=np.float32) - np.float32(0.5)
     block = np.empty(matrix_bytes(dtype, distinct, inner), dtype=np.uint8)
-    source, target = (array.ctypes.data_as(ctypes.c_void_p) for array in (values, block))
-    base.ggml_quantize_chunk(GGML_TYPES[dtype], source, target, _int64(0), _int64(distinct), _int64(inner), None)
+    base.ggml_quantize_chunk(TYPES[dtype], values.ctypes.data, block.ctypes.data, 0, distinct, inner, None)
     data = np.resize(block, matrix_bytes(dtype, rows, inner))
-    base.ggml_backend_tensor_set(
-        tensor, data.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(0), ctypes.c_size_t(data.nbytes)
-    )
-
-
-def _call(function: Any, *arguments: object) -> ctypes.c_void_p:
-    """Call a ggml function that returns a pointer."""
-    function.restype = ctypes.c_void_p
-    return ctypes.c_void_p(function(*arguments))
+    base.ggml_backend_tensor_set(tensor, data.ctypes.data, 0, data.nbytes)
 
 
 def _timed(work: Callable[[], object]) -> int:

@@ -7,6 +7,7 @@ which is why every measurement has its own process.
 import ctypes
 import hashlib
 import re
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,24 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from plamo_study.engine.bindings import llama
+from plamo_study.engine.ggml import ggml, library_files
 
-LIBRARIES = ("llama", "ggml", "ggml-base", "ggml-cpu", "ggml-metal", "ggml-cuda", "ggml-blas", "ggml-vulkan")
 GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its own memory, and one in the host's
 _keep_alive: list[Any] = []
-
-
-def library_files() -> list[Path]:
-    """The loaded engine's shared libraries, as llama-cpp-python selects them by name."""
-    folder = Path(llama._base_path)
-    found = [
-        next(folder.glob(f"lib{name}.so"), None) or next(folder.glob(f"lib{name}.dylib"), None) for name in LIBRARIES
-    ]
-    return [path for path in found if path]
-
-
-def ggml(name: str) -> ctypes.CDLL:
-    """One of ggml's libraries of the loaded engine, e.g. `ggml-base`."""
-    return ctypes.CDLL(str(next(path for path in library_files() if path.stem == f"lib{name}")))
 
 
 def describe() -> dict[str, Any]:
@@ -47,7 +34,6 @@ def describe() -> dict[str, Any]:
     for path in library_files():
         digest.update(path.read_bytes())
     base = ggml("ggml-base")
-    base.ggml_commit.restype = base.ggml_version.restype = ctypes.c_char_p
     return {
         "binding": f"llama-cpp-python {version('llama-cpp-python')}",
         "llama": llama.llama_version().decode(),
@@ -67,17 +53,15 @@ def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
     """
     tensor = has_tensor_units(log)
     base, registry = ggml("ggml-base"), ggml("ggml")
-    registry.ggml_backend_dev_get.restype = ctypes.c_void_p
-    registry.ggml_backend_dev_count.restype = ctypes.c_size_t
-    for of in ("name", "description"):
-        getattr(base, f"ggml_backend_dev_{of}").restype = ctypes.c_char_p
     found = []
     for index in range(registry.ggml_backend_dev_count()):
-        device = ctypes.c_void_p(registry.ggml_backend_dev_get(ctypes.c_size_t(index)))
+        device = registry.ggml_backend_dev_get(index)
         if base.ggml_backend_dev_type(device) in GPU_TYPES:
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             base.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-            name, chip = (getattr(base, f"ggml_backend_dev_{of}")(device).decode() for of in ("name", "description"))
+            name, chip = (
+                told(device).decode() for told in (base.ggml_backend_dev_name, base.ggml_backend_dev_description)
+            )
             found.append({"name": name, "chip": chip, "memory_bytes": total.value})
             found[-1] |= {"tensor": tensor[name]} if name in tensor else {}
     return found
@@ -127,10 +111,23 @@ def native_time() -> Iterator[list[int]]:
 
 def capture_log(lines: list[str]) -> None:
     """Send llama.cpp's log to `lines` instead of stderr (an assertion still reaches stderr: it bypasses the log)."""
+    _log_to(lambda text: lines.append(text.decode(errors="replace")))
 
+
+def log_to_stderr() -> None:
+    """Print llama.cpp's log as it comes; llama-cpp-python silences it otherwise."""
+
+    def write(text: bytes) -> None:
+        sys.stderr.buffer.write(text)
+        sys.stderr.buffer.flush()
+
+    _log_to(write)
+
+
+def _log_to(write: Callable[[bytes], None]) -> None:
     @llama.llama_log_callback
     def on_log(level: int, text: bytes, user_data: int) -> None:
-        lines.append(text.decode(errors="replace"))
+        write(text)
 
     _keep_alive.append(on_log)
     llama.llama_log_set(on_log, ctypes.c_void_p())

@@ -1,134 +1,79 @@
-"""A model whose graph nodes are inspected during evaluation, through llama.cpp's evaluation callback.
+"""A model whose graph nodes are looked at while it evaluates, through llama.cpp's evaluation callback.
 
-Shared plumbing: ggml's tensor struct, reading a tensor from its backend's memory, and one model with one sequence. It
-does not know which nodes matter: a subclass decides which are wanted and what to do with them.
+`Watched` stops the graph at the nodes a subclass wants and hands them over; what they are wanted for, the subclasses
+say: squared inputs for an importance matrix, ranges of inputs, residual sums for the gate, sizes of micro-batches.
+Stopping costs time, so nothing is timed in such a session.
 """
 
 import ctypes
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from plamo_study.engine.bindings import llama
-from plamo_study.engine.library import ggml
-from plamo_study.engine.session import EngineError, SessionConfig, context_params, model_params, tokenize
+from plamo_study.engine.ggml import F32, OBJECT_SIZE, TYPES, Library, Tensor, ggml
+from plamo_study.engine.session import EngineError, Session, SessionConfig
 
-OBJECT_SIZE = 32  # bytes of ggml.c's struct ggml_object on a 64-bit machine
-F32 = 0  # ggml.h, enum ggml_type
-NUMBERS = {F32: "<f4", 1: "<f2"}  # by ggml type, what `values` can read
-
-
-class Tensor(ctypes.Structure):
-    """ggml.h, struct ggml_tensor."""
-
-
-Tensor._fields_ = (
-    ("type", ctypes.c_int),
-    ("buffer", ctypes.c_void_p),
-    ("ne", ctypes.c_int64 * 4),
-    ("nb", ctypes.c_size_t * 4),
-    ("op", ctypes.c_int),
-    ("op_params", ctypes.c_int32 * 16),
-    ("flags", ctypes.c_int32),
-    ("src", ctypes.POINTER(Tensor) * 10),
-    ("view_src", ctypes.c_void_p),
-    ("view_offs", ctypes.c_size_t),
-    ("data", ctypes.c_void_p),
-    ("name", ctypes.c_char * 64),
-    ("extra", ctypes.c_void_p),
-    ("padding", ctypes.c_char * 8),
-)
+NUMBERS = {F32: "<f4", TYPES["F16"]: "<f2"}  # by ggml type, what `values` can read
+LARGEST = float(np.finfo(np.float32).max)  # files hold the sums as float32
+NO_LAYER = -1  # layer of the output matrix
+BLOCKS = (16, 32)  # numbers whose sum some backends keep beside quantized activations
+CACHE = re.compile(r"cache_([kv])_l(\d+)")
+LAYER = re.compile(r"-(\d+)$")  # llama.cpp's names of nodes end in the layer
+SUM = re.compile(r"(attn_residual|ffn_residual|l_out)-(\d+)")  # plamo2.cpp and plamo3.cpp; l_out renames the second
+MIXER, FEED_FORWARD = "mixer", "feed-forward"
+# Outputs of the first layer in plamo2.cpp and plamo3.cpp, one column per token. The last layer keeps only output rows.
+FIRST_LAYER = ("ffn_residual-0", "l_out-0")
 
 
-class WatchedModel:
-    """A model with a context of one sequence (`config.n_ctx_seq` tokens) whose nodes a subclass inspects.
+class Operators(Session):
+    """A session with a callback at every node, `_on_node`, which a subclass defines. It knows operations by name.
 
-    `watch` False makes the same context without a callback, to measure the cost of watching. `model`: a loaded model to
-    use instead of loading the file; whoever loaded it frees it.
-
-    Raises
-    ------
-    EngineError
-        The file does not load, a batch is refused, or the build's tensor layout differs; also any exception of `see`,
-        with its text.
-
+    Raises EngineError as its base class does, and where the build's tensor layout differs.
     """
 
-    def __init__(self, path: Path | str, config: SessionConfig, watch: bool = True, model: Any = None):
-        self._base, self._error, self.n_past = ggml_base(), "", 0
+    def __init__(self, source: Path | str | Session, config: SessionConfig):
+        self._base = base()
         self._ops: dict[int, str] = {}
         self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)
-        self._owns_model = model is None
-        self.model = model or llama.llama_model_load_from_file(str(path).encode(), model_params(config))
-        if not self.model:
-            raise EngineError(f"llama.cpp cannot load {path}")
-        self._vocab = llama.llama_model_get_vocab(self.model)
-        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
-        params = context_params(config)
-        params.n_batch = config.n_ctx_seq
-        if watch:
-            params.cb_eval = self._callback
-        self.context = llama.llama_init_from_model(self.model, params)
-        if not self.context:
-            raise EngineError(f"llama.cpp cannot make a context of {config.n_ctx_seq} tokens")
+        super().__init__(source, config)
 
-    def __enter__(self) -> Self:
-        return self
+    def _context_params(self) -> llama.llama_context_params:
+        params = super()._context_params()
+        params.cb_eval = self._callback
+        return params
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        llama.llama_free(self.context)
-        if self._owns_model:
-            llama.llama_model_free(self.model)
+    def _on_node(self, address: int, ask: bool, _: int) -> bool:
+        """With `ask`: whether the node is wanted. Without: it is computed; returning False ends the evaluation."""
+        raise NotImplementedError
+
+    def op(self, number: int) -> str:
+        """Name of an operation by its number, e.g. "MUL_MAT"."""
+        if number not in self._ops:
+            self._ops[number] = str(self._base.ggml_op_name(number).decode())
+        return self._ops[number]
+
+
+class Watched(Operators):
+    """A session whose calls are as long as its context, and whose nodes a subclass looks at.
+
+    Raises EngineError also for any exception of `see`, with its text.
+    """
+
+    def __init__(self, source: Path | str | Session, config: SessionConfig):
+        self._error = ""
+        super().__init__(source, replace(config, n_batch=config.n_ctx_seq))
 
     def wanted(self, node: Tensor) -> bool:
         """Whether to call `see` for this node."""
         raise NotImplementedError
 
     def see(self, node: Tensor) -> None:
-        """Look at a wanted node that has just been computed; `ctypes.pointer(node)` is what `values` takes."""
+        """Look at a wanted node that has just been computed."""
         raise NotImplementedError
-
-    def tokenize(self, text: bytes) -> np.ndarray:
-        """Token ids (n_tokens,) int32 of a UTF-8 text, including the tokens that the model adds around it."""
-        return tokenize(self._vocab, text)
-
-    def clear(self) -> None:
-        """Forget the sequence."""
-        llama.llama_memory_clear(llama.llama_get_memory(self.context), True)
-        self.n_past = 0
-
-    def evaluate(self, tokens: np.ndarray, every: bool = True) -> None:
-        """Evaluate the sequence's next tokens in one `llama_decode`; outputs at every position or only the last."""
-        n = len(tokens)
-        batch = llama.llama_batch_init(n, 0, 1)
-        batch.n_tokens = n
-        for i, token in enumerate(tokens.tolist()):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
-                token,
-                self.n_past + i,
-                1,
-                every or i == n - 1,
-            )
-            batch.seq_id[i][0] = 0
-        code = llama.llama_decode(self.context, batch)
-        llama.llama_synchronize(self.context)
-        llama.llama_batch_free(batch)
-        if code or self._error:
-            raise EngineError(self._error or f"llama_decode returned {code}")
-        self.n_past += n
-
-    def logits(self, n: int = 1) -> np.ndarray:
-        """Copy of the `n` output rows of the last `evaluate`, (n, n_vocab) float32."""
-        return np.ctypeslib.as_array(llama.llama_get_logits(self.context), shape=(n, self.n_vocab)).copy()
-
-    def op(self, node: Tensor) -> str:
-        """Name of the operation that makes a node, e.g. "MUL_MAT"."""
-        number = node.op
-        if number not in self._ops:
-            self._ops[number] = str(self._base.ggml_op_name(number).decode())
-        return self._ops[number]
 
     def values(self, tensor: Any) -> np.ndarray:
         """A copy of an F32 or F16 tensor from its backend's memory, in NumPy order and with the tensor's strides.
@@ -141,8 +86,15 @@ class WatchedModel:
         shape, strides = tuple(described.ne)[::-1], tuple(described.nb)[::-1]
         return np.lib.stride_tricks.as_strided(data.view(np.dtype(NUMBERS[described.type])), shape, strides)
 
+    def _run(self, n_tokens: int) -> None:
+        self._error = ""
+        try:
+            super()._run(n_tokens)
+        finally:
+            if self._error:
+                raise EngineError(self._error)
+
     def _on_node(self, address: int, ask: bool, _: int) -> bool:
-        """With `ask`: whether the node is wanted. Without: it is computed; returning False ends the evaluation."""
         try:
             node = Tensor.from_address(address)
             if ask:
@@ -153,20 +105,198 @@ class WatchedModel:
         return not self._error
 
 
-def name_of(tensor: Any) -> str:
-    """A tensor's name from a pointer to it; a backend's copy is named like `CUDA0#blk.0.ffn_up.weight#0`."""
-    parts = tensor.contents.name.decode(errors="replace").split("#")
+def base() -> Library:
+    """libggml-base. EngineError when its tensor layout differs."""
+    found = ggml("ggml-base")
+    if found.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + OBJECT_SIZE:
+        raise EngineError("this build's tensor layout is not that of ggml 0c1e57098")
+    return found
+
+
+def name_of(node: Tensor) -> str:
+    """A node's name; a backend's copy of a tensor is named like `CUDA0#blk.0.ffn_up.weight#0`."""
+    parts = node.name.decode(errors="replace").split("#")
     return str(parts[1] if len(parts) > 1 else parts[0])
 
 
-def ggml_base() -> ctypes.CDLL:
-    """libggml-base with the signatures used here. EngineError when its tensor layout differs."""
-    base = ggml("ggml-base")
-    base.ggml_tensor_overhead.restype = base.ggml_nbytes.restype = ctypes.c_size_t
-    base.ggml_op_name.restype, base.ggml_op_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
-    base.ggml_nbytes.argtypes = [ctypes.c_void_p]
-    base.ggml_backend_tensor_get.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t]
-    base.ggml_backend_tensor_get.restype = None
-    if base.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + OBJECT_SIZE:
-        raise EngineError("this build's tensor layout is not that of ggml 0c1e57098")
-    return base
+# ---------------------------------------------------------------- squared inputs
+
+
+class InputSquares(Watched):
+    """A model that sums the squared inputs of its blocks' matrices while it evaluates texts, as llama-imatrix does.
+
+    `sums`: by tensor name, (n_columns,) float64; `counts`: the tokens summed over. `config` sets context and threads.
+    Products with experts are left out: PLaMo has none.
+
+    Every call evaluates ONE sequence. llama-imatrix packs n_batch / n_ctx pieces of text as parallel sequences, which
+    PLaMo 2 mixes up in llama.cpp 0c1e57098 (mixed prompts, D2): its sums belong to another computation.
+
+    Raises EngineError also where a text is refused or an input is not finite.
+    """
+
+    def __init__(self, path: Path | str, config: SessionConfig):
+        self.sums: dict[str, np.ndarray] = {}
+        self.counts: dict[str, int] = {}
+        super().__init__(path, config)
+
+    def add(self, tokens: np.ndarray) -> None:
+        """Evaluate one piece of text alone, with outputs at every position, and add its products' squared inputs.
+
+        As in llama-imatrix, the beginning-of-text token replaces the first token if the model uses one.
+        """
+        self.clear()
+        tokens = np.array(tokens)
+        if self.bos is not None:
+            tokens[:1] = self.bos
+        self.verify({0: tokens})
+
+    def wanted(self, node: Tensor) -> bool:
+        """Whether a node is a product of a block's weights with F32 inputs."""
+        if self.op(node.op) != "MUL_MAT":
+            return False
+        return name_of(node.src[0].contents).startswith("blk.") and node.src[1].contents.type == F32
+
+    def see(self, node: Tensor) -> None:
+        """Add the squares of the product's inputs."""
+        weights, inputs = node.src[0].contents, node.src[1]
+        name = name_of(weights)
+        if weights.ne[2] * weights.ne[3] != 1:
+            raise EngineError(f"{name} is more than one matrix")
+        rows = self.values(inputs).reshape(-1, inputs.contents.ne[0])
+        total = self.sums.get(name, 0.0) + np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+        if not (total <= LARGEST).all():  # also catches NaN
+            raise EngineError(f"the input of {name} is not finite, or its squares exceed float32")
+        self.sums[name] = total
+        self.counts[name] = self.counts.get(name, 0) + len(rows)
+
+
+# ---------------------------------------------------------------- ranges
+
+
+@dataclass
+class Range:
+    """Largest absolute values met in one product, over finite numbers.
+
+    `weight_type`: ggml's number of the type the inputs are multiplied with. `largest`: of the inputs; `sums`: of the
+    sums of 16 and 32 consecutive inputs; `output`: of the results. `not_finite`: inputs that were infinite or NaN.
+    """
+
+    weight_type: int
+    largest: float = 0.0
+    sums: dict[int, float] = field(default_factory=lambda: dict.fromkeys(BLOCKS, 0.0))
+    output: float = 0.0
+    not_finite: int = 0
+
+    def take_in(self, values: np.ndarray) -> None:
+        """Widen the range by an array of inputs with rows along its last axis."""
+        rows = values.reshape(-1, values.shape[-1])
+        if not rows.size:  # a micro-batch without outputs
+            return
+        self.largest = max(self.largest, _largest(rows))
+        self.not_finite += int(rows.size - np.isfinite(rows).sum())
+        for n in BLOCKS:
+            if rows.shape[1] % n == 0:
+                self.sums[n] = max(self.sums[n], _largest(rows.reshape(len(rows), -1, n).sum(axis=-1)))
+
+
+class InputRanges(Watched):
+    """A model that records the ranges of its products' inputs during evaluation, under the current `phase`.
+
+    `found`: by (phase, kind, layer). A kind is a weight's name without block and `.weight`, or "kq", "kqv" (the two
+    products inside attention, or the query of a flash attention, which computes both), "cache_k", "cache_v" (values
+    stored in the key/value cache, which take its type). How a backend casts a number is not known here.
+    """
+
+    def __init__(self, path: Path | str, config: SessionConfig):
+        self.phase = "prompt"
+        self.found: dict[tuple[str, str, int], Range] = {}
+        super().__init__(path, config)
+
+    def wanted(self, node: Tensor) -> bool:
+        """Whether a node is a product, a flash attention or a store into a key/value cache, with F32 inputs."""
+        op = self.op(node.op)
+        if op == "SET_ROWS":
+            return bool(CACHE.search(name_of(node))) and node.src[0].contents.type == F32
+        if op == "FLASH_ATTN_EXT":
+            return bool(node.src[0].contents.type == F32)
+        return op == "MUL_MAT" and node.src[1].contents.type == F32
+
+    def see(self, node: Tensor) -> None:
+        """Widen the range of the product's inputs and results."""
+        op, first, second = self.op(node.op), node.src[0], node.src[1]
+        if op == "SET_ROWS":
+            cache: Any = CACHE.search(name_of(node))
+            kind, layer, inputs, meets = f"cache_{cache[1]}", int(cache[2]), first, node
+        elif op == "FLASH_ATTN_EXT":  # the node itself has no name
+            keys = CACHE.search(name_of(second.contents))
+            kind, layer, inputs, meets = "kq", int(keys[2]) if keys else NO_LAYER, first, second.contents
+        else:
+            (kind, layer), inputs, meets = _product(node), second, first.contents
+        seen = self.found.setdefault((self.phase, kind, layer), Range(meets.type))
+        seen.take_in(self.values(inputs))
+        if op == "MUL_MAT":
+            seen.output = max(seen.output, _largest(self.values(ctypes.pointer(node))))
+
+
+def _product(node: Tensor) -> tuple[str, int]:
+    """Kind and layer of a product, by the weight's name or, inside attention, by its own."""
+    weight, name = name_of(node.src[0].contents), name_of(node)
+    if weight.endswith(".weight"):
+        block = re.match(r"blk\.(\d+)\.", weight)
+        kind = weight.removeprefix(block[0] if block else "").removesuffix(".weight")
+        return kind, int(block[1]) if block else NO_LAYER
+    at = LAYER.search(name)
+    return LAYER.sub("", name), int(at[1]) if at else NO_LAYER
+
+
+def _largest(values: np.ndarray) -> float:
+    """The largest finite absolute value; 0 where none is finite."""
+    most = float(max(values.max(), -values.min())) if values.size else 0.0
+    if np.isfinite(most):
+        return most
+    finite = values[np.isfinite(values)]
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+# ---------------------------------------------------------------- parts and micro-batches
+
+
+class PartSums(Watched):
+    """A second context on a session's model that keeps the residual sum after every part of every token.
+
+    Their correct values are not known here: see oracle/judge.py.
+    """
+
+    def __init__(self, session: Session):
+        self._found: dict[tuple[int, str], list[np.ndarray]] = {}
+        super().__init__(session, session.config)
+
+    def wanted(self, node: Tensor) -> bool:
+        """Whether a node is one of the two sums of a layer."""
+        return SUM.fullmatch(name_of(node)) is not None
+
+    def see(self, node: Tensor) -> None:
+        """Keep the node's rows."""
+        name: Any = SUM.fullmatch(name_of(node))
+        part = MIXER if name[1] == "attn_residual" else FEED_FORWARD
+        rows = self.values(ctypes.pointer(node)).reshape(-1, node.ne[0])
+        self._found.setdefault((int(name[2]), part), []).append(rows)
+
+    def sums(self) -> dict[tuple[int, str], np.ndarray]:
+        """Residual sums by (layer, part), (n_tokens, hidden) float32, tokens in evaluation order."""
+        return {place: np.concatenate(rows) for place, rows in self._found.items()}
+
+
+class MicroBatches(Operators):
+    """A session that records the token count of every micro-batch that the engine forms of its calls, in `sizes`."""
+
+    def __init__(self, path: Path | str, config: SessionConfig):
+        self.sizes: list[int] = []
+        super().__init__(path, config)
+
+    def _on_node(self, address: int, ask: bool, _: int) -> bool:
+        node = Tensor.from_address(address)
+        if not ask:
+            columns, steps, sequences = node.ne[1], node.ne[2], node.ne[3]
+            self.sizes.append(columns * steps * sequences)
+        return not ask or name_of(node) in FIRST_LAYER

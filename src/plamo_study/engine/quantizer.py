@@ -4,7 +4,6 @@ It does not know recipes or importance matrices as files: types are numbers, sum
 """
 
 import ctypes
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,18 +58,6 @@ def check_layout(params: llama.llama_model_quantize_params) -> None:
     pointers = (params.imatrix, params.kv_overrides, params.tt_overrides, params.prune_layers)
     if found != (0, 7, True, 8 << 30) or any(flags) or any(pointers):
         raise EngineError("this build's quantizer takes other parameters than the binding knows")
-
-
-def log_to_stderr() -> None:
-    """Print llama.cpp's log as it comes; llama-cpp-python silences it otherwise."""
-
-    @llama.llama_log_callback
-    def on_log(level: int, text: bytes, user_data: int) -> None:
-        sys.stderr.buffer.write(text)
-        sys.stderr.buffer.flush()
-
-    _keep_alive.append(on_log)
-    llama.llama_log_set(on_log, ctypes.c_void_p())
 
 
 def _overrides(patterns: Sequence[tuple[str, int]]) -> Any:

@@ -4,33 +4,15 @@ It knows types by ggml's number and nothing about models. Encoding is ggml's ref
 quantizer uses for tensors without an importance matrix.
 """
 
-import ctypes
 from functools import lru_cache
 
 import numpy as np
 
-from plamo_study.engine.library import ggml
+from plamo_study.engine.ggml import F32, Traits, ggml
 
-F32 = 0  # ggml.h, enum ggml_type
 BLOCK = 32  # weights that share a scale in every type here; a multiple of it is a super-block
 MEDIAN_OF_NORMAL = 0.67449  # median of |x| of a standard normal x
 PIECE = 1 << 22  # weights processed at a time
-
-_TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
-
-
-class _Traits(ctypes.Structure):
-    """ggml.h, struct ggml_type_traits."""
-
-    _fields_ = (
-        ("type_name", ctypes.c_char_p),
-        ("blck_size", ctypes.c_int64),
-        ("blck_size_interleave", ctypes.c_int64),
-        ("type_size", ctypes.c_size_t),
-        ("is_quantized", ctypes.c_bool),
-        ("to_float", _TO_FLOAT),
-        ("from_float_ref", _TO_FLOAT),
-    )
 
 
 def decode(raw: np.ndarray, dtype: int) -> np.ndarray:
@@ -74,10 +56,7 @@ def _disturbed(raw: np.ndarray, kept: int, dtype: int, rng: np.random.Generator)
     return encode(values + error, kept)
 
 
-@lru_cache
-def _traits(dtype: int) -> _Traits:
-    base = ggml("ggml-base")
-    base.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
-    base.ggml_get_type_traits.argtypes = [ctypes.c_int]
-    found: _Traits = base.ggml_get_type_traits(dtype).contents
+@lru_cache  # asked for every piece of every tensor
+def _traits(dtype: int) -> Traits:
+    found: Traits = ggml("ggml-base").ggml_get_type_traits(dtype).contents
     return found

@@ -10,9 +10,9 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from plamo_study.engine.bindings import llama
+from plamo_study.engine.ggml import TYPES
 
 Policy = Literal["per_sequence", "packed"]
-KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # ggml.h, enum ggml_type
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_attn_type
 Part = Literal["everything", "fixed"]
 STATE_PARTS = {"everything": 0, "fixed": llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY}
@@ -53,6 +53,9 @@ class SessionConfig:
 class Session:
     """A loaded model with its memory. Sequences are numbered 0..n_seq_max-1; positions are counted here.
 
+    `source`: a file, a loaded model, or another session, which must end after this one: they share its model. A model
+    that is not shared is freed when the session ends.
+
     Raises
     ------
     EngineError
@@ -60,25 +63,17 @@ class Session:
 
     """
 
-    def __init__(self, path: Path | str, config: SessionConfig):
-        model = llama.llama_model_load_from_file(str(path).encode(), model_params(config))
-        if not model:
-            raise EngineError(f"llama.cpp cannot load {path}")
-        self._attach(model, config)
-
-    def beside(self, config: SessionConfig) -> "Session":
-        """A second session on the same loaded model; it must end before this one."""
-        found = Session.__new__(Session)
-        found._attach(self.model, config)
-        found._owns_model = False
-        return found
-
-    def _attach(self, model: Any, config: SessionConfig) -> None:
-        """Make the context of a loaded model, which this session frees from now on."""
-        self.config, self.model, self._owns_model = config, model, True
-        self.context = llama.llama_init_from_model(model, self._context_params(config))
+    def __init__(self, source: "Path | str | Session | int", config: SessionConfig):
+        self._owns_model = not isinstance(source, Session)
+        if isinstance(source, Path | str):
+            self.model = load(source, model_params(config))
+        else:
+            self.model = source.model if isinstance(source, Session) else source
+        self.config = config
+        self.context = llama.llama_init_from_model(self.model, self._context_params())
         if not self.context:
-            llama.llama_model_free(model)
+            if self._owns_model:
+                llama.llama_model_free(self.model)
             raise EngineError(f"llama.cpp cannot make a context of {config.n_seq_max} x {config.n_ctx_seq} tokens")
         self.memory = llama.llama_get_memory(self.context)
         self.vocab = llama.llama_model_get_vocab(self.model)
@@ -88,8 +83,24 @@ class Session:
         self.n_batch: int = llama.llama_n_batch(self.context)  # at most the context: a longer batch would abort
         self._batch = self._make_batch(self.n_batch)
 
-    def _context_params(self, config: SessionConfig) -> Any:
-        return context_params(config)
+    def _context_params(self) -> llama.llama_context_params:
+        """llama.cpp's context parameters; a subclass may add a callback."""
+        config, params = self.config, llama.llama_context_default_params()
+        params.n_ctx = config.n_ctx_seq * config.n_seq_max
+        for name in (
+            "n_batch",
+            "n_ubatch",
+            "n_seq_max",
+            "n_threads",
+            "n_threads_batch",
+            "swa_full",
+            "kv_unified",
+            "n_rs_seq",
+        ):
+            setattr(params, name, getattr(config, name))
+        params.type_k, params.type_v = TYPES[config.type_k.upper()], TYPES[config.type_v.upper()]
+        params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
+        return params
 
     def __enter__(self) -> Self:
         return self
@@ -155,12 +166,8 @@ class Session:
 
     def evaluate_at(self, tokens: np.ndarray, rows: Sequence[int]) -> np.ndarray:
         """Evaluate the next tokens (n,) of sequence 0 in one `llama_decode`; logits (n_rows, n_vocab) at `rows`."""
-        n = len(tokens)
-        self._token[:n], self._seq[:n], self._output[:n] = tokens, 0, 0
-        self._output[list(rows)] = 1
-        self._pos[:n] = self.n_past[0] + np.arange(n)
-        self.n_past[0] += n
-        self._run(n)
+        self._put(0, 0, tokens, list(rows))
+        self._run(len(tokens))
         return np.stack([self.logits(row) for row in rows])
 
     def verify(self, drafts: Mapping[int, np.ndarray], silent: int = 0) -> dict[int, np.ndarray]:
@@ -171,13 +178,9 @@ class Session:
         """
         n, rows, asked = 0, {}, 0
         for seq, tokens in drafts.items():
-            part = slice(n, n + len(tokens))
-            self._token[part], self._seq[part], self._output[part] = tokens, seq, 1
-            self._output[n : n + silent] = 0
-            self._pos[part] = self.n_past[seq] + np.arange(len(tokens))
-            self.n_past[seq] += len(tokens)
+            self._put(n, seq, tokens, slice(silent, None))
             rows[seq] = slice(asked, asked + len(tokens) - silent)
-            n, asked = part.stop, rows[seq].stop
+            n, asked = n + len(tokens), rows[seq].stop
         self._run(n)
         logits = self.outputs(asked)
         return {seq: logits[part] for seq, part in rows.items()}
@@ -195,13 +198,17 @@ class Session:
         A view of the engine's buffer, which the next call overwrites: row i predicts token first + 1 + i.
         """
         self.clear()
-        self._output[:] = 0
-        self._output[first : len(tokens) - 1] = 1
-        self._token[: len(tokens)], self._seq[: len(tokens)] = tokens, 0
-        self._pos[: len(tokens)] = np.arange(len(tokens))
+        self._put(0, 0, tokens, slice(first, len(tokens) - 1))
         self._run(len(tokens))
-        self.n_past[0] = len(tokens)
         return self.outputs(len(tokens) - 1 - first)
+
+    def _put(self, at: int, seq: int, tokens: np.ndarray, outputs: slice | list[int]) -> None:
+        """Place a sequence's next tokens in the batch from `at` on; `outputs`: those of them that get logits."""
+        part = slice(at, at + len(tokens))
+        self._token[part], self._seq[part], self._output[part] = tokens, seq, 0
+        self._output[part][outputs] = 1
+        self._pos[part] = self.n_past[seq] + np.arange(len(tokens))
+        self.n_past[seq] += len(tokens)
 
     def outputs(self, n: int) -> np.ndarray:
         """The `n` output rows of the last `llama_decode`, (n, n_vocab) float32: a view that the next one overwrites."""
@@ -321,6 +328,14 @@ def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:
     return np.ctypeslib.as_array(ids)[:n].copy()
 
 
+def load(path: Path | str, params: llama.llama_model_params) -> int:
+    """Load a model file; EngineError where llama.cpp cannot."""
+    model: int | None = llama.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise EngineError(f"llama.cpp cannot load {path}")
+    return model
+
+
 def model_params(config: SessionConfig) -> llama.llama_model_params:
     """llama.cpp's model parameters. Without layers on a GPU, the GPU is not used at all.
 
@@ -332,17 +347,4 @@ def model_params(config: SessionConfig) -> llama.llama_model_params:
         params.load_mode = llama.LLAMA_LOAD_MODE_NONE
     if config.n_gpu_layers == 0:
         params.devices = ctypes.addressof(NO_DEVICES)
-    return params
-
-
-def context_params(config: SessionConfig) -> llama.llama_context_params:
-    """llama.cpp's context parameters."""
-    params = llama.llama_context_default_params()
-    params.n_ctx = config.n_ctx_seq * config.n_seq_max
-    for name in ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch"):
-        setattr(params, name, getattr(config, name))
-    params.type_k, params.type_v = KV_TYPES[config.type_k], KV_TYPES[config.type_v]
-    params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
-    params.swa_full, params.kv_unified = config.swa_full, config.kv_unified
-    params.n_rs_seq = config.n_rs_seq
     return params

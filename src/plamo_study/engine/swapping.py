@@ -9,7 +9,6 @@ of a file loaded as usual up to the order of additions.
 It does not know which tensors are worth swapping.
 """
 
-import ctypes
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from plamo_study.engine.bindings import llama
-from plamo_study.engine.library import ggml
-from plamo_study.engine.session import EngineError, Session, SessionConfig, model_params
+from plamo_study.engine.ggml import GgufParams, InitParams, ggml
+from plamo_study.engine.session import EngineError, Session, SessionConfig, load, model_params
 
 HEAD, EMBEDDINGS = "output.weight", "token_embd.weight"
 NEUTRAL = (".scale", ".input_scale")  # scales of types in neither file: the engine asks for them, 1 has no effect
@@ -44,7 +43,7 @@ class Composer:
 
     def __init__(self, reference: Path, candidate: Path):
         llama.llama_backend_init()
-        self._base = _base()
+        self._base = ggml("ggml-base")
         self.path, self.other = reference, candidate
         self.reference, self._reference_data = self._open(reference)
         self.candidate, self._candidate_data = self._open(candidate)
@@ -54,7 +53,7 @@ class Composer:
 
     def compose(
         self, config: SessionConfig, swapped: Collection[str] = (), replaced: Mapping[str, np.ndarray] | None = None
-    ) -> "Composed":
+    ) -> Session:
         """A session on the reference with the tensors named in `swapped` taken from the candidate.
 
         `replaced`: bytes (uint8) that replace tensors of the reference, in the reference's types.
@@ -67,7 +66,7 @@ class Composer:
             if HEAD not in types:
                 data[HEAD] = data[EMBEDDINGS]
                 self._declare(header, HEAD, types[EMBEDDINGS])
-            return Composed(self._build(header, data, config), config)
+            return Session(self._build(header, data, config), config)
         finally:
             self._base.gguf_free(header)
 
@@ -109,7 +108,7 @@ class Composer:
 
     def _declare(self, header: int, name: str, dtype: int) -> None:
         """Add a tensor's name and type to a header; the engine takes its shape from the architecture."""
-        context = self._base.ggml_init(_InitParams(SCRATCH, None, True))
+        context = self._base.ggml_init(InitParams(SCRATCH, None, True))
         tensor = self._base.ggml_new_tensor_1d(context, dtype, self._base.ggml_blck_size(dtype))
         self._base.ggml_set_name(tensor, name.encode())
         self._base.gguf_add_tensor(header, tensor)
@@ -120,7 +119,7 @@ class Composer:
         base, start = self._base, self._base.gguf_get_data_offset(header)
         places = {}
         for i in range(base.gguf_get_n_tensors(header)):
-            shape = tuple(n for n in base.gguf_get_tensor_ne(header, i)[:4][::-1])
+            shape = tuple(base.gguf_get_tensor_ne(header, i)[:4][::-1])
             while len(shape) > 1 and shape[0] == 1:  # a quantizer writes a matrix of one row as a vector
                 shape = shape[1:]
             offset, n_bytes = start + base.gguf_get_tensor_offset(header, i), base.gguf_get_tensor_size(header, i)
@@ -130,64 +129,14 @@ class Composer:
         return places, np.memmap(path, mode="r")
 
     def _header(self, path: Path) -> int:
-        header: int | None = self._base.gguf_init_from_file(str(path).encode(), _GgufParams(True, None))
+        header: int | None = self._base.gguf_init_from_file(str(path).encode(), GgufParams(True, None))
         if not header:
             raise EngineError(f"llama.cpp cannot read {path}")
         return header
 
 
-class Composed(Session):
-    """A session on a loaded model, which it frees when it closes."""
-
-    def __init__(self, model: Any, config: SessionConfig):
-        self._attach(model, config)
-
-
-def as_plain_file(path: Path, config: SessionConfig) -> Composed:
+def as_plain_file(path: Path, config: SessionConfig) -> Session:
     """A session on one file without the CPU's repacked layouts: a composed model equals it bit for bit."""
     params = model_params(config)
     params.use_extra_bufts = False
-    model = llama.llama_model_load_from_file(str(path).encode(), params)
-    if not model:
-        raise EngineError(f"llama.cpp cannot load {path}")
-    return Composed(model, config)
-
-
-class _GgufParams(ctypes.Structure):
-    """gguf.h, struct gguf_init_params."""
-
-    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
-
-
-class _InitParams(ctypes.Structure):
-    """ggml.h, struct ggml_init_params."""
-
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
-def _base() -> ctypes.CDLL:
-    base, pointer, size, number = ggml("ggml-base"), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
-    for name, result, arguments in (
-        ("gguf_init_from_file", pointer, [ctypes.c_char_p, _GgufParams]),
-        ("gguf_free", None, [pointer]),
-        ("gguf_get_data_offset", size, [pointer]),
-        ("gguf_get_n_tensors", number, [pointer]),
-        ("gguf_get_tensor_name", ctypes.c_char_p, [pointer, number]),
-        ("gguf_get_tensor_type", ctypes.c_int, [pointer, number]),
-        ("gguf_get_tensor_offset", size, [pointer, number]),
-        ("gguf_get_tensor_size", size, [pointer, number]),
-        ("gguf_get_tensor_ne", ctypes.POINTER(number), [pointer, number]),
-        ("gguf_set_tensor_type", None, [pointer, ctypes.c_char_p, ctypes.c_int]),
-        ("gguf_add_tensor", None, [pointer, pointer]),
-        ("ggml_init", pointer, [_InitParams]),
-        ("ggml_free", None, [pointer]),
-        ("ggml_blck_size", number, [ctypes.c_int]),
-        ("ggml_new_tensor_1d", pointer, [pointer, ctypes.c_int, number]),
-        ("ggml_set_name", pointer, [pointer, ctypes.c_char_p]),
-        ("ggml_get_name", ctypes.c_char_p, [pointer]),
-        ("ggml_nbytes", size, [pointer]),
-        ("ggml_backend_tensor_set", None, [pointer, pointer, size, size]),
-    ):
-        function = getattr(base, name)
-        function.restype, function.argtypes = result, arguments
-    return base
+    return Session(load(path, params), config)

@@ -12,14 +12,14 @@ import struct
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 
 from plamo_study.engine.bindings import llama
-from plamo_study.engine.nodes import Tensor, ggml_base
-from plamo_study.engine.session import EngineError, Session, context_params
+from plamo_study.engine.ggml import Tensor
+from plamo_study.engine.nodes import Operators, name_of
+from plamo_study.engine.session import Session
 from plamo_study.engine.spans import Node, Operand, Phase, Span, Timeline
 
 EMPTY = ("NONE", "RESHAPE", "VIEW", "PERMUTE", "TRANSPOSE")  # ggml-impl.h, ggml_op_is_empty
@@ -39,31 +39,23 @@ class Call(NamedTuple):
     structs: tuple[bytes, ...]
 
 
-class Recorder(Session):
+class Recorder(Operators):
     """A second context on the model of an open session, with its own memory, in which every node is recorded.
 
     `views` True waits for views too: nothing is computed, so their time is the least cost of recording a node.
     """
 
     def __init__(self, session: Session, views: bool = False):
-        self.__dict__.update(session.__dict__)  # model and sizes are the session's
-        self.views, self._lib = views, _operators()
-        self._computes: dict[int, bool] = {}
+        self.views = views
         self._asked, self._answered = 0, 0
         self._seen: list[tuple[int, int, int, tuple[bytes, ...]]] = []
         self._left: list[int] = []
-        self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)
-        params = context_params(self.config)
-        params.cb_eval, params.no_perf = self._callback, False
-        self.context = llama.llama_init_from_model(self.model, params)
-        if not self.context:
-            raise EngineError(f"llama.cpp cannot make a second context of {self.config.n_ctx_seq} tokens")
-        self.memory = llama.llama_get_memory(self.context)
-        self.n_past, self.n_evaluated = [0] * self.config.n_seq_max, 0
-        self._batch = self._make_batch(self.n_batch)
+        super().__init__(session, session.config)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        llama.llama_free(self.context)  # the model is the session's
+    def _context_params(self) -> llama.llama_context_params:
+        params = super()._context_params()
+        params.no_perf = False
+        return params
 
     def record(self, prompt: np.ndarray, following: np.ndarray) -> tuple[Timeline, list[np.ndarray]]:
         """Record every operator of one request (see `request`); its timeline and the logits after each phase."""
@@ -89,7 +81,7 @@ class Recorder(Session):
         """With `ask`: whether to wait for the node. Without: it is computed; its structs are copied and read later."""
         if ask:
             self._asked = self._asked or clock()
-            wanted = self.views or self._is_computed(ctypes.c_int.from_address(address + OP).value)
+            wanted = self.views or self.op(ctypes.c_int.from_address(address + OP).value) not in EMPTY
             self._answered = clock()
             return wanted
         computed = clock()
@@ -99,11 +91,6 @@ class Recorder(Session):
         self._asked = 0
         self._left.append(clock())
         return True
-
-    def _is_computed(self, op: int) -> bool:
-        if op not in self._computes:
-            self._computes[op] = self._lib.ggml_op_name(op).decode() not in EMPTY
-        return self._computes[op]
 
     def _timeline(self, start: int, end: int, stamps: list[int], calls: list[Call]) -> Timeline:
         known: dict[tuple[bytes, ...], int] = {}
@@ -120,16 +107,15 @@ class Recorder(Session):
 
     def _node(self, structs: tuple[bytes, ...]) -> Node:
         result, *sources = (Tensor.from_buffer_copy(struct) for struct in structs)
-        op = self._lib.ggml_op_desc(ctypes.byref(result)).decode()
+        op = self._base.ggml_op_desc(ctypes.byref(result)).decode()
         return Node(self._operand(result), op, tuple(map(self._operand, sources)))
 
     def _operand(self, tensor: Tensor) -> Operand:
         shape = tuple(tensor.ne)
         rows = shape[1] * shape[2] * shape[3]
-        n_bytes = self._lib.ggml_row_size(tensor.type, shape[0]) * rows
-        parts = tensor.name.decode(errors="replace").split("#")  # a backend's copy: CUDA0#blk.0.ffn_up.weight#0
-        dtype = self._lib.ggml_type_name(tensor.type).decode()
-        return Operand(parts[1] if len(parts) > 1 else parts[0], dtype, shape, n_bytes)
+        n_bytes = self._base.ggml_row_size(tensor.type, shape[0]) * rows
+        dtype = self._base.ggml_type_name(tensor.type).decode()
+        return Operand(name_of(tensor), dtype, shape, n_bytes)
 
 
 def request(session: Session, prompt: np.ndarray, following: np.ndarray) -> tuple[list[int], list[np.ndarray]]:
@@ -167,11 +153,3 @@ def _spans(start: int, end: int, calls: list[Call], indices: list[int], nodes: t
 
 def _alike(one: Node, other: Node) -> bool:
     return (one.op, one.result.name) == (other.op, other.result.name)
-
-
-def _operators() -> ctypes.CDLL:
-    lib = ggml_base()
-    lib.ggml_op_desc.restype, lib.ggml_op_desc.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    lib.ggml_type_name.restype, lib.ggml_type_name.argtypes = ctypes.c_char_p, [ctypes.c_int]
-    lib.ggml_row_size.restype, lib.ggml_row_size.argtypes = ctypes.c_size_t, [ctypes.c_int, ctypes.c_int64]
-    return lib

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from plamo_study.measure import machine, range_findings
+from plamo_study.measure import machine, ranges
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
 from plamo_study.models.check import inspect
@@ -107,7 +107,7 @@ def _objections(measured: Measured) -> list[Finding]:
         off, allowed = checks["oracle_error"], checks["tolerance"]
         why = f"logits differ from the reference computation by {off:.2g} (more than {allowed:g})"
         found.append(Finding("blocking", "oracle", why, AGAIN))
-    return found + range_findings.findings(measured)
+    return found + ranges.findings(measured)
 
 
 def _passed(measured: Measured, seconds: float) -> Finding:
@@ -116,4 +116,4 @@ def _passed(measured: Measured, seconds: float) -> Finding:
     if "oracle_error" in checks:
         judged = f"within {checks['oracle_error']:.2g} of the oracle (allowed: {checks['tolerance']:g})"
     why = f"loads, decodes {N_PROMPT + N_STEPS} tokens in {seconds:.1f} s with finite logits; {judged}"
-    return Finding("note", "gate", why + range_findings.nearest(measured), "nothing to mend")
+    return Finding("note", "gate", why + ranges.nearest(measured), "nothing to mend")

@@ -9,13 +9,10 @@ readings are enough: a timed part in which a counter may wrap twice has no joule
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from typing import Any
-
-from plamo_study.measure import machine
 
 POWERCAP = Path("/sys/class/powercap")
 INSTALL = "pip install 'plamo-study[energy]'"
@@ -86,16 +83,13 @@ def _rapl(folder: Path) -> tuple[list[Meter], str]:
                 held = [watts for file in zone.glob("constraint_*_power_limit_uw") if (watts := _micro(file))]
                 wraps = _micro(zone / "max_energy_range_uj")
                 limits = {at: max(held)} if held else {}  # the burst limit is the largest
-                found.append(Meter(_reader(at, counter), limits, {at: wraps} if wraps else {}))
+                read = partial(lambda at, file: {at: int(file.read_text()) / 1e6}, at, counter)
+                found.append(Meter(read, limits, {at: wraps} if wraps else {}))
         except PermissionError:
             why = f"{zone / 'energy_uj'} is for root alone: sudo chmod a+r {folder}/intel-rapl:*/energy_uj"
         except OSError:
             continue
     return found, why
-
-
-def _reader(name: str, counter: Path) -> Callable[[], dict[str, float]]:
-    return lambda: {name: int(counter.read_text()) / 1e6}
 
 
 def _micro(file: Path) -> float | None:
@@ -125,18 +119,13 @@ def _nvml() -> list[Meter]:
             continue
         with suppress(pynvml.NVMLError):
             limits = {name: pynvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3}
-        found.append(Meter(_board(name, board), limits, {}))
+        read = partial(lambda at, of: {at: pynvml.nvmlDeviceGetTotalEnergyConsumption(of) / 1e3}, name, board)  # of mJ
+        found.append(Meter(read, limits, {}))
     return found
 
 
-def _board(name: str, board: Any) -> Callable[[], dict[str, float]]:
-    import pynvml
-
-    return lambda: {name: pynvml.nvmlDeviceGetTotalEnergyConsumption(board) / 1e3}  # it counts in mJ
-
-
 def _ioreport() -> list[Meter]:
-    if not machine.MACOS or find_spec("zeus_apple_silicon") is None:
+    if find_spec("zeus_apple_silicon") is None:  # there is none but for Macs
         return []
     import zeus_apple_silicon
 

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from plamo_study.engine import library
-from plamo_study.engine.ranges import InputRanges, Range
+from plamo_study.engine.nodes import InputRanges, Range
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.limits import FIRST_TOKEN
@@ -87,13 +87,12 @@ def _probed(path: Path) -> tuple[np.ndarray, np.ndarray, dict[tuple[str, str, in
     with InputRanges(path, _config(0, n_threads=1)) as model:  # it stops at every product: more threads would wait
         tokens = np.random.default_rng(0).integers(FIRST_TOKEN, model.n_vocab, N_PROMPT + N_STEPS)
         worker.stage("prefill")
-        model.evaluate(tokens[:N_PROMPT])
-        rows = [model.logits(N_PROMPT)]
+        rows = [model.prefill({0: tokens[:N_PROMPT]}, every=True)[0]]
         worker.stage("decode")
         model.phase = "decode"
-        for at in range(N_PROMPT, len(tokens)):
-            model.evaluate(tokens[at : at + 1])
-            rows.append(model.logits())
+        for token in tokens[N_PROMPT:].tolist():
+            model.decode({0: token})
+            rows.append(model.logits()[None])
         return tokens, np.concatenate(rows), model.found
 
 

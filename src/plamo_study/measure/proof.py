@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plamo_study.engine import library
-from plamo_study.engine.parts import PartSums
+from plamo_study.engine.nodes import PartSums
 from plamo_study.engine.session import Session
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure.cells import Calls, Gate, Isolation, OnModel, Replay
@@ -80,13 +80,9 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     half, window = len(tokens) // 2, library.window()
     session.clear()
     whole = session.prefill({0: tokens}, every=True)[0]
-    session.clear()
-    rows = [session.prefill({0: tokens[:half]}, every=True)[0]]
-    for token in tokens[half:]:
-        session.decode({0: int(token)})
-        rows.append(session.logits()[None])
+    stepped = _stepped(session, tokens, half)
     greedy, n_evaluated = _greedy(session, cell.n_gen), session.n_evaluated
-    stepped, (sums, watched) = np.concatenate(rows), _watched(session, tokens, half)
+    sums, watched = _watched(session, tokens, half)
     oracle = Oracle(path, round_activations=True, window=window)
     if cell.judged == "parts":
         return _parts_alone(cell, judge(oracle, tokens, sums, watched, parts_only=True), watched, stepped, whole)
@@ -133,12 +129,18 @@ def _parts_alone(cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.
 def _watched(session: Session, tokens: np.ndarray, half: int) -> tuple[dict[tuple[int, str], np.ndarray], np.ndarray]:
     """The same steps in an observed context: residual sums by part, and logits at every position, (n, n_vocab)."""
     with PartSums(session) as model:
-        model.evaluate(tokens[:half])
-        rows = [model.logits(half)]
-        for at in range(half, len(tokens)):
-            model.evaluate(tokens[at : at + 1])
-            rows.append(model.logits())
-        return model.sums(), np.concatenate(rows)
+        logits = _stepped(model, tokens, half)
+        return model.sums(), logits
+
+
+def _stepped(session: Session, tokens: np.ndarray, half: int) -> np.ndarray:
+    """Logits at every position, (n, n_vocab), of half a prefill from an empty memory continued step by step."""
+    session.clear()
+    rows = [session.prefill({0: tokens[:half]}, every=True)[0]]
+    for token in tokens[half:].tolist():
+        session.decode({0: token})
+        rows.append(session.logits()[None])
+    return np.concatenate(rows)
 
 
 def replay(cell: Replay, session: Session, draws: list[Prompts], path: Path) -> Measured:

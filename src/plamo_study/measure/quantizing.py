@@ -235,9 +235,9 @@ def _do(job: Quantizing | Evaluating) -> Measured:
 
 
 def _quantize(job: Quantizing) -> None:
-    from plamo_study.engine import quantizer  # the engine, which only the child loads
+    from plamo_study.engine import library, quantizer  # the engine, which only the child loads
 
-    quantizer.log_to_stderr()
+    library.log_to_stderr()
     quantizer.quantize(
         Path(job.source),
         Path(job.out),
@@ -251,13 +251,14 @@ def _quantize(job: Quantizing) -> None:
 
 
 def _evaluate(job: Evaluating) -> None:
-    from plamo_study.engine import activations, quantizer  # the engine, which only the child loads
+    from plamo_study.engine import library  # the engine, which only the child loads
+    from plamo_study.engine.nodes import InputSquares  # the same
     from plamo_study.engine.session import SessionConfig  # the same
 
-    quantizer.log_to_stderr()
+    library.log_to_stderr()
     config = SessionConfig(n_ctx_seq=job.chunk, n_threads=job.n_threads, n_threads_batch=job.n_threads)
     text = Path(job.text)
-    with activations.InputSquares(job.source, config) as model:
+    with InputSquares(job.source, config) as model:
         tokens = model.tokenize(text.read_bytes())
         chunks = len(tokens) // job.chunk
         if not chunks:

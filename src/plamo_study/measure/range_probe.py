@@ -3,7 +3,7 @@
 Nothing is judged here: which number survives which backend's cast, casts.py knows.
 
 Series, one number per layer: `layers/KIND` and `types/KIND` (ggml's number), and for each PHASE, prompt and decode,
-`largest/PHASE/KIND`, `sum16/...`, `sum32/...`, `output/...` and `not_finite/...` (engine/ranges.py says what they
+`largest/PHASE/KIND`, `sum16/...`, `sum32/...`, `output/...` and `not_finite/...` (engine/nodes.py says what they
 are). `off_ns` and `on_ns`: prompt and decode time of each repetition without and with the probe, in turn.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from plamo_study.engine import library
-from plamo_study.engine.ranges import InputRanges
-from plamo_study.engine.session import SessionConfig
+from plamo_study.engine.nodes import InputRanges
+from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import sessions, texts
@@ -33,7 +33,7 @@ def probe(cell: Ranges, path: Path, stage: Callable[[str], None], whole: bool = 
     """`whole`: a text shorter than the cell asks for is taken whole, and decode goes on with its beginning."""
     start = clock()
     config = session_config(cell)
-    with InputRanges(path, config) as watched, InputRanges(path, config, watch=False) as plain:
+    with InputRanges(path, config) as watched, Session(path, config) as plain:
         load_ns = clock() - start
         tokens = tokens_of(cell, watched, shortest=SHORTEST if whole else cell.n_prompt + cell.n_gen)
         n_prompt = min(cell.n_prompt, len(tokens))
@@ -46,15 +46,10 @@ def probe(cell: Ranges, path: Path, stage: Callable[[str], None], whole: bool = 
                 spent, logits[name] = _evaluate(model, tokens, n_prompt)
                 times[name].append(spent)
         series = as_series(watched.found)
-    series |= {f"{name}_ns": [float(ns) for spent in values for ns in spent] for name, values in times.items()}
+        series |= {f"{name}_ns": [float(ns) for spent in values for ns in spent] for name, values in times.items()}
     checks = _checks(times, logits)
-    return Measured(
-        checks=checks,
-        series=series,
-        valid=checks["same_logits"] is True,
-        n_evaluated=2 * cell.repetitions * len(tokens),
-        load_ns=load_ns,
-    )
+    same, n_evaluated = checks["same_logits"] is True, 2 * cell.repetitions * len(tokens)
+    return Measured(checks=checks, series=series, valid=same, n_evaluated=n_evaluated, load_ns=load_ns)
 
 
 def _checks(times: dict[str, list[list[int]]], logits: dict[str, np.ndarray]) -> dict[str, float | bool]:
@@ -70,8 +65,9 @@ def _checks(times: dict[str, list[list[int]]], logits: dict[str, np.ndarray]) ->
 
 
 def session_config(cell: Ranges) -> SessionConfig:
-    """The cell's context of one sequence; a prompt is one micro-batch, so that a product sees all of it."""
-    return sessions.config(cell, cell.n_prompt + cell.n_gen, n_ubatch=max(cell.n_ubatch, 1))
+    """The cell's context of one sequence; a prompt is one call and micro-batch, so that a product sees all of it."""
+    size = cell.n_prompt + cell.n_gen
+    return sessions.config(cell, size, n_batch=size, n_ubatch=max(cell.n_ubatch, 1))
 
 
 def as_series(found: Any) -> dict[str, list[float]]:
@@ -88,7 +84,7 @@ def as_series(found: Any) -> dict[str, list[float]]:
     return series
 
 
-def tokens_of(cell: Ranges, model: Any, shortest: int = 0) -> np.ndarray:
+def tokens_of(cell: Ranges, model: Session, shortest: int = 0) -> np.ndarray:
     """The cell's prompt and what is decoded after it, (n_prompt + n_gen,) token ids or as many as its text has.
 
     StudyError when that is fewer than `shortest`.
@@ -104,17 +100,21 @@ def tokens_of(cell: Ranges, model: Any, shortest: int = 0) -> np.ndarray:
     return tokens
 
 
-def _evaluate(model: Any, tokens: np.ndarray, n_prompt: int) -> tuple[list[int], np.ndarray]:
+def _evaluate(model: Session, tokens: np.ndarray, n_prompt: int) -> tuple[list[int], np.ndarray]:
     """Prompt in one call, the rest one by one: nanoseconds of both, and the logits after each call."""
     model.clear()
-    model.phase, start = "prompt", clock()
-    model.evaluate(tokens[:n_prompt], every=False)
-    prompt, logits = clock() - start, [model.logits()]
-    model.phase, start = "decode", clock()
-    for i in range(n_prompt, len(tokens)):
-        model.evaluate(tokens[i : i + 1])
-        logits.append(model.logits())
-    return [prompt, clock() - start], np.concatenate(logits)
+    if isinstance(model, InputRanges):
+        model.phase = "prompt"
+    start = clock()
+    rows = [model.prefill({0: tokens[:n_prompt]})[0][0]]
+    prompt = clock() - start
+    if isinstance(model, InputRanges):
+        model.phase = "decode"
+    start = clock()
+    for token in tokens[n_prompt:].tolist():
+        model.decode({0: token})
+        rows.append(model.logits())
+    return [prompt, clock() - start], np.stack(rows)
 
 
 def _probe_file(cell: Ranges, path: Path, stage: Callable[[str], None]) -> Measured:

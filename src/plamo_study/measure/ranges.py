@@ -1,6 +1,7 @@
 """The numeric range of a model's activations, asked for and judged: a probe runs in a process of its own.
 
-What it measures, range_probe.py says.
+What it measures, range_probe.py says. The gate's findings cover the few tokens that it evaluates; `plamo-study models
+ranges` takes a longer text, which may reach further.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,10 @@ from plamo_study.measure.process import work
 from plamo_study.measure.rows import Measured
 from plamo_study.measure.worker import Job
 from plamo_study.models import casts
+from plamo_study.models.finding import Finding
 
 TIME_S, BYTES_PER_S, TOKENS_PER_S = 120.0, 50e6, 2.0  # time limit of a file's probe: start, reading it, evaluating
+NUMBERS = {"largest": "the largest input", "output": "the largest result"}  # others: "the sum of 32 inputs in a row"
 
 
 def probe_file(
@@ -61,13 +64,43 @@ def worst(found: Any, backends: Sequence[str]) -> dict[str, dict[str, Any]]:
             for path in casts.PATHS if phase == "prompt" else ("mat-vec",):
                 verdict = casts.verdict(backend, dtype, path, numbers)
                 if verdict and verdict.factor > closest.get(backend, {"factor": 0.0})["factor"]:
-                    place = {
-                        "kind": kind,
-                        "layer": layer,
-                        "dtype": dtype,
-                        "path": path,
-                        "number": numbers[verdict.cast.of],
-                    }
-                    limit = {"cast": verdict.cast.cast, "of": verdict.cast.of, "limit": verdict.cast.limit}
+                    cast = verdict.cast
+                    place = {"kind": kind, "layer": layer, "dtype": dtype, "path": path, "number": numbers[cast.of]}
+                    limit = {"cast": cast.cast, "of": cast.of, "limit": cast.limit}
                     closest[backend] = place | limit | {"factor": verdict.factor, "fits": verdict.fits}
     return closest
+
+
+def findings(measured: Measured) -> list[Finding]:
+    """A warning for each backend whose limit is passed; where its logits are not finite, the gate itself blocks."""
+    ranges = measured.facts.get("ranges", {})
+    passed = {backend: worst for backend, worst in ranges.items() if not worst["fits"]}
+    return [Finding("warning", "range", _evidence(backend, worst), _mend(worst)) for backend, worst in passed.items()]
+
+
+def nearest(measured: Measured) -> str:
+    """How close the examined numbers came to a limit of any backend, as the end of a sentence."""
+    ranges = measured.facts.get("ranges", {})
+    if not ranges:
+        return ""
+    backend, worst = max(ranges.items(), key=lambda item: float(item[1]["factor"]))
+    return f"; closest to a limit: {_where(worst)} on {backend}, {worst['number']:,.3g} of {worst['limit']:,.0f}"
+
+
+def _evidence(backend: str, worst: dict[str, Any]) -> str:
+    number = NUMBERS.get(worst["of"], f"the {worst['of']} inputs in a row")
+    return (
+        f"{number} of {_where(worst)} is {worst['number']:,.4g}; for {worst['dtype']} {backend} casts it to "
+        f"{worst['cast']} ({worst['path']}), which overflows beyond {worst['limit']:,.0f}: {worst['factor']:.2g} times "
+        f"too large (half-precision overflow, D5)"
+    )
+
+
+def _where(worst: dict[str, Any]) -> str:
+    return f"{worst['kind']} in layer {worst['layer']}" if worst["layer"] >= 0 else str(worst["kind"])
+
+
+def _mend(worst: dict[str, Any]) -> str:
+    if worst["kind"] in casts.INSIDE:
+        return "use a cache of type f32"
+    return f"quantize again with --keep {worst['kind']}=bf16: plamo-study models quantize"

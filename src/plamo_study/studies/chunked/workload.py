@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from plamo_study.engine import library
-from plamo_study.engine.microbatches import MicroBatches
+from plamo_study.engine.nodes import MicroBatches
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import proof, sessions, watch

@@ -21,8 +21,8 @@ import numpy as np
 from gguf import GGUFReader
 
 from plamo_study.engine import quantizer
-from plamo_study.engine.nodes import Tensor
-from plamo_study.engine.ranges import InputRanges
+from plamo_study.engine.ggml import Tensor
+from plamo_study.engine.nodes import InputRanges
 from plamo_study.errors import StudyError
 from plamo_study.measure import range_probe
 from plamo_study.measure.cells import Ranges
@@ -102,11 +102,8 @@ def _look(cell: Ranges, path: Path, layer: int) -> tuple[Finite, dict[str, np.nd
         for phase, size in (("prompt", len(tokens)), ("decode", 1)):
             model.clear()
             model.phase = phase
-            rows: list[np.ndarray] = []
-            for start in range(0, len(tokens), size):
-                model.evaluate(tokens[start : start + size])
-                rows.append(model.logits(size))
-            logits[phase] = np.concatenate(rows)
+            pieces = np.split(tokens, range(size, len(tokens), size))
+            logits[phase] = np.concatenate([model.prefill({0: piece}, every=True)[0] for piece in pieces])
             finite = bool(np.isfinite(logits[phase]).all())
             found |= _numbers(model.found[phase, "ssm_out", layer], phase) | {f"finite/{phase}": float(finite)}
     return found, logits

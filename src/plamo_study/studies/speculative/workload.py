@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from plamo_study.engine import binding, library
+from plamo_study.engine import bindings, library
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
 from plamo_study.limits import FIRST_TOKEN
@@ -133,11 +133,11 @@ def _by_binding(cell: Speculate, path: Path, stage: Callable[[str], None]) -> Me
         prompt = _prompts(cell, session)[0][0].tolist()
         n_vocab = session.n_vocab
     room = cell.depth + 2 * cell.n_gen + cell.n_draft
-    expected = binding.generate(path, prompt, cell.n_gen + cell.n_draft + 1, room)
+    expected = bindings.generate(path, prompt, cell.n_gen + cell.n_draft + 1, room)
     counts = drafters.accepted(cell.accepts, cell.n_draft, np.random.default_rng(cell.seed))
     draft = drafters.forced(np.array([*prompt, *expected], dtype=np.int32), counts, n_vocab)
     stage("binding")
-    found = binding.generate(path, prompt, cell.n_gen, room, lambda tokens: draft(tokens, cell.n_draft))
+    found = bindings.generate(path, prompt, cell.n_gen, room, lambda tokens: draft(tokens, cell.n_draft))
     same = sum(a == b for a, b in zip(found, expected, strict=False))
     checks: dict[str, float | bool] = {"tokens": len(found), "same_tokens": same, "lossless": same == len(found)}
     return Measured(checks=checks, valid=passed(checks))
@@ -208,7 +208,7 @@ def _alone(cell: Speculate, session: Session, loop: Loop) -> dict[str, list[floa
 def _plain(cell: Speculate, session: Session, drafted: Loop) -> dict[str, list[float]]:
     """Times (ns) of plain decode steps on the same loaded weights, in a context that keeps no states for drafts."""
     plain = change(cell, n_draft=0, drafter="", draft="", accepts=0.0)
-    with session.beside(config(plain, cell.n_seq, 0)) as steps:
+    with Session(session, config(plain, cell.n_seq, 0)) as steps:
         Loop(plain, steps, drafted.references, {}).run(WARM_ROUNDS)
         loop = Loop(plain, steps, drafted.references, {})
         loop.run(min(STEPS, cell.n_gen))
