@@ -1,19 +1,17 @@
 """Notebook 13: several machines side by side, what one says about another, and the names that pages give them."""
 
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from plamo_study import paths
-from plamo_study.analysis import usable
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
 from plamo_study.measure.recording import LOCAL, OTHERS, REFERENCE
-from plamo_study.present import evidence, processors
+from plamo_study.present import processors
 from plamo_study.studies import registry
 from plamo_study.studies.machines import analysis, gpu
 
