@@ -32,6 +32,7 @@ PATCHES = paths.DATA / "upstream" / "patches"
 TESTS = paths.DATA / "upstream" / "tests"
 NOTE = "engine.toml"
 PARTS = ("src", "include", "ggml", "cmake", "vendor", "licenses", "CMakeLists.txt", "LICENSE")
+PROGRAM_PARTS = ("src", "include", "ggml/include", "common", "tests", "vendor")  # that a program is compiled from
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
 RPATH = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
 # llama.cpp's CMake needs this from a ggml that is already built: the two libraries that libllama links.
@@ -94,6 +95,13 @@ def folder(name: str) -> Path:
     return paths.DATA / "engines" / name
 
 
+def program(name: str) -> Path:
+    """The program of a build; StudyError when it was not built here, or for another engine."""
+    if not _is_current(name):
+        raise StudyError(f"{name}", "not built here, or for another engine", f"plamo-study engine build {name}")
+    return folder(name) / str(definition(name)["program"])
+
+
 def note(path: Path) -> dict[str, Any]:
     """The contents of a build's `engine.toml`; empty without one."""
     file = path / NOTE
@@ -105,6 +113,8 @@ def resolve(name_or_folder: str) -> Path:
     path = Path(name_or_folder)
     if name_or_folder in definitions():  # not a folder of this name in the working directory
         path = folder(name_or_folder)
+        if definitions()[name_or_folder].get("program"):
+            raise StudyError(name_or_folder, "is a program and no engine", MISSING)
         if not _is_current(name_or_folder):
             raise StudyError(
                 f"engine {name_or_folder}", "not built here, or from other patches or another engine",
@@ -135,16 +145,21 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
     partial = folder(name).with_name(f"{name}.partial")
     with room(partial):
         on_step("fetching the sources", 0, 0)
-        source = unpack(fetch(), partial / "source")
+        program = asked.get("program", "")
+        source = unpack(fetch(), partial / "source", PROGRAM_PARTS if program else PARTS)
         on_step("patching", 0, 0)
         for patch in asked["patches"]:
             apply(PATCHES / f"{patch}.patch", source)
-        target = asked.get("target", "llama")
-        options, packages = asked.get("options", []), asked.get("packages", [])
-        compile_target(target, source, partial / "build", tools, on_step, options=options, packages=packages)
-        made = assemble(asked.get("libraries", [target]), partial / "build" / "bin", partial / "engine")
+        if program:
+            on_step("compiling", 0, 0)
+            made = _program(program, source, partial / "engine")
+        else:
+            target = asked.get("target", "llama")
+            options, packages = asked.get("options", []), asked.get("packages", [])
+            compile_target(target, source, partial / "build", tools, on_step, options=options, packages=packages)
+            made = assemble(asked.get("libraries", [target]), partial / "build" / "bin", partial / "engine")
+            _check_loads(made)
         (made / NOTE).write_text(_note_text(asked), encoding="utf-8")
-        _check_loads(made)
         shutil.rmtree(folder(name), ignore_errors=True)
         made.rename(folder(name))
     return folder(name), True
@@ -180,10 +195,25 @@ def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
 
 
 def _compiled_test(file: Path, source: Path, libraries: Path, binary: Path) -> Path:
-    includes = [f"-I{source / part}" for part in ("include", "ggml/include")]
+    return _compiled([file], ("include", "ggml/include"), source, libraries, binary)
+
+
+def _program(name: str, source: Path, into: Path) -> Path:
+    """Compile one of upstream's own test programs against the installed engine; returns the folder `into`.
+
+    What it takes of llama.cpp's common library, a file NAME-common.cpp here stands for.
+    """
+    into.mkdir()
+    files = [source / "tests" / f"{name}.cpp", TESTS / f"{name}-common.cpp"]
+    _compiled(files, ("include", "ggml/include", "common", "src", "vendor"), source, installed_libraries(), into / name)
+    return into
+
+
+def _compiled(files: Sequence[Path], headers: Sequence[str], source: Path, libraries: Path, binary: Path) -> Path:
+    includes = [f"-I{source / part}" for part in headers]
     linked = [str(libraries / f"lib{name}{SUFFIX}") for name in ("llama", "ggml", "ggml-base")]
-    command = [_compiler(), "-std=c++17", "-O1", *includes, str(file), "-o", str(binary), *linked]
-    _run([*command, f"-Wl,-rpath,{libraries}"], f"compiling {file.name}", lambda line: None)
+    command = [_compiler(), "-std=c++17", "-O1", *includes, *map(str, files), "-o", str(binary), *linked]
+    _run([*command, f"-Wl,-rpath,{libraries}"], f"compiling {files[0].name}", lambda line: None)
     return binary
 
 

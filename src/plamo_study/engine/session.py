@@ -263,6 +263,19 @@ class Session:
         self.set_state(target, self.read_state(source), self.n_past[source])
         self.remove_tail(source, 0)
 
+    def copy(self, source: int, target: int) -> None:
+        """Let slot `target` begin where slot `source` stands; both go on by themselves."""
+        llama.llama_memory_seq_cp(self.memory, source, target, -1, -1)
+        self.n_past[target] = self.n_past[source]
+
+    def shift(self, seq: int, by: int) -> bool:
+        """Move all positions of a sequence on; False where the memory cannot."""
+        if not llama.llama_memory_can_shift(self.memory):
+            return False
+        llama.llama_memory_seq_add(self.memory, seq, 0, -1, by)
+        self.n_past[seq] += by
+        return True
+
     def held(self, seq: int) -> int:
         """Tokens of a sequence in memory, from its last position; 0 for none."""
         return int(llama.llama_memory_seq_pos_max(self.memory, seq)) + 1

@@ -362,10 +362,26 @@ class Fleet(AnyCell, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n_requests: int = 1  # of each in a day, in the mean
 
 
+class Hybrid(OnEngine, frozen=True, kw_only=True):
+    """A question to a small random file of an architecture: is a sequence's answer its own?"""
+
+    timed = False
+    model: str = ""  # as llama.cpp's generator names its file, e.g. "mamba2-dense"
+    question: str = field(default="", name="label")
+    number: int = field(default=0, name="size")  # what the question counts
+    shape: Literal["whole", "three layers", "four heads"] = field(default="whole", name="way")  # whole: the generator's
+    planted: bool = False  # a fault is planted, which the answer must show
+
+    @property
+    def asks_whether(self) -> bool:
+        """Always."""
+        return True
+
+
 Cell = (
     Prefill | Decode | Gate | Replay | Isolation | Overhead | Read | MatMul | Quality | Scan | Ranges | Trace | Depth
     | Replicas | Shipment | Service | Speculate | Serving | Traffic | Fleet
-    | Naive | Arrival | Idle
+    | Naive | Arrival | Idle | Hybrid
 )  # fmt: skip
 KINDS: dict[str, Any] = {kind.__name__.lower(): kind for kind in get_args(Cell)}
 _DEFAULTS = {f.encode_name: f.default for kind in KINDS.values() for f in msgspec.structs.fields(kind)}

@@ -11,6 +11,7 @@ from plamo_study.studies.chunked import plan as chunked
 from plamo_study.studies.context import plan as context
 from plamo_study.studies.disaggregation import plan as disaggregation
 from plamo_study.studies.fragility import plan as fragility
+from plamo_study.studies.hybrids import plan as hybrids
 from plamo_study.studies.numeric_range import plan as numeric_range
 from plamo_study.studies.phase_asymmetry import plan as phase_asymmetry
 from plamo_study.studies.quality import plan as quality
@@ -56,6 +57,7 @@ NOTEBOOKS = {
     "12-levers": "what to do next, by lever and by traffic",
     "13-machines": "what one machine's rows say about another",
     "14-methods": "how a number gets onto a page: processes, gates, watch, intervals",
+    "15-hybrids": "is a hybrid's answer its own: every recurrent architecture of llama.cpp",
 }
 STUDIES = {
     "00-gates": Study(plan.gates, aside=True),
@@ -94,6 +96,7 @@ STUDIES = {
     "10-fleet": Study(fleets_plan.fleet, aside=True),
     "11-serving": Study(serving.serving, weight=3),
     "11-knees": Study(serving.knees, aside=True),
+    "15-hybrids": Study(hybrids.hybrids, at_mini=True),
 }
 OF_ALL = ("02-roofline", "12-levers", "13-machines")  # notebooks that show the rows of every study, and so come last
 RANDOM_WEIGHTS = "shape"

@@ -1,0 +1,74 @@
+"""The questions by name: what the engine is asked to do, with prompts of which lengths, and with which numbers."""
+
+from dataclasses import dataclass
+
+N_CTX = 128  # tokens of a slot
+STEPS = 8  # tokens that a sequence goes on for behind its prompt
+EQUAL, UNEQUAL = (24, 24, 24), (24, 17, 9)  # tokens of prompts
+KEPT = 8  # tokens whose states a context keeps where some are taken back
+DRAFTS = (1, 2, 3, 4)  # tokens of a draft
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question in the words of a table's head, and what the engine is asked to do.
+
+    `lengths`: tokens of each prompt; empty: as many short prompts as the number says. `numbers`: what it counts, if
+    anything.
+    """
+
+    words: str
+    how: str
+    lengths: tuple[int, ...]
+    numbers: tuple[int, ...] = (0,)
+
+
+QUESTIONS = {
+    "equal": Question("equal prompts in one call", "All prompts are read in one call.", EQUAL),
+    "unequal": Question("unequal prompts in one call", "All prompts are read in one call.", UNEQUAL),
+    "steps": Question("steps together", "Prompts are read one by one, and all sequences step together.", UNEQUAL),
+    "late": Question("a prompt beside steps", "A prompt is read in a call with the steps of others.", UNEQUAL),
+    "left": Question(
+        "one leaves, another comes",
+        "One leaves, and another takes its slot while others go on.",
+        (*UNEQUAL, 12),
+    ),
+    "gaps": Question("slots with gaps", "The slots in use do not lie side by side.", UNEQUAL),
+    "unified": Question("one cache for all", "All sequences share one cache and step together.", UNEQUAL),
+    "slots": Question(
+        "so many slots", "Prompts are read one by one, and all sequences step together.", (), tuple(range(1, 18))
+    ),
+    "cut": Question(
+        "a prompt cut", "A prompt is read in micro-batches of this many tokens.", (24,), (1, 2, 3, 5, 8, 16)
+    ),
+    "moved": Question("state to another slot", "A saved state goes on in another slot.", (24,)),
+    "elsewhere": Question("state to another context", "A saved state goes on in another context.", (24,)),
+    "resized": Question(
+        "state to another number of slots", "A saved state goes on in a context with another number of slots.", (24,)
+    ),
+    "copied": Question(
+        "a prompt shared by copies",
+        "One prompt is read, its state copied, and the copies go on with tokens of their own.",
+        EQUAL,
+    ),
+    "shifted": Question(
+        "positions shifted",
+        "A sequence's positions are moved on: attention looks at distances, and a state knows no position.",
+        (24,),
+    ),
+    "back": Question(
+        "a draft taken back",
+        "A draft of this many tokens is evaluated behind a right one, in one call, and taken back.",
+        (24,),
+        DRAFTS,
+    ),
+    "kept": Question(
+        "a draft taken back, states kept",
+        "The same in a context that keeps the states of its last tokens.",
+        (24,),
+        DRAFTS,
+    ),
+    "kept apart": Question(
+        "the same, token by token", "The same, but each token of the draft comes in a call of its own.", (24,), DRAFTS
+    ),
+}

@@ -1,0 +1,54 @@
+"""Which architectures are asked which questions."""
+
+from plamo_study.errors import StudyError
+from plamo_study.measure.cells import Cell, Hybrid
+from plamo_study.measure.plan import TIME_LIMIT_S, Plan, change
+from plamo_study.studies.hybrids.catalogue import QUESTIONS
+
+RECURRENT = (  # every one that the generator of the locked engine writes
+    "bailingmoe3-moe", "falcon-h1-dense", "glm5-next-moe", "granitehybrid-dense", "jamba-dense", "kimi-k3-moe",
+    "kimi-linear-moe", "lfm2-dense", "lfm2moe-moe", "mamba-dense", "mamba2-dense", "minimax-01-moe", "nemotron_h-dense",
+    "nemotron_h_moe-dense", "plamo2-dense", "qwen35-dense", "qwen35moe-moe", "qwen3next-moe", "qwen4exp-moe",
+    "rwkv6-dense",
+)  # fmt: skip
+FOUR = ("falcon", "granite", "jamba", "lfm2", "mamba", "minimax", "nemotron", "plamo2")
+CONTROLS = ("llama-dense", "llama-moe", "plamo3-dense")  # attention alone
+UNWRITTEN = ("rwkv6qwen2-dense", "rwkv7-dense", "arwkv7-dense")  # asked too: the row says why there is no file
+QUANTIZED = "Q8_0"
+SHAPES = {
+    "three layers": {*RECURRENT, *CONTROLS} - {"bailingmoe3-moe"},
+    "four heads": {*CONTROLS} | {name for name in RECURRENT if name.startswith(FOUR)},
+}  # the files that the generator can write
+
+
+def hybrids(scale: str, gpu: bool = False) -> Plan:
+    """Each question with each of its numbers; with the middle one also a planted fault, a quantized file, two shapes.
+
+    StudyError for a scale other than mini: the files are small whatever the scale.
+    """
+    if scale != "mini":
+        raise StudyError(f"scale {scale!r}", "these files are small and random", "choose --scale mini")
+    base = Hybrid(dtype="F32", n_gpu_layers=-1 if gpu else 0)
+    asked: list[Cell] = []
+    others: list[Cell] = []
+    for name, question in QUESTIONS.items():
+        middle = question.numbers[(len(question.numbers) - 1) // 2]
+        for model in (*RECURRENT, *CONTROLS):
+            of = change(base, model=model, question=name)
+            asked += [change(of, number=number) for number in question.numbers]
+            one = change(of, number=middle)
+            others += [change(one, planted=True), change(one, dtype=QUANTIZED)]
+            others += [change(one, shape=shape) for shape, written in SHAPES.items() if model in written]
+    asked += [change(base, model=model, question="steps") for model in UNWRITTEN]
+    cells = (*asked, *others)
+    mended = tuple(cell for cell in cells if isinstance(cell, Hybrid) and _is_mended(cell))
+    return Plan(
+        "15-hybrids", "mini", cells, (), None, 1, 0, TIME_LIMIT_S["mini"], compared=mended, needed=len(asked),
+        workload=f"{__package__}.workload", grows=False,
+    )  # fmt: skip
+
+
+def _is_mended(cell: Hybrid) -> bool:
+    """Whether the build `recurrent` is asked the same: where it should answer otherwise, or could break something."""
+    reserves = cell.model in ("kimi-linear-moe", "minimax-01-moe") and cell.question in ("slots", "resized")
+    return not cell.planted and cell.dtype == "F32" and (reserves or cell.question in ("kept", "kept apart"))

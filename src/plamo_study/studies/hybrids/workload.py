@@ -1,0 +1,50 @@
+"""What a cell of this study does: write a small random file, ask it one question, say how far off the answers are."""
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from plamo_study.engine import architectures, library, quantizer
+from plamo_study.measure.cells import Hybrid
+from plamo_study.measure.rows import Measured
+from plamo_study.models.tensors import FILE_TYPES
+from plamo_study.studies.hybrids import questions
+
+TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
+LEAST = {"F32": 5e-4, "Q8_0": 2e-2}  # by type. Other kernels at 17 slots: up to 2e-4; activations that round otherwise
+AGAIN = 5.0  # times that, where keys that are kept in F16 are rotated once more
+
+
+def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
+    """Checks: `error`, the largest relative error of any logits against the sequence alone, with its `tolerance` and
+    `rounding`; `wrong`, how many sequences are beyond the tolerance; `refused`, the engine said that it cannot. Series:
+    `error` by sequence, `sha256` of the file by byte.
+
+    A refusal is no wrong answer. Where a fault is planted, the answer is valid if it shows.
+    """
+    library.capture_log([])
+    with tempfile.TemporaryDirectory() as folder:
+        stage("writing the file")
+        file = architectures.write(cell.model, Path(folder), cell.shape)
+        if cell.dtype != "F32":
+            quantizer.quantize(file, file.with_suffix(".quantized"), FILE_TYPES[cell.dtype][0])
+            file = file.with_suffix(".quantized")
+        digest = hashlib.sha256(file.read_bytes()).digest()
+        stage(cell.question)
+        answer = questions.ask(cell.question, cell.number, file, cell.n_threads, cell.seed, cell.planted)
+    errors, refused = list(answer.error.values()), bool(answer.refused)
+    limit = tolerance(cell.question, answer.rounding, cell.dtype)
+    wrong = sum(error > limit for error in errors)
+    checks: dict[str, float | bool] = {"refused": refused, "rounding": answer.rounding, "tolerance": limit}
+    checks |= {"error": max(errors), "wrong": float(wrong)} if errors else {}
+    series = {"error": errors, "sha256": [float(byte) for byte in digest]}
+    return Measured(checks=checks, series=series, valid=refused or bool(wrong) == cell.planted)
+
+
+def tolerance(question: str, rounding: float, dtype: str = "F32") -> float:
+    """Largest relative error of logits that rounding explains."""
+    return max(LEAST[dtype], TIMES * rounding) * (AGAIN if question == "shifted" else 1)
+
+
+RUNS = {Hybrid: run}

@@ -1,0 +1,85 @@
+"""Questions to models that keep a state, asked of the embedded models: what is right, wrong and refused is known."""
+
+import pytest
+from conftest import ATTENTION, HYBRID, mini_file
+
+from plamo_study.engine import architectures, builds
+from plamo_study.errors import StudyError
+from plamo_study.measure.cells import Hybrid
+from plamo_study.measure.process import work
+from plamo_study.measure.worker import Job
+from plamo_study.studies.hybrids import plan, questions
+from plamo_study.studies.hybrids.catalogue import QUESTIONS
+from plamo_study.studies.hybrids.workload import tolerance
+
+WRONG = {"equal", "unequal"}  # of the hybrid on the engine as released
+REFUSED = {"back", "kept", "kept apart"}  # by a recurrent state without a rollback
+ABORTS = {"left"}
+
+
+def asked(name, model, planted=False):
+    question = QUESTIONS[name]
+    return questions.ask(name, question.numbers[len(question.numbers) // 3], mini_file(model), planted=planted)
+
+
+def is_right(name, answer):
+    return max(answer.error.values()) <= tolerance(name, answer.rounding)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_attention_answers_every_question_rightly_and_a_planted_fault_shows(name):
+    answer, planted = asked(name, ATTENTION), asked(name, ATTENTION, planted=True)
+    assert answer.refused or is_right(name, answer), answer
+    assert bool(planted.refused) == bool(answer.refused)
+    assert planted.refused or not is_right(name, planted), planted
+
+
+@pytest.mark.parametrize("name", sorted({*QUESTIONS} - ABORTS))
+def test_the_hybrid_is_wrong_where_prompts_share_a_call_and_refuses_to_take_tokens_back(name):
+    answer = asked(name, HYBRID)
+    assert bool(answer.refused) == (name in REFUSED or name == "resized")
+    assert answer.refused or is_right(name, answer) == (name not in WRONG), answer
+
+
+def test_every_architecture_is_asked_everything_once_plainly_and_once_with_a_fault_planted():
+    cells = [cell for cell in plan.hybrids("mini").cells if isinstance(cell, Hybrid)]
+    assert len(set(cells)) == len(cells)
+    for model in (*plan.RECURRENT, *plan.CONTROLS):
+        own = [cell for cell in cells if cell.model == model and cell.dtype == "F32" and cell.shape == "whole"]
+        assert {cell.question for cell in own if cell.planted} == set(QUESTIONS)
+        for name, question in QUESTIONS.items():
+            numbers = [cell.number for cell in own if cell.question == name and not cell.planted]
+            assert sorted(numbers) == sorted(question.numbers)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    try:
+        return builds.build(architectures.NAME)
+    except StudyError as error:
+        pytest.skip(f"the generator cannot be built here: {error.why}")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", [{}, {"dtype": "Q8_0"}, {"shape": "three layers"}, {"planted": True}])
+def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, how):
+    cell = Hybrid(**{"dtype": "F32", "model": "jamba-dense", "question": "steps"} | how)
+    outcome = work(Job(cell=cell), 60.0, workload="plamo_study.studies.hybrids.workload")
+    assert outcome.status == "ok", outcome.failure
+    assert outcome.measured.valid
+    assert (outcome.measured.checks["wrong"] > 0) == cell.planted
+    assert len(outcome.measured.series["sha256"]) == 32
+
+
+def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_reason(generator):
+    cell = Hybrid(dtype="F32", model="rwkv6qwen2-dense", question="steps")
+    outcome = work(Job(cell=cell), 60.0, workload="plamo_study.studies.hybrids.workload")
+    assert (outcome.status, outcome.failure.stage) == ("error", "writing the file")
+    assert "no file of rwkv6qwen2" in outcome.failure.message
+
+
+def test_without_the_generator_the_command_that_builds_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(builds, "folder", lambda name: tmp_path / name)
+    with pytest.raises(StudyError) as missing:
+        architectures.write("mamba2-dense", tmp_path)
+    assert missing.value.mend == "plamo-study engine build architectures"
