@@ -210,7 +210,9 @@ def test_a_fit_at_full_size_knows_every_batch_and_refuses_what_is_not_there():
     mixed = observed.calls(recording.read("06-chunked", "recorded", "mini").rows)
     assert ((mixed["chunk"] > 0) & (mixed["decoding"] > 0)).any(), "a study whose calls hold both"
     every = pd.concat(found)
-    model = observed.of_model(every, f"{HYBRID}*", 2, rows[0], "plamo-study measure 06-chunked --scale shape")
+    model = observed.of_model(
+        every, f"{HYBRID}*", 2, observed.moves(rows[0]), "plamo-study measure 06-chunked --scale shape"
+    )
     assert model.range.decoding == (1, 32)
     eight, nine = (model.seconds(n, 128 * n, 0, 0) for n in (8, 9))
     assert nine > eight
