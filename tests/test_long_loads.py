@@ -291,8 +291,6 @@ def test_a_request_that_nobody_waits_for_is_given_up_by_the_patched_server_and_k
 
 
 def test_a_soak_that_cannot_be_is_refused_with_the_command_that_mends_it(monkeypatch, tmp_path):
-    with pytest.raises(StudyError, match="held up for 30 s after 2 minutes of 2"):
-        soak.run(mini_file(ATTENTION), "mini", 10.0, 2, 30.0)
     monkeypatch.setattr(server_build, "built", lambda patched=False: None)
     with pytest.raises(StudyError, match="is not here") as told:
         soak.run(mini_file(ATTENTION), "mini", 10.0, 1, patched=True)
