@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import product
 
-import ciw
 import numpy as np
 import pytest
 
@@ -15,7 +14,7 @@ from plamo_study.studies.scheduling.simulations import mg1, theory
 from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, fit
 from plamo_study.studies.scheduling.traffic import shaped
 
-N = 20_000
+N = 10_000
 SIGMAS = 4  # of the sampling error that a mean may be off: one test in some 16,000 fails by chance
 
 
@@ -59,6 +58,8 @@ def test_one_server_waits_as_theory_says(kind):
 def by_ciw(load, seconds, servers):
     """When each request is done by Ciw (Palmer et al., Journal of Simulation 13, 2019): one queue, who came first is
     first, so many servers."""
+    import ciw  # a third of a second, for one test
+
     gaps = [*np.diff([0.0, *load.arrives]).tolist(), 1e9]  # and nobody else
     network = ciw.create_network(
         arrival_distributions=[ciw.dists.Sequential(gaps)],
@@ -112,7 +113,7 @@ def traffic(n=400, rate=20.0, seed=5):
 def test_first_tokens_served_one_at_a_time_come_as_theory_says():
     """Prompts and answers of many lengths at 60 % of the capacity: the mean is exact, the tail an approximation."""
     model, rule = machine(), "one at a time"
-    load = traffic(4000, 20.0)
+    load = traffic(2000, 20.0)
     seconds = [
         model.seconds(0, 0, prompt, 0) + sum(model.seconds(1, prompt + n, 0, 0) for n in range(output - 1))
         for prompt, output in zip(load.prompt, load.output, strict=True)
@@ -129,7 +130,7 @@ def test_first_tokens_served_one_at_a_time_come_as_theory_says():
 @pytest.mark.parametrize("name", [*policies.PLAIN, *(f"{name} 64" for name in policies.SIZED)])
 @pytest.mark.parametrize(("room", "preempt"), [(1 << 40, ""), (1200, ""), (600, "recompute"), (600, "save")])
 def test_what_comes_in_goes_out_whatever_the_policy_and_little_s_law_holds(name, room, preempt):
-    load = traffic()
+    load = traffic(250)
     served = serve(load, policies.named(name), Simulated(machine(0.1)), slots=8, room=room, preempt=preempt)
     assert served.written == sum(load.output)
     assert served.read >= sum(load.prompt)
