@@ -45,7 +45,7 @@ def run(cell, engine=""):
 
 
 def as_often(counts, expected):
-    """Whether numbers come as often as expected: the p of a chi-square test of both, (n,)."""
+    """Whether numbers, (n,), come as often as expected, by a chi-square test."""
     return special.chdtrc(len(counts) - 1, ((counts - expected) ** 2 / expected).sum()) > 1e-3
 
 
