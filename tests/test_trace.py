@@ -148,9 +148,11 @@ def test_a_trace_names_what_was_computed_and_its_ranges_add_up(timeline, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     events = [event for event in read["traceEvents"] if event["ph"] == "X"]
     assert {e["cat"] for e in events} == {"request", "phase", "layer", "operator", "recording", "engine"}
-    product = next(e for e in events if e.get("args", {}).get("class") == "ffn_up")
-    assert product["args"]["sources"][0].startswith("blk.0.ffn_up.weight f16 [256 x 512")
-    assert product["args"]["bytes"] > 256 * 512 * 2
+    computed = [e["args"] for e in events if e["cat"] == "operator"]
+    assert [of["layer"] for of in computed if of["class"] == "head"] == [None] * (1 + STEPS), "behind the last layer"
+    product = next(of for of in computed if of["class"] == "ffn_up")
+    assert product["sources"][0].startswith("blk.0.ffn_up.weight f16 [256 x 512")
+    assert product["bytes"] > 256 * 512 * 2
     spans = sum(e["dur"] for e in events if e["cat"] in ("operator", "recording", "engine"))
     assert spans == pytest.approx(sum(e["dur"] for e in events if e["cat"] == "phase"), rel=1e-6)
 
