@@ -21,7 +21,6 @@ LISTS = {  # answers to who lists the models
     "no_gzip": NO_GZIP,
     "deeply": (200, b'{"found": ' + b"[" * 100_000),
     "infinity": (200, b'{"data": [{"id": Infinity}]}'),
-    "escapes": (200, json.dumps({"data": [{"id": ESCAPES}]}).encode()),
 }
 REPLIES = {  # to who asks for a completion
     "compresses": NO_GZIP,
@@ -29,9 +28,11 @@ REPLIES = {  # to who asks for a completion
     "refuses_with_escapes": (404, json.dumps({"error": {"message": ESCAPES}}).encode()),
 }
 STREAMS = {  # the one event of an answer that then ends
+    "counts_a_billion": b'{"usage": {"prompt_tokens": 1, "completion_tokens": 1000000000}}',
     "counts_infinity": b'{"usage": {"prompt_tokens": 1, "completion_tokens": Infinity}}',
     "counts_beyond": b'{"timings": {"predicted_ms": 1' + b"0" * 400 + b"}}",
     "says_deeply": b'{"error": ' + b"[" * 100_000,
+    "says_numbers": b'{"choices": [{"text": 5}]}',
     "says_no_text": b'{"choices": [{"text": "\xff"}]}',
     "says_error": b'{"error": {"message": "out of memory"}}',
     "malformed": b"{this is no JSON",
@@ -66,7 +67,9 @@ class Handler(BaseHTTPRequestHandler):
         Handler.keys.append(self.headers.get("Authorization", ""))
         Handler.busy += 1
         try:
-            if not asked["stream"]:
+            if self.path == "/completion":
+                self.complete_by_own_api(asked)
+            elif not asked["stream"]:
                 choice = {"text": "".join(WORDS)}
                 usage = {"prompt_tokens": 3, "completion_tokens": len(WORDS)}
                 self.reply(200, json.dumps({"choices": [choice], "usage": usage}).encode())
@@ -87,6 +90,17 @@ class Handler(BaseHTTPRequestHandler):
         else:
             getattr(self, self.way, self.well)(asked)
 
+    def complete_by_own_api(self, asked):
+        """As llama.cpp's own path answers: tokens, and the two likeliest at each; here the prompt's length and who else
+        is asking, where this server mixes."""
+        time.sleep(0.02)
+        if self.way == "dies_together":
+            self.die_if_not_alone()
+        tokens = [len(asked["prompt"]), Handler.busy if self.way == "mixes" else 0]
+        top = [{"logprob": -0.1}, {"logprob": -2.0}]
+        told = {"tokens": tokens, "completion_probabilities": [{"top_logprobs": top}] * 2}
+        self.reply(200, json.dumps(told).encode())
+
     # ---------------------------------------------------------------- ways to list models
 
     def lists(self):
@@ -106,16 +120,6 @@ class Handler(BaseHTTPRequestHandler):
 
     # ---------------------------------------------------------------- ways
 
-    def counts_a_billion(self, asked):
-        self.begin()
-        self.tell("one ")
-        self.end(10**9)
-
-    def says_numbers(self, asked):
-        self.begin()
-        self.tell(5)
-        self.end(1)
-
     def drips_later(self, asked):
         self.well(asked) if asked["prompt"] == "Hello" else self.drips(asked)
 
@@ -123,12 +127,6 @@ class Handler(BaseHTTPRequestHandler):
         self.begin()
         while True:
             self.chunk(b"d")
-            time.sleep(0.05)
-
-    def keeps_alive(self, asked):
-        self.begin()
-        while True:
-            self.chunk(b": keep-alive\n\n")
             time.sleep(0.05)
 
     def well(self, asked):
@@ -150,11 +148,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def dies_together(self, asked):
         time.sleep(0.05)
+        self.die_if_not_alone()
+        self.well(asked)
+
+    def die_if_not_alone(self):
         if Handler.busy > 1:
             sys.stdout.write("GGML_ASSERT(fits) failed\n")
             sys.stdout.flush()
             os.kill(os.getpid(), signal.SIGABRT)
-        self.well(asked)
 
     def in_pairs(self, asked):
         """Two tokens a chunk, an empty chunk first."""
@@ -176,12 +177,6 @@ class Handler(BaseHTTPRequestHandler):
         self.begin()
         self.tell("one ")
         time.sleep(30)
-
-    def killed(self, asked):
-        self.begin()
-        self.tell("one ")
-        self.wfile.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def cut(self, asked):
         self.begin()
@@ -261,7 +256,8 @@ def as_llama_server(folder, way="", before=""):
     """A program that is started as llama-server is, and is this server."""
     path = folder / "llama-server"
     path.write_text(
-        f"#!/bin/sh\n{before}\nwhile [ $1 != --port ]; do shift; done\nexec {sys.executable} {__file__} $2 {way}\n"
+        f"#!/bin/sh\n{before}\n[ $1 = --version ] && exec echo 'version: 1 (stand-in)'\n"
+        f"while [ $1 != --port ]; do shift; done\nexec {sys.executable} {__file__} $2 {way}\n"
     )
     path.chmod(0o755)
     return path

@@ -3,14 +3,15 @@
 import os
 import signal
 import threading
+import time
 from dataclasses import replace
 
 import misbehaving
-import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
+from msgspec.structs import replace as replaced
 
 from plamo_study.analysis import stats
 from plamo_study.engine.session import Session
@@ -18,8 +19,6 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import recording, runner, server, sessions
 from plamo_study.measure.cells import Traffic
 from plamo_study.measure.plan import change
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies import cluster
 from plamo_study.studies.disaggregation import requests
@@ -30,7 +29,6 @@ from plamo_study.studies.scheduling import (
     observed,
     plan,
     policies,
-    published,
     simulations,
     traffic,
     workload,
@@ -40,8 +38,6 @@ from plamo_study.studies.scheduling.loop import Load, serve
 from plamo_study.studies.scheduling.plan import PARTS, SERVER, SPLIT
 from plamo_study.studies.scheduling.steps import AWAKE_S, fit
 
-WORKLOAD = "plamo_study.studies.scheduling.workload"
-MODELS = (HYBRID, ATTENTION)
 ENOUGH = 1e-2  # of the logits: what rounding explains of F16 files; the defects guarded against are 0.4 and more
 
 
@@ -51,15 +47,25 @@ def asked(model=HYBRID, rule="chunked 64", **fields):
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, workload=WORKLOAD)
-    assert outcome.status == "ok", outcome.failure
-    return outcome.measured
+    return workload.run(cell, mini_file(cell.model), lambda stage: None)
+
+
+def answered(measured, load):
+    """Whether a valid row holds the load's requests, each with its tokens, one after the other."""
+    assert measured.valid, measured.checks
+    assert measured.checks["second_path_error"] < ENOUGH
+    assert [request.n_prompt for request in measured.requests] == load.prompt
+    assert [len(request.token_ns) for request in measured.requests] == load.output
+    for request in measured.requests:
+        assert request.arrived_ns < request.token_ns[0], "no token before its prompt"
+        assert all(np.diff(request.token_ns) > 0)
 
 
 @pytest.fixture(scope="module")
 def rows():
-    """What notebook 10 shows of small models."""
-    return recording.read("10-scheduling", "recorded", "mini").rows
+    """Some of what notebook 10 shows of a small model."""
+    found = recording.read("10-scheduling", "recorded", "mini").rows
+    return found[(found["model"] == HYBRID) & found["label"].isin((PARTS, *plan.FIRST, SPLIT))]
 
 
 @pytest.fixture(scope="module")
@@ -83,20 +89,15 @@ def test_a_server_gets_the_same_requests_at_the_same_times(tmp_path, monkeypatch
 # ------------------------------------------------------------------ the engine, driven by policies
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("rule", ["chunked 64", "static batches", "apart 32"])
+@pytest.mark.parametrize(
+    ("model", "rule"),
+    [*((HYBRID, rule) for rule in ("chunked 64", "static batches", "apart 32")), (ATTENTION, "shared")],
+)
 def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
     """Slots are left and filled, prompts ride along in pieces, sequences move: no answer notices."""
     cell = asked(model, rule)
-    measured = run(cell)
-    assert measured.valid, measured.checks
-    assert measured.checks["second_path_error"] < ENOUGH
-    load = traffic.drawn(cell)
-    assert [request.n_prompt for request in measured.requests] == load.prompt
-    assert [len(request.token_ns) for request in measured.requests] == load.output
-    for request in measured.requests:
-        assert request.arrived_ns < request.token_ns[0], "no token before its prompt"
-        assert all(np.diff(request.token_ns) > 0)
+    measured, load = run(cell), traffic.drawn(cell)
+    answered(measured, load)
     series = measured.series
     assert sum(series["chunk"]) == sum(load.prompt)
     assert sum(series["decoding"]) == sum(load.output) - len(load)
@@ -111,17 +112,13 @@ def test_every_answer_is_the_one_its_tokens_give_alone(model, rule):
 def test_two_processes_that_share_the_work_answer_the_same_requests_at_the_same_times():
     cell = asked(HYBRID, SPLIT, n_threads=2)
     measured, load = run(cell), traffic.drawn(cell)
-    assert measured.valid, measured.checks
-    assert measured.checks["second_path_error"] < ENOUGH
+    answered(measured, load)
     assert [half(cell).n_threads for half in (requests.sending, requests.receiving)] == [1, 1], "of two threads in all"
-    assert [request.n_prompt for request in measured.requests] == load.prompt
-    assert [len(request.token_ns) for request in measured.requests] == load.output
     assert [request.arrived_ns / 1e9 for request in measured.requests] == pytest.approx(load.arrives, abs=1e-6)
     moved = zip(measured.requests, measured.series["shipped"], measured.series["loaded"], strict=True)
     for request, shipped, loaded in moved:
         assert min(shipped, loaded) > 0
         assert shipped + loaded < (request.token_ns[0] - request.arrived_ns) / 1e9, "a part of its first token's time"
-        assert all(np.diff(request.token_ns) > 0)
 
 
 def test_the_engine_makes_the_calls_that_the_simulation_makes():
@@ -174,17 +171,16 @@ def test_a_sequence_put_aside_goes_on_as_if_it_had_stayed():
 
 
 def test_parts_hold_every_kind_of_call_that_traffic_makes():
-    model = HYBRID
-    cell = asked(model, PARTS, n_requests=1, n_gen=16)
+    cell = asked(HYBRID, PARTS, n_requests=1, n_gen=16, n_prompt=128)
     measured = run(cell)
     assert measured.valid, measured.checks
     made = np.array([measured.series[name] for name in ("decoding", "keys", "chunk", "before")]).astype(int)
-    fitted = fit(model, observed.Calls(*made, np.array(measured.samples_ns[0]) / 1e9), measured.series["moves"])
+    fitted = fit(HYBRID, observed.Calls(*made, np.array(measured.samples_ns[0]) / 1e9), measured.series["moves"])
     assert fitted.range.decoding == (1, cell.n_seq)
     assert fitted.range.chunk == (1, cell.n_prompt)
     assert fitted.range.held == fitted.range.before == cell.n_prompt + cell.n_gen - 1
     assert {"step", "chunk", "both"} == set(fitted.factors)
-    asking = asked(model, "chunked 64")
+    asking = asked(n_prompt=128)
     served = serve(traffic.drawn(asking), policies.chunked(64), Simulated(fitted), asking.n_seq)
     assert np.isfinite(served.finish).all()
 
@@ -193,44 +189,29 @@ def test_parts_hold_every_kind_of_call_that_traffic_makes():
 
 
 def test_what_waking_takes_is_no_part_of_what_a_chunk_takes(rows, calls):
-    found, known_ones = calls, observed.fitted(rows, calls)
-    used = found[(found["rule"] == PARTS) | found["per_second"].isin(plan.LOADS["mini"])]
-    used = used[(used["decoding"] == 0) & (used["n_threads"] == found["n_threads"].max())]
-    for model, step_model in known_ones.items():
-        own = used[used["model"] == model]
-        assert len(step_model.waking) == (own["idle"] >= AWAKE_S).sum() > 0
-        assert len(step_model.factors["chunk"]) == (own["idle"] < AWAKE_S).sum() > 0
-        assert own["idle"].isna().sum() == own[own["rule"] != PARTS].groupby(["rule", "per_second", "block"]).ngroups
+    used = calls[(calls["rule"] == PARTS) | calls["per_second"].isin(plan.LOADS["mini"])]
+    used = used[(used["decoding"] == 0) & (used["n_threads"] == calls["n_threads"].max())]
+    fitted = observed.fitted(rows, calls)[HYBRID]
+    assert len(fitted.waking) == (used["idle"] >= AWAKE_S).sum() > 0
+    assert len(fitted.factors["chunk"]) == (used["idle"] < AWAKE_S).sum() > 0
+    assert used["idle"].isna().sum() == used[used["rule"] != PARTS].groupby(["rule", "per_second", "block"]).ngroups
 
 
 def test_a_fit_at_full_size_knows_every_batch_and_refuses_what_is_not_there():
     rows = [recording.read(study, "recorded", "shape").rows for study in ("03-batch-scaling", "01-phase-asymmetry")]
-    found = [observed.calls(each) for each in rows]
-    assert found[0]["machine"].iloc[0] == found[1]["machine"].iloc[0]
+    every = pd.concat([observed.calls(each) for each in rows])
     mixed = observed.calls(recording.read("06-chunked", "recorded", "mini").rows)
     assert ((mixed["chunk"] > 0) & (mixed["decoding"] > 0)).any(), "a study whose calls hold both"
-    every = pd.concat(found)
-    model = observed.of_model(every, f"{HYBRID}*", 2, rows[0], "plamo-study measure 06-chunked --scale shape")
+    model = observed.of_model(every, f"{HYBRID}*", 2, observed.moves(rows[0]), "plamo-study measure more")
     assert model.range.decoding == (1, 32)
     eight, nine = (model.seconds(n, 128 * n, 0, 0) for n in (8, 9))
     assert nine > eight
     with pytest.raises(StudyError, match="33 sequences") as refused:
         model.seconds(33, 33, 0, 0)
-    assert refused.value.mend == "plamo-study measure 06-chunked --scale shape"
+    assert refused.value.mend == "plamo-study measure more"
 
 
 # ------------------------------------------------------------------ loads and traces
-
-
-def written(path, *lines):
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def test_a_trace_of_your_own_is_read_in_any_order_of_columns(tmp_path):
-    load = traffic.read(written(tmp_path / "a.csv", "prompt, output,arrives,user", "7,2,0.5,x", "", "8,3,1.5,y"))
-    assert load == Load([0.5, 1.5], [7, 8], [2, 3])
-
 
 HEAD = "arrives,prompt,output\n"
 BAD = {  # a trace, and what is said of it
@@ -246,16 +227,21 @@ BAD = {  # a trace, and what is said of it
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
-def test_a_bad_trace_is_refused_by_the_line(tmp_path, bad):
-    with pytest.raises(StudyError, match=BAD[bad]):
-        traffic.read(written(tmp_path / "bad.csv", bad), most=3)
+def test_a_trace_of_your_own_is_read_in_any_order_of_columns_and_a_bad_one_refused_by_the_line(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt, output,arrives,user\n7,2,0.5,x\n\n8,3,1.5,y\n")
+    assert traffic.read(path) == Load([0.5, 1.5], [7, 8], [2, 3])
+    for bad, why in BAD.items():
+        path.write_text(bad)
+        with pytest.raises(StudyError, match=why):
+            traffic.read(path, most=3)
+    with pytest.raises(StudyError, match=r"none\.csv: No such file"):
+        traffic.read(tmp_path / "none.csv")
 
 
 def test_a_trace_of_any_bytes_is_read_or_refused_by_its_name(tmp_path):
     path, rng = tmp_path / "bad.csv", np.random.default_rng(0)
-    whole = bytearray((HEAD + "0,5,5\n1.5,7,3\n").encode())
-    refused = []
+    whole, refused = bytearray((HEAD + "0,5,5\n1.5,7,3\n").encode()), []
     for _ in range(200):
         told = whole.copy()
         for at in rng.integers(0, len(told), 3):
@@ -270,52 +256,39 @@ def test_a_trace_of_any_bytes_is_read_or_refused_by_its_name(tmp_path):
             assert load.arrives == sorted(load.arrives)
     assert len(refused) > 20
     assert all("bad.csv" in what for what in refused)
-    with pytest.raises(StudyError, match=r"none\.csv: No such file"):
-        traffic.read(tmp_path / "none.csv")
 
 
 # ------------------------------------------------------------------ plan and arithmetic
 
 
-@pytest.mark.parametrize(("scale", "highest"), [("mini", 0.99), ("shape", 0.95)])
 def test_every_load_has_the_requests_that_its_percentiles_need_and_a_server_is_asked_only_where_there_is_one(
-    scale, highest, monkeypatch
+    monkeypatch,
 ):
-    monkeypatch.setattr(server, "find", lambda: "/a/server")
-    made = plan.scheduling(scale)
-    asked = [cell for cell in made.cells if cell.rule not in (PARTS, SERVER)]
-    assert min(cell.n_requests for cell in asked) >= stats.NEEDED[highest]
-    assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, *plan.FIRST}
-    assert all(policies.named(cell.rule) for cell in asked if cell.rule != SPLIT)
-    assert {cell.model for cell in made.cells if cell.rule == SERVER} == ({ATTENTION} if scale == "mini" else set())
-    monkeypatch.setattr(server, "find", lambda: None)
-    assert not [cell for cell in plan.scheduling(scale).cells if cell.rule == SERVER]
-
-
-def test_the_source_s_table_is_held_against_what_one_part_can_do():
-    told, part = published.strategies(), published.part("H100 SXM")
-    found = published.checked(told, part).set_index("name")
-    assert found["floor"].iloc[0] == pytest.approx(140e9 / 3.35e12)
-    assert found["possible"].sum() == 2
-    allowed = published.checked(told, part | {"bandwidth": 1e15, "memory": 1e15, "peak": {"F16": 1e18}})
-    assert allowed["possible"].all()
-    assert (allowed["parts"] == 1).all()
-
-
-def taking(seconds):
-    return lambda tokens: seconds
+    for scale, highest in (("mini", 0.99), ("shape", 0.95)):
+        monkeypatch.setattr(server, "find", lambda: "/a/server")
+        made = plan.scheduling(scale)
+        served = [cell for cell in made.cells if cell.rule not in (PARTS, SERVER)]
+        assert min(cell.n_requests for cell in served) >= stats.NEEDED[highest]
+        assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, *plan.FIRST}
+        assert all(policies.named(cell.rule) for cell in served if cell.rule != SPLIT)
+        by_server = {ATTENTION} if scale == "mini" else set()
+        assert {cell.model for cell in made.cells if cell.rule == SERVER} == by_server
+        monkeypatch.setattr(server, "find", lambda: None)
+        assert not [cell for cell in plan.scheduling(scale).cells if cell.rule == SERVER]
 
 
 def test_splitting_needs_states_that_can_move():
     cell = asked(n_requests=320, per_second=400.0)
     load, model = traffic.drawn(cell), known(cell)
-    free = simulations.disaggregated(load, model, cell.n_seq, (taking(0.0), taking(0.0)))
-    slow = simulations.disaggregated(load, model, cell.n_seq, (taking(1.0), taking(0.0)))
+
+    def split(ships, loads):
+        return simulations.disaggregated(load, model, cell.n_seq, (lambda n: ships, lambda n: loads), simulations=1)
+
+    free, slow, loading = split(0.0, 0.0), split(1.0, 0.0), split(0.0, 1.0)
     assert slow["ttft_p50"] > free["ttft_p50"] + 0.9
     assert slow["itl_p99"] < free["itl_p99"] + 1e-6, "sending keeps the sender alone"
-    loading = simulations.disaggregated(load, model, cell.n_seq, (taking(0.0), taking(1.0)))
     assert loading["itl_p99"] > free["itl_p99"] + 0.9, "loading keeps everybody who is answered"
-    shared = simulations.simulated(load, "prefill first", model, cell.n_seq)
+    shared = simulations.simulated(load, "prefill first", model, cell.n_seq, 1)
     assert free["itl_p99"] < shared["itl_p99"], "who writes is never kept waiting by who reads"
 
 
@@ -347,13 +320,17 @@ def test_a_percentile_of_too_few_requests_is_not_given():
     assert few["itl_p99"] == enough["itl_p99"] == pytest.approx(1e-3)
 
 
-def test_every_load_is_predicted_in_every_way_and_the_worst_of_them_has_an_interval_that_knows_it_was_chosen(
-    rows, calls, monkeypatch
-):
-    """With few simulations: which ways there are is the same."""
-    monkeypatch.setattr(simulations, "ASKED", 100)
+@pytest.fixture
+def seldom(monkeypatch):
+    """One simulation of a load: which predictions there are, and what they know, is the same."""
+    monkeypatch.setattr(simulations, "ASKED", 1)
     for module in (simulations, analysis):
         monkeypatch.setattr(module, "SEEDS", 1)
+
+
+def test_every_load_is_predicted_in_every_way_and_the_worst_of_them_has_an_interval_that_knows_it_was_chosen(
+    rows, calls, seldom
+):
     live = analysis.live(rows)
     found = analysis.predictions(rows, live)
     for (_, _, rule, _), ways in found.groupby([*analysis.LOADED, "metric"])["way"]:
@@ -379,22 +356,17 @@ def test_every_load_is_predicted_in_every_way_and_the_worst_of_them_has_an_inter
         assert entry["worst"].among == entry["answered"] == len(known)
 
 
-def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_know_nothing_but_its_pace(
-    monkeypatch,
-):
+def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_know_nothing_but_its_pace(seldom):
     """Every call and token of one load takes ten times as long: what is predicted of it stays what it was."""
-    monkeypatch.setattr(simulations, "ASKED", 60)
     rows = recording.read("10-scheduling", "recorded", "shape").rows
     at = observed.loads(rows)[-1]
-    changed = rows.assign(
-        samples_ns=[[[ns * 10 for ns in each] for each in samples] if rate == at else samples
-                    for samples, rate in zip(rows["samples_ns"], rows["per_second"], strict=True)],
-        series=[series | {"moves": [10.0 for _ in series.get("moves", ())]} if rate == at else series
-                for series, rate in zip(rows["series"], rows["per_second"], strict=True)],
-        requests=[[msgspec.structs.replace(each, token_ns=[ns * 10 for ns in each.token_ns]) for each in requests]
-                  if rate == at else requests
-                  for requests, rate in zip(rows["requests"], rows["per_second"], strict=True)],
-    )  # fmt: skip
+    slower = rows["per_second"] == at
+    late = {
+        "samples_ns": lambda samples: [[10 * ns for ns in each] for each in samples],
+        "series": lambda series: series | {"moves": [10.0 for _ in series.get("moves", ())]},
+        "requests": lambda told: [replaced(each, token_ns=[10 * ns for ns in each.token_ns]) for each in told],
+    }
+    changed = rows.assign(**{name: rows[name].mask(slower, rows[name].map(as_late)) for name, as_late in late.items()})
     before, after = (analysis.compared(analysis.predictions(each, analysis.live(each))) for each in (rows, changed))
     told = before["way"].isin(analysis.PACED)
     same = (before["per_second"] == at) & ~told
@@ -411,6 +383,19 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
     assert paces[1][~of].tolist() == pytest.approx(paces[0][~of].tolist())
 
 
+def test_a_server_that_serves_as_a_policy_does_is_set_beside_the_same_predictions(rows, seldom):
+    own = (rows["label"] == "shared") & (rows["per_second"] > plan.LOADS["mini"][0])
+    as_served = rows.assign(
+        label=rows["label"].mask(own, SERVER), series=[each | {"floor": [1e-3, 3e-3]} for each in rows["series"]]
+    )
+    found, live = analysis.beside_a_server(as_served).set_index("per_second"), analysis.live(rows)
+    assert [each.value for each in found["http"]] == [2e-3, 2e-3]
+    for at in plan.LOADS["mini"][1:]:
+        taken = live[(live["rule"] == "shared") & (live["per_second"] == at)]
+        assert found["ttft_p50"][at].value == taken["ttft_p50"].median()
+        assert all(found[f"ttft_p50_{way}"][at].value > 0 for way in analysis.WAYS)
+
+
 # ------------------------------------------------------------------ fleets
 
 
@@ -420,30 +405,28 @@ def fleet(**fields):
     return change(base, **usual | fields)
 
 
-def swept(path, cells, elsewhere=None):
-    planned = replace(fleets_plan.fleet("mini"), cells=cells)
-    summary = runner.sweep(planned, path, elsewhere=elsewhere)
-    assert not summary.failed, summary.failed
-    return summary
-
-
-def what_came(summary):
-    return [(row.cell, row.series, row.checks["complete"]) for row in summary.rows]
-
-
-def test_workers_of_a_cluster_simulate_the_same_as_processes_here_and_one_that_dies_is_replaced(tmp_path):
-    """A real scheduler and real workers of it, as processes of this machine."""
+def test_a_worker_of_a_cluster_simulates_what_is_simulated_here_and_one_that_dies_is_replaced(tmp_path):
+    """A real scheduler and a real worker of it, killed while it simulates."""
     distributed = pytest.importorskip("distributed")
-    cells = (fleet(), fleet(balance="round robin", n_machines=90))
-    expected = swept(tmp_path / "here.jsonl", cells)
+    cell = fleet()
+    planned = replace(fleets_plan.fleet("mini"), cells=(cell,))
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as started,
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as started,
         cluster.connected(started.scheduler_address) as elsewhere,
     ):
         assert elsewhere.at_once == 2
-        threading.Timer(1.0, os.kill, (next(iter(started.workers.values())).pid, signal.SIGKILL)).start()
-        found = swept(tmp_path / "there.jsonl", cells, elsewhere)
-    assert what_came(found) == what_came(expected)
+        killed = started.workers[0].pid
+
+        def kill():
+            while not any(each.processing for each in started.scheduler.workers.values()):
+                time.sleep(0.02)
+            os.kill(killed, signal.SIGKILL)
+
+        threading.Thread(target=kill, daemon=True).start()
+        (row,) = runner.sweep(planned, tmp_path / "there.jsonl", elsewhere=elsewhere).rows
+        assert started.workers[0].pid != killed
+    expected = fleets.run(cell, tmp_path, lambda stage: None)
+    assert (row.cell, row.series, row.checks["complete"]) == (cell, expected.series, True)
 
 
 def test_what_runs_the_engine_is_not_given_away(tmp_path):
@@ -472,18 +455,12 @@ def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
     assert [each["well"] for each in fleets.fewest(needs(100))] == [0.5], "not even the most is enough"
 
 
-def test_a_sample_of_machines_says_what_all_of_them_do(monkeypatch):
-    cell = fleet(n_machines=160, n_requests=20)
-    known = known_and_load()
+def test_a_sample_of_machines_says_what_all_of_them_do(rows, calls, monkeypatch):
+    cell, known = fleet(n_machines=160, n_requests=60), (observed.fitted(rows, calls)[HYBRID], analysis.typical(rows))
     sampled = fleets.Days(cell, *known, 0).served(1.2)
     monkeypatch.setattr(fleets, "SAMPLE", 160)
     every = fleets.Days(cell, *known, 0).served(1.2)
-    n = 40 * 20
+    n = 40 * 60
     error = (every["well"] * (1 - every["well"]) / n) ** 0.5 + 1 / n
     assert abs(sampled["well"] - every["well"]) < 6 * error
     assert sampled["ttft_p99"] == pytest.approx(every["ttft_p99"], rel=0.25)
-
-
-def known_and_load():
-    rows = fleets.measured_calls(fleet())
-    return observed.fitted(rows, observed.calls(rows))[HYBRID], analysis.typical(rows)

@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
-from math import factorial
 
-import ciw
 import numpy as np
 import pytest
 
@@ -16,16 +14,8 @@ from plamo_study.studies.scheduling.simulations import mg1, theory
 from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, fit
 from plamo_study.studies.scheduling.traffic import shaped
 
-N = 20_000
+N = 10_000
 SIGMAS = 4  # of the sampling error that a mean may be off: one test in some 16,000 fails by chance
-
-
-def mmc(arrivals: float, mean: float, servers: int) -> float:
-    """One queue before several servers, exponential service times (Erlang's C)."""
-    offered = arrivals * mean
-    full = offered**servers / factorial(servers) / (1 - offered / servers)
-    waits = full / (sum(offered**n / factorial(n) for n in range(servers)) + full)
-    return waits * mean / (servers - offered)
 
 
 def standard_error(values: np.ndarray, batches: int = 50) -> float:
@@ -54,46 +44,22 @@ class Exact:
     put_aside = take_back = lambda self, request, slot, held: self.now
 
 
-def poisson(rate, n=N, seed=1, output=1):
-    rng = np.random.default_rng(seed)
-    arrives = np.cumsum(rng.exponential(1 / rate, n)).tolist()
-    return Load(arrives, [1] * n, [output] * n)
-
-
-def waited(load, work):
-    """Seconds that each request waits until it is served, by one server at a time."""
-    served = serve(load, policies.shared, Exact(work), slots=1)
-    return served.ttft - np.asarray(work)
-
-
-RNG = np.random.default_rng(7)
-SERVICES = {
-    "M/M/1": (RNG.exponential(1.0, N), mg1(0.7, 1.0, 2)),
-    "M/D/1": (np.ones(N), mg1(0.7, 1.0, 1)),
-    "M/G/1": (RNG.gamma(0.5, 2.0, N), mg1(0.7, 1.0, 0.5 * 4 + 1)),
-}
-
-
-@pytest.mark.parametrize("kind", SERVICES)
+@pytest.mark.parametrize("kind", ["M/M/1", "M/D/1", "M/G/1"])
 def test_one_server_waits_as_theory_says(kind):
-    work, expected = SERVICES[kind]
-    found = waited(poisson(0.7), work.tolist())
-    assert abs(found.mean() - expected) < SIGMAS * standard_error(found)
-
-
-@pytest.mark.parametrize("n", [2, 5])
-def test_least_work_is_one_queue_before_all_servers(n):
-    load, work = poisson(0.8 * n), RNG.exponential(1.0, N).tolist()
-    of = dict(zip(load.arrives, work, strict=True))
-    shares = [clock.chosen(load, share) for share in clock.least_work(load, n, work)]
-    found = np.concatenate([waited(share, [of[at] for at in share.arrives]) for share in shares])
-    order = np.argsort(np.concatenate([share.arrives for share in shares]))
-    assert abs(found.mean() - mmc(0.8 * n, 1.0, n)) < SIGMAS * standard_error(found[order])
+    rng = np.random.default_rng(7)
+    work, second_moment = {
+        "M/M/1": (rng.exponential(1.0, N), 2), "M/D/1": (np.ones(N), 1), "M/G/1": (rng.gamma(0.5, 2.0, N), 0.5 * 4 + 1)
+    }[kind]  # fmt: skip
+    load = Load(np.cumsum(rng.exponential(1 / 0.7, N)).tolist(), [1] * N, [1] * N)
+    waited = serve(load, policies.shared, Exact(work.tolist()), slots=1).ttft - work
+    assert abs(waited.mean() - mg1(0.7, 1.0, second_moment)) < SIGMAS * standard_error(waited)
 
 
 def by_ciw(load, seconds, servers):
     """When each request is done by Ciw (Palmer et al., Journal of Simulation 13, 2019): one queue, who came first is
     first, so many servers."""
+    import ciw  # a third of a second, for one test
+
     gaps = [*np.diff([0.0, *load.arrives]).tolist(), 1e9]  # and nobody else
     network = ciw.create_network(
         arrival_distributions=[ciw.dists.Sequential(gaps)],
@@ -107,22 +73,18 @@ def by_ciw(load, seconds, servers):
     return [record.service_end_date for record in records]
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_every_request_is_done_when_a_published_simulator_says(n):
-    """Prompts and answers of many lengths at 85 % of the capacity, one at a time on each of n machines."""
-    model = machine()
-    load = traffic(1000, 1.0)
+def test_every_request_is_done_when_a_published_simulator_says():
+    """Prompts and answers of many lengths at 85 % of the capacity, one at a time on each of three machines."""
+    model, n, load = machine(), 3, traffic(600, 1.0)
     seconds = [
         float(serve(Load([0.0], [prompt], [output]), policies.one_at_a_time, Simulated(model), 1).finish[0])
         for prompt, output in zip(load.prompt, load.output, strict=True)
     ]
     load = replace(load, arrives=[at * float(np.mean(seconds)) / 0.85 / n for at in load.arrives])
-    expected = by_ciw(load, seconds, n)
-    found = np.full(len(load), np.nan)
+    expected, found = by_ciw(load, seconds, n), np.full(len(load), np.nan)
     for share in clock.least_work(load, n, seconds):
-        served = serve(clock.chosen(load, share), policies.one_at_a_time, Simulated(model), 1)
-        found[share] = served.finish
-    assert (np.array(expected) - load.arrives > 2 * np.array(seconds)).mean() > 0.2, "many had to wait"
+        found[share] = serve(clock.chosen(load, share), policies.one_at_a_time, Simulated(model), 1).finish
+    assert (np.array(expected) - load.arrives > 2 * np.array(seconds)).mean() > 0.1, "many had to wait"
     assert found == pytest.approx(expected, rel=1e-9)
 
 
@@ -151,7 +113,7 @@ def traffic(n=400, rate=20.0, seed=5):
 def test_first_tokens_served_one_at_a_time_come_as_theory_says():
     """Prompts and answers of many lengths at 60 % of the capacity: the mean is exact, the tail an approximation."""
     model, rule = machine(), "one at a time"
-    load = traffic(4000, 20.0)
+    load = traffic(2000, 20.0)
     seconds = [
         model.seconds(0, 0, prompt, 0) + sum(model.seconds(1, prompt + n, 0, 0) for n in range(output - 1))
         for prompt, output in zip(load.prompt, load.output, strict=True)
@@ -165,13 +127,10 @@ def test_first_tokens_served_one_at_a_time_come_as_theory_says():
     assert theory(load, rate / 0.59, rule, model, 8) == {}, "nothing is steady at the capacity"
 
 
-NAMES = [*policies.PLAIN, *(f"{name} 64" for name in policies.SIZED)]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*policies.PLAIN, *(f"{name} 64" for name in policies.SIZED)])
 @pytest.mark.parametrize(("room", "preempt"), [(1 << 40, ""), (1200, ""), (600, "recompute"), (600, "save")])
 def test_what_comes_in_goes_out_whatever_the_policy_and_little_s_law_holds(name, room, preempt):
-    load = traffic()
+    load = traffic(250)
     served = serve(load, policies.named(name), Simulated(machine(0.1)), slots=8, room=room, preempt=preempt)
     assert served.written == sum(load.output)
     assert served.read >= sum(load.prompt)
@@ -189,24 +148,19 @@ def test_what_comes_in_goes_out_whatever_the_policy_and_little_s_law_holds(name,
     assert name != "shared" or (served.preempted > 0) == bool(preempt)
 
 
-def test_a_fleet_serves_everybody_once_however_they_are_shared_out():
-    load = traffic(600, 100.0)
-    work = [1e-4 * prompt + 3e-3 * output for prompt, output in zip(load.prompt, load.output, strict=True)]
-    for shares in (clock.round_robin(load, 6), clock.least_work(load, 6, work)):
-        assert sorted(number for share in shares for number in share) == list(range(len(load)))
-        served = [serve(clock.chosen(load, share), policies.chunked(64), Simulated(machine()), 4) for share in shares]
-        assert sum(each.written for each in served) == sum(load.output)
+def test_round_robin_deals_everybody_to_one_machine_in_turn():
+    assert [list(share) for share in clock.round_robin(traffic(7), 3)] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
-@pytest.mark.parametrize("shape", ["steady", "diurnal", "bursty"])
-def test_a_shape_moves_requests_and_keeps_their_mean(shape):
+def test_a_shape_moves_requests_and_keeps_their_mean():
     load = traffic(5000, 100.0)
-    made = shaped(load, shape)
-    assert (made.prompt, made.output) == (load.prompt, load.output)
-    assert made.arrives == sorted(made.arrives)
-    assert made.arrives[-1] == pytest.approx(load.arrives[-1])
-    early = np.histogram(made.arrives, 10, (0, load.arrives[-1]))[0] / 500
-    assert (np.ptp(early) > 0.5) == (shape != "steady")
+    for shape in ("steady", "diurnal", "bursty"):
+        made = shaped(load, shape)
+        assert (made.prompt, made.output) == (load.prompt, load.output)
+        assert made.arrives == sorted(made.arrives)
+        assert made.arrives[-1] == pytest.approx(load.arrives[-1])
+        rates = np.histogram(made.arrives, 10, (0, load.arrives[-1]))[0] / 500
+        assert (np.ptp(rates) > 0.5) == (shape != "steady")
 
 
 def test_the_same_seed_gives_the_same_times_and_what_cannot_be_served_is_refused():
@@ -231,14 +185,11 @@ def test_a_fit_gives_back_what_the_calls_were_made_of():
     assert model.seconds(0, 0, 64, 1024) == pytest.approx(1e-3 + 64e-4 + 1e-8 * 1024, rel=1e-3)
     both = model.seconds(4, 400, 65, 0)
     assert both == pytest.approx(model.seconds(5, 400, 0, 0) + model.seconds(0, 0, 64, 1), rel=1e-9)
-
-
-def test_a_switch_of_kernels_stays_where_it_is():
-    """Twice as slow from 9 sequences on, and no slope smears it over its neighbours."""
+    # twice as slow from 9 sequences on: no slope smears it over its neighbours
     calls = [(n, n * held, 0, 0, 1e-3 * (1 + (n > 8))) for n in range(1, 13) for held in (100, 200, 300)]
     table = np.array(calls + [(0, 0, 16, 0, 1e-3)] * 3)
-    model = fit("switch", Calls(*(column.astype(int) for column in table.T[:4]), table[:, 4]))
-    assert model.seconds(9, 900, 0, 0) == pytest.approx(2 * model.seconds(8, 800, 0, 0))
+    switch = fit("switch", Calls(*(column.astype(int) for column in table.T[:4]), table[:, 4]))
+    assert switch.seconds(9, 900, 0, 0) == pytest.approx(2 * switch.seconds(8, 800, 0, 0))
 
 
 def test_only_the_first_call_after_idleness_takes_what_waking_took():
@@ -258,15 +209,13 @@ def test_only_the_first_call_after_idleness_takes_what_waking_took():
     assert serve(load, policies.shared, Simulated(model, noisy=False), 8).ttft == pytest.approx(plain.ttft[0], abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [((18, 18, 0, 0), "18 sequences"), ((0, 0, 513, 0), "513 tokens"), ((2, 9000, 0, 0), "9000 tokens"),
-     ((0, 0, 64, 5000), "behind 5000"), ((17, 17, 16, 0), "18 sequences")],
-)  # fmt: skip
-def test_what_was_not_measured_is_refused_with_the_command_that_measures_it(call, what):
-    with pytest.raises(StudyError, match=what) as refused:
-        machine().seconds(*call)
-    assert refused.value.mend == "plamo-study measure 10-scheduling"
+def test_what_was_not_measured_is_refused_with_the_command_that_measures_it():
+    refusals = {(18, 18, 0, 0): "18 sequences", (0, 0, 513, 0): "513 tokens", (2, 9000, 0, 0): "9000 tokens",
+                (0, 0, 64, 5000): "behind 5000", (17, 17, 16, 0): "18 sequences"}  # fmt: skip
+    for call, what in refusals.items():
+        with pytest.raises(StudyError, match=what) as refused:
+            machine().seconds(*call)
+        assert refused.value.mend == "plamo-study measure 10-scheduling"
 
 
 def test_many_calls_at_once_take_what_each_takes_alone():

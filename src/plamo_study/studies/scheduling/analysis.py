@@ -112,7 +112,7 @@ def predictions(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     taken = _last(found)
     calls, at = observed.calls(rows), set(loads(rows))
     unknown = {per_second: per_second if per_second in at else 0.0 for per_second in sorted(set(taken["per_second"]))}
-    fits = {without: observed.fitted(rows, calls, without) for without in unknown.values()}
+    fits = {without: observed.fitted(rows, calls, without) for without in set(unknown.values())}
     paces = {without: observed.paced(rows, calls, known, without) for without, known in fits.items()}
     for key, group in taken.groupby(LOADED, sort=True):
         model, per_second, rule = key
@@ -126,9 +126,11 @@ def predictions(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
         if rule != SPLIT:
             ways["theory"] = theory(load_of(row), per_second, rule, fits[without][model], int(row.n_seq))
             ways |= _paced(row, others, *paces[without])
+        by_block = group[METRICS].to_dict()
+        measured = {name: stats.median(list(by_block[name].values())) for name in METRICS}
         for (way, told_of), name in product(ways.items(), METRICS):
             entry = told | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
-            entries.append(entry | _held_against(told_of.get(name), group[name]))
+            entries.append(entry | {"measured": measured[name]} | _held_against(told_of.get(name), by_block[name]))
     columns = [*LOADED, "among", "asked", "metric", "way", "refused", "predicted", "measured", "ratio"]
     return pd.DataFrame(entries, columns=columns)
 
@@ -145,13 +147,12 @@ def _asked(per_second: float, known: set[float]) -> str:
     return "between" if min(known) < per_second < max(known) else "beyond"
 
 
-def nearest(others: pd.DataFrame, per_second: float) -> dict[str, pd.Series]:
+def nearest(others: pd.DataFrame, per_second: float) -> dict[str, dict[int, float]]:
     """METRICS by block at the nearest of the other loads, and its rate; empty if there is none."""
     if others.empty:
         return {}
     at = min(set(others["per_second"]), key=lambda each: (abs(each - per_second), each))
-    chosen = others[others["per_second"] == at]
-    return {name: chosen[name] for name in ("per_second", *METRICS)}
+    return others[others["per_second"] == at][["per_second", *METRICS]].to_dict()
 
 
 def _simulated(row: Any, model: StepModel) -> tuple[dict[str, Any], str]:
@@ -177,21 +178,36 @@ def _paced(row: Any, others: pd.DataFrame, known: dict[str, StepModel], pace: pd
     """Prediction by each method of a load, by block, given nothing of the load but the pace of each process."""
     if (row.model, row.label, row.per_second) not in pace.index.droplevel("block"):
         return {}
-    own, load, slots = pace.loc[row.model, row.label, row.per_second], load_of(row), int(row.n_seq)
+    own = pace.loc[row.model, row.label, row.per_second].to_dict()
+    load, slots = load_of(row), int(row.n_seq)
     many = max(SEEDS, seeds(load) // len(own))
     models = {block: known[row.model].slower(each) for block, each in own.items()}
-    ways = {
+    ways: dict[str, dict[int, dict[str, float]]] = {
         "simulation": {block: simulated(load, row.label, each, slots, many) for block, each in models.items()},
         "theory": {block: theory(load, row.per_second, row.label, each, slots) for block, each in models.items()},
     }
-    found = {way: {name: pd.DataFrame(said).T.get(name) for name in METRICS} for way, said in ways.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for way, said in ways.items():
+        found[way] = {name: _by_block(said, name) for name in METRICS}
     near = nearest(others, row.per_second)
     if near:
-        theirs = pace.loc[row.model, row.label, near["per_second"].iloc[0]]
-        found["nearest load"] = {
-            name: near[name] * own / theirs if name not in ("throughput", "well") else near[name] for name in METRICS
-        }
+        theirs = pace.loc[row.model, row.label, next(iter(near["per_second"].values()))].to_dict()
+        waits = {name: _scaled(near[name], own, theirs) for name in METRICS if name not in ("throughput", "well")}
+        found["nearest load"] = near | waits
     return {f"{way}, paced": said for way, said in found.items()}
+
+
+def _by_block(said: dict[int, dict[str, float]], name: str) -> dict[int, float] | None:
+    """One metric of the predictions by block; None if no block has it."""
+    known = any(name in each for each in said.values())
+    return {block: each.get(name, stats.NAN) for block, each in said.items()} if known else None
+
+
+def _scaled(near: dict[int, float], own: dict[int, float], theirs: dict[int, float]) -> dict[int, float]:
+    """Seconds by block of a load nearby, by the pace of the load's own process over that of the other: NaN where a
+    block lacks one of them."""
+    every, nan = own | near | theirs, stats.NAN
+    return {block: near.get(block, nan) * own.get(block, nan) / theirs.get(block, nan) for block in every}
 
 
 def shipping(rows: pd.DataFrame, model: str, without: float = 0.0) -> tuple[Seconds, Seconds]:
@@ -216,21 +232,20 @@ def shipping(rows: pd.DataFrame, model: str, without: float = 0.0) -> tuple[Seco
 
 
 def _between(by_tokens: pd.Series) -> Seconds:
-    return lambda tokens: float(np.interp(tokens, by_tokens.index, by_tokens))
+    known, seconds = by_tokens.index.to_numpy(), by_tokens.to_numpy()
+    return lambda tokens: float(np.interp(tokens, known, seconds))
 
 
-def _held_against(said: Any, taken: pd.Series) -> dict[str, Any]:
-    """A prediction, one number or one per block, beside the measured values by block."""
-    measured = stats.median(taken.tolist())
+def _held_against(said: Any, taken: dict[int, float]) -> dict[str, Any]:
+    """A prediction, one number or one per block, beside the measured values by block: `predicted` and `ratio`."""
     if said is None:
-        return {"predicted": stats.NAN, "measured": measured, "ratio": None}
-    if not isinstance(said, pd.Series):
-        said = pd.Series(float(said), taken.index)
-    said = said.astype(float)
-    entry: dict[str, Any] = {"predicted": float(said.median()), "measured": measured}
-    both = pd.concat([said, taken], axis=1, join="inner").to_numpy()
-    known = len(both) and (both > 0).all()  # `well` may be 0; a percentile may be missing
-    return entry | {"ratio": stats.ratio(both[:, 0].tolist(), both[:, 1].tolist()) if known else None}
+        return {"predicted": stats.NAN, "ratio": None}
+    by_block = said if isinstance(said, dict) else dict.fromkeys(taken, float(said))
+    both = [(each, taken[block]) for block, each in by_block.items() if block in taken]
+    known = both and all(predicted > 0 and value > 0 for predicted, value in both)  # `well` may be 0; a percentile NaN
+    told = [each for each in by_block.values() if each == each]
+    middle = float(np.median(told)) if told else stats.NAN
+    return {"predicted": middle, "ratio": stats.ratio(*zip(*both, strict=True)) if known else None}
 
 
 def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
@@ -250,16 +265,17 @@ def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
             continue
         load, slots = load_of(next(group.itertuples())), int(group["n_seq"].iloc[0])
         own = taken[taken["model"] == model]
-        ways = {
+        ways: dict[str, dict[str, Any]] = {
             "simulation": simulated(load, "shared", known, slots),
             "nearest load": nearest(own[own["per_second"] != per_second], float(per_second)),
             "theory": theory(load, float(per_second), "shared", known, slots),
         }
         http = stats.median([float(np.median(series["floor"])) for series in group["series"]])
         entry: dict[str, Any] = {"model": model, "per_second": per_second, "http": http}
+        by_block = own[own["per_second"] == per_second][METRICS].to_dict()
         for name, (way, said) in product(METRICS, ways.items()):
-            found = _held_against(said.get(name), own[own["per_second"] == per_second][name])
-            entry |= {name: found["measured"], f"{name}_{way}": found["ratio"]}
+            entry[name] = stats.median(list(by_block[name].values()))
+            entry[f"{name}_{way}"] = _held_against(said.get(name), by_block[name])["ratio"]
         entries.append(entry)
     names = [name + end for name in METRICS for end in ("", *(f"_{way}" for way in WAYS))]
     return pd.DataFrame(entries, columns=["model", "per_second", "http", *names])

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import stats
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.errors import StudyError
@@ -23,10 +24,11 @@ COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
 MISSING = "plamo-study measure 10-scheduling"
 PROCESS = ["model", "rule", "per_second", "block"]
 IDLE = (0.0, 0.005, AWAKE_S, 0.02, 0.08)  # s: lower bounds of the classes of idle time
-ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "rule", "per_second", "block"]
+ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "per_second", "block", "rule"]
 FLASH = ("auto", "on")
 
 
+@once_a_frame
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds
     without any computation before it began (NaN: unknown).
@@ -37,14 +39,18 @@ def calls(rows: pd.DataFrame) -> pd.DataFrame:
     used = used[(used["build"] == "stock") & used["flash_attn"].isin(FLASH) & ~used["kv_unified"]]
     used = used[~used["label"].isin((SERVER, SPLIT))]  # whose calls are not recorded
     used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
-    parts = []
-    for row in used.itertuples():
-        if row.workload in TAKEN and (found := list(TAKEN[row.workload](row))):
-            made = pd.DataFrame(found, columns=COLUMNS).assign(idle=_idle(row, found))
-            made = made[made["chunk"] <= row.n_ubatch]
-            origin = {name: getattr(row, name) for name in ORIGIN if name != "rule"} | {"rule": row.label}
-            parts.append(made.assign(**origin))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*COLUMNS, "idle", *ORIGIN])
+    used = used[used["workload"].isin(TAKEN)]
+    found: list[Call] = []
+    idle: list[float] = []
+    origin: list[int] = []  # of each call, the place of its row
+    for number, row in enumerate(used.itertuples()):
+        of_row = list(TAKEN[row.workload](row))
+        found += of_row
+        idle += _idle(row, of_row)
+        origin += [number] * len(of_row)
+    whence = used.assign(rule=used["label"]).iloc[origin]
+    made = pd.DataFrame(found, columns=COLUMNS).assign(idle=idle, **{name: whence[name].array for name in ORIGIN})
+    return made[made["chunk"] <= whence["n_ubatch"].to_numpy()].reset_index(drop=True)
 
 
 def _steady(used: pd.DataFrame) -> pd.DataFrame:
@@ -54,19 +60,21 @@ def _steady(used: pd.DataFrame) -> pd.DataFrame:
     return used[~hit | (every & ((used["workload"] != "traffic") | (used["label"] == PARTS)))]
 
 
-def moves(rows: pd.DataFrame, model: str) -> list[float]:
-    """Seconds of each move of a sequence to another slot."""
+@once_a_frame
+def moves(rows: pd.DataFrame) -> pd.DataFrame:
+    """One row per move of a sequence to another slot: `model`, `per_second` of the load, and `seconds`."""
     used = usable(rows)
-    found = used[(used["workload"] == "traffic") & (used["model"] == model)]["series"]
-    return [seconds for series in found for seconds in series.get("moves", ())]
+    found = used[used["workload"] == "traffic"].itertuples()
+    entries = [(row.model, row.per_second, seconds) for row in found for seconds in row.series.get("moves", ())]
+    return pd.DataFrame(entries, columns=["model", "per_second", "seconds"])
 
 
 Call = tuple[int, int, int, int, float]
 
 
 def _traffic(row: Any) -> Iterator[Call]:
-    for *what, ns in zip(*(row.series[name] for name in COLUMNS[:-1]), row.samples_ns[0], strict=True):
-        yield *map(int, what), ns / NS  # type: ignore[misc] # four whole numbers
+    whole = (map(int, row.series[name]) for name in COLUMNS[:-1])
+    return zip(*whole, (ns / NS for ns in row.samples_ns[0]), strict=True)  # type: ignore[arg-type, return-value]
 
 
 def _idle(row: Any, calls: list[Call]) -> list[float]:
@@ -120,14 +128,15 @@ def _arrival(row: Any) -> Iterator[Call]:
 TAKEN = {"traffic": _traffic, "decode": _decode, "prefill": _prefill, "depth": _depth, "arrival": _arrival}
 
 
-def of_model(found: pd.DataFrame, model: str, n_threads: int, rows: pd.DataFrame, missing: str) -> StepModel:
+def of_model(found: pd.DataFrame, model: str, n_threads: int, moved: pd.DataFrame, missing: str) -> StepModel:
     """Step model of the calls of one model and number of threads. StudyError if steps or chunks are missing.
 
-    `rows`: source of the moves. `missing`: the command that measures more.
+    `moved`: `moves`, of any models. `missing`: the command that measures more.
     """
+    took = moved[moved["model"] == model]["seconds"].tolist()
     own = found[(found["model"] == model) & (found["n_threads"] == n_threads)]
     name, awake, asleep = f"{model} on {n_threads} threads", own["idle"] < AWAKE_S, own["idle"] >= AWAKE_S
-    return fit(name, table(own[awake]), moves(rows, model), missing, table(own[asleep]))
+    return fit(name, table(own[awake]), took, missing, table(own[asleep]))
 
 
 def table(found: pd.DataFrame) -> Calls:
@@ -150,6 +159,7 @@ def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["workload"] == "traffic") & served & (rows["status"] == "ok")]
 
 
+@once_a_frame
 def loads(rows: pd.DataFrame) -> tuple[float, ...]:
     """Loads (1/s) at which several policies were measured; each is predicted from the others."""
     policies_at = traffic_of(usable(rows)).groupby("per_second")["label"].nunique()
@@ -160,7 +170,7 @@ def fitted(rows: pd.DataFrame, found: pd.DataFrame, without: float = 0.0) -> dic
     """Step model by model: fitted on the rows' `calls` measured alone, and on traffic at all `loads` but `without`."""
     known = found["per_second"].isin(set(loads(rows)) - {without})
     own = pd.concat([parts_of(found), found[(found["workload"] == "traffic") & known]])
-    return _models(own, rows[rows["per_second"] != without])
+    return _models(own, rows, without)
 
 
 def paced(
@@ -176,7 +186,7 @@ def paced(
     found = found.join(pace, on=PROCESS)
     found["seconds"] /= found["pace"].fillna(1.0)
     own = found["per_second"].isin(set(loads(rows)) - {without}) | (found["workload"] != "traffic")
-    return _models(found[own | (found["rule"] == PARTS)], rows[rows["per_second"] != without]), pace
+    return _models(found[own | (found["rule"] == PARTS)], rows, without), pace
 
 
 def half(rows: pd.DataFrame, found: pd.DataFrame) -> dict[str, StepModel]:
@@ -217,7 +227,7 @@ def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     entries = []
     for model, group in own.groupby("model"):
         try:
-            known = of_model(foreign, str(model), int(group["n_threads"].max()), rows, "")
+            known = of_model(foreign, str(model), int(group["n_threads"].max()), moves(rows), "")
         except StudyError:
             continue
         of_group = table(group)
@@ -230,10 +240,11 @@ def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["model", "kind", "calls", "refused", "ratio"])
 
 
-def _models(own: pd.DataFrame, rows: pd.DataFrame) -> dict[str, StepModel]:
-    """A step model for each model of these calls."""
-    threads = int(own["n_threads"].max()) if len(own) else 0
-    return {model: of_model(own, model, threads, rows, command(rows)) for model in sorted(set(own["model"]))}
+def _models(own: pd.DataFrame, rows: pd.DataFrame, without: float = 0.0) -> dict[str, StepModel]:
+    """A step model for each model of these calls, with the moves at all loads but `without`."""
+    threads, moved = int(own["n_threads"].max()) if len(own) else 0, moves(rows)
+    moved = moved[moved["per_second"] != without]
+    return {name: of_model(own, name, threads, moved, command(rows)) for name in sorted(own["model"].unique())}
 
 
 def _same(other: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
@@ -248,5 +259,6 @@ def command(rows: pd.DataFrame) -> str:
 
 def _said(known: dict[str, StepModel], found: pd.DataFrame) -> pd.Series:
     """Seconds of each call by its model's fit; NaN outside the measured range."""
-    each = [pd.Series(known[str(name)].of(table(of)), of.index) for name, of in found.groupby("model")]
+    by_model = found[COLUMNS].groupby(found["model"])
+    each = [pd.Series(known[str(name)].of(table(of)), of.index) for name, of in by_model]
     return pd.concat(each) if each else pd.Series(dtype=float)

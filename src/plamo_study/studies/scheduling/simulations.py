@@ -102,7 +102,9 @@ def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: in
     server; percentiles assume exponential waits of those who wait. Empty if the load exceeds the capacity.
     """
     size, together = policies.chunk(rule), 1 if rule == "one at a time" else slots
-    reading = np.array([_reading(model, n, size) for n in load.prompt])
+    slower = float(np.mean(model.factors["chunk"]))
+    read = {n: _reading(model, n, size) * slower for n in set(load.prompt)}
+    reading = np.array([read[n] for n in load.prompt])
     held = min(int(np.mean(load.prompt) + np.mean(load.output) / 2), model.range.held)
     step = model.seconds(together, together * held, 0, 0) * float(np.mean(model.factors["step"])) / together
     work = reading + (np.array(load.output) - 1) * step
@@ -122,9 +124,8 @@ def theory(load: Load, per_second: float, rule: str, model: StepModel, slots: in
 
 
 def _reading(model: StepModel, n: int, size: int) -> float:
-    """Mean seconds to read a prompt of `n` tokens in chunks of `size`."""
-    chunks = [(min(size, n - before), before) for before in range(0, n, size)]
-    return sum(model.seconds(0, 0, *chunk) for chunk in chunks) * float(np.mean(model.factors["chunk"]))
+    """Seconds to read a prompt of `n` tokens in chunks of `size`, without residuals."""
+    return sum(model.seconds(0, 0, min(size, n - before), before) for before in range(0, n, size))
 
 
 def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load:

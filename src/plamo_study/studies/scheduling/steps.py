@@ -209,9 +209,9 @@ def _waking(model: StepModel, woken: Calls) -> np.ndarray:
 
 def residuals(model: StepModel, calls: Calls) -> dict[str, np.ndarray]:
     """Measured over fitted by kind of call, or of all calls where a kind has none; calls out of range are left out."""
-    over = calls.seconds / model.of(calls)
+    over, kinds = calls.seconds / model.of(calls), calls.kinds
     inside = ~np.isnan(over)
-    found = {name: over[inside & (calls.kinds == name)] for name in ("step", "chunk", "both")}
+    found = {name: over[inside & (kinds == name)] for name in ("step", "chunk", "both")}
     every = np.concatenate(list(found.values()))
     return {name: values if len(values) else every for name, values in found.items()}
 

@@ -211,7 +211,10 @@ def client(target: Target) -> httpx2.AsyncClient:
     headers |= {"Authorization": f"Bearer {target.key}"} if target.key else {}
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx2.Timeout(QUIET_S, pool=None)
-    return httpx2.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False, follow_redirects=False)
+    tls = not target.url.lower().startswith("http:")  # loading certificates takes longer than most requests
+    return httpx2.AsyncClient(
+        headers=headers, limits=limits, timeout=timeout, trust_env=False, follow_redirects=False, verify=tls
+    )
 
 
 def over(target: Target, work: Callable[[httpx2.AsyncClient], Awaitable[Found]]) -> Found:
