@@ -66,8 +66,8 @@ def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(stu
     assert set(analysis.machines(studies, found)["machine"]) == set(found["machine"])
     told = analysis.pairs(found)
     assert (told["known"] != told["asked"]).all()
-    assert not gpu.boards(studies)
-    assert {each["key"] for each in gpu.foretold()} == set(gpu.MEASURES)
+    assert not any(gpu.boards(studies, backend) for backend in gpu.FORECASTS)
+    assert {each["key"] for backend in gpu.FORECASTS for each in gpu.foretold(backend)} == set(gpu.MEASURES)
 
 
 def test_a_pack_that_is_tracked_is_recorded_and_one_that_is_not_is_live_only(tmp_path, monkeypatch):
@@ -149,6 +149,24 @@ def test_a_planted_gpu_is_as_much_faster_as_it_was_planted_and_scored_by_the_for
     assert scored.loc["step of PLaMo 3: gain of graphs", "claim"] == "inconclusive", "nothing was measured without"
 
 
+def test_an_invented_mac_whose_steps_come_in_groups_and_tiles_is_as_foretold_and_one_without_is_not(with_a_gpu):
+    groups = {1: 12.7, 2: 13.5, 3: 18.0, 4: 22.5, 5: 27.0, 6: 36.0, 7: 44.0, 8: 44.0}
+    for ms, foretold in ((lambda n: groups.get(n, 40.9), "holds"), (lambda n: 12.7 * n, "does not hold")):
+        mac = []
+        for name, rows, facts in with_a_gpu:
+            steps = rows["workload"].eq("decode") & rows["model"].eq(gpu.ATTENTION) & rows["n_seq"].gt(0)
+            timed = [
+                [[int(ms(row.n_seq) * 1e6)] * len(row.samples_ns[0])] if step else row.samples_ns
+                for row, step in zip(rows.itertuples(), steps, strict=True)
+            ]
+            board = {"gpus": [{"name": "MTL0", "chip": "invented", "memory_bytes": 1 << 35}]}
+            mac.append((name, rows.assign(samples_ns=timed), facts | {"host": facts["host"] | board}))
+        (board,) = gpu.boards(mac, "MTL")
+        scored = gpu.scored(board).set_index("key")
+        staircase = scored[scored.index.str.startswith("step of 9 ") | scored.index.str.startswith("step of 32 ")]
+        assert set(staircase["claim"]) == {foretold}
+
+
 # ---------------------------------------------------------------- names, and processes behind a number
 
 
@@ -179,4 +197,4 @@ def test_recorded_machines_are_told_apart_by_names_that_what_computed_there_supp
     for machine, used in processors.USED.items():
         assert any(all(each in build for each in used) for build in builds[machine]), machine
     names = {(fact["chip"], processors.processor(fact)) for fact in facts.values()}
-    assert len(names) == len({chip for chip, _ in names}) == len({name for _, name in names})
+    assert len(names) == len({name for _, name in names}), "one name for two kinds of processors"

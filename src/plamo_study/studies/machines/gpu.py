@@ -1,6 +1,6 @@
 """A GPU against its host, and the forecasts made before anything ran on it: times, gains, the score.
 
-Two builds run beside the released one in the same blocks. `cuda-scan` keeps PLaMo 2's scan on the GPU.
+On CUDA two builds run beside the released one in the same blocks. `cuda-scan` keeps PLaMo 2's scan on the GPU.
 `cuda-launches` launches every kernel separately, without graphs.
 """
 
@@ -19,7 +19,7 @@ from plamo_study.analysis.usable import model_names, usable
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.machines.analysis import Studies
 
-FORECAST = paths.DATA / "published" / "gpu-forecast.toml"
+FORECASTS = {"CUDA": "gpu-forecast.toml", "MTL": "metal-forecast.toml"}  # by the backend, as the engine names it
 HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
 RELEASED, SCAN, LAUNCHES = "cuda", "cuda-scan", "cuda-launches"
 MIDDLE = 512  # prompt tokens in the findings
@@ -30,8 +30,12 @@ MS = 1e3
 
 @dataclass(frozen=True)
 class Board:
-    """What was measured on one machine with a GPU: usable rows of notebook 01's study and of 03's."""
+    """What was measured on one machine with a GPU: usable rows of notebook 01's study and of 03's.
 
+    `backend`: one of FORECASTS.
+    """
+
+    backend: str
     chip: str
     asymmetry: pd.DataFrame
     batches: pd.DataFrame
@@ -65,15 +69,15 @@ def _first_steps(found: pd.DataFrame, n: int) -> pd.DataFrame:
     return found.assign(samples_ns=[[steps[:n] for steps in samples] for samples in found["samples_ns"]])
 
 
-def boards(studies: Studies) -> list[Board]:
-    """Every machine with a CUDA GPU that has rows of notebook 01's study."""
-    facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has_cuda(fact)}
+def boards(studies: Studies, backend: str = "CUDA") -> list[Board]:
+    """Every machine with a GPU of this backend that has rows of notebook 01's study."""
+    facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has(fact, backend)}
     found = []
     for machine, fact in facts.items():
         rows = {name: usable(_named(own)) for name, own, _ in studies if (own["machine"] == machine).all()}
         if ASYMMETRY in rows:
             batches = rows.get(BATCHES, rows[ASYMMETRY].iloc[:0])
-            found.append(Board(fact["gpus"][0]["chip"], rows[ASYMMETRY], batches))
+            found.append(Board(backend, fact["gpus"][0]["chip"], rows[ASYMMETRY], batches))
     return found
 
 
@@ -82,8 +86,8 @@ def _named(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(build=rows["build"].replace(RELEASED, STOCK))
 
 
-def _has_cuda(fact: dict[str, Any]) -> bool:
-    return any(gpu["name"].startswith("CUDA") for gpu in fact.get("gpus", ()))
+def _has(fact: dict[str, Any], backend: str) -> bool:
+    return any(gpu["name"].startswith(backend) for gpu in fact.get("gpus", ()))
 
 
 def gains(board: Board) -> pd.DataFrame:
@@ -101,15 +105,16 @@ def gains(board: Board) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["model", "phase", "cpu", "gpu", "gain"])
 
 
-def foretold() -> list[dict[str, Any]]:
-    """`key`, `unit`, `low`, `high` and `why` of every forecast."""
-    return list(tomllib.loads(FORECAST.read_text(encoding="utf-8"))["forecast"])
+def foretold(backend: str = "CUDA") -> list[dict[str, Any]]:
+    """`key`, `unit`, `low`, `high` and `why` of every forecast; on Metal also what the simplest forecasts say."""
+    path = paths.DATA / "published" / FORECASTS[backend]
+    return list(tomllib.loads(path.read_text(encoding="utf-8"))["forecast"])
 
 
 def scored(board: Board) -> pd.DataFrame:
     """The forecasts with what was `measured` (estimate in its unit), and `claim`: whether that lies in the range."""
     entries = []
-    for forecast in foretold():
+    for forecast in foretold(board.backend):
         measured = MEASURES[forecast["key"]](board)
         entries.append({**forecast, "measured": measured, "claim": measured.within(forecast["low"], forecast["high"])})
     return pd.DataFrame(entries)
@@ -117,6 +122,10 @@ def scored(board: Board) -> pd.DataFrame:
 
 def _ms(seconds: pd.Series) -> Estimate:
     return stats.median((MS * seconds).tolist())
+
+
+def _against(board: Board, many: int, few: int) -> Estimate:
+    return paired_ratio(board.steps(ATTENTION, many), board.steps(ATTENTION, few))
 
 
 MEASURES: dict[str, Callable[[Board], Estimate]] = {
@@ -138,7 +147,11 @@ MEASURES: dict[str, Callable[[Board], Estimate]] = {
     "asymmetry of PLaMo 3: tokens a second of a prompt of 512 over those of a step": lambda board: paired_ratio(
         board.step(ATTENTION), board.prompt(ATTENTION, MIDDLE) / MIDDLE
     ),
-    "step of 16 sequences of PLaMo 3 against a step of one": lambda board: paired_ratio(
-        board.steps(ATTENTION, 16), board.steps(ATTENTION, 1)
-    ),
+    "step of 16 sequences of PLaMo 3 against a step of one": lambda board: _against(board, 16, 1),
+    "step of 8 sequences of PLaMo 3 against a step of 4": lambda board: _against(board, 8, 4),
+    "step of 7 sequences of PLaMo 3 against a step of 8": lambda board: _against(board, 7, 8),
+    "step of 6 sequences of PLaMo 3 against a step of 5": lambda board: _against(board, 6, 5),
+    "step of 9 sequences of PLaMo 3 against a step of 8": lambda board: _against(board, 9, 8),
+    "step of 16 sequences of PLaMo 3 against a step of 9": lambda board: _against(board, 16, 9),
+    "step of 32 sequences of PLaMo 3 against a step of 16": lambda board: _against(board, 32, 16),
 }
