@@ -16,7 +16,7 @@ from misbehaving import as_llama_server
 
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
-from plamo_study.measure import durations, machine, plan, server, watch
+from plamo_study.measure import bench, durations, machine, plan, server, watch
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Evidence
@@ -24,6 +24,7 @@ from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
 from plamo_study.present import evidence
+from plamo_study.studies import collect
 from plamo_study.studies.machines import analysis as machines
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import analysis as replicas, replica
@@ -185,3 +186,24 @@ def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tm
     assert told.replace(" --metrics", "") in " ".join(beside)
     alone = server.environment("llama_cpp.server", None, layers)
     assert (alone.get("GGML_METAL_DEVICES") == "0") == (layers == 0)
+
+
+# ---------------------------------------------------------------- the device
+
+
+@pytest.mark.parametrize(("device", "offloaded"), [("auto", {0, -1}), ("gpu", {0, -1}), ("cpu", {0})])
+def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device, offloaded, monkeypatch):
+    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
+    monkeypatch.setenv(collect.DEVICE, device)
+    collect._offloads.cache_clear()
+    assert {cell.n_gpu_layers for cell in collect.build("01-phase-asymmetry", "mini").asked} == offloaded
+    collect._offloads.cache_clear()
+
+
+def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(monkeypatch):
+    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": False})
+    for device, why in (("gpu", "without a GPU backend"), ("tpu", "known: auto, cpu, gpu")):
+        monkeypatch.setenv(collect.DEVICE, device)
+        with pytest.raises(StudyError, match=why):
+            collect.build("01-phase-asymmetry", "mini")
+    collect._offloads.cache_clear()

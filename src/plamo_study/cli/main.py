@@ -24,6 +24,7 @@ from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import (
     LIMIT,
     Accept,
+    Device,
     Engine,
     Force,
     Json,
@@ -31,6 +32,7 @@ from plamo_study.cli.options import (
     Scale,
     accept_findings,
     finite,
+    use_device,
     use_engine,
 )
 from plamo_study.engine import builds as engines
@@ -72,12 +74,14 @@ def study(
         ),
     ] = None,
     engine: Engine = None,
+    device: Device = "auto",
     force: Force = False,
 ) -> None:
     """Measure the core of the study on models of full size here, and publish its pages with your numbers on them."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
 
     use_engine(engine)
+    use_device(device)
     if scale is None:
         raise typer.Exit(cli_notebooks.at_hand(minutes, force))
     usual = minutes is None and scale == "mini"
@@ -106,6 +110,7 @@ def run(
         float | None, typer.Option(min=0, callback=finite, help=f"minutes for measuring, {LIMIT}; by default no limit")
     ] = None,
     engine: Engine = None,
+    device: Device = "auto",
     accept: Accept = None,
     force: Force = False,
     json: Json = False,
@@ -120,9 +125,10 @@ def run(
 
     accept_findings(accept)
     use_engine(engine)
+    use_device(device)
     if divide and not hosts:
         raise StudyError("--divide", "divides studies among hosts, but no hosts are given", "add --hosts FILE")
-    if hosts and (engine or accept or force or json or parameter or source):
+    if hosts and (engine or device != "auto" or accept or force or json or parameter or source):
         why = "measures with the installation on the hosts and executes no notebooks"
         raise StudyError("--hosts", why, "omit everything except NOTEBOOKS, --scale, --minutes and --divide")
     if hosts:
@@ -153,6 +159,7 @@ def measure(
     reference: Annotated[bool, typer.Option(help="write to the tracked journal of the reference machine")] = False,
     retry_failed: Annotated[bool, typer.Option(help="repeat rows that crashed, hung or were killed")] = False,
     engine: Engine = None,
+    device: Device = "auto",
     beside: Annotated[
         list[str] | None,
         typer.Option(help="another build to compare, by name or folder, measured in the same blocks"),
@@ -166,6 +173,7 @@ def measure(
 ) -> None:
     """Measure a study without its notebook; completed cells are skipped."""
     use_engine(engine)
+    use_device(device)
     accept_findings(accept)
     builds = [engines.resolve(build) for build in beside or []]
     place = report.place(reference)

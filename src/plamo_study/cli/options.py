@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from plamo_study.engine import builds as engines
+from plamo_study.errors import StudyError
 from plamo_study.measure.files import ACCEPT
+from plamo_study.studies import collect
 
 
 def finite(value: float | None) -> float | None:
@@ -36,6 +38,19 @@ Replace = Annotated[bool, typer.Option("--force", help="replace an existing file
 Engine = Annotated[
     str | None, typer.Option(help="a build of `plamo-study engine list`, or a folder with llama.cpp's shared libraries")
 ]
+
+
+Device = Annotated[
+    str,
+    typer.Option(help="cpu, gpu, or auto: on a GPU where the engine has one, and on its host's CPU beside it"),
+]
+
+
+def use_device(device: str) -> None:
+    """Let plans use this device, in this process and in the kernels that it starts; StudyError for an unknown one."""
+    if device not in collect.DEVICES:
+        raise StudyError(f"device {device!r}", f"known: {', '.join(collect.DEVICES)}", "--device auto")
+    os.environ[collect.DEVICE] = device
 
 
 def use_engine(name_or_folder: str | None) -> None:

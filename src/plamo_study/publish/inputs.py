@@ -11,7 +11,7 @@ from plamo_study.measure.recording import LOCAL, REFERENCE
 from plamo_study.studies.registry import OF_ALL
 
 KINDS = ("*.py", "*.toml", "*.json", "*.jsonl", "*.csv", "*.lock")
-DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_ACCEPT")  # environment variables that change results
+DECIDING = ("LLAMA_CPP_LIB_PATH", "PLAMO_STUDY_ACCEPT", "PLAMO_STUDY_DEVICE")  # environment, changes results
 
 
 def digest(notebook: str) -> str:

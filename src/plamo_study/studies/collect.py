@@ -12,6 +12,8 @@ from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_sou
 from plamo_study.studies import budget, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
+DEVICE = "PLAMO_STUDY_DEVICE"  # environment variable, which kernels inherit
+DEVICES = ("auto", "cpu", "gpu")  # auto: on the GPU where the engine has one, and on its host's CPU beside it
 
 
 def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: float = 0) -> Recording:
@@ -90,13 +92,23 @@ def build(study: str, scale: str) -> plan.Plan:
     if study not in studies.STUDIES:
         raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
-    return studies.STUDIES[study].plan(scale, gpu=_offloads(os.environ.get("LLAMA_CPP_LIB_PATH", "")))
+    engine, device = os.environ.get("LLAMA_CPP_LIB_PATH", ""), os.environ.get(DEVICE, "auto")
+    return studies.STUDIES[study].plan(scale, gpu=_offloads(engine, device))
 
 
 @cache
-def _offloads(engine: str) -> bool:
-    """Whether the engine in use computes on a GPU: asked in a process of its own, once."""
-    return bool(bench.engine_facts()["gpu_offload"])
+def _offloads(engine: str, device: str) -> bool:
+    """Whether layers go to a GPU: the engine in use is asked in a process of its own, once.
+
+    StudyError for an unknown device, and where a GPU is asked for and the engine has none.
+    """
+    if device not in DEVICES:
+        raise StudyError(f"device {device!r}", f"known: {', '.join(DEVICES)}", "--device auto")
+    has_gpu = device != "cpu" and bool(bench.engine_facts()["gpu_offload"])
+    if device == "gpu" and not has_gpu:
+        why = "the engine in use was built without a GPU backend, or sees no GPU"
+        raise StudyError("--device gpu", why, "plamo-study engine list, or --device cpu")
+    return has_gpu
 
 
 def measure(
