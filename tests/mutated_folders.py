@@ -14,6 +14,7 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -82,7 +83,7 @@ PLACES: dict[str, Callable[[Path], None]] = {  # what is there in place of a fil
     "link to a folder": lambda path: path.symlink_to(".."),
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
 }
-KINDS = [*CHANGES, *CHANGES, "twice", "twice", "place", "place", "place", "elsewhere"]
+KINDS = [*CHANGES, *CHANGES, "twice", "twice", "elsewhere"]
 
 
 def named_twice(rng: random.Random, raw: bytes) -> bytes:
@@ -103,14 +104,19 @@ def mutate(source: Path, target: Path, seed: int, number: int) -> tuple[str, boo
     file.unlink()
     if kind == "twice":
         file.write_bytes(named_twice(rng, raw))
-    elif kind == "place":
-        kind = rng.choice(list(PLACES))
-        PLACES[kind](file)
     elif kind == "elsewhere":
         file.symlink_to(source / file.name)
     else:
         file.write_bytes(CHANGES[kind](rng, raw))
-    return f"{number} {kind} {file.name}", kind in (*PLACES, "twice")
+    return f"{number} {kind} {file.name}", kind == "twice"
+
+
+def replace(source: Path, target: Path, file: str, place: str) -> tuple[str, bool]:
+    """Make `target` a copy of `source` with something else in place of a file; returns as `mutate` does."""
+    shutil.copytree(source, target)
+    (target / file).unlink()
+    PLACES[place](target / file)
+    return f"{place} {file}", True
 
 
 def wrong(folder: Path, made: Path) -> str:
@@ -138,14 +144,16 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def main(source: Path, scratch: Path, seed: int, n: int) -> None:
-    """Print how often each outcome occurred, as JSON."""
+    """Print how often each outcome occurred in n mutations and with each place of each file, as JSON."""
     if Path("/proc/self/statm").exists():  # where memory can be told, 1 GiB more than the interpreter has
         limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + GIB
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     outcomes = Counter[str]()
     folder, out = scratch / "source", scratch / "out" / "model.gguf"
-    for number in range(n):
-        what, hopeless = mutate(source, folder, seed, number)
+    rounds = [partial(mutate, source, folder, seed, number) for number in range(n)]
+    rounds += [partial(replace, source, folder, file.name, place) for file in source.iterdir() for place in PLACES]
+    for change in rounds:
+        what, hopeless = change()
         try:
             convert.convert(folder, out, "F32")
             fault = "not refused" if hopeless else wrong(folder, out)
