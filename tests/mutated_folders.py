@@ -5,6 +5,7 @@ python tests/mutated_folders.py FOLDER SCRATCH SEED N
 """
 
 import json
+import os
 import random
 import re
 import resource
@@ -13,6 +14,7 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -37,19 +39,28 @@ def bytes_changed(rng: random.Random, raw: bytes) -> bytes:
     return bytes(mutable)
 
 
+def apart(raw: bytes) -> tuple[bool, bytes, bytes]:
+    """Whether a file is a safetensors file; its header, or all of its text; and the rest."""
+    if raw[:1] in (b"{", b"["):
+        return False, raw, b""
+    end = 8 + struct.unpack("<Q", raw[:8])[0]
+    return True, raw[8:end], raw[end:]
+
+
+def joined(binary: bool, text: bytes, rest: bytes) -> bytes:
+    return (struct.pack("<Q", len(text)) if binary else b"") + text + rest
+
+
 def word_changed(rng: random.Random, raw: bytes) -> bytes:
     """A number or a quoted text of a text or of a safetensors header; the header's length follows."""
-    binary = raw[:1] not in (b"{", b"[")
-    length = struct.unpack("<Q", raw[:8])[0] if binary else len(raw)
-    text, rest = (raw[8 : 8 + length], raw[8 + length :]) if binary else (raw, b"")
+    binary, text, rest = apart(raw)
     found = list(re.finditer(rng.choice([rb"(?<=[ \[:,])-?\d+(\.\d+)?", rb'"[^"\n]{1,200}"']), text[: 1 << 16]))
     if not found:
         return raw
     at = rng.choice(found)
     texts = at.group().startswith(b'"')
     new = rng.choice([*TEXTS, rng.choice(found).group()]) if texts else rng.choice(NUMBERS).encode()
-    text = text[: at.start()] + new + text[at.end() :]
-    return (struct.pack("<Q", len(text)) if binary else b"") + text + rest
+    return joined(binary, text[: at.start()] + new + text[at.end() :], rest)
 
 
 CHANGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
@@ -63,18 +74,49 @@ CHANGES: dict[str, Callable[[random.Random, bytes], bytes]] = {
     "word again": word_changed,
     "another word": word_changed,
 }
+PLACES: dict[str, Callable[[Path], None]] = {  # what is there in place of a file
+    "nothing": lambda path: None,
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to a folder": lambda path: path.symlink_to(".."),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+}
+KINDS = [*CHANGES, *CHANGES, "twice", "twice", "elsewhere"]
 
 
-def mutate(source: Path, target: Path, seed: int, number: int) -> str:
-    """Make `target` the `number`-th mutation of `source`; says which file was changed and how."""
+def named_twice(rng: random.Random, raw: bytes) -> bytes:
+    """A name of a JSON object or of a safetensors header is there twice."""
+    binary, text, rest = apart(raw)
+    name = rng.choice(list(re.finditer(rb'"[^"\n]{1,200}": ?([^\[{,}]+|\[[^\]]*\]|\{[^}]*\})', text)))
+    return joined(binary, text[: name.start()] + name.group() + b"," + text[name.start() :], rest)
+
+
+def mutate(source: Path, target: Path, seed: int, number: int) -> tuple[str, bool]:
+    """Make `target` the `number`-th mutation of `source`; says what was changed, and whether it must be refused."""
     rng = random.Random(f"{seed}/{number}")
     shutil.copytree(source, target)
-    file, change = rng.choice(sorted(target.iterdir())), rng.choice(list(CHANGES))
+    kind = KINDS[number % len(KINDS)]
+    named = [path for path in sorted(target.iterdir()) if path.suffix != ".jsonl"]
+    file = rng.choice(named if kind == "twice" else sorted(target.iterdir()))
     raw = file.read_bytes()
     file.unlink()
-    if rng.random() > 0.05:  # else it is missing
-        file.write_bytes(CHANGES[change](rng, raw))
-    return f"{number} {change} {file.name}"
+    if kind == "twice":
+        file.write_bytes(named_twice(rng, raw))
+    elif kind == "elsewhere":
+        file.symlink_to(source / file.name)
+    else:
+        file.write_bytes(CHANGES[kind](rng, raw))
+    return f"{number} {kind} {file.name}", kind == "twice"
+
+
+def replace(source: Path, target: Path, file: str, place: str) -> tuple[str, bool]:
+    """Make `target` a copy of `source` with something else in place of a file; returns as `mutate` does."""
+    shutil.copytree(source, target)
+    (target / file).unlink()
+    PLACES[place](target / file)
+    return f"{place} {file}", True
 
 
 def wrong(folder: Path, made: Path) -> str:
@@ -102,21 +144,24 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 
 def main(source: Path, scratch: Path, seed: int, n: int) -> None:
-    """Print how often each outcome occurred, as JSON."""
+    """Print how often each outcome occurred in n mutations and with each place of each file, as JSON."""
     if Path("/proc/self/statm").exists():  # where memory can be told, 1 GiB more than the interpreter has
         limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + GIB
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     outcomes = Counter[str]()
     folder, out = scratch / "source", scratch / "out" / "model.gguf"
-    for number in range(n):
-        what = mutate(source, folder, seed, number)
+    rounds = [partial(mutate, source, folder, seed, number) for number in range(n)]
+    rounds += [partial(replace, source, folder, file.name, place) for file in source.iterdir() for place in PLACES]
+    for change in rounds:
+        what, hopeless = change()
         try:
             convert.convert(folder, out, "F32")
-            fault = wrong(folder, out)
+            fault = "not refused" if hopeless else wrong(folder, out)
             outcomes[f"{what}: wrong {fault}" if fault else "right"] += 1
             out.unlink()
         except StudyError as error:
-            outcomes["refused" if len(str(error)) < 4000 else f"{what}: a message of {len(str(error))} characters"] += 1
+            clear = len(str(error)) < 4000 and str(folder) in str(error)
+            outcomes["refused" if clear else f"{what}: {str(error)[:300]}"] += 1
         except Exception as error:
             outcomes[f"{what}: {type(error).__name__} {error}"[:300]] += 1
         if list(out.parent.glob("*")):

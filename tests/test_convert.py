@@ -105,10 +105,14 @@ def refused(source: Path, out: Path, match: str, dtype: str = "F16") -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shards", "dtype", "tied"),
-    [("F32", 1, "F32", True), ("F32", 3, "F16", True), ("F16", 2, "F16", True), ("BF16", 1, "BF16", False)],
+    ("name", "kind", "shards", "dtype", "tied"),
+    [
+        (HYBRID, "F32", 1, "F32", True),
+        (HYBRID, "BF16", 3, "BF16", False),
+        (ATTENTION, "F16", 1, "F16", True),
+        (ATTENTION, "F32", 2, "F16", False),
+    ],
 )
-@pytest.mark.parametrize("name", MODELS)
 def test_a_converted_file_is_the_original(name, kind, shards, dtype, tied, files, tmp_path):
     calls: list[tuple[int, int]] = []
     source = files.repository(name, kind, shards, tied)
@@ -137,7 +141,7 @@ def test_q8_0_is_what_gguf_makes_of_the_same_weights_and_engine_and_oracle_agree
 
 
 def test_memory_stays_below_the_largest_tensor(tmp_path):
-    spec = replace(spec_of(ATTENTION), ffn=1 << 15)  # ffn_up has 64 MiB as F32
+    spec = replace(spec_of(ATTENTION), layers=1, window_pattern=1, ffn=1 << 14)  # ffn_up has 32 MiB as F32
     source = tmp_path / "wide.gguf"
     synthetic.write(spec, "Q8_0", source)
     folder = released.write_released(source, tmp_path / "hf", dtype="BF16")
@@ -145,7 +149,7 @@ def test_memory_stays_below_the_largest_tensor(tmp_path):
     convert.convert(folder, tmp_path / "model.gguf", "Q8_0")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 48 << 20
+    assert peak < 24 << 20
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -200,19 +204,6 @@ def test_a_release_all_in_bf16_is_widened_before_offsets_and_exponentials(copy_o
         "blk.0.ssm_a": -np.exp(exact[LAYER + "mixer.A_log"]),
     }.items():
         np.testing.assert_array_equal(made[ours].ravel(), expected.astype(np.float32), err_msg=ours)
-
-
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_released_folder_is_what_the_formats_own_library_reads(name, dtype, files):
-    folder = files.repository(name, dtype, 3)
-    expected = {rule.name: rule.shape for rule in hf_names.rules(spec_of(name)).values()}
-    found: dict[str, tuple[int, ...]] = {}
-    for shard in sorted(folder.glob("*.safetensors")):
-        with safetensors.safe_open(shard, framework="numpy") as file:
-            found |= {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in file.keys()}  # noqa: SIM118
-    assert found == expected
-    assert set(json.loads((folder / hf.INDEX).read_text())["weight_map"]) == set(expected)
 
 
 # ---------------------------------------------------------------- llama.cpp's own conversion
@@ -463,36 +454,38 @@ def test_rows_that_are_no_multiple_of_32_refuse_q8_0_only(tmp_path):
 # ---------------------------------------------------------------- hostile folders
 
 
-@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/x.safetensors", "..", "x\0.safetensors", 3])
-def test_an_index_may_only_name_files_of_its_folder(name, copy_of, tmp_path):
+def test_an_index_may_only_name_what_lies_in_files_of_its_folder(copy_of, tmp_path):
     source = copy_of(HYBRID)
+    index = json.loads((source / hf.INDEX).read_text())["weight_map"]
     safetensors.numpy.save_file({"x": np.zeros(1)}, tmp_path / "x.safetensors")
-    rewrite(source / hf.INDEX, json.dumps({"weight_map": {"x": name}}))
-    refused(source, tmp_path / "out", r"which is no safetensors file of this folder|x\W+\.safetensors")
-
-
-def test_an_index_that_disagrees_with_its_shards_names_the_tensor(copy_of, tmp_path):
-    source = copy_of(HYBRID)
-    listed = json.loads((source / hf.INDEX).read_text())
-    del listed["weight_map"][NORM]
-    rewrite(source / hf.INDEX, json.dumps(listed))
+    for name in ("../x.safetensors", str(tmp_path / "x.safetensors"), "..", 3):
+        rewrite(source / hf.INDEX, json.dumps({"weight_map": {"x": name}}))
+        refused(source, tmp_path / "out", "tensor x lies in .* no safetensors file of this folder")
+    rewrite(source / hf.INDEX, json.dumps({"weight_map": {"x": "x\0.safetensors"}}))
+    refused(source, tmp_path / "out", r"x\W+\.safetensors")
+    del index[NORM]
+    rewrite(source / hf.INDEX, json.dumps({"weight_map": index}))
     refused(source, tmp_path / "out", r"tensor model\.norm\.weight: is not in the index")
 
 
-def test_a_pipe_in_place_of_a_file_is_refused(copy_of, tmp_path):
-    shard = copy_of(HYBRID) / "model-00001-of-00002.safetensors"
-    shard.unlink()
-    os.mkfifo(shard)
-    refused(shard.parent, tmp_path / "out", rf"{shard.name}: no such file")
+@pytest.mark.parametrize("file", [hf.SINGLE, hf.INDEX, "chat_template.jinja"])
+def test_a_link_to_nothing_is_never_taken_for_a_file_that_is_not_there(file, files, copy_of, tmp_path):
+    source = copy_of(HYBRID)
+    if file != "chat_template.jinja":
+        weights_of(source)
+    if file == hf.INDEX:  # beside the weights that it would stand for
+        (source / hf.SINGLE).symlink_to(files.repository(HYBRID) / hf.SINGLE)
+    (source / file).symlink_to("nowhere")
+    refused(source, tmp_path / "out", rf"{file}: is neither a file nor a link to one")
 
 
 @pytest.mark.parametrize(("seed", "name"), [*enumerate(MODELS, 4)])
 def test_every_mutated_folder_is_converted_rightly_or_refused_within_1_gib(seed, name, files, tmp_path):
-    n = 150
+    n = 2 * len(mutated_folders.KINDS)
     command = [sys.executable, mutated_folders.__file__, files.repository(name, shards=2), tmp_path, str(seed), str(n)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     outcomes = json.loads(done.stdout)
     assert outcomes.keys() == {"right", "refused"}, outcomes
     assert outcomes["right"] > n / 20
-    assert outcomes["refused"] > n / 2
+    assert outcomes["refused"] - 6 * len(mutated_folders.PLACES) > n / 2

@@ -167,7 +167,7 @@ def test_an_unpinned_model_stays_what_it_was_until_another_revision_is_named(pro
 
 
 def test_the_token_goes_to_the_hub_only_nothing_leaves_loopback_and_no_message_shows_it(project, hub):
-    for refusals in (("/api/", 401), ("/resolve/", 403), ("/storage/", 500), None):
+    for refusals in (("/api/", 401), ("/storage/", 500), None):
         shutil.rmtree(project / "data/models", ignore_errors=True)
         hub.requests.clear()
         hub.refusals = [Refusal(*refusals, "", "you sent {token}")] if refusals else []
@@ -277,10 +277,10 @@ def test_only_pinned_files_come_and_one_that_the_repository_lacks_is_named(proje
     assert files_of(fetch(MODEL)).keys() == {*SMALL, snapshots.RECORD}
 
 
-@pytest.mark.parametrize("pins", ['revision = "main"', 'sha256 = { a = "00" }', f'revision = "{"0" * 40}x"'])
-def test_a_pin_that_cannot_be_one_is_refused_with_the_registry(project, monkeypatch, pins):
-    pin(project, monkeypatch, pins)
-    refused(r"models\.plamo-2-1b")
+def test_a_pin_that_cannot_be_one_is_refused_with_the_registry(project, monkeypatch):
+    for pins in ('revision = "main"', 'sha256 = { a = "00" }', f'revision = "{"0" * 40}x"'):
+        pin(project, monkeypatch, pins)
+        refused(r"models\.plamo-2-1b")
 
 
 def test_a_damaged_record_is_named(project):

@@ -8,7 +8,7 @@ from pathlib import Path
 import hostile
 import pytest
 
-N, GATED = 500, 5
+N, GATED = 220, 3
 
 
 @pytest.mark.timeout(110)
@@ -28,9 +28,3 @@ def test_every_mutant_ends_in_a_finding_or_a_right_answer_within_limits(tmp_path
     assert len(passed) < N / 4
     assert "cut" not in passed
     assert len({code for row in rows for code in row["codes"]}) > 25, "mutants of many kinds"
-
-
-def test_the_same_seed_makes_the_same_mutants_and_another_seed_others(tmp_path: Path):
-    made = list(hostile.mutants(tmp_path, 32))
-    assert made == list(hostile.mutants(tmp_path, 32))
-    assert made != list(hostile.mutants(tmp_path, 32, seed=1))

@@ -43,12 +43,27 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> dict[str, Any]:
     if size > limit:
         raise StudyError(str(path), f"has {size:,} bytes, more than {limit:,}", f"name another folder, or {FETCH}")
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes(), object_pairs_hook=_unique)
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise of_memory(error, str(path)) or damaged(path, f"is no JSON ({error})") from error
     if not isinstance(value, dict):
         raise damaged(path, f"is no JSON object, but a {type(value).__name__}")
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; ValueError for a name that is there twice, of which each reader may take another value."""
+    found = dict[str, Any]()
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{printable(name)!r} is there twice")
+        found[name] = value
+    return found
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything has this name, be it a link to nothing."""
+    return path.exists() or path.is_symlink()
 
 
 def size_of(path: Path) -> int:
@@ -58,7 +73,7 @@ def size_of(path: Path) -> int:
             return path.stat().st_size
     except (OSError, ValueError) as error:
         raise damaged(path, f"cannot be read ({error})") from error
-    raise damaged(path, "no such file")
+    raise damaged(path, "is neither a file nor a link to one" if is_there(path) else "no such file")
 
 
 def damaged(what: Path | str, why: str) -> StudyError:
@@ -72,7 +87,7 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     Raises StudyError for a missing or damaged file, an index that names files elsewhere, or one that disagrees with
     its shards.
     """
-    if not (folder / INDEX).exists():
+    if not is_there(folder / INDEX):
         return header(folder / SINGLE)
     found: dict[str, Stored] = {}
     for shard, listed in _shards(folder / INDEX).items():
@@ -109,8 +124,9 @@ def header(path: Path) -> dict[str, Stored]:
     try:
         with path.open("rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")
-        if start > JSON_LIMIT:
-            raise ValueError(f"its header has {start:,} bytes, more than {JSON_LIMIT:,}")
+            if start > JSON_LIMIT:
+                raise ValueError(f"its header has {start:,} bytes, more than {JSON_LIMIT:,}")
+            json.loads(file.read(start - 8), object_pairs_hook=_unique)  # the library takes the last of two
         with safe_open(path, framework="numpy") as weights:
             for name in weights.offset_keys():
                 view = weights.get_slice(name)
@@ -120,7 +136,7 @@ def header(path: Path) -> dict[str, Stored]:
                     raise StudyError(f"{path}, tensor {printable(name)}", why, f"use weights in {', '.join(FLOATS)}")
                 found[name] = tensor
                 start += tensor.n_elements * STORED[tensor.dtype].itemsize
-    except (OSError, ValueError, MemoryError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError, SafetensorError) as error:
         raise of_memory(error, str(path)) or damaged(
             path, f"is no whole safetensors file ({printable(error, 300)})"
         ) from error

@@ -173,7 +173,7 @@ def _special(path: Path, config: dict[str, Any], ids: dict[str, int]) -> dict[st
 def _chat_template(folder: Path, config: dict[str, Any]) -> str:
     """chat_template.jinja, else the one in the configuration (of several, the one named default). May be empty."""
     path = folder / "chat_template.jinja"
-    if path.exists():
+    if hf.is_there(path):
         if hf.size_of(path) > hf.JSON_LIMIT:
             raise hf.damaged(path, f"has more than {hf.JSON_LIMIT:,} bytes")
         try:
