@@ -1,5 +1,6 @@
 """The commands on builds of llama.cpp: build one by name, list them."""
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from rich.table import Table
 
 from plamo_study.cli import report
 from plamo_study.cli.terminal import Terminal, echo
-from plamo_study.engine import builds as engines
+from plamo_study.engine import architectures, builds as engines
 from plamo_study.foreign import plain
 from plamo_study.measure import defects, plan, serving
 from plamo_study.models import embedded, registry
@@ -21,18 +22,20 @@ def build(name: Annotated[str, typer.Argument(help="name from `engine list`, e.g
     """Patch the locked sources of llama.cpp and compile libllama; the other libraries are the installed ones."""
     with report.building(name) as on_step:
         path, made = engines.build(name, on_step)
-    said = "built" if made else "is here already"
-    report.console.print(f"{name} {said}: {report.short(path)}; use it with --engine {name} or --beside {name}")
+    said, use = "built" if made else "is here already", f"; use it with --engine {name} or --beside {name}"
+    report.console.print(f"{name} {said}: {report.short(path)}{'' if 'program' in engines.definition(name) else use}")
 
 
 @app.command()
 def test(name: Annotated[str, typer.Argument(help="an existing build, e.g. corrected")]) -> None:
     """Run the upstream reports' tests on the released engine and on a build: before and after."""
     runs = []
-    for run in engines.test(name, _embedded_models()):
-        runs.append(run)
-        Terminal().print(f"{run.test} on {run.build}: {'passes' if run.passed else 'FAILS'}")
-        typer.echo(plain(run.said), nl=False)
+    with tempfile.TemporaryDirectory() as folder:
+        written = [architectures.write(model, Path(folder)) for model in engines.definition(name).get("models", [])]
+        for run in engines.test(name, written or _embedded_models()):
+            runs.append(run)
+            Terminal().print(f"{run.test} on {run.build}: {'passes' if run.passed else 'FAILS'}")
+            typer.echo(plain(run.said), nl=False)
     as_reported = all(run.passed == (run.build != "stock") for run in runs)
     raise typer.Exit(0 if as_reported else 1)
 
