@@ -52,14 +52,7 @@ OPTIONS = (
 STEP = re.compile(r"^\[(\d+)/(\d+)\]")  # Ninja's count of finished steps
 MISSING = "plamo-study engine list"
 COMPILER_HELP = "see above; usual causes: a full disk, a missing compiler"
-ASIDE = (
-    "patches",
-    "tests",
-    "models",
-    "target",
-    "libraries",
-    "packages",
-)  # keys that say how a build is made, not what it is
+ASIDE = ("patches", "tests", "models", "target", "libraries", "packages")  # how a build is made, not what it is
 
 OnStep = Callable[[str, int, int], None]  # current task, steps finished, total steps (0: unknown)
 
