@@ -19,6 +19,8 @@ ANSWERS = {  # a MacBook Pro on its charger
     "sysctl -n machdep.cpu.brand_string": "Apple M4 Pro",
     "sysctl -n hw.perflevel0.physicalcpu": "8",
     "sysctl -n hw.perflevel0.l2cachesize": "16777216",
+    "sysctl -n hw.perflevel1.physicalcpu": "4",
+    "sw_vers -buildVersion": "24G90",
     "sysctl -n iogpu.wired_limit_mb": "0",
     "pmset -g": "System-wide power settings:\nCurrently in use:\n powermode            0\n displaysleep         10",
     "pmset -g batt": "Now drawing from 'AC Power'\n -InternalBattery-0 (id=1)\t100%; charged; 0:00 remaining",

@@ -42,6 +42,7 @@ def child(code):
 def test_a_mac_is_what_its_own_tools_say_and_what_only_linux_counts_is_unknown(mac):
     facts = machine.facts()
     assert (facts["chip"], facts["performance_cores"], facts["gpu_cores"]) == ("Apple M4 Pro", 8, 20)
+    assert (facts["efficiency_cores"], facts["macos_build"]) == (4, "24G90")
     assert machine.gpu_used() == pytest.approx(0.03)
     mac.say("ioreg -r -d 1 -w 0 -c IOAccelerator", "")
     assert machine.gpu_used() is None

@@ -61,6 +61,9 @@ class Machine(Struct, kw_only=True):
     compiler: Said
     python: Said
     wired_limit_mb: Said
+    gpu_cores: Annotated[int, Meta(ge=1, le=9999)] | None = None  # these three of a Mac
+    efficiency_cores: Annotated[int, Meta(ge=0, le=9999)] | None = None
+    macos_build: Said = ""
     gpus: Annotated[list[Gpu], Meta(min_length=1, max_length=64)] | None = None
 
 

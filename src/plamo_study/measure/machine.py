@@ -64,7 +64,7 @@ def facts() -> dict[str, Any]:
         "compiler": platform.python_compiler(),
         "python": platform.python_version(),
         "wired_limit_mb": _output("sysctl", "-n", "iogpu.wired_limit_mb") if MACOS else "",
-    } | _gpu_cores()
+    } | _of_mac()
 
 
 def power() -> dict[str, str]:
@@ -97,10 +97,21 @@ def gpu_used() -> float | None:
     return max(map(int, told)) / 100 if told else None
 
 
-def _gpu_cores() -> dict[str, int]:
-    """GPU cores, which differ between chips of one name, as bandwidth does; empty where they are not reported."""
-    told = re.findall(r'"gpu-core-count" *= *(\d+)', _accelerators())
-    return {"gpu_cores": int(told[0])} if told else {}
+def _of_mac() -> dict[str, Any]:
+    """What tells Macs with a chip of one name apart, each where it is reported; empty elsewhere.
+
+    GPU cores differ between chips of one name, as bandwidth does.
+    """
+    if not MACOS:
+        return {}
+    gpu_cores = re.findall(r'"gpu-core-count" *= *(\d+)', _accelerators())
+    cores = {
+        "gpu_cores": (gpu_cores or [""])[0],
+        "efficiency_cores": _output("sysctl", "-n", "hw.perflevel1.physicalcpu"),
+    }
+    found: dict[str, Any] = {name: int(told) for name, told in cores.items() if told}
+    build = _output("sw_vers", "-buildVersion")
+    return found | ({"macos_build": build} if build else {})
 
 
 def _accelerators() -> str:
