@@ -8,6 +8,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Hybrid
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
+from plamo_study.studies import collect
 from plamo_study.studies.hybrids import plan, questions
 from plamo_study.studies.hybrids.catalogue import QUESTIONS
 from plamo_study.studies.hybrids.workload import tolerance
@@ -80,6 +81,12 @@ def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_re
 
 def test_without_the_generator_the_command_that_builds_it_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(builds, "folder", lambda name: tmp_path / name)
-    with pytest.raises(StudyError) as missing:
-        architectures.write("mamba2-dense", tmp_path)
-    assert missing.value.mend == "plamo-study engine build architectures"
+    journal = tmp_path / "15-hybrids.mini.jsonl"
+    for asked in (
+        lambda: architectures.write("mamba2-dense", tmp_path),
+        lambda: collect.measure(plan.hybrids("mini"), journal),
+    ):
+        with pytest.raises(StudyError) as missing:
+            asked()
+        assert missing.value.mend == "plamo-study engine build architectures"
+    assert not journal.exists(), "nothing was asked"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import bench, files, journal, plan, runner, watch
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_rows, read
@@ -121,8 +122,10 @@ def measure(
 ) -> runner.Summary:
     """Write the models a plan needs and measure what its journal lacks, other builds of the engine beside it.
 
-    `minutes`: for measuring; writing models is not counted.
+    `minutes`: for measuring; writing models is not counted. StudyError where a program that it needs is not built.
     """
+    if planned.program:
+        builds.program(planned.program)
     runner.check_time(planned, minutes)
     files.make_models(planned)
     return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)

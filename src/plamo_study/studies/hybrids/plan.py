@@ -1,5 +1,6 @@
 """Which architectures are asked which questions."""
 
+from plamo_study.engine import architectures
 from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Cell, Hybrid
 from plamo_study.measure.plan import TIME_LIMIT_S, Plan, change
@@ -44,7 +45,7 @@ def hybrids(scale: str, gpu: bool = False) -> Plan:
     mended = tuple(cell for cell in cells if isinstance(cell, Hybrid) and _is_mended(cell))
     return Plan(
         "15-hybrids", "mini", cells, (), None, 1, 0, TIME_LIMIT_S["mini"], compared=mended, needed=len(asked),
-        workload=f"{__package__}.workload", grows=False,
+        workload=f"{__package__}.workload", program=architectures.NAME, grows=False,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ On CUDA two builds run beside the released one in the same blocks. `cuda-scan` k
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log, sqrt
 from typing import Any
 
 import pandas as pd
@@ -112,12 +113,22 @@ def foretold(backend: str = "CUDA") -> list[dict[str, Any]]:
 
 
 def scored(board: Board) -> pd.DataFrame:
-    """The forecasts with what was `measured` (estimate in its unit), and `claim`: whether that lies in the range."""
+    """The forecasts with what was `measured` (estimate in its unit), and `claim`: whether that lies in the range.
+
+    `nearest`, where a forecast has simpler ones beside it: which of them the measured value is nearest to, as a ratio.
+    """
     entries = []
     for forecast in foretold(board.backend):
         measured = MEASURES[forecast["key"]](board)
-        entries.append({**forecast, "measured": measured, "claim": measured.within(forecast["low"], forecast["high"])})
+        entry = {**forecast, "measured": measured, "claim": measured.within(forecast["low"], forecast["high"])}
+        entries.append(entry | ({"nearest": _nearest(forecast, measured.value)} if "constant" in forecast else {}))
     return pd.DataFrame(entries)
+
+
+def _nearest(forecast: dict[str, Any], measured: float) -> str:
+    said = {"kernels": sqrt(forecast["low"] * forecast["high"])}
+    said |= {name: forecast[name] for name in ("constant", "proportional")}
+    return min(said, key=lambda name: abs(log(measured / said[name]))) if measured > 0 else ""
 
 
 def _ms(seconds: pd.Series) -> Estimate:
