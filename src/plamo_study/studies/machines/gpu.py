@@ -7,9 +7,9 @@ On CUDA two builds run beside the released one in the same blocks. `cuda-scan` k
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import log, sqrt
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from plamo_study import paths
@@ -113,22 +113,24 @@ def foretold(backend: str = "CUDA") -> list[dict[str, Any]]:
 
 
 def scored(board: Board) -> pd.DataFrame:
-    """The forecasts with what was `measured` (estimate in its unit), and `claim`: whether that lies in the range.
-
-    `nearest`, where a forecast has simpler ones beside it: which of them the measured value is nearest to, as a ratio.
-    """
+    """The forecasts with what was `measured` (estimate in its unit), and `claim`: whether that lies in the range."""
     entries = []
     for forecast in foretold(board.backend):
         measured = MEASURES[forecast["key"]](board)
-        entry = {**forecast, "measured": measured, "claim": measured.within(forecast["low"], forecast["high"])}
-        entries.append(entry | ({"nearest": _nearest(forecast, measured.value)} if "constant" in forecast else {}))
+        entries.append({**forecast, "measured": measured, "claim": measured.within(forecast["low"], forecast["high"])})
     return pd.DataFrame(entries)
 
 
-def _nearest(forecast: dict[str, Any], measured: float) -> str:
-    said = {"kernels": sqrt(forecast["low"] * forecast["high"])}
-    said |= {name: forecast[name] for name in ("constant", "proportional")}
-    return min(said, key=lambda name: abs(log(measured / said[name]))) if measured > 0 else ""
+def off(scores: pd.DataFrame) -> dict[str, float]:
+    """By what factor `scored` forecasts miss in the geometric mean: ours (the range's middle), and the two simplest.
+
+    Only forecasts with simpler ones beside them count, and of these only what was measured.
+    """
+    known = scores.dropna(subset=["constant"])
+    known = known[[each.value > 0 for each in known["measured"]]]
+    measured = np.array([each.value for each in known["measured"]])
+    said = {"ours": np.sqrt(known["low"] * known["high"])} | {way: known[way] for way in ("constant", "proportional")}
+    return {way: float(np.exp(np.abs(np.log(measured / told)).mean())) for way, told in said.items()}
 
 
 def _ms(seconds: pd.Series) -> Estimate:
