@@ -189,6 +189,16 @@ def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tm
     assert (alone.get("GGML_METAL_DEVICES") == "0") == (layers == 0)
 
 
+def test_a_program_of_the_system_that_does_not_answer_leaves_its_fact_unknown(tmp_path, monkeypatch):
+    stuck = tmp_path / "pmset"
+    stuck.write_text("#!/bin/sh\nexec sleep 60\n")
+    stuck.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(machine, "MACOS", True)
+    monkeypatch.setattr(machine, "ANSWER_S", 0.1)
+    assert machine.power() == {"power_source": "unknown", "power_mode": "unknown", "thermal": "unknown"}
+
+
 # ---------------------------------------------------------------- the device
 
 

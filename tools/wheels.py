@@ -59,6 +59,7 @@ def wheels(python: Annotated[list[str] | None, typer.Option(help="such as 3.12; 
                 "--ignore-installed",
             ]
             command += ["--only-binary", ":all:", "--implementation", "cp", "--python-version", version]
+            # pip holds what a wheel requires against the Python that runs it, not against the one asked for
             command += ["--platform", PLATFORM, "--ignore-requires-python", "--target", folder, "-r", str(asked)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         missing |= done.returncode != 0

@@ -46,6 +46,7 @@ class Gpu(Struct, kw_only=True):
     name: Name
     chip: Name
     memory_bytes: Amount
+    tensor: bool | None = None  # whether Metal's tensor units are used
 
 
 class Machine(Struct, kw_only=True):

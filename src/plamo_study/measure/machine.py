@@ -23,6 +23,7 @@ MACOS = sys.platform == "darwin"
 SYSTEM_CACHE = 96 << 20  # of an M1, M2 or M3 Ultra; a Max has 48 MiB
 PRESSURE_LEVEL = "com.apple.system.thermalpressurelevel"  # the name under which macOS publishes OSThermalPressureLevel
 POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}  # pmset's powermode, on older Macs lowpowermode
+ANSWER_S = 10.0  # that a program of the system may take to answer
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 PROC, SYS = Path("/proc"), Path("/sys")  # Linux: the kernel's reports; macOS has neither
 
@@ -323,9 +324,10 @@ def _linux_chip() -> str:
 
 
 def _output(*command: str) -> str:
+    """What a program of the system prints; empty where there is none, or where it does not answer in time."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
-    except OSError:
+        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
         return ""
 
 
