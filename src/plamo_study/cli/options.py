@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from plamo_study.engine import builds as engines
-from plamo_study.errors import StudyError
 from plamo_study.measure.files import ACCEPT
 from plamo_study.studies import collect
 
@@ -48,8 +47,7 @@ Device = Annotated[
 
 def use_device(device: str) -> None:
     """Let plans use this device, in this process and in the kernels that it starts; StudyError for an unknown one."""
-    if device not in collect.DEVICES:
-        raise StudyError(f"device {device!r}", f"known: {', '.join(collect.DEVICES)}", "--device auto")
+    collect.check_device(device)
     os.environ[collect.DEVICE] = device
 
 

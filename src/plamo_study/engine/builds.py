@@ -98,7 +98,7 @@ def folder(name: str) -> Path:
 def program(name: str) -> Path:
     """The program of a build; StudyError when it was not built here, or for another engine."""
     if not _is_current(name):
-        raise StudyError(f"{name}", "not built here, or for another engine", f"plamo-study engine build {name}")
+        raise StudyError(name, "not built here, or for another engine", f"plamo-study engine build {name}")
     return folder(name) / str(definition(name)["program"])
 
 

@@ -97,14 +97,19 @@ def build(study: str, scale: str) -> plan.Plan:
     return studies.STUDIES[study].plan(scale, gpu=_offloads(engine, device))
 
 
+def check_device(device: str) -> None:
+    """StudyError for an unknown device."""
+    if device not in DEVICES:
+        raise StudyError(f"device {device!r}", f"known: {', '.join(DEVICES)}", "--device auto")
+
+
 @cache
 def _offloads(engine: str, device: str) -> bool:
     """Whether layers go to a GPU: the engine in use is asked in a process of its own, once.
 
     StudyError for an unknown device, and where a GPU is asked for and the engine has none.
     """
-    if device not in DEVICES:
-        raise StudyError(f"device {device!r}", f"known: {', '.join(DEVICES)}", "--device auto")
+    check_device(device)
     has_gpu = device != "cpu" and bool(bench.engine_facts()["gpu_offload"])
     if device == "gpu" and not has_gpu:
         why = "the engine in use was built without a GPU backend, or sees no GPU"

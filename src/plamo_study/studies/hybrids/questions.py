@@ -86,7 +86,10 @@ def equal(serving: Serving) -> None:
 
 def steps(serving: Serving) -> None:
     """Prompts are read one by one, and all sequences step together."""
-    session = serving.context()
+    _step_together(serving, serving.context())
+
+
+def _step_together(serving: Serving, session: Session) -> None:
     for seq in range(len(serving.tokens)):
         serving.read(session, seq)
     serving.go_on(session)
@@ -122,18 +125,12 @@ def left(serving: Serving) -> None:
 def gaps(serving: Serving) -> None:
     """The slots in use do not lie side by side."""
     serving.slots = [0, 2, 5]
-    session = serving.context(n_seq_max=8)
-    for seq in range(len(serving.tokens)):
-        serving.read(session, seq)
-    serving.go_on(session)
+    _step_together(serving, serving.context(n_seq_max=8))
 
 
 def unified(serving: Serving) -> None:
     """All sequences share one cache and step together."""
-    session = serving.context(kv_unified=True)
-    for seq in range(len(serving.tokens)):
-        serving.read(session, seq)
-    serving.go_on(session)
+    _step_together(serving, serving.context(kv_unified=True))
 
 
 def cut(serving: Serving) -> None:
