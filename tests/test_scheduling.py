@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from itertools import count
 
 import misbehaving
 import numpy as np
@@ -26,6 +27,7 @@ from plamo_study.studies.scheduling import (
     analysis,
     fleets,
     fleets_plan,
+    kept,
     observed,
     plan,
     policies,
@@ -318,6 +320,33 @@ def test_a_percentile_of_too_few_requests_is_not_given():
     assert few["ttft_p90"] > 0
     assert enough["ttft_p99"] > 0
     assert few["itl_p99"] == enough["itl_p99"] == pytest.approx(1e-3)
+
+
+def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_give_the_same(monkeypatch):
+    rows = recording.read("10-scheduling", "recorded", "mini").rows
+    looked_up, asked, made = kept.looked_up, count(), []
+
+    def sometimes_again(what, load, model, simulate, *more):
+        found = looked_up(what, load, model, lambda: made.append(what) or simulate(), *more)
+        assert next(asked) % 30 or simulate() == pytest.approx(found, rel=1e-6, nan_ok=True)
+        return found
+
+    monkeypatch.setattr(kept, "used", {})
+    monkeypatch.setattr(simulations.kept, "looked_up", sometimes_again)
+    analysis.predictions(rows, analysis.live(rows))
+    assert next(asked) > 80
+    assert made == [], "python tools/simulated.py"
+
+
+def test_a_simulation_of_anything_else_is_made_anew(calls, rows, monkeypatch):
+    model = next(iter(observed.fitted(rows, calls).values()))
+    load, monkey = simulations.at_rate(analysis.typical(rows), 20.0, 50), {}
+    monkeypatch.setattr(kept, "used", monkey)
+    for changed in (load, replace(load, output=[*load.output[:-1], load.output[-1] + 1])):
+        for own in (model, model.slower(1.001), replace(model, waking=model.waking + 1e-3)):
+            for rule, slots in (("shared", 4), ("shared", 5), ("one at a time", 4)):
+                simulations.simulated(changed, rule, own, slots, 1)
+    assert len(monkey) == 18
 
 
 @pytest.fixture

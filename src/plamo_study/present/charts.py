@@ -245,32 +245,32 @@ def _color(data: pd.DataFrame, name: str) -> alt.Color:
     names = list(dict.fromkeys(data[name].astype(str)))
     known = {_known(each) for each in names}
     rest = iter([each for each in CATEGORIES if each not in known])
-    scale = alt.Scale(domain=names, range=[_known(each) or next(rest) for each in names])
+    scale = {"domain": names, "range": [_known(each) or next(rest) for each in names]}
     return alt.Color(f"{name}:N", title=None, scale=scale, legend=_legend(names))
 
 
 def _shape(data: pd.DataFrame, name: str) -> alt.Shape:
     names = list(dict.fromkeys(data[name].astype(str)))
-    scale = alt.Scale(domain=names, range=SHAPES[: len(names)])
+    scale = {"domain": names, "range": SHAPES[: len(names)]}
     return alt.Shape(f"{name}:N", title=None, scale=scale, legend=_legend(names))
 
 
-def _legend(names: list[str]) -> alt.Legend:
+def _legend(names: list[str]) -> dict[str, Any]:
     """Long names go in one column: side by side they would double the picture's width."""
     long = max(map(len, names), default=0) > LONG_NAME
-    return alt.Legend(columns=1, labelLimit=500) if long else alt.Legend(columns=0)
+    return {"columns": 1, "labelLimit": 500} if long else {"columns": 0}
 
 
 def _known(name: str) -> str:
     return COLORS.get(name.rstrip("*"), "")
 
 
-def _scale(log: bool, zero: bool) -> alt.Scale:
-    return alt.Scale(type="log", nice=False, padding=12) if log else alt.Scale(zero=zero, nice=zero)
+def _scale(log: bool, zero: bool) -> dict[str, Any]:  # plain, for altair copies a chart in every step
+    return {"type": "log", "nice": False, "padding": 12} if log else {"zero": zero, "nice": zero}
 
 
-def _axis(ticks: list[Any]) -> alt.Axis:
-    return alt.Axis(values=ticks) if len(ticks) <= 20 else alt.Axis()  # more would run into one another
+def _axis(ticks: list[Any]) -> dict[str, Any]:
+    return {"values": ticks} if len(ticks) <= 20 else {}  # more would run into one another
 
 
 def _tips(data: pd.DataFrame, x: str, y: str, color: str) -> list[Any]:

@@ -34,7 +34,7 @@ def compact(png: bytes) -> bytes:
     rows = np.concatenate([np.full((height, 1), ROW_AS_IS, np.uint8), pixels.reshape(height, -1)], axis=1)
     header = struct.pack(">IIBBBBB", width, height, 8, RGB, 0, 0, 0)
     kept = [(kind, data) for kind, data in chunks if kind == b"pHYs"]
-    parts = [(b"IHDR", header), *kept, (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b"")]
+    parts = [(b"IHDR", header), *kept, (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b"")]
     return SIGNATURE + b"".join(_pack(kind, data) for kind, data in parts)
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.optimize import brentq
 
 from plamo_study.analysis import stats
-from plamo_study.studies.scheduling import clock, policies
+from plamo_study.studies.scheduling import clock, kept, policies
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
 from plamo_study.studies.scheduling.steps import StepModel
@@ -67,8 +67,12 @@ def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, f
 
 def simulated(load: Load, rule: str, model: StepModel, slots: int, simulations: int = 0) -> dict[str, float]:
     """METRICS of a load by a policy: the median of `simulations` simulations, or of `seeds` if 0."""
-    seen = range(simulations or seeds(load))
-    return _middle([of_served(serve(load, policies.named(rule), Simulated(model, n), slots)) for n in seen])
+    many = simulations or seeds(load)
+
+    def run() -> dict[str, float]:
+        return _middle([of_served(serve(load, policies.named(rule), Simulated(model, n), slots)) for n in range(many)])
+
+    return kept.looked_up((rule, slots, many), load, model, run)
 
 
 def seeds(load: Load) -> int:
@@ -146,8 +150,8 @@ def over_loads(
     for rate in rates:
         asked = at_rate(load, rate)
         for rule, n in product(rules, slots):
-            served = serve(asked, policies.named(rule), Simulated(model), n)
-            entries.append({"rule": rule, "slots": n, "per_second": rate} | of_served(served))
+            found = simulated(asked, rule, model, n, simulations=1)
+            entries.append({"rule": rule, "slots": n, "per_second": rate} | found)
     return pd.DataFrame(entries, columns=["rule", "slots", "per_second", *METRICS])
 
 
@@ -187,12 +191,18 @@ def disaggregated(
     between them is left out: sockets, and processes that wake. `simulations`: 0 for `seeds` of the load.
     """
     ships, loads = moves
-    runs = []
-    for seed in range(simulations or seeds(load)):
-        there = clock.read_elsewhere(load, model, ships, seed)
-        served = serve(there, policies.prefill_first, Receiver(model, seed + 1, loads=loads), slots)
-        runs.append(of_served(served, load.arrives))
-    return _middle(runs)
+    many = simulations or seeds(load)
+
+    def run() -> dict[str, float]:
+        runs = []
+        for seed in range(many):
+            there = clock.read_elsewhere(load, model, ships, seed)
+            served = serve(there, policies.prefill_first, Receiver(model, seed + 1, loads=loads), slots)
+            runs.append(of_served(served, load.arrives))
+        return _middle(runs)
+
+    lengths = sorted(set(load.prompt))
+    return kept.looked_up(("split", slots, many), load, model, run, [*map(ships, lengths)], [*map(loads, lengths)])
 
 
 def capacity(load: Load, model: StepModel, slots: int) -> float:

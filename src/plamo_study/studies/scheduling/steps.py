@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ LEAST = 3  # calls of a kind that a constant is fitted on
 DRAWN = 1 << 16  # residuals that simulations repeat, each starting at its own place
 STRETCH = 16  # residuals kept in measured order, since slowdowns last for several calls
 AWAKE_S = 0.008  # after this idle time threads may sleep, and the next call waits for them
+BITS = 30  # of a mantissa: nine decimal digits
 SLOPED = 3  # least number of places in a prompt to fit a slope
 
 
@@ -142,6 +144,14 @@ class StepModel:
         return slow
 
     @cached_property
+    def content(self) -> bytes:
+        """All that a simulation by this model depends on, as `told`."""
+        of = self.range
+        counts = [*of.decoding, of.held, *of.chunk, of.before, *self.sizes]
+        fitted = [self.step, [self.per_key, self.moving], self.base, self.slope, self.waking]
+        return told(counts, *fitted, *(self.factors[kind] for kind in sorted(self.factors)))
+
+    @cached_property
     def drawn(self) -> dict[str, list[float]]:
         """Residuals for a simulation, by kind (DRAWN each): stretches of successive calls, in an order drawn once."""
         rng, found = np.random.default_rng(0), {}
@@ -159,6 +169,15 @@ class StepModel:
     def residual(self, kind: str, q: float) -> float:
         """A quantile of measured over fitted."""
         return float(np.quantile(self.factors[kind], q))
+
+
+def told(*numbers: Any) -> bytes:
+    """Sequences or arrays of numbers, to nine digits, in bytes: a fit differs between processors in its last digits."""
+    found = []
+    for each in numbers:
+        mantissa, exponent = np.frexp(np.asarray(each, float))
+        found += [np.rint(np.ldexp(mantissa, BITS)).tobytes(), exponent.tobytes(), b";"]
+    return b"".join(found)
 
 
 def fit(
