@@ -94,6 +94,20 @@ def test_the_names_this_project_knows_apple_s_backends_by_stand_in_the_sources(s
     assert told.index("ggml_backend_reg_name(reg)") < told.index('" : "')
 
 
+def test_graph_splits_are_read_from_the_line_that_the_sources_print(sources, monkeypatch):
+    text = (sources / "src" / "llama-context.cpp").read_text()
+    line = "%s: graph%s: nodes = %s, splits = %s, input objects = %s, input tensors = %s"
+    sizes, two = " (pp bs=%d, tg bs=%d)", "%d / %d"
+    assert all(f'"{said}' in text for said in (line, sizes, two))
+    alike = line % ("sched_reserve", "", "900", "1", "5", "6")
+    apart = line % ("sched_reserve", sizes % (512, 4), two % (900, 901), two % (66, 34), "5", "6")
+    found = [library.GRAPH.search(said.encode()).groups() for said in (alike, apart)]
+    assert found == [(b"1", None), (b"66", b"34")]
+    for contexts, most in (([], None), ([(1, 1)], (1, 1)), ([(66, 34), (2, 40)], (66, 40))):
+        monkeypatch.setattr(library, "_splits", contexts)
+        assert library.splits() == most
+
+
 def test_a_patch_is_applied_exactly_or_not_at_all_in_a_tree_inside_another_repository(tmp_path):
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     file, patch = tmp_path / "tree" / "src" / "hello.cpp", tmp_path / "hello.patch"
