@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from math import isnan
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from conftest import HYBRID, mini, mini_file
 from crosscheck import llama_bench
 from misbehaving import as_llama_server
 
+from plamo_study import measurements
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import bench, durations, machine, plan, server, watch
@@ -23,7 +25,7 @@ from plamo_study.measure.rows import Evidence
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
-from plamo_study.present import evidence
+from plamo_study.present import evidence, processors
 from plamo_study.studies import collect
 from plamo_study.studies.machines import analysis as machines
 from plamo_study.studies.quantization import plan as quantization
@@ -98,9 +100,46 @@ def test_a_chip_that_is_processor_and_gpu_is_named_once_and_its_halves_apart():
     fact = {"chip": "Apple M4 Pro", "gpus": [{"name": "MTL0", "chip": "Apple M4 Pro", "memory_bytes": 1 << 34}]}
     other = {"chip": "EPYC", "gpus": [{"name": "CUDA0", "chip": "H100", "memory_bytes": 1 << 36}]}
     assert (evidence.chip(fact), evidence.chip(other)) == ("Apple M4 Pro", "EPYC + H100")
-    passes = pd.DataFrame([{"machine": "m", "chip": "Apple M4 Pro", "n_gpu_layers": layers} for layers in (0, -1)])
-    assert machines._apart(passes, {"m": fact})["chip"].nunique() == 2
-    assert machines._apart(passes.tail(1), {"m": other})["chip"].item() == "H100"
+    halves = ("Apple M4 Pro, GPU", "Apple M4 Pro, CPU")
+    assert tuple(processors.device(fact, offloaded) for offloaded in (True, False)) == halves
+    assert tuple(processors.device(other, offloaded) for offloaded in (True, False)) == ("H100", "EPYC")
+    without = {"chip": "Apple M4 Pro", "gpu_cores": 20}  # the engine found no GPU, and the chip has one
+    assert processors.device(without, offloaded=False) == halves[1]
+    passes = pd.DataFrame([{"machine": "m", "n_gpu_layers": layers} for layers in (0, -1)])
+    assert machines._apart(passes)["machine"].nunique() == 2
+
+
+def on_a_mac(recording):
+    """A recording as if a Mac's two halves had measured it: the same rows on its CPU and, all layers, on its GPU."""
+    rows, (fact,) = recording.rows, recording.rows["machine"].unique()
+    mac = recording.facts[fact] | {"chip": "Apple M4 Pro", "gpu_cores": 20}
+    mac |= {"gpus": [{"name": "MTL0", "chip": "Apple M4 Pro", "memory_bytes": 1 << 34}]}
+    offloaded = rows.assign(n_gpu_layers=-1, key=rows["key"] + " GPU", splits=[(2, 2)] * len(rows))
+    both = pd.concat([rows.assign(splits=[(1, 1)] * len(rows)), offloaded], ignore_index=True)
+    return replace(recording, rows=both, facts=recording.facts | {fact: mac})
+
+
+def test_a_mac_s_rows_say_which_half_computed_them_and_which_operators_its_gpu_left_to_the_cpu(monkeypatch):
+    found = on_a_mac(collect.collect("01-phase-asymmetry", "recorded", "shape"))
+    monkeypatch.setattr(measurements, "recording", lambda *asked: found)
+    lines = measurements.measurements("01-phase-asymmetry")
+    assert lines.groupby("device").size().to_dict() == dict.fromkeys(
+        ("Apple M4 Pro, CPU", "Apple M4 Pro, GPU"), len(lines) / 2
+    )
+    assert (lines["device"].str.endswith("GPU") == (lines["n_gpu_layers"] != 0)).all()
+    assert set(lines["machine"]) == {"Apple M4 Pro"}
+    said = evidence.verified(found).data
+    assert "Apple M4 Pro, GPU and CPU, 2 threads" in said
+    assert "operators" not in said
+    hybrid = found.rows["model"].eq("plamo-2-1b*") & (found.rows["n_gpu_layers"] != 0)
+    cut = found.rows.assign(
+        splits=[(2, 34) if own else told for own, told in zip(hybrid, found.rows["splits"], strict=True)]
+    )
+    said = evidence.verified(replace(found, rows=cut)).data
+    assert f"In {hybrid.sum()} of {len(cut) // 2} rows of the GPU (plamo-2-1b" in said
+    assert "up to 34 parts" in said
+    partly = cut.assign(n_gpu_layers=cut["n_gpu_layers"].replace(-1, 8))  # layers that stay on the CPU cut a graph too
+    assert "operators" not in evidence.verified(replace(found, rows=partly)).data
 
 
 def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac, monkeypatch, tmp_path):

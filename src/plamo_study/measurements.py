@@ -12,6 +12,7 @@ from plamo_study.analysis.usable import usable
 from plamo_study.fields import ORDER
 from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import Recording, elsewhere, read
+from plamo_study.present import processors
 from plamo_study.present.evidence import chip
 from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.collect import collect
@@ -20,7 +21,7 @@ from plamo_study.studies.serving import metrics
 
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype"]
-LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "samples", "key"]
+LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "n_threads", "n_gpu_layers"]
 OF_KIND = {  # columns that a study with such cells always has
     "serving": ["server", "pattern", "n_clients"],
@@ -81,6 +82,9 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
             all of its blocks are usable, and the page says so.
         block, machine, key
             The randomised block, within which numbers are compared; the processor; the row in the journal.
+        device
+            What computed it: the processor or, where layers were offloaded, the GPU. "Apple M4 Pro, GPU" is the GPU of
+            a chip that is both.
 
     Raises
     ------
@@ -122,6 +126,8 @@ def _tidy(found: Recording) -> pd.DataFrame:
     lines = [line for row in kept.to_dict("records") for line in _lines(row)]
     frame = pd.DataFrame(lines, columns=None if lines else [*FIRST, *CELL, *LAST])
     frame["usable"] = frame["key"].isin(good)
+    on = pd.MultiIndex.from_arrays([frame["machine"], frame["n_gpu_layers"] != 0])
+    frame["device"] = on.map({(fact, gpu): processors.device(facts[fact], gpu) for fact, gpu in on.unique()})
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
     always = ALWAYS + [name for kind, names in OF_KIND.items() if kind in set(frame["workload"]) for name in names]
     named = [name for name in CELL if frame[name].astype(str).nunique() > 1 or name in always]

@@ -17,7 +17,6 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import OTHERS, REFERENCE, check_source
-from plamo_study.present.processors import processor
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.roofline import every_cell
 
@@ -63,7 +62,7 @@ def passes(studies: Studies) -> pd.DataFrame:
     found, _ = every_cell.cells(studies)
     if found.empty:
         raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
-    found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")], facts_of(studies))
+    found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")])
     most = found.groupby("machine")["n_threads"].transform("max")
     found = found[found["n_threads"] == most]
     # "auto" chooses flash attention on every backend that was run here, so the two are one kind
@@ -80,19 +79,9 @@ def facts_of(studies: Studies) -> dict[str, dict[str, Any]]:
     return {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
 
 
-def _apart(found: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFrame:
+def _apart(found: pd.DataFrame) -> pd.DataFrame:
     """Treat a machine's GPU as a separate machine: it has other ceilings."""
-    names, chips = [], []
-    for machine, chip, layers in zip(found["machine"], found["chip"], found["n_gpu_layers"], strict=True):
-        names.append(machine + ON_GPU if layers else machine)
-        chips.append(_gpu(facts[machine]) if layers else chip)
-    return found.assign(machine=names, chip=chips)
-
-
-def _gpu(machine: dict[str, Any]) -> str:
-    """A GPU's chip; marked as a GPU if it shares the processor's chip or the engine named none."""
-    chip = next((str(gpu["chip"]) for gpu in machine.get("gpus", ())), processor(machine))
-    return f"{chip}, GPU" if chip == processor(machine) else chip
+    return found.assign(machine=found["machine"].where(found["n_gpu_layers"] == 0, found["machine"] + ON_GPU))
 
 
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
