@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from math import isnan
 from types import SimpleNamespace
 
+import msgspec
 import pandas as pd
 import psutil
 import pytest
@@ -15,18 +17,20 @@ from conftest import HYBRID, mini, mini_file
 from crosscheck import llama_bench
 from misbehaving import as_llama_server
 
-from plamo_study import measurements
+from plamo_study import measurements, paths
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
-from plamo_study.measure import bench, durations, machine, plan, server, watch
+from plamo_study.measure import bench, durations, journal, machine, plan, server, watch
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Evidence
+from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path, of_device, read
+from plamo_study.measure.rows import Evidence, Row
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
 from plamo_study.present import evidence, processors
 from plamo_study.studies import collect
+from plamo_study.studies.levers import gains
 from plamo_study.studies.machines import analysis as machines
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import analysis as replicas, replica
@@ -248,6 +252,72 @@ def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device
     collect._offloads.cache_clear()
     assert {cell.n_gpu_layers for cell in collect.build("01-phase-asymmetry", "mini").asked} == offloaded
     collect._offloads.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("notebook", "command", "offloaded"),
+    [
+        ("cpu", "auto", {0}),
+        ("cpu", "gpu", {0}),
+        ("gpu", "cpu", {0, -1}),
+        ("auto", "cpu", {0}),
+        ("auto", "gpu", {0, -1}),
+    ],
+)
+def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, command, offloaded, monkeypatch):
+    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
+    monkeypatch.setenv(collect.DEVICE, command)
+    collect._offloads.cache_clear()
+    planned = []
+
+    def stop(plan, *_, **__):
+        planned.append({cell.n_gpu_layers for cell in plan.asked})
+        raise StudyError("measuring", "is not what this test is about", "-")
+
+    monkeypatch.setattr(collect, "measure", stop)
+    asked = ("01-phase-asymmetry", "live", "mini", 0, notebook)
+    for show in (collect.collect, measurements.measurements, measurements.models, measurements.recording):
+        with pytest.raises(StudyError, match="measuring"):
+            show(*asked)
+    with pytest.raises(StudyError, match="measuring"):
+        collect.every_study("01-phase-asymmetry", *asked[1:])
+    assert planned == [offloaded] * 5
+    recorded = [measurements.measurements("01-phase-asymmetry", device=each) for each in ("auto", notebook)]
+    assert recorded[0]["key"].tolist() == recorded[1]["key"].tolist(), "recorded rows stay as they are"
+    collect._offloads.cache_clear()
+
+
+def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_path):
+    source = journal_path("01-phase-asymmetry", "shape", REFERENCE)
+    records = journal.read(source)
+    rows = [record for record in records if isinstance(record, Row)]
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    path = journal_path("01-phase-asymmetry", "shape", LOCAL)
+    path.parent.mkdir(parents=True)
+    facts = [record for record in records if not isinstance(record, Row)]
+
+    def shown(device, kept):
+        path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in (*facts, *kept)))
+        found = read("01-phase-asymmetry", "live", "shape", device=device)
+        try:
+            pages = machines.recordings("live", "shape", device)
+        except StudyError:
+            pages = []
+        assert sum(len(own) for _, own, _ in pages) == (len(found.rows) if found else 0)
+        return set(found.rows["n_gpu_layers"]) if found else set()
+
+    offloaded = [
+        msgspec.structs.replace(row, key=row.key[::-1], cell=msgspec.structs.replace(row.cell, n_gpu_layers=-1))
+        for row in rows
+        if hasattr(row.cell, "n_gpu_layers")
+    ]
+    assert [shown(device, [*rows, *offloaded]) for device in collect.DEVICES] == [{0, -1}, {0}, {0, -1}]
+    assert [shown(device, rows) for device in collect.DEVICES] == [{0}, {0}, set()]
+    simulated = [msgspec.structs.replace(row, engine="", model="") for row in rows]
+    assert of_device(simulated, "gpu") == simulated, "a simulation ran on neither"
+    for show in (machines.recordings, gains.recordings, partial(collect.every_study, "02-roofline")):
+        with pytest.raises(StudyError, match="known: auto, cpu, gpu"):
+            show("recorded", "shape", device="tpu")
 
 
 def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(monkeypatch):

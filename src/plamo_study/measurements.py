@@ -32,7 +32,9 @@ OF_KIND = {  # columns that a study with such cells always has
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
 
-def measurements(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> pd.DataFrame:
+def measurements(
+    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+) -> pd.DataFrame:
     """The measurements of a study, one line per process and metric.
 
     Parameters
@@ -45,6 +47,9 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
         "mini": the embedded models; "shape": files of full size with random weights; "weights": released ones.
     minutes
         Live: the longest time to measure; 0 for as long as the plan needs.
+    device
+        Live: "auto" measures on a GPU where the engine has one, and on its host's CPU beside it, or as `--device` says;
+        "cpu" leaves the GPU alone; "gpu" is an error without one. Recorded rows stay as they are.
 
     Returns
     -------
@@ -89,10 +94,11 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
     Raises
     ------
     StudyError
-        Unknown study, source or scale, nothing recorded at this scale, or no time to measure and nothing recorded.
+        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, or
+        no time to measure and nothing recorded.
 
     """
-    return _tidy(recording(study, source, scale, minutes))
+    return _tidy(recording(study, source, scale, minutes, device))
 
 
 def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
@@ -135,14 +141,18 @@ def _tidy(found: Recording) -> pd.DataFrame:
 
 
 @cache
-def recording(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> Recording:
+def recording(
+    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+) -> Recording:
     """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
-    return collect(study, source, scale, minutes)
+    return collect(study, source, scale, minutes, device)
 
 
-def models(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> dict[str, dict[str, Any]]:
+def models(
+    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+) -> dict[str, dict[str, Any]]:
     """The models of a study by name, each with its `shape`, `tensors` and `file_bytes`: the input of a roofline."""
-    found = recording(study, source, scale, minutes)
+    found = recording(study, source, scale, minutes, device)
     names = sorted(name for name in found.rows["model"].unique() if name)
     return {name: found.facts[name] for name in names}
 

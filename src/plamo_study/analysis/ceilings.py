@@ -158,9 +158,9 @@ def of_study(rows: pd.DataFrame) -> pd.DataFrame:
         rates |= {kernel.name: rate for kernel, rate in every_kernel([table], place).items()}
         own = ACCELERATE if ACCELERATE in set(at(table, place, READ)["layout"]) else READ
         for name, rate in rates.items():
-            entry = {"ceiling": READ if name == READ else MATMUL, "kernel": own if name == READ else name}
-            entry["n_gpu_layers"] = layers
-            entry |= {"n_threads": threads, "best": rate.best, "usual": stats.median(rate.by_process)}
+            entry: dict[str, Any] = {"ceiling": READ if name == READ else MATMUL}
+            entry |= {"kernel": own if name == READ else name, "n_gpu_layers": layers, "n_threads": threads}
+            entry |= {"best": rate.best, "usual": stats.median(rate.by_process)}
             entries.append(entry)
     return pd.DataFrame(entries)
 

@@ -16,8 +16,9 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
-from plamo_study.measure.recording import OTHERS, REFERENCE, check_source
+from plamo_study.measure.recording import OTHERS, REFERENCE, check_source, of_device
 from plamo_study.studies.batch_scaling.analysis import STOCK
+from plamo_study.studies.collect import check_device
 from plamo_study.studies.roofline import every_cell
 
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
@@ -27,29 +28,35 @@ ON_GPU = " GPU"  # behind a machine's id
 Studies = list[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]
 
 
-def recordings(source: str, scale: str) -> Studies:
+def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     """The rows of every machine: the tracked ones, and where `source` is live also those measured or added here.
 
-    A recording for each journal and machine. StudyError for an unknown source or scale, or where there are none.
+    A recording for each journal and machine. `device`: which of the rows measured or added here, as for `of_device`.
+    StudyError for an unknown source, scale or device, or where there are none.
     """
     check_source(source)
     check_scale(scale)
-    folders = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
+    check_device(device)
+    tracked = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
+    found = list(_of(tracked, scale))
     if source == "live":
-        folders += sorted(path for path in paths.MEASURED.glob("*") if path.is_dir() and path not in folders)
-    found = list(_of(folders, scale))
+        others = sorted(path for path in paths.MEASURED.glob("*") if path.is_dir() and path not in tracked)
+        found += _of(others, scale, device)
     if not found:
         raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
     return found
 
 
-def _of(folders: list[Any], scale: str) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
+def _of(
+    folders: list[Any], scale: str, device: str = "auto"
+) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
     for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
         records = journal.read(path)
         facts, rows = frame.facts(records), journal.latest_rows(records)
         for machine in dict.fromkeys(row.machine for row in rows):
-            own = [row for row in rows if row.machine == machine]
-            yield path.name.partition(".")[0], frame.frame(own, facts), facts
+            own = of_device([row for row in rows if row.machine == machine], device)
+            if own:
+                yield path.name.partition(".")[0], frame.frame(own, facts), facts
 
 
 def passes(studies: Studies) -> pd.DataFrame:
