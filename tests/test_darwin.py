@@ -132,6 +132,7 @@ def test_a_mac_s_rows_say_which_half_computed_them_and_which_operators_its_gpu_l
     )
     assert (lines["device"].str.endswith("GPU") == (lines["n_gpu_layers"] != 0)).all()
     assert set(lines["machine"]) == {"Apple M4 Pro"}
+    assert ["GPU", "Apple M4 Pro, through Metal"] in evidence.provenance(found).frame.to_numpy().tolist()
     said = evidence.verified(found).data
     assert "Apple M4 Pro, GPU and CPU, 2 threads" in said
     assert "operators" not in said

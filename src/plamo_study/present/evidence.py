@@ -20,6 +20,7 @@ from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
+from plamo_study.models import casts
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present import processors
 from plamo_study.present.tables import Columns, Table, escaped, scaled, table
@@ -60,6 +61,7 @@ def provenance(recording: Recording) -> Table:
     for f in machines:
         named = f"{_with_gpus(processors.processor(f), f)}, {processors.cores(f)}"
         entries.append(("machine", f"{named}, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}"))
+        entries += [("GPU", f"{gpu['chip']}, through {casts.backend(gpu)}") for gpu in f.get("gpus", ())]
     for f in engines:
         said = f"; {build_name(f)}: {f['description']}" if f.get("corrects") else ""
         entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}{said}"))
