@@ -84,6 +84,8 @@ WRONG = (
     (("measure", "01-phase-asymmetry", "--minutes", "0.001"), "01-phase-asymmetry in 0.001 minutes"),
     (("run", "01", "--engine", "/nowhere"), "libllama"),
     (("run", "01", "--device", "tpu"), "device 'tpu'"),
+    (("run", "01", "-p", "device", "tpu"), "device 'tpu'"),
+    (("run", "01", "--device", "cpu", "-p", "device", "gpu"), "-p device gpu"),
     (("measure", "99-nothing"), "study '99-nothing'"),
     (("measure", "01-phase-asymmetry", "--scale", "weights"), "is not here"),
     (("measure", "03-batching-law", "--scale", "shape"), "held against the engine at mini"),

@@ -1,10 +1,13 @@
 """One account of bytes and FLOPs for both phases, every recorded cell and the sources' figures held against it."""
 
 import sys
+import tomllib
+from types import SimpleNamespace
 
 import altair as alt
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from conftest import HYBRID
 from crosscheck import ceilings as beside
@@ -12,8 +15,9 @@ from crosscheck import ceilings as beside
 from plamo_study import paths
 from plamo_study.analysis import ceilings, roofline
 from plamo_study.analysis.roofline import Ceilings, parts, work
+from plamo_study.engine import kernels
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan, result_file
+from plamo_study.measure import files, machine, plan, result_file, workloads
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import recording
 from plamo_study.present import evidence, published
@@ -300,6 +304,71 @@ def test_a_ceiling_s_label_names_the_kernel_of_its_own_device():
     shown = evidence.ceilings(found).frame.set_index("device")["measured with"]
     assert not set(shown["CPU"]) & {name for name in shown["GPU"] if "product" in name}
     assert evidence.READ_KERNELS["GPU"] in set(shown["GPU"])
+
+
+def test_accelerate_is_named_where_it_computes_and_nothing_else_changes():
+    checks = {"packed": 0.0, "accelerate": 1.0, "blas": 1.0}
+    rows = [read_row(5e10, checks={"accelerate": 1.0}), kernel_row(2e12, "F16", "", checks=checks)]
+    rows += [read_row(3e10, n_threads=1, checks={"accelerate": 0.0}), read_row(4e10, n_threads=4)]
+    found = Recording(pd.DataFrame(rows), {}, "02-roofline", "shape", "recorded")
+    shown = evidence.ceilings(found).frame.set_index("threads")["measured with"]
+    assert set(shown[2]) == {evidence.READ_KERNELS["accelerate"], "Accelerate in F32, F16 weights unpacked"}
+    assert {shown[1], shown[4]} == {evidence.READ_KERNELS["CPU"]}
+    assert rate(rows, "F16") == pytest.approx(2e12, rel=1e-6)
+    assert ceilings.read([measured(rows)], HOME).best == pytest.approx(5e10, rel=1e-6)
+
+
+def test_an_apple_chip_is_held_against_the_bandwidth_of_its_name_and_gpu_cores_and_no_other():
+    listed = tomllib.loads((paths.PUBLISHED / "hardware.toml").read_text())["chip"]
+    variants = [(entry["name"], cores) for entry in listed for cores in entry["gpu_cores"]]
+    assert len(variants) == len(set(variants)), "one figure each"
+    assert {name.split()[1] for name, _ in variants} == {"M1", "M2", "M3", "M4", "M5"}
+    assert all(60e9 < entry["bandwidth"] < 1.3e12 and entry["source"].startswith("https://") for entry in listed)
+    halves = [ceilings.published({"chip": "Apple M3 Max", "gpu_cores": cores}).bandwidth for cores in (30, 40)]
+    assert halves == [300e9, 400e9]
+    for fact, why in (
+        ({"chip": "Apple M3 Max", "gpu_cores": 38}, "its 38 GPU cores: Apple M3 Max is listed with 30 or 40 GPU cores"),
+        ({"chip": "Apple M3 Max"}, "without its number of GPU cores"),
+        ({"chip": "Apple M9", "gpu_cores": 10}, "Apple M9 is not listed"),
+    ):
+        unknown = ceilings.published(fact)
+        assert (unknown.bandwidth, why in unknown.why) == (None, True), unknown
+    assert ceilings.published({"chip": "AMD EPYC (family 26)", "gpu_cores": 30}) is None
+
+
+def test_the_table_of_ceilings_holds_a_mac_s_reading_against_its_published_bandwidth():
+    rows = pd.DataFrame([read_row(120e9), read_row(240e9, n_gpu_layers=-1)])
+    mac = {"chip": "Apple M3 Max", "gpu_cores": 30}
+    (note,) = evidence.ceilings(Recording(rows, {"here": mac}, "02-roofline", "shape", "recorded")).notes
+    assert "300 GB/s" in note
+    assert "the CPU reaches 40% and the GPU reaches 80% of it" in note
+    (note,) = evidence.ceilings(
+        Recording(rows, {"here": mac | {"gpu_cores": 31}}, "02-roofline", "shape", "recorded")
+    ).notes
+    assert "no published bandwidth for its 31 GPU cores" in note
+    assert "%" not in note
+    other = {"here": {"chip": "AMD EPYC (family 26)"}}
+    assert not evidence.ceilings(Recording(rows, other, "02-roofline", "shape", "recorded")).notes
+
+
+def test_a_gpu_s_read_ceiling_keeps_within_free_memory_and_stays_far_beyond_the_caches(monkeypatch):
+    asked = []
+    monkeypatch.setattr(workloads.machine, "last_level_cache", lambda: machine.SYSTEM_CACHE)
+
+    def times(dtype, shape, *rest):
+        asked.append(kernels.matrix_bytes(dtype, *shape[:2]))
+        return [10**9] * 3, "plain"
+
+    monkeypatch.setattr(workloads.kernels, "matmul_times", times)
+    for scale in plan.GPU_READ_BYTES:
+        (cell,) = [c for c in plan.ceilings(scale, gpu=True, threads=(1,)) if c.workload == "read" and c.n_gpu_layers]
+        assert cell.n_bytes >= max(1 << 30, 16 * machine.SYSTEM_CACHE)
+        for free, read in ((64 << 30, cell.n_bytes), (4 << 30, 1 << 30)):
+            monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
+            assert workloads._read(cell).n_bytes == asked[-1] == pytest.approx(read, rel=1e-4)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+        with pytest.raises(StudyError, match=r"1\.0 GiB of memory are free"):
+            workloads._read(cell)
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,7 @@ def _check_results(row: Row) -> None:
     times += [at for request in row.requests for at in (request.arrived_ns, *request.token_ns)]
     _check(all(0 <= time <= row.elapsed_ns for time in times), "a time that is negative, or longer than the row took")
     _check(min(row.n_evaluated, row.n_bytes, row.n_flops) >= 0, "a count below nothing")
+    _check(row.splits is None or 1 <= min(row.splits) <= max(row.splits) < 2**32, "a graph of no parts, or of too many")
     fastest = min(chain(*row.samples_ns), default=0) / 1e9
     for amount, most in ((row.n_bytes, MOST_BYTES_S), (row.n_flops, MOST_FLOPS_S)):
         _check(not amount or row.status != "ok" or amount <= most * fastest, "faster than any machine")

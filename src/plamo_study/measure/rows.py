@@ -91,6 +91,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_evaluated: int = 0  # tokens the engine evaluated in the timed part
     n_bytes: int = 0  # of a sample of read; of a shipment's state
     n_flops: int = 0  # matmul: floating-point operations per sample
+    splits: tuple[int, int] | None = None  # parts of a prompt's graph and of a step's, each on one device
     checks: dict[str, float | bool] = {}  # errors are relative, ‖a − b‖ / ‖b‖ of logits; booleans are the verdict
     series: dict[str, list[float]] = {}  # named results that are many numbers: one per chunk, layer or depth
     requests: list[Request] = []
