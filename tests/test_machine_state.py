@@ -243,14 +243,20 @@ def test_a_row_beside_planted_heat_is_marked_and_measured_again_once_the_machine
     assert list(table["disturbed_by"][table["disturbed"]]) == [watch.HEAT]
 
 
-def test_a_cooldown_ends_at_its_limit_and_what_is_measured_then_is_marked(heat, tmp_path, monkeypatch):
+def test_a_cooldown_of_a_mac_ends_at_its_limit_and_what_is_measured_then_is_marked(mac, tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "OTHERS_LIMIT", 2.0)  # whatever else runs here
+    monkeypatch.setattr(watch, "calm", lambda: True)
     monkeypatch.setattr(runner, "COOL_S", 0.01)
-    monkeypatch.setattr(machine, "state", lambda: State(thermal="trapping"))
+    mac.say(PRESSURE, f"{machine.PRESSURE_LEVEL} 3")
     events = []
     summary = runner.sweep(planned(blocks=2, extra_blocks=0), tmp_path / "j.jsonl", events.append)
     assert [(event.task.block, event.task.anchor) for event in events if event.cools_s] == [(n, True) for n in range(3)]
-    timed = {row.key for row in summary.rows if row.cell.is_timed}
-    assert watch.causes(summary.rows) == dict.fromkeys(timed, watch.HEAT)
+    timed = [row for row in summary.rows if row.cell.is_timed]
+    assert watch.causes(summary.rows) == {row.key: watch.HEAT for row in timed}
+    hot = msgspec.structs.replace(USUAL, thermal="trapping")
+    after = {name: getattr(timed[-1].conditions, name) for name in State.__struct_fields__}
+    assert timed[-1].conditions.before == State(**after) == hot
+    assert journal.latest_rows(journal.read(tmp_path / "j.jsonl")) == summary.rows
 
 
 def test_a_cooldown_takes_no_time_that_the_finding_needs(heat, tmp_path, monkeypatch):
