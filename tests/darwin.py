@@ -33,6 +33,20 @@ ANSWERS = {  # a MacBook Pro on its charger
       "gpu-core-count" = 20
       "model" = "Apple M4 Pro"
     }""",
+    "sysctl -n kern.memorystatus_vm_pressure_level": "1",
+    "vm_stat": """\
+Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                                    10069.
+Pages active:                                 432859.
+Pages wired down:                             171481.
+"Translation faults":                     1935466161.
+Pages copy-on-write:                        84466299.
+Compressions:                             1481081146.
+Pageins:                                  7595367798.
+Pageouts:                                   11042953.
+Swapins:                                         100.
+Swapouts:                                        300.
+Pages tagged:                                 177075.""",
     "caffeinate": "",
 }
 ENGINE = {  # what a build of the locked sources says there: BLAS, that is Accelerate, tells of no features
@@ -126,10 +140,11 @@ class Mac:
 
     def say(self, command: str, answer: str) -> None:
         """Let a command, with just these arguments, print this."""
-        program = self.folder / command.split()[0]
+        name, _, arguments = command.partition(" ")
+        program = self.folder / name
         program.write_text(PROGRAM)
         program.chmod(0o755)
-        (self.folder / "answers" / command).write_text(answer + "\n")
+        (self.folder / "answers" / f"{name} {arguments}").write_text(answer + "\n")
 
 
 @pytest.fixture

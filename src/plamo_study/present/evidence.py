@@ -35,6 +35,7 @@ DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "battery": "the machine ran on its battery",
     "low power": "the machine saved power",
     "heat": "heat slowed the machine",
+    "memory": "the machine ran short of memory",
     "GPU": "other programs used the GPU",
     "drift": "the machine changed its speed by up to {:.0%}",
 }
