@@ -9,7 +9,10 @@ from dataclasses import replace
 
 import fake_mlx
 import mlx_beside
+import numpy as np
 import pytest
+import released
+import safetensors.numpy
 import typer
 from conftest import mini, mini_file
 from mlx_model import MlxJob
@@ -18,6 +21,7 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan
 from plamo_study.measure.cells import Decode, Gate, Prefill
+from plamo_study.models import hf, registry, synthetic
 
 RELEASE = "mlx-lm==0.32.2"
 CELLS = (mini("prefill", n_prompt=12, repetitions=2), mini("decode", n_prompt=4, n_gen=3))
@@ -26,8 +30,10 @@ GATE = mini("gate", n_prompt=12, n_gen=4)
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """The invented mlx-lm, for this process's workers."""
-    known = [str(fake_mlx.install(tmp_path / "packages")), os.environ.get("PYTHONPATH", ""), str(paths.ROOT / "src")]
+    """The invented mlx-lm, for this process and its workers."""
+    packages = str(fake_mlx.install(tmp_path / "packages"))
+    monkeypatch.setattr(mlx_beside, "find_spec", lambda name: packages)
+    known = [packages, os.environ.get("PYTHONPATH", ""), str(paths.ROOT / "src")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, known)))
 
 
@@ -103,9 +109,17 @@ def test_the_command_says_when_mlx_lm_computes_something_else(weights, tmp_path,
 
 
 def test_without_mlx_lm_one_sentence_says_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setattr(mlx_beside, "find_spec", lambda name: None)
+    with pytest.raises(
+        StudyError, match=r"(?s)mlx-lm.*is not installed.*Apple silicon and `pip install -e '\.\[mlx\]'`"
+    ):
+        mlx_beside.measure(mlx_beside.planned(), tmp_path / "rows.jsonl", tmp_path)
+
+
+def test_a_folder_that_mlx_lm_does_not_load_is_named(installed, tmp_path):
     planned = replace(plan.with_gates("01-mlx", "mini", CELLS), compared=CELLS)
-    with pytest.raises(StudyError, match="Apple silicon"):
-        mlx_beside.measure(planned, tmp_path / "rows.jsonl", tmp_path)
+    with pytest.raises(StudyError, match=r"(?s)empty.*does not load it.*as released"):
+        mlx_beside.measure(planned, tmp_path / "rows.jsonl", tmp_path / "empty")
 
 
 def test_the_plan_is_notebook_01_s_prompts_and_steps_of_released_weights_in_bf16():
@@ -171,3 +185,23 @@ def test_the_wheel_s_plamo_2_bounds_dt_and_looks_its_scan_up_where_unclipped_rep
     defaults = dict(zip([a.arg for a in scan.args.args[::-1]], scan.args.defaults[::-1], strict=False))
     assert ast.literal_eval(defaults["time_step_limit"]) == (0.001, 100.0)
     assert f"mlx-lm=={RELEASE.partition('==')[2]};" in (paths.ROOT / "pyproject.toml").read_text()
+
+
+def test_the_real_mlx_lm_agrees_with_the_oracle_once_dt_is_not_clipped(tmp_path):
+    """Where it is installed: on a Mac with the extra `mlx`, or elsewhere with mlx's build for CPUs."""
+    pytest.importorskip("mlx_lm")
+    spec = replace(registry.spec("plamo-2-1b", "mini"), head_dim=128)  # mlx-lm has one size for all heads, as releases
+    gguf = synthetic.write(spec, "F16", tmp_path / "random.gguf")
+    folder = released.write_released(gguf, tmp_path / "weights", dtype="F16")
+    held = safetensors.numpy.load_file(folder / hf.SINGLE)
+    safetensors.numpy.save_file(
+        {name: value.astype(np.float32) if value.dtype == np.float64 else value for name, value in held.items()},
+        folder / hf.SINGLE,
+    )
+    cell = mini("gate", n_prompt=64, n_gen=8)
+    asked = {"cell": cell, "folder": str(folder), "gguf": str(gguf)}
+    clipped, free = (
+        mlx_beside._in_mlx(MlxJob(**asked, unclipped=unclipped), 100.0).measured for unclipped in (False, True)
+    )
+    assert free.valid
+    assert free.checks["prefill_error"] < 5e-3 < clipped.checks["prefill_error"]

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -58,11 +59,14 @@ class BesideMlx(Bench):
     """
 
     def __init__(self, plan: Plan, journal: Journal, folder: Path, unclipped: bool):
+        if find_spec("mlx_lm") is None:
+            raise StudyError("mlx-lm", "is not installed", mlx_model.NEEDS)
         super().__init__(plan, journal, [], Elsewhere(self._work, 1))
         self.asked = partial(MlxJob, folder=str(folder.resolve()), unclipped=unclipped)
         told = _in_mlx(self.asked(), START_LIMIT_S)
         if told.failure:
-            raise StudyError(str(folder), f"mlx-lm does not load it ({told.failure.why})", mlx_model.NEEDS)
+            why = f"mlx-lm does not load it ({told.failure.why})"
+            raise StudyError(str(folder), why, "name a folder that holds PLaMo 2 as released: config.json and weights")
         self.engines[MLX] = self._add_fact("engine", told.measured.facts)
 
     def _work(self, job: Job, time_limit_s: float, engine: str = "", workload: str = "") -> Outcome:
