@@ -58,7 +58,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
     with _open(cell, path) as (session, load_ns, log):
         workload = RUNS[type(cell)]
         stage(cell.workload)
-        draws = _draw(cell, session.n_vocab, replicate)
+        draws = draw(cell, session.n_vocab, replicate)
         if isinstance(cell, Prefill | Decode) and cell.proof == "first":
             measured = workload(cell, session, draws, path, proved=replicate == 0)
             return _finish(measured, load_ns, log)
@@ -241,7 +241,7 @@ def _with_reading(measured: Measured, cell: OnModel, path: Path) -> Measured:
     return msgspec.structs.replace(measured, series=series)
 
 
-def _draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
+def draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
     """Random tokens per repetition and sequence; every draw has another first token, so no prefix can be reused."""
     rng = np.random.default_rng([cell.seed, replicate])
     n, (n_seq, n_prompt, n_gen) = cell.repetitions, cell.shape
@@ -250,7 +250,7 @@ def _draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
     tokens[:, :, 0] = firsts.reshape(n, n_seq)
     if isinstance(cell, Decode) and cell.policy == "shared":
         tokens[:, :, :n_prompt] = tokens[:, :1, :n_prompt]
-    return [dict(enumerate(draw)) for draw in tokens]
+    return [dict(enumerate(drawn)) for drawn in tokens]
 
 
 @contextmanager
