@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -23,8 +24,11 @@ collect_ignore = ["notebooks"]  # made to be published or refused, not to reprod
 def pytest_configure(config: pytest.Config) -> None:
     """Write the embedded models once, before xdist's workers start; keep each of these on one core.
 
-    Two threads of the engine that wait for one another beside another test would take minutes.
+    Two threads of the engine that wait for one another beside another test would take minutes. Hundreds of Pythons
+    start, and none of them compiles the package anew: bytecode is kept even where the environment says otherwise.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if not hasattr(config, "workerinput"):
         for name in plan.MODELS:
             synthetic.make(name, "mini", "F16")
