@@ -15,9 +15,9 @@ from plamo_study.measure.cells import Cell
 from plamo_study.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
-LONGEST = ("test_cli", "test_types", "test_left_out", "test_publish", "test_watch", "test_fleet",
-           "test_scheduling", "test_runner", "test_roofline", "test_disaggregation", "test_replicas", "10-scheduling",
-           "02-roofline", "test_trace")  # fmt: skip
+LONGEST = ("test_cli", "test_types", "test_publish", "test_left_out", "test_engines", "test_fleet", "test_scheduling",
+           "test_roofline", "test_disaggregation", "test_replicas", "10-scheduling", "02-roofline", "test_trace",
+           "test_runner", "test_children", "test_watch", "test_doors", "test_serving", "test_training")  # fmt: skip
 collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 
 

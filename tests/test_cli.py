@@ -27,7 +27,7 @@ runner.MOST_BLOCKS, runner._Sweep._repeats = 2, lambda sweep: []
 whole, one = runner._Sweep.__init__, "plamo-2-1b"
 def needed(sweep, plan, *others):
     needed = [cell for cell in plan.cells[: plan.needed] if getattr(cell, "model", one) in ("", one)]
-    whole(sweep, replace(plan, cells=tuple(needed)), *others)
+    whole(sweep, replace(plan, cells=tuple(needed), anchors=1), *others)
 runner._Sweep.__init__ = needed
 """  # few blocks of what the finding needs of one model, each once, however much time there is
 TIME = ("--minutes", "9")  # more than they take
@@ -212,7 +212,8 @@ def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_m
 
 def test_the_batching_law_holds_on_a_small_grid(root):
     small = "from plamo_study.studies.batching_law import grid\ngrid.MAP_BATCHES, grid.MAP_SEQUENCES = (128,), (1, 4)\n"
-    code = f"import runpy\n{small}runpy.run_path({tool('law')[1]!r}, run_name='__main__')"
+    code = f"{small}import sys; sys.path.insert(0, {tool('law')[1].removesuffix('law.py')!r})\n"
+    code += "import law, typer\nlaw.PROMPT = 64\nlaw.guarded(lambda: typer.run(law.law))"
     asked = ("--seed", "3", "--n", "1", "--n-batch", "512")
     done = run(root, *asked, command=(sys.executable, "-c", code))
     assert done.returncode == 0, done.stdout + done.stderr
