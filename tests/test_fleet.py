@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -169,25 +168,27 @@ def _measuring(folder: Path) -> list[str]:
 
 
 INTRUDER = """
-import os, sys
+import asyncio, os, sys
+from contextlib import suppress
 from distributed import Client
-with Client(f"tcp://127.0.0.1:{sys.argv[1]}", timeout=2) as client:
-    print(client.run_on_scheduler(lambda: os.getpid()), flush=True)
+
+async def call(port):
+    with suppress(OSError):
+        async with Client(f"tcp://127.0.0.1:{port}", timeout=6, asynchronous=True) as client:
+            print(await client.run_on_scheduler(os.getpid), flush=True)
+
+async def call_each():
+    await asyncio.wait([asyncio.create_task(call(port)) for port in sys.argv[1:]], timeout=6)
+    os._exit(0)  # who speaks something else may never answer
+
+asyncio.run(call_each())
 """
 
 
 def _intruded(ports: list[int]) -> list[str]:
     """What a Dask client runs in whoever listens at these ports: the number of that process, where it can."""
-    command = [sys.executable, "-c", INTRUDER]
-    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    running = [subprocess.Popen([*command, f"{port}"], **quiet, text=True) for port in ports]  # type: ignore[call-overload]
-    until, said = time.monotonic() + 4, []
-    for each in running:
-        with suppress(subprocess.TimeoutExpired):
-            said.append(each.communicate(timeout=max(until - time.monotonic(), 0.1))[0].strip())
-        each.kill()
-        each.wait()
-    return [words for words in said if words]
+    command = [sys.executable, "-c", INTRUDER, *map(str, ports)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout.split()
 
 
 def test_rows_come_home_once_a_lost_host_and_one_that_was_never_there_are_named_and_nothing_here_can_be_called(
