@@ -210,10 +210,11 @@ def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_m
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
     small = "from plamo_study.studies.batching_law import grid\ngrid.MAP_BATCHES, grid.MAP_SEQUENCES = (128,), (1, 4)\n"
     code = f"{small}import sys; sys.path.insert(0, {tool('law')[1].removesuffix('law.py')!r})\n"
-    code += "import law, typer\nlaw.PROMPT = 64\nlaw.guarded(lambda: typer.run(law.law))"
+    code += "import law, typer\nlaw.PROMPT = 16\nlaw.guarded(lambda: typer.run(law.law))"
     asked = ("--seed", "3", "--n", "1", "--n-batch", "512")
     done = run(root, *asked, command=(sys.executable, "-c", code))
     assert done.returncode == 0, done.stdout + done.stderr
