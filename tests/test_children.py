@@ -209,14 +209,12 @@ STOPPED = {
 }
 
 
-@pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("what", STOPPED)
-def test_what_a_killed_process_started_ends_even_if_it_was_stopped(what, stopped, tmp_path):
+def test_what_a_killed_process_started_ends_even_if_it_was_stopped(what, tmp_path):
     as_llama_server(tmp_path)
     parent, found = family_of(STOPPED[what], mini_file(), tmp_path)
-    if stopped:
-        for each in found:
-            each.suspend()
+    for each in found:
+        each.suspend()
     assert all_end(parent, found)
 
 
