@@ -1,4 +1,4 @@
-"""What `make` does before anything is there, with what a Mac has: an old Python, Rosetta, forced Metal, its make and awk.
+"""What `make` does before anything is there, with what a Mac has: an old Python, Rosetta, forced Metal, old tools.
 
 macOS comes with GNU make 3.81 and the original awk. The system's make is always tried; 3.81 too where the PATH has it
 as `make-3.81`, which builds from the sources that Apple publishes (apple-oss-distributions/gnumake).
