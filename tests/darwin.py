@@ -5,7 +5,6 @@ prints nothing and fails. To make the Mac lack or refuse more, add a line to `ch
 """
 
 import os
-import platform
 import sys
 import time
 from pathlib import Path
@@ -115,7 +114,6 @@ def changes():
         (psutil, "cpu_times", mac_cpu_times),
         (psutil.Process, "memory_full_info", mac_memory),
         (psutil.Process, "cpu_times", mac_process_times),
-        (platform, "machine", lambda: "arm64"),  # not its system: libraries would look for Apple's own then
         *lacking,
     ]
 
