@@ -11,7 +11,7 @@ import pandas as pd
 from plamo_study.analysis.usable import usable
 from plamo_study.fields import ORDER
 from plamo_study.measure.frame import unstarred
-from plamo_study.measure.recording import Recording, elsewhere, read
+from plamo_study.measure.recording import Recording, added, elsewhere, read
 from plamo_study.present import processors
 from plamo_study.present.evidence import chip
 from plamo_study.studies.chunked import calls as chunked
@@ -122,6 +122,15 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
     """
     own = read(study, "recorded", scale)
     found = [_tidy(each) for each in elsewhere(own)] if own else []
+    return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+
+
+def measured_added(study: str, asked: bool = True, scale: str = "shape") -> pd.DataFrame:
+    """The rows of a study from machines that `rows add` filed, as a frame like `measurements`; empty if not `asked`.
+
+    Never compare them with one another: the rows of a block belong to one machine.
+    """
+    found = [_tidy(each) for each in added(study, scale)] if asked else []
     return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 

@@ -88,6 +88,18 @@ def elsewhere(recording: Recording) -> list[Recording]:
     return [of_rows(rows, records, *where) for machine, rows in apart.items() if machine not in own]
 
 
+def added(study: str, scale: str) -> list[Recording]:
+    """The rows of a study that `rows add` filed, a recording for each machine."""
+    found = []
+    for path in sorted(paths.MEASURED.glob(f"*/{study}.{scale}.jsonl")):
+        if path.parent.name not in (REFERENCE, LOCAL):
+            records, apart = journal.read(path), dict[str, list[Row]]()
+            for row in journal.latest_rows(records):
+                apart.setdefault(row.machine, []).append(row)
+            found += [of_rows(rows, records, study, "live", scale) for rows in apart.values()]
+    return found
+
+
 def _records(study: str, source: str, scale: str) -> list[Record]:
     path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
     return journal.read(path) if path.exists() else []
