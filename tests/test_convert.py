@@ -489,3 +489,27 @@ def test_every_mutated_folder_is_converted_rightly_or_refused_within_1_gib(seed,
     assert outcomes.keys() == {"right", "refused"}, outcomes
     assert outcomes["right"] > n / 20
     assert outcomes["refused"] - 6 * len(mutated_folders.PLACES) > n / 2
+
+
+SHORT = """
+import resource, sys
+from pathlib import Path
+from plamo_study.errors import StudyError
+from plamo_study.models import hf
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))  # that the process may map
+try:
+    hf.stored_tensors(Path(sys.argv[1]))
+except StudyError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS limits no address space")
+def test_a_sound_file_that_does_not_fit_into_memory_is_not_called_damaged(tmp_path):
+    size = 8 << 30  # bytes of a file that takes no room on the disk
+    header = json.dumps({"x": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    (tmp_path / hf.SINGLE).write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(tmp_path / hf.SINGLE, 8 + len(header) + size)
+    said = subprocess.run([sys.executable, "-c", SHORT, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "memory" in said.stdout, said.stderr
+    assert "fetch" not in said.stdout

@@ -1,24 +1,21 @@
 """One account of bytes and FLOPs for both phases, every recorded cell and the sources' figures held against it."""
 
-import sys
-
 import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
-from crosscheck import ceilings as beside
 
 from plamo_study import paths
 from plamo_study.analysis import ceilings, roofline
 from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan, result_file
+from plamo_study.measure import files
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import recording
 from plamo_study.present import evidence
 from plamo_study.present.processors import processor
 from plamo_study.studies import collect
-from plamo_study.studies.roofline import every_cell, intensity, literature, side_by_side
+from plamo_study.studies.roofline import every_cell, intensity, literature
 
 HERE = Ceilings(read=5e10, matmul=3e11)
 HOME = ceilings.Place("here", 2)
@@ -358,67 +355,6 @@ def test_every_figure_of_others_says_where_it_was_read_and_models_have_their_nom
 )
 def test_a_printed_figure_is_judged_by_what_it_says(kind, printed, ours, said):
     assert literature.verdict(kind, printed, ours).startswith(said)
-
-
-# ---------------------------------------------------------------- ceilings side by side
-
-SCRIPT = """#!{python}
-import os, sys
-said, large = sys.argv[1:], "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")
-if said == ["-a"]:
-    print("load - reads\\ncopy - copies\\nstream - triad")
-elif said == ["-h"]:
-    print("Version 5.2")
-else:
-    {body}
-"""
-
-
-def tool(folder, body):
-    path = folder / "likwid-bench"
-    path.write_text(SCRIPT.format(python=sys.executable, body=body))
-    path.chmod(0o755)
-    return path
-
-
-def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, monkeypatch):
-    read, matmul = plan.both_ceilings("mini")
-    small = plan.change(read, n_bytes=1 << 22), plan.change(matmul, n_rows=128)
-    monkeypatch.setattr(plan, "both_ceilings", lambda _: small)
-    monkeypatch.setattr(beside, "READS", 3)
-    monkeypatch.setattr(beside, "PRODUCTS", 2)
-    found = beside.side_by_side(
-        "mini", tool(tmp_path, 'print("MByte/s:\\t2000.5" if large else "MByte/s:\\t1000.5")'), 2
-    )
-    assert {run.round for run in found.runs if run.what == side_by_side.READ} == {0, 1}
-    for run in (run for run in found.runs if run.what.startswith("likwid")):  # pages as large as ours, and small ones
-        assert run.rates == [1000.5e6 if "small pages" in run.what else 2000.5e6]
-    assert {side_by_side.LIKE_WITH_LIKE, "likwid-bench, read only, small pages"} <= {run.what for run in found.runs}
-    assert all(len(run.rates) == 3 for run in found.runs if run.what == side_by_side.READ)
-    assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", side_by_side.MATMUL))
-    assert found.tools["NumPy"].startswith("NumPy")
-    assert "kernels" in found.tools["NumPy"]
-    monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    result_file.keep(found, "local", side_by_side.NAME)
-    assert side_by_side.load("local") == found
-    assert side_by_side.load("reference") is None
-    (tmp_path / "local" / side_by_side.NAME).write_text("{")
-    with pytest.raises(StudyError, match="damaged"):
-        side_by_side.load("local")
-    for body, said in (('sys.exit("no such kernel")', "no such kernel"), ('print("nothing")', "printed no MByte/s")):
-        with pytest.raises(StudyError, match=said):
-            beside.side_by_side("mini", tool(tmp_path, body), 1)
-
-
-def test_rates_are_work_over_time_and_ratios_are_paired():
-    runs = [(side_by_side.READ, n, [rate / 2, rate]) for n, rate in enumerate((3.0, 6.0, 9.0))]
-    runs += [(side_by_side.LIKE_WITH_LIKE, n, [rate]) for n, rate in enumerate((2.0, 4.0, 6.0))]
-    table = pd.DataFrame(runs, columns=["what", "round", "rates"])
-    rates = side_by_side.rates(table).set_index("what")
-    assert rates.loc[side_by_side.READ, "rate"].value == pytest.approx(4.0), "two equal amounts at 3 and 6"
-    ratio = side_by_side.ratios(table).iloc[0]
-    assert ratio["ratio"].value == pytest.approx(1.0)
-    assert ratio["verdict"] == "holds"
 
 
 # ---------------------------------------------------------------- plan and rows
