@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 import released
 import safetensors.numpy
+from built import measured
 from conftest import ATTENTION, HYBRID, mini
 
 from plamo_study.engine.ggml import ggml
 from plamo_study.errors import StudyError
-from plamo_study.measure import process
-from plamo_study.measure.worker import Job
 from plamo_study.models import convert, hf, hf_config, hf_names, numbers, registry, synthetic, tensors
 from plamo_study.models.registry import ModelSpec
 
@@ -134,10 +133,7 @@ def test_q8_0_is_what_gguf_makes_of_the_same_weights_and_engine_and_oracle_agree
         expected = gguf.quantize(b.data, a.tensor_type)
         np.testing.assert_array_equal(a.data.view(np.uint8), expected.view(np.uint8), err_msg=a.name)
     half = convert.convert(files.repository(name, "BF16"), tmp_path / "half.gguf", "F16")
-    outcome = process.work(Job(cell=mini("gate", name), path=str(half)), 60)
-    assert outcome.status == "ok", outcome.failure
-    assert outcome.measured.valid, outcome.measured.checks
-    assert outcome.measured.checks["n_rot"] == registry.spec(name, "mini").head_dim
+    assert measured(mini("gate", name), half).checks["n_rot"] == registry.spec(name, "mini").head_dim
 
 
 def test_memory_stays_below_the_largest_tensor(tmp_path):

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+import built
 import msgspec
 import numpy as np
 import psutil
@@ -20,9 +21,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import journal, runner
 from plamo_study.measure.cells import Service, Shipment
 from plamo_study.measure.plan import Plan
-from plamo_study.measure.process import work
 from plamo_study.measure.rows import Row
-from plamo_study.measure.worker import Job
 from plamo_study.models import registry
 from plamo_study.oracle.compare import agreement
 from plamo_study.oracle.forward import Oracle
@@ -40,10 +39,7 @@ def shipped(model=HYBRID, **fields):
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, workload=WORKLOAD)
-    assert outcome.status == "ok", outcome.failure
-    assert outcome.measured.valid, outcome.measured.checks
-    return outcome.measured
+    return built.measured(cell, workload=WORKLOAD)
 
 
 # ------------------------------------------------------------------ identity and bytes

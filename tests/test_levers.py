@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import pandas as pd
 import pytest
+from built import longer
 
 from plamo_study import paths
 from plamo_study.analysis import stats
@@ -31,14 +32,6 @@ def estimate(value, n=5):
     return Estimate(value, value * 0.9, value * 1.1, n)
 
 
-def slower(recording, chosen, factor):
-    """The recording with the samples of the chosen rows so many times as long."""
-    longer = recording.rows["samples_ns"].map(lambda samples: [[ns * factor for ns in part] for part in samples])
-    return replace(
-        recording, rows=recording.rows.assign(samples_ns=recording.rows["samples_ns"].where(~chosen, longer))
-    )
-
-
 def test_a_gain_is_there_only_with_the_rows_it_names(known):
     every = {(gain.lever, gain.model): gain for gain in gains.gains(known)}
     left = {name: recording for name, recording in known.items() if name != "07-replicas"}
@@ -50,13 +43,14 @@ def test_a_gain_is_there_only_with_the_rows_it_names(known):
 
 def test_gains_move_with_the_times_in_their_rows_and_what_is_predicted_has_no_part_in_what_it_is_held_against(known):
     batches = known["03-batch-scaling"]
-    planted = slower(batches, (batches.rows["workload"] == "decode") & (batches.rows["n_seq"] == 1), 1.5)
+    alone = (batches.rows["workload"] == "decode") & (batches.rows["n_seq"] == 1)
+    planted = replace(batches, rows=longer(batches.rows, alone, 1.5))
     before, after = ({line.model: line.gain.value for line in gains.batch(each)} for each in (batches, planted))
     assert before.keys() == after.keys()
     assert all(after[model] == pytest.approx(1.5 * before[model], rel=1e-6) for model in before)
     rows = known["04-quantization"].rows
     several = (rows["workload"] == "decode") & (rows["n_seq"] > 1) & (rows["dtype"] == "Q4_0")
-    planted = {**known, "04-quantization": slower(known["04-quantization"], several, 2)}
+    planted = {**known, "04-quantization": replace(known["04-quantization"], rows=longer(rows, several, 2))}
     before, after = (stacked.stacked(each).set_index(["lever", "kind", "model", "beside"]) for each in (known, planted))
     for key, row in after.iterrows():
         assert row["alone"].value == pytest.approx(before.loc[key, "alone"].value)

@@ -4,6 +4,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 import pytest
+from built import longer
 
 from plamo_study import paths
 from plamo_study.analysis import ceilings, roofline
@@ -182,8 +183,7 @@ def test_right_results_enter_under_their_own_ceilings_and_what_is_left_out_is_co
 def test_ceilings_are_borrowed_from_the_same_machine_only(first):
     limits = first.rows[first.rows["workload"].isin(["read", "matmul"])]
     timed = first.rows[first.rows["workload"] == "decode"]
-    slower = [[[10 * ns for ns in repetition] for repetition in row] for row in limits["samples_ns"]]
-    elsewhere = limits.assign(machine="elsewhere", samples_ns=slower)
+    elsewhere = longer(limits, limits["status"] == "ok", 10).assign(machine="elsewhere")
     rows, facts = pd.concat([limits, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
     both, _ = every_cell.cells([("all", rows, facts), ("a", timed, facts),
                                 ("b", timed.assign(machine="elsewhere"), facts)])  # fmt: skip
