@@ -18,7 +18,7 @@ from plamo_study.analysis import kernels as named, roofline
 from plamo_study.analysis.ceilings import by_type
 from plamo_study.analysis.files import files as files_of
 from plamo_study.engine import ggml, kernels
-from plamo_study.measure import files, machine, recording, tolerance, workloads
+from plamo_study.measure import files, machine, plan, recording, tolerance, workloads
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
