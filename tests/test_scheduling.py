@@ -83,7 +83,9 @@ def test_a_server_gets_the_same_requests_at_the_same_times_and_is_asked_only_whe
     assert all(each.sent_ns >= each.arrived_ns for each in measured.requests)
     assert measured.checks["answered"]
     assert measured.checks["as_alone"]
-    assert {cell.model for cell in plan.scheduling("mini").cells if cell.rule == SERVER} == {ATTENTION}
+    made = plan.scheduling("mini")
+    assert {cell.model for cell in made.cells if cell.rule == SERVER} == {ATTENTION}
+    assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, *plan.FIRST}, "what a short run begins with"
     monkeypatch.setattr(server, "find", lambda: None)
     assert not [cell for cell in plan.scheduling("mini").cells if cell.rule == SERVER]
 
