@@ -158,6 +158,7 @@ def test_a_plan_leaves_out_files_that_are_too_large_and_exceptions_for_tensors_t
     for scale in ("mini", "shape", "weights"):
         names = {file for cell in plan_quantization.speed(scale).cells for file in cell.files}
         assert (HYBRID, scale, "Q4_0-ssm_out-F16") in names
+        assert (ATTENTION, scale, "F32") not in names
         assert not any("ssm_out" in dtype for model, _, dtype in names if model == ATTENTION)
         assert all(registry.spec(m, s).n_params * 4 <= plan.LARGEST for m, s, dtype in names if dtype == "F32")
 
