@@ -6,6 +6,7 @@ the ceilings that the same machine measured, and no time may come from a file th
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import TypeGuard
 
 import pandas as pd
 
@@ -102,7 +103,7 @@ def _studies(found: Pack, scales: Sequence[str] = ()) -> Studies:
     return made
 
 
-def _is_engine(record: Row | Fact) -> bool:
+def _is_engine(record: Row | Fact) -> TypeGuard[Fact]:
     return isinstance(record, Fact) and record.what == "engine"
 
 
