@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 
 import nbformat
-import yaml
 from IPython.display import Markdown
 
 from documents import headlines, schema, upstream
@@ -74,13 +73,14 @@ def forks() -> str:
 
     Binder takes OWNER/NAME of a GitHub repository in its path, and so does Colab.
     """
-    cited = yaml.safe_load((paths.ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    found = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?", cited.get("repository-code", ""))
+    cited = (paths.ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    address = r"^repository-code: [\"']?https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?[\"']?$"
+    found = re.search(address, cited, re.MULTILINE)
     if not found:
         return (
             "This repository has no public address yet. A fork puts its own into CITATION.cff, as\n"
-            "`repository-code: https://github.com/OWNER/NAME`, and runs `python tools/readme.py`. Links to Binder and Colab\n"
-            "then stand here."
+            "`repository-code: https://github.com/OWNER/NAME`, and runs `python tools/readme.py`. Links to Binder\n"
+            "and Colab then stand here."
         )
     path = "notebooks/00-start-here.ipynb"
     binder = f"https://mybinder.org/v2/gh/{found[1]}/HEAD?urlpath=lab/tree/{path}"

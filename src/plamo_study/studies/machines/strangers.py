@@ -6,7 +6,6 @@ the ceilings that the same machine measured, and no time may come from a file th
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import TypeGuard
 
 import pandas as pd
 
@@ -14,7 +13,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.packing import Pack
-from plamo_study.measure.rows import Fact, Row
+from plamo_study.measure.rows import Fact
 from plamo_study.present import processors
 from plamo_study.present.labels import table
 from plamo_study.present.tables import escaped
@@ -66,7 +65,8 @@ def text(found: Pack, file: str, command: str) -> str:
 
     `command`: the command that made it.
     """
-    engines = [fact.data for fact in chain(*found.journals.values()) if _is_engine(fact)]
+    records = chain(*found.journals.values())
+    engines = [fact.data for fact in records if isinstance(fact, Fact) and fact.what == "engine"]
     builds = dict.fromkeys(f"{e['binding']}, llama.cpp {e['commit']}, build {frame.build_name(e)}" for e in engines)
     counts = pd.DataFrame([_counted(name, rows) for name, rows, _ in _studies(found)])
     judged, verified, disturbed = (int(counts[name].sum()) for name in ("judged", "verified", "disturbed"))
@@ -101,10 +101,6 @@ def _studies(found: Pack, scales: Sequence[str] = ()) -> Studies:
             facts = frame.facts(records)
             made.append((study if scales else name, frame.frame(journal.latest_rows(records), facts), facts))
     return made
-
-
-def _is_engine(record: Row | Fact) -> TypeGuard[Fact]:
-    return isinstance(record, Fact) and record.what == "engine"
 
 
 def _counted(name: str, rows: pd.DataFrame) -> dict[str, object]:
