@@ -133,6 +133,17 @@ def test_a_cell_that_would_not_fit_is_not_started(tmp_path, monkeypatch, once):
     assert all(event.task.cell == cells[0] for event in told)
 
 
+def test_a_cell_that_took_longer_than_expected_is_not_started_again_where_it_does_not_fit(tmp_path, monkeypatch, once):
+    measure = bench.Bench.measure
+
+    def slow(*asked):
+        return msgspec.structs.replace(measure(*asked), elapsed_ns=3600 * 10**9)
+
+    monkeypatch.setattr(bench.Bench, "measure", slow)
+    planned = plan.Plan("small", "mini", (mini("prefill", n_prompt=16),), (), None, 2, 0, 60.0)
+    assert runner.sweep(planned, tmp_path / "j.jsonl", minutes=70).measured == 1
+
+
 def test_what_a_cell_takes_is_known_from_here_or_from_the_reference_machine_or_from_its_like(monkeypatch):
     cell, gate = mini("prefill", n_prompt=16), mini("gate", n_prompt=32)
     planned, reference = small_plan((cell,)), ({durations._alike(cell): 2.0}, {(HYBRID, 32): 3.0})
