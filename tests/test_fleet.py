@@ -150,7 +150,8 @@ def test_what_a_killed_host_was_measuring_is_measured_by_another(hosts: fleet.Ho
     outcomes = list(fleet.measure(hosts, [TRACE, GATES], True, kill))
     assert len(outcomes) == 2
     assert not [outcome.wrong for outcome in outcomes if "lost" in outcome.wrong], "disturbed it may be, beside others"
-    assert {outcome.host for outcome in outcomes} == {*NAMES} - {*killed}, "the one that is left"
+    measured = {outcome.host for outcome in outcomes} - {""}  # nobody's, where the time was too short for a row
+    assert measured == {*NAMES} - {*killed}, "the one that is left"
     keys = _raw_keys(tmp_path / "home")
     assert len(keys) == len(set(keys))
 
