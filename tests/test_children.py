@@ -166,7 +166,7 @@ def test_a_folder_that_has_the_name_of_a_build_is_not_that_build(tmp_path, monke
 def family_of(script, *arguments, of=1):
     """A parent that runs this, and its descendants once there are so many besides their guards."""
     parent = psutil.Popen(children.python("-c", script, *map(str, arguments)), stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while len(found := descendants(parent)) < of and time.monotonic() < until and parent.poll() is None:
         time.sleep(0.02)
     assert len(found) >= of
