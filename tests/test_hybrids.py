@@ -14,7 +14,7 @@ from plamo_study.studies.hybrids.catalogue import QUESTIONS
 from plamo_study.studies.hybrids.workload import tolerance
 
 WRONG = {"equal", "unequal"}  # of the hybrid on the engine as released
-REFUSED = {"back", "kept", "kept apart"}  # by a recurrent state without a rollback
+REFUSED = {"back", "kept", "kept apart", "kept beside", "kept copied"}  # by a recurrent state without a rollback
 ABORTS = {"left"}
 
 

@@ -5,6 +5,8 @@
 //   share   three prompts of different lengths in one batch, then steps together
 //   draft   a context with n_rs_seq = 8: a token and a draft of 1 to 8 in one batch, the draft is removed (or that is refused)
 //   apart   the same where every token of the draft came in a batch of its own
+//   beside  three slots, read in another order, with a draft each in one batch, the first one's a token longer; all are removed
+//   copied  a draft is removed, and two copies of the sequence go on beside it
 
 #include "llama.h"
 #include "llama-cpp.h"
@@ -92,8 +94,8 @@ struct runner {
         llama_batch_free(batch);
     }
 
-    void steps(int n_seq) {
-        for (int i = 0; i < n_steps; ++i) {
+    void steps(int n_seq, int n = n_steps) {
+        for (int i = 0; i < n; ++i) {
             call_t call;
             for (llama_seq_id seq = 0; seq < n_seq; ++seq) {
                 call[seq] = random(1);
@@ -149,6 +151,62 @@ static bool test_draft(llama_model * model, bool together) {
     return report(together ? "draft" : "apart", worst, refused ? "  (refused)" : "");
 }
 
+// Removes everything behind the tokens that are held; false where the memory refuses.
+static bool remove_tail(runner & run, llama_seq_id seq) {
+    return llama_memory_seq_rm(llama_get_memory(run.ctx.get()), seq, run.held[seq].size(), -1);
+}
+
+static bool test_beside(llama_model * model) {
+    double worst = 0.0;
+    int refused = 0;
+    for (int n = 1; n < n_draft; ++n) {
+        const std::vector<int> lengths = { n_prompt, 17, 9 };
+        runner run(model, 3, n_draft);
+        for (llama_seq_id seq : { 1, 0, 2 }) {
+            run.decode({{ seq, run.random(lengths[seq]) }});
+        }
+        call_t call;
+        for (llama_seq_id seq = 0; seq < 3; ++seq) {
+            call[seq] = run.random(1 + n + (seq == 0));
+        }
+        run.decode(call);
+        bool all = true;
+        for (llama_seq_id seq = 0; seq < 3; ++seq) {
+            run.held[seq].resize(lengths[seq] + 1);
+            all = remove_tail(run, seq) && all;
+        }
+        if (!all) {
+            refused++;
+            continue;
+        }
+        run.steps(3, 1); // a short convolution soon forgets a wrong state
+        worst = std::max(worst, run.worst(lengths));
+    }
+    return report("beside", worst, refused ? "  (refused)" : "");
+}
+
+static bool test_copied(llama_model * model) {
+    double worst = 0.0;
+    int refused = 0;
+    for (int n = 1; n <= n_draft; ++n) {
+        runner run(model, 3, n_draft);
+        run.decode({{ 0, run.random(n_prompt) }});
+        run.decode({{ 0, run.random(n + 1) }});
+        run.held[0].resize(n_prompt + 1);
+        if (!remove_tail(run, 0)) {
+            refused++;
+            continue;
+        }
+        for (llama_seq_id seq = 1; seq < 3; ++seq) {
+            llama_memory_seq_cp(llama_get_memory(run.ctx.get()), 0, seq, -1, -1);
+            run.held[seq] = run.held[0];
+        }
+        run.steps(3, 1); // a short convolution soon forgets a wrong state
+        worst = std::max(worst, run.worst(std::vector<int>(3, n_prompt)));
+    }
+    return report("copied", worst, refused ? "  (refused)" : "");
+}
+
 static bool test_model(const std::string & path) {
     printf("%s\n", std::filesystem::path(path).filename().string().c_str());
 
@@ -163,6 +221,8 @@ static bool test_model(const std::string & path) {
     bool ok = true;
     ok &= test_draft(model.get(), true);
     ok &= test_draft(model.get(), false);
+    ok &= test_beside(model.get());
+    ok &= test_copied(model.get());
 
     double worst = 0.0;
     for (int n = 1; n <= n_slots; ++n) {

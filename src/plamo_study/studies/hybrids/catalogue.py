@@ -71,4 +71,16 @@ QUESTIONS = {
     "kept apart": Question(
         "the same, token by token", "The same, but each token of the draft comes in a call of its own.", (24,), DRAFTS
     ),
+    "kept beside": Question(
+        "drafts of several slots",
+        "Several slots are read in another order, and each has a draft taken back: the first one's is a token longer.",
+        UNEQUAL,
+        DRAFTS,
+    ),
+    "kept copied": Question(
+        "a draft taken back, then copied",
+        "A draft of one call is taken back, and copies of the sequence go on with tokens of their own.",
+        EQUAL,
+        DRAFTS,
+    ),
 }

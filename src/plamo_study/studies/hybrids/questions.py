@@ -196,9 +196,45 @@ def _taken_back(serving: Serving, session: Session, together: bool) -> None:
     for call in calls:
         session.evaluate([(0, call)])
     serving.done[0] += 1
-    if not session.remove_tail(0, serving.done[0]):
-        raise RefusedError("the engine does not take tokens back")
+    _take_back(serving, session, 0)
     serving.go_on(session, steps=STEPS - 1)
+
+
+def kept_beside(serving: Serving) -> None:
+    """Drafts of several slots in one call, all taken back; the slots were read in another order."""
+    session = _keeping(serving)
+    first, second, *others = range(len(serving.tokens))
+    for seq in (second, first, *others):
+        serving.read(session, seq)
+    drafts = {seq: serving.number + (seq == first) for seq in range(len(serving.tokens))}
+    given = []
+    for seq, n in drafts.items():
+        right = serving.tokens[seq][serving.done[seq] :][:1]
+        given.append((seq, np.concatenate([right, serving.tokens[seq][:n]])))
+        serving.done[seq] += 1
+    session.evaluate(given)
+    _take_back(serving, session, *drafts)
+    serving.go_on(session, steps=STEPS - 1)
+
+
+def kept_copied(serving: Serving) -> None:
+    """A draft of one call is taken back, and copies of the sequence go on with tokens of their own."""
+    session = _keeping(serving)
+    own, n = serving.tokens[0], serving.lengths[0]
+    for call in (own[: n - 1], np.concatenate([own[n - 1 : n], own[: serving.number]])):
+        session.evaluate([(0, call)])
+    serving.done = [n] * len(serving.done)
+    _take_back(serving, session, 0)
+    for seq in range(1, len(serving.tokens)):
+        session.copy(0, seq)
+    serving.go_on(session)
+
+
+def _take_back(serving: Serving, session: Session, *seqs: int) -> None:
+    """Leave these sequences as many tokens as they are to have."""
+    for seq in seqs:
+        if not session.remove_tail(seq, serving.done[seq]):
+            raise RefusedError("the engine does not take tokens back")
 
 
 def copied(serving: Serving) -> None:
@@ -239,6 +275,8 @@ RULES = {
     "back": back,
     "kept": kept,
     "kept apart": kept_apart,
+    "kept beside": kept_beside,
+    "kept copied": kept_copied,
 }
 
 
@@ -263,7 +301,7 @@ def ask(name: str, number: int, path: Path, n_threads: int = 1, seed: int = 0, p
     with Session(path, config) as session:
         rng = np.random.default_rng(seed)
         tokens = [rng.integers(0, session.n_vocab, n + STEPS, dtype=np.int32) for n in lengths]
-        if name == "copied":
+        if name in ("copied", "kept copied"):
             tokens = [np.concatenate([tokens[0][:n], own[n:]]) for n, own in zip(lengths, tokens, strict=True)]
         alone: Logits = {}
         for seq, own in enumerate(tokens):
