@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,17 +15,20 @@ from plamo_study.measure.cells import Cell
 from plamo_study.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
-LONGEST = ("test_cli", "test_types", "test_left_out", "test_publish", "test_watch", "test_fleet",
-           "test_scheduling", "test_runner", "test_roofline", "test_disaggregation", "test_replicas", "10-scheduling",
-           "02-roofline", "test_trace")  # fmt: skip
+LONGEST = ("test_cli", "test_types", "test_publish", "test_left_out", "test_engines", "test_fleet", "test_scheduling",
+           "test_roofline", "test_disaggregation", "test_replicas", "10-scheduling", "02-roofline", "test_trace",
+           "test_runner", "test_children", "test_watch", "test_doors", "test_serving", "test_training")  # fmt: skip
 collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Write the embedded models once, before xdist's workers start; keep each of these on one core.
 
-    Two threads of the engine that wait for one another beside another test would take minutes.
+    Two threads of the engine that wait for one another beside another test would take minutes. Hundreds of Pythons
+    start, and none of them compiles the package anew: bytecode is kept even where the environment says otherwise.
     """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if not hasattr(config, "workerinput"):
         for name in plan.MODELS:
             synthetic.make(name, "mini", "F16")

@@ -5,6 +5,8 @@ prints nothing and fails. To make the Mac lack or refuse more, add a line to `ch
 """
 
 import os
+import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +35,20 @@ ANSWERS = {  # a MacBook Pro on its charger
       "gpu-core-count" = 20
       "model" = "Apple M4 Pro"
     }""",
+    "sysctl -n kern.memorystatus_vm_pressure_level": "1",
+    "vm_stat": """\
+Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                                    10069.
+Pages active:                                 432859.
+Pages wired down:                             171481.
+"Translation faults":                     1935466161.
+Pages copy-on-write:                        84466299.
+Compressions:                             1481081146.
+Pageins:                                  7595367798.
+Pageouts:                                   11042953.
+Swapins:                                         100.
+Swapouts:                                        300.
+Pages tagged:                                 177075.""",
     "caffeinate": "",
 }
 ENGINE = {  # what a build of the locked sources says there: BLAS, that is Accelerate, tells of no features
@@ -92,8 +108,19 @@ def mac_memory(process):
     return MacMemory(found.rss, found.vms, 0, 0, found.uss)
 
 
+ABSENT = [  # what only Linux has of what may be used; os.waitid came to macOS with Python 3.13
+    *((os, f"sched_{name}") for name in ("getaffinity", "setaffinity", "getscheduler", "setscheduler", "getparam")),
+    *((os, name) for name in ("posix_fadvise", "posix_fallocate", "pipe2", "memfd_create", "eventfd", "pidfd_open")),
+    *((psutil.Process, name) for name in ("memory_maps", "cpu_affinity", "cpu_num", "io_counters", "ionice", "rlimit")),
+    *((psutil, name) for name in ("sensors_temperatures", "sensors_fans")),
+    (time, "CLOCK_BOOTTIME"),
+    *([(os, "waitid")] if sys.version_info < (3, 13) else []),
+]
+
+
 def changes():
     """What is otherwise on a Mac: (where, name, what stands there)."""
+    lacking = [(where, name, LACKING) for where, name in ABSENT if hasattr(where, name)]
     return [
         (machine, "MACOS", True),
         (machine, "PROC", NOWHERE),
@@ -101,11 +128,7 @@ def changes():
         (psutil, "cpu_times", mac_cpu_times),
         (psutil.Process, "memory_full_info", mac_memory),
         (psutil.Process, "cpu_times", mac_process_times),
-        (psutil.Process, "memory_maps", LACKING),
-        (psutil.Process, "cpu_affinity", LACKING),
-        (os, "sched_getaffinity", LACKING),
-        (os, "sched_setaffinity", LACKING),
-        (os, "posix_fadvise", LACKING),
+        *lacking,
     ]
 
 
@@ -126,10 +149,11 @@ class Mac:
 
     def say(self, command: str, answer: str) -> None:
         """Let a command, with just these arguments, print this."""
-        program = self.folder / command.split()[0]
+        name, _, arguments = command.partition(" ")
+        program = self.folder / name
         program.write_text(PROGRAM)
         program.chmod(0o755)
-        (self.folder / "answers" / command).write_text(answer + "\n")
+        (self.folder / "answers" / f"{name} {arguments}").write_text(answer + "\n")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from plamo_study.studies.levers.traffic import OBJECTIVES
 NOTEBOOKS = {name: paths.NOTEBOOKS / f"{name}.ipynb" for name in registry.NOTEBOOKS}
 REFUSED = {
     "source": ("elsewhere", "", None, 1), "scale": ("huge", "", None), "minutes": (nan, inf, -1, "5", None, True),
+    "device": ("tpu", "", None, "GPU", 1),
     "own": ("yes", 1), "guess": (0, -1, nan, inf), "guess_bits": (-2, nan, inf), "guess_together": (-2, nan),
     "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf), "n_chunk": (-1, 0, 64.0, 17, True),
     "n_seq": (-8, 0, 3, 8.0), "n_draft": (-4, 0, 1000, 4.0), "acceptance": (5, -0.1, nan),

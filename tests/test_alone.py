@@ -10,6 +10,7 @@ import time
 import nbformat
 import psutil
 import pytest
+from test_cli import in_one_process
 
 from plamo_study import paths
 from plamo_study.cli.alone import LOCK
@@ -49,37 +50,28 @@ def at_work(running, lock):
     assert running.poll() is None
 
 
-@pytest.mark.parametrize(
-    "second", [("study", "--minutes", "0.01"), ("run", "plain", "--source", "recorded"), ("publish",)]
-)
-def test_of_two_runs_one_wins_and_the_other_says_who_is_at_work(root, second):
-    lock = root / "reports" / LOCK
-    first = start(root, "run", "plain", "--source", "recorded")
+SECOND = (("study", "--minutes", "0.01"), ("run", "plain", "--source", "recorded"), ("publish",))
+
+
+def test_of_two_runs_one_wins_the_other_says_who_is_at_work_and_a_killed_one_is_in_nobody_s_way(root):
+    lock, command = root / "reports" / LOCK, ("run", "plain", "--source", "recorded")
+    killed = start(root, *command)
+    at_work(killed, lock)
+    left = psutil.Process(killed.pid).children(recursive=True)
+    killed.kill()
+    killed.communicate()
+    for process in left:
+        process.kill()
+    assert str(killed.pid) in lock.read_text()
+    first = start(root, *command)
     at_work(first, lock)
-    other = start(root, *second)
-    _, said = other.communicate(timeout=LONG_S)
-    assert other.returncode == 2, said
-    assert f"process {first.pid}" in said
-    assert "Traceback" not in said
+    for code, said in in_one_process(root, *SECOND):
+        assert code == 2, said
+        assert f"process {first.pid}" in said
     first.send_signal(signal.SIGCONT)
     _, said = first.communicate(timeout=LONG_S)
     assert first.returncode == 0, said
     assert (root / "reports/plain.ipynb").exists()
-
-
-def test_a_run_that_was_killed_is_in_nobody_s_way(root):
-    lock = root / "reports" / LOCK
-    first = start(root, "run", "plain", "--source", "recorded")
-    at_work(first, lock)
-    left = psutil.Process(first.pid).children(recursive=True)
-    first.kill()
-    first.communicate()
-    for process in left:
-        process.kill()
-    assert str(first.pid) in lock.read_text()
-    second = start(root, "run", "plain", "--source", "recorded")
-    _, said = second.communicate(timeout=LONG_S)
-    assert second.returncode == 0, said
 
 
 FAKE = """#!/bin/sh

@@ -166,7 +166,7 @@ def test_a_folder_that_has_the_name_of_a_build_is_not_that_build(tmp_path, monke
 def family_of(script, *arguments, of=1):
     """A parent that runs this, and its descendants once there are so many besides their guards."""
     parent = psutil.Popen(children.python("-c", script, *map(str, arguments)), stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while len(found := descendants(parent)) < of and time.monotonic() < until and parent.poll() is None:
         time.sleep(0.02)
     assert len(found) >= of
@@ -209,14 +209,12 @@ STOPPED = {
 }
 
 
-@pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("what", STOPPED)
-def test_what_a_killed_process_started_ends_even_if_it_was_stopped(what, stopped, tmp_path):
+def test_what_a_killed_process_started_ends_even_if_it_was_stopped(what, tmp_path):
     as_llama_server(tmp_path)
     parent, found = family_of(STOPPED[what], mini_file(), tmp_path)
-    if stopped:
-        for each in found:
-            each.suspend()
+    for each in found:
+        each.suspend()
     assert all_end(parent, found)
 
 

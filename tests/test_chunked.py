@@ -2,12 +2,11 @@
 
 import pandas as pd
 import pytest
-from conftest import ATTENTION, HYBRID, mini_file
+from built import measured
+from conftest import ATTENTION, HYBRID
 
 from plamo_study.measure import cells
 from plamo_study.measure.cells import Arrival
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
 from plamo_study.studies.chunked import analysis, calls, plan
 
 DECODING, STEPS, PROMPT = 3, 2, 96
@@ -24,10 +23,7 @@ ALONE = arrival(way="apart", n_seq=0, depth=0, n_chunk=40)
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, workload=WORKLOAD)
-    assert outcome.status == "ok", outcome.failure
-    assert outcome.measured.valid, outcome.measured.checks
-    return outcome.measured
+    return measured(cell, workload=WORKLOAD)
 
 
 @pytest.mark.parametrize(("way", "n_chunk"), WAYS)
@@ -52,14 +48,14 @@ def test_every_token_is_evaluated_once_and_only_a_prompt_at_once_stops_the_other
     ids=["apart", "whole", "hybrid, one buffer", "attention", "attention, one buffer"],
 )
 def test_everyone_gets_their_own_answer_and_only_attention_with_one_buffer_forms_one_micro_batch(cell, formed):
-    measured, asked = run(cell), calls.calls(cell)
-    assert len(measured.series["error"]) == DECODING + 1
-    assert len(measured.samples_ns[0]) == len(asked)
-    *decoding, prompt = measured.requests
+    found, asked = run(cell), calls.calls(cell)
+    assert len(found.series["error"]) == DECODING + 1
+    assert len(found.samples_ns[0]) == len(asked)
+    *decoding, prompt = found.requests
     steps = sum(0 in dict(call) for call in asked)
-    assert [len(request.token_ns) for request in measured.requests] == [*[steps] * DECODING, 1 + STEPS]
+    assert [len(request.token_ns) for request in found.requests] == [*[steps] * DECODING, 1 + STEPS]
     assert prompt.token_ns[0] > prompt.arrived_ns >= decoding[0].token_ns[STEPS - 1]
-    pairs = zip(measured.series.get("micro-batch", []), measured.series.get("of call", []), strict=True)
+    pairs = zip(found.series.get("micro-batch", []), found.series.get("of call", []), strict=True)
     first = [size for size, call in pairs if call == STEPS]
     assert len(first) == formed
     assert sum(first) == (DECODING + 32 if formed else 0)

@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 import released
 import safetensors.numpy
+from built import measured
 from conftest import ATTENTION, HYBRID, mini
 
 from plamo_study.engine.ggml import ggml
 from plamo_study.errors import StudyError
-from plamo_study.measure import process
-from plamo_study.measure.worker import Job
 from plamo_study.models import convert, hf, hf_config, hf_names, numbers, registry, synthetic, tensors
 from plamo_study.models.registry import ModelSpec
 
@@ -134,10 +133,7 @@ def test_q8_0_is_what_gguf_makes_of_the_same_weights_and_engine_and_oracle_agree
         expected = gguf.quantize(b.data, a.tensor_type)
         np.testing.assert_array_equal(a.data.view(np.uint8), expected.view(np.uint8), err_msg=a.name)
     half = convert.convert(files.repository(name, "BF16"), tmp_path / "half.gguf", "F16")
-    outcome = process.work(Job(cell=mini("gate", name), path=str(half)), 60)
-    assert outcome.status == "ok", outcome.failure
-    assert outcome.measured.valid, outcome.measured.checks
-    assert outcome.measured.checks["n_rot"] == registry.spec(name, "mini").head_dim
+    assert measured(mini("gate", name), half).checks["n_rot"] == registry.spec(name, "mini").head_dim
 
 
 def test_memory_stays_below_the_largest_tensor(tmp_path):
@@ -489,3 +485,27 @@ def test_every_mutated_folder_is_converted_rightly_or_refused_within_1_gib(seed,
     assert outcomes.keys() == {"right", "refused"}, outcomes
     assert outcomes["right"] > n / 20
     assert outcomes["refused"] - 6 * len(mutated_folders.PLACES) > n / 2
+
+
+SHORT = """
+import resource, sys
+from pathlib import Path
+from plamo_study.errors import StudyError
+from plamo_study.models import hf
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))  # that the process may map
+try:
+    hf.stored_tensors(Path(sys.argv[1]))
+except StudyError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS limits no address space")
+def test_a_sound_file_that_does_not_fit_into_memory_is_not_called_damaged(tmp_path):
+    size = 8 << 30  # bytes of a file that takes no room on the disk
+    header = json.dumps({"x": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    (tmp_path / hf.SINGLE).write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(tmp_path / hf.SINGLE, 8 + len(header) + size)
+    said = subprocess.run([sys.executable, "-c", SHORT, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert "memory" in said.stdout, said.stderr
+    assert "fetch" not in said.stdout

@@ -4,9 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from math import isnan
 from types import SimpleNamespace
 
+import msgspec
 import pandas as pd
 import psutil
 import pytest
@@ -14,23 +17,25 @@ from conftest import HYBRID, mini, mini_file
 from crosscheck import llama_bench
 from misbehaving import as_llama_server
 
+from plamo_study import measurements, paths
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
-from plamo_study.measure import bench, durations, machine, plan, server, watch
+from plamo_study.measure import bench, durations, journal, machine, plan, server, watch
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.process import work
-from plamo_study.measure.rows import Evidence
+from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path, of_device, read
+from plamo_study.measure.rows import Evidence, Row
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
-from plamo_study.present import evidence
+from plamo_study.present import evidence, processors
 from plamo_study.studies import collect
+from plamo_study.studies.levers import gains
 from plamo_study.studies.machines import analysis as machines
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import analysis as replicas, replica
 
 pytestmark = pytest.mark.timeout(100)
-PRESSURE = f"notifyutil -g {machine.PRESSURE_LEVEL}"
 
 
 def child(code):
@@ -43,9 +48,7 @@ def test_a_mac_is_what_its_own_tools_say_and_what_only_linux_counts_is_unknown(m
     facts = machine.facts()
     assert (facts["chip"], facts["performance_cores"], facts["gpu_cores"]) == ("Apple M4 Pro", 8, 20)
     assert (facts["efficiency_cores"], facts["macos_build"]) == (4, "24G90")
-    assert machine.gpu_used() == pytest.approx(0.03)
     mac.say("ioreg -r -d 1 -w 0 -c IOAccelerator", "")
-    assert machine.gpu_used() is None
     assert "gpu_cores" not in machine.facts()
     found = machine.counters()
     assert (found.waited_ns, found.stolen_ns, found.pressure_ns, found.hot) == (None, None, None, None)
@@ -56,23 +59,6 @@ def test_a_mac_is_what_its_own_tools_say_and_what_only_linux_counts_is_unknown(m
     assert child("(machine.MACOS, hasattr(os, 'posix_fadvise'))") == "(True, False)", "it is one for children too"
     for cell in plan.ceilings("mini", gpu=True, threads=(8,)):  # an Ultra's cache, which no sysctl tells of
         assert cell.workload != "read" or cell.n_bytes >= 4 * (96 << 20)
-
-
-def test_power_and_heat_are_told_by_what_the_governor_acts_on(mac, monkeypatch):
-    monkeypatch.setattr(watch, "OTHERS_LIMIT", 2.0)  # whatever else runs here: ticks of 10 ms may count more than all
-    assert machine.power() == {"power_source": "ac", "power_mode": "automatic", "thermal": "nominal"}
-    assert watch.calm()
-    mac.say("pmset -g batt", "Now drawing from 'Battery Power'")
-    assert machine.power()["power_source"] == "battery"
-    for setting in ("powermode", "lowpowermode"):
-        mac.say("pmset -g", f"System-wide power settings:\nCurrently in use:\n standby  1\n {setting}         1")
-        assert machine.power()["power_mode"] == "low"
-    mac.say("pmset -g batt", "Now drawing from 'AC Power'")
-    mac.say("pmset -g", "")
-    for said, state in ((" 2", "heavy"), (": Failed with code 4", "unknown"), (" 1", "moderate")):
-        mac.say(PRESSURE, f"{machine.PRESSURE_LEVEL}{said}")
-        assert machine.power()["thermal"] == state
-    assert not watch.calm()
 
 
 def test_a_starved_worker_stays_one_at_every_look_and_one_that_ended_ends_no_sweep(mac):
@@ -98,9 +84,47 @@ def test_a_chip_that_is_processor_and_gpu_is_named_once_and_its_halves_apart():
     fact = {"chip": "Apple M4 Pro", "gpus": [{"name": "MTL0", "chip": "Apple M4 Pro", "memory_bytes": 1 << 34}]}
     other = {"chip": "EPYC", "gpus": [{"name": "CUDA0", "chip": "H100", "memory_bytes": 1 << 36}]}
     assert (evidence.chip(fact), evidence.chip(other)) == ("Apple M4 Pro", "EPYC + H100")
-    passes = pd.DataFrame([{"machine": "m", "chip": "Apple M4 Pro", "n_gpu_layers": layers} for layers in (0, -1)])
-    assert machines._apart(passes, {"m": fact})["chip"].nunique() == 2
-    assert machines._apart(passes.tail(1), {"m": other})["chip"].item() == "H100"
+    halves = ("Apple M4 Pro, GPU", "Apple M4 Pro, CPU")
+    assert tuple(processors.device(fact, offloaded) for offloaded in (True, False)) == halves
+    assert tuple(processors.device(other, offloaded) for offloaded in (True, False)) == ("H100", "EPYC")
+    without = {"chip": "Apple M4 Pro", "gpu_cores": 20}  # the engine found no GPU, and the chip has one
+    assert processors.device(without, offloaded=False) == halves[1]
+    passes = pd.DataFrame([{"machine": "m", "n_gpu_layers": layers} for layers in (0, -1)])
+    assert machines._apart(passes)["machine"].nunique() == 2
+
+
+def on_a_mac(recording):
+    """A recording as if a Mac's two halves had measured it: the same rows on its CPU and, all layers, on its GPU."""
+    rows, (fact,) = recording.rows, recording.rows["machine"].unique()
+    mac = recording.facts[fact] | {"chip": "Apple M4 Pro", "gpu_cores": 20}
+    mac |= {"gpus": [{"name": "MTL0", "chip": "Apple M4 Pro", "memory_bytes": 1 << 34}]}
+    offloaded = rows.assign(n_gpu_layers=-1, key=rows["key"] + " GPU", splits=[(2, 2)] * len(rows))
+    both = pd.concat([rows.assign(splits=[(1, 1)] * len(rows)), offloaded], ignore_index=True)
+    return replace(recording, rows=both, facts=recording.facts | {fact: mac})
+
+
+def test_a_mac_s_rows_say_which_half_computed_them_and_which_operators_its_gpu_left_to_the_cpu(monkeypatch):
+    found = on_a_mac(collect.collect("01-phase-asymmetry", "recorded", "shape"))
+    monkeypatch.setattr(measurements, "recording", lambda *asked: found)
+    lines = measurements.measurements("01-phase-asymmetry")
+    assert lines.groupby("device").size().to_dict() == dict.fromkeys(
+        ("Apple M4 Pro, CPU", "Apple M4 Pro, GPU"), len(lines) / 2
+    )
+    assert (lines["device"].str.endswith("GPU") == (lines["n_gpu_layers"] != 0)).all()
+    assert set(lines["machine"]) == {"Apple M4 Pro"}
+    assert ["GPU", "Apple M4 Pro, through Metal"] in evidence.provenance(found).frame.to_numpy().tolist()
+    said = evidence.verified(found).data
+    assert "Apple M4 Pro, GPU and CPU, 2 threads" in said
+    assert "operators" not in said
+    hybrid = found.rows["model"].eq("plamo-2-1b*") & (found.rows["n_gpu_layers"] != 0)
+    cut = found.rows.assign(
+        splits=[(2, 34) if own else told for own, told in zip(hybrid, found.rows["splits"], strict=True)]
+    )
+    said = evidence.verified(replace(found, rows=cut)).data
+    assert f"In {hybrid.sum()} of {len(cut) // 2} rows of the GPU (plamo-2-1b" in said
+    assert "up to 34 parts" in said
+    partly = cut.assign(n_gpu_layers=cut["n_gpu_layers"].replace(-1, 8))  # layers that stay on the CPU cut a graph too
+    assert "operators" not in evidence.verified(replace(found, rows=partly)).data
 
 
 def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac, monkeypatch, tmp_path):
@@ -189,16 +213,6 @@ def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tm
     assert (alone.get("GGML_METAL_DEVICES") == "0") == (layers == 0)
 
 
-def test_a_program_of_the_system_that_does_not_answer_leaves_its_fact_unknown(tmp_path, monkeypatch):
-    stuck = tmp_path / "pmset"
-    stuck.write_text("#!/bin/sh\nexec sleep 60\n")
-    stuck.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(machine, "MACOS", True)
-    monkeypatch.setattr(machine, "ANSWER_S", 0.1)
-    assert machine.power() == {"power_source": "unknown", "power_mode": "unknown", "thermal": "unknown"}
-
-
 # ---------------------------------------------------------------- the device
 
 
@@ -209,6 +223,72 @@ def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device
     collect._offloads.cache_clear()
     assert {cell.n_gpu_layers for cell in collect.build("01-phase-asymmetry", "mini").asked} == offloaded
     collect._offloads.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("notebook", "command", "offloaded"),
+    [
+        ("cpu", "auto", {0}),
+        ("cpu", "gpu", {0}),
+        ("gpu", "cpu", {0, -1}),
+        ("auto", "cpu", {0}),
+        ("auto", "gpu", {0, -1}),
+    ],
+)
+def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, command, offloaded, monkeypatch):
+    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
+    monkeypatch.setenv(collect.DEVICE, command)
+    collect._offloads.cache_clear()
+    planned = []
+
+    def stop(plan, *_, **__):
+        planned.append({cell.n_gpu_layers for cell in plan.asked})
+        raise StudyError("measuring", "is not what this test is about", "-")
+
+    monkeypatch.setattr(collect, "measure", stop)
+    asked = ("01-phase-asymmetry", "live", "mini", 0, notebook)
+    for show in (collect.collect, measurements.measurements, measurements.models, measurements.recording):
+        with pytest.raises(StudyError, match="measuring"):
+            show(*asked)
+    with pytest.raises(StudyError, match="measuring"):
+        collect.every_study("01-phase-asymmetry", *asked[1:])
+    assert planned == [offloaded] * 5
+    recorded = [measurements.measurements("01-phase-asymmetry", device=each) for each in ("auto", notebook)]
+    assert recorded[0]["key"].tolist() == recorded[1]["key"].tolist(), "recorded rows stay as they are"
+    collect._offloads.cache_clear()
+
+
+def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_path):
+    source = journal_path("01-phase-asymmetry", "shape", REFERENCE)
+    records = journal.read(source)
+    rows = [record for record in records if isinstance(record, Row)]
+    monkeypatch.setattr(paths, "MEASURED", tmp_path)
+    path = journal_path("01-phase-asymmetry", "shape", LOCAL)
+    path.parent.mkdir(parents=True)
+    facts = [record for record in records if not isinstance(record, Row)]
+
+    def shown(device, kept):
+        path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in (*facts, *kept)))
+        found = read("01-phase-asymmetry", "live", "shape", device=device)
+        try:
+            pages = machines.recordings("live", "shape", device)
+        except StudyError:
+            pages = []
+        assert sum(len(own) for _, own, _ in pages) == (len(found.rows) if found else 0)
+        return set(found.rows["n_gpu_layers"]) if found else set()
+
+    offloaded = [
+        msgspec.structs.replace(row, key=row.key[::-1], cell=msgspec.structs.replace(row.cell, n_gpu_layers=-1))
+        for row in rows
+        if hasattr(row.cell, "n_gpu_layers")
+    ]
+    assert [shown(device, [*rows, *offloaded]) for device in collect.DEVICES] == [{0, -1}, {0}, {0, -1}]
+    assert [shown(device, rows) for device in collect.DEVICES] == [{0}, {0}, set()]
+    simulated = [msgspec.structs.replace(row, engine="", model="") for row in rows]
+    assert of_device(simulated, "gpu") == simulated, "a simulation ran on neither"
+    for show in (machines.recordings, gains.recordings, partial(collect.every_study, "02-roofline")):
+        with pytest.raises(StudyError, match="known: auto, cpu, gpu"):
+            show("recorded", "shape", device="tpu")
 
 
 def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(monkeypatch):

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+import built
 import msgspec
 import numpy as np
 import psutil
@@ -17,12 +18,10 @@ from test_runner import sweeping
 
 from plamo_study.engine.session import Session
 from plamo_study.errors import StudyError
-from plamo_study.measure import journal, recording, runner
+from plamo_study.measure import journal, runner
 from plamo_study.measure.cells import Service, Shipment
 from plamo_study.measure.plan import Plan
-from plamo_study.measure.process import work
 from plamo_study.measure.rows import Row
-from plamo_study.measure.worker import Job
 from plamo_study.models import registry
 from plamo_study.oracle.compare import agreement
 from plamo_study.oracle.forward import Oracle
@@ -40,10 +39,7 @@ def shipped(model=HYBRID, **fields):
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(mini_file(cell.model))), 100.0, workload=WORKLOAD)
-    assert outcome.status == "ok", outcome.failure
-    assert outcome.measured.valid, outcome.measured.checks
-    return outcome.measured
+    return built.measured(cell, workload=WORKLOAD)
 
 
 # ------------------------------------------------------------------ identity and bytes
@@ -61,14 +57,6 @@ def test_an_answer_goes_on_elsewhere_as_if_it_had_stayed(cell):
     assert [len(sample) for sample in measured.samples_ns] == [len(measures.PHASES)] * cell.repetitions
     shape = vars(registry.spec(cell.model, "mini"))
     assert measured.n_bytes == sizes.size(shape, cell.n_prompt, cell.type_k, cell.type_v).total
-
-
-def test_recorded_shipments_have_the_bytes_of_the_formula():
-    path = recording.journal_path("09-disaggregation", "mini", recording.REFERENCE)
-    for row in journal.latest_rows(journal.read(path)):
-        if isinstance(row.cell, Shipment) and row.status == "ok":
-            shape = vars(registry.spec(row.cell.model, row.cell.scale))
-            assert row.n_bytes == sizes.size(shape, row.cell.n_prompt, row.cell.type_k, row.cell.type_v).total
 
 
 @pytest.mark.parametrize(("model", "mode"), [(HYBRID, "shared"), (HYBRID, "split"), (ATTENTION, "split")])

@@ -7,6 +7,7 @@ import msgspec
 import nbformat
 import papermill
 import pytest
+from built import longer
 from documents import headlines, parts, upstream
 
 from plamo_study import paths
@@ -47,9 +48,7 @@ def test_a_headline_that_the_rows_no_longer_say_is_refused(monkeypatch, said, st
         found = usual(name, scale)
         if name != study:
             return found
-        rows, own = found.rows, slower(found.rows)
-        longer = rows["samples_ns"].where(~own, rows["samples_ns"].map(lambda s: [[3 * t for t in p] for p in s]))
-        return replace(found, rows=rows.assign(samples_ns=longer))
+        return replace(found, rows=longer(found.rows, slower(found.rows), 3))
 
     monkeypatch.setattr(headlines, "recorded", recorded)
     with pytest.raises(StudyError, match="not what the recorded rows say"):

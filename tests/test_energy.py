@@ -5,7 +5,6 @@ import threading
 import time
 from types import SimpleNamespace
 
-import msgspec
 import pandas as pd
 import pytest
 
@@ -189,10 +188,3 @@ def test_a_timed_part_shorter_than_the_meter_s_step_and_one_without_an_idle_row_
     short = rows.assign(timed_s=rows["timed_s"].where(rows["workload"] == "idle", 0.01))
     assert analysis.per_token(short).empty
     assert analysis.per_token(rows[rows["workload"] != "idle"]).empty
-
-
-def test_a_frame_tells_joules_and_their_seconds():
-    assert b"joules" not in msgspec.json.encode(Evidence(wall_ns=5)), "evidence without them is written as before"
-    recorded = read("10-scheduling", "recorded", "mini").rows
-    assert recorded["joules"].map(len).eq(0).all(), "nobody counted on the reference machine"
-    assert recorded.loc[recorded["workload"] == "traffic", "timed_s"].gt(0).all()

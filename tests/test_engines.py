@@ -94,6 +94,53 @@ def test_the_names_this_project_knows_apple_s_backends_by_stand_in_the_sources(s
     assert told.index("ggml_backend_reg_name(reg)") < told.index('" : "')
 
 
+def test_graph_splits_are_read_from_the_line_that_the_sources_print(sources, monkeypatch):
+    text = (sources / "src" / "llama-context.cpp").read_text()
+    line = "%s: graph%s: nodes = %s, splits = %s, input objects = %s, input tensors = %s"
+    sizes, two = " (pp bs=%d, tg bs=%d)", "%d / %d"
+    assert all(f'"{said}' in text for said in (line, sizes, two))
+    alike = line % ("sched_reserve", "", "900", "1", "5", "6")
+    apart = line % ("sched_reserve", sizes % (512, 4), two % (900, 901), two % (66, 34), "5", "6")
+    found = [library.GRAPH.search(said.encode()).groups() for said in (alike, apart)]
+    assert found == [(b"1", None), (b"66", b"34")]
+    for contexts, most in (([], None), ([(1, 1)], (1, 1)), ([(66, 34), (2, 40)], (66, 40))):
+        monkeypatch.setattr(library, "_splits", contexts)
+        assert library.splits() == most
+
+
+SPLITS = """
+import sys
+from conftest import mini_file
+from plamo_study.engine import library
+from plamo_study.engine.session import Session, SessionConfig
+library.capture_log([])
+with Session(mini_file(sys.argv[1]), SessionConfig(n_ctx_seq=128, n_gpu_layers=int(sys.argv[2]))):
+    print(*library.splits())
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "layers", "prompt", "step"),
+    [
+        (ATTENTION, -1, {2}, 2),
+        (HYBRID, -1, {6}, 6),  # two Mamba layers, whose scan this backend hands back
+        (ATTENTION, 0, {1}, 1),
+        (ATTENTION, 2, range(3, 100), 2),  # a prompt takes the other layers' weights to the GPU, matrix by matrix
+    ],
+)
+def test_splits_on_a_gpu_show_what_it_leaves_to_the_cpu(model, layers, prompt, step):
+    if not engines._is_current("vulkan"):
+        pytest.skip("plamo-study engine build vulkan")
+    environment = os.environ | {"LLAMA_CPP_LIB_PATH": str(engines.folder("vulkan")), "GGML_VK_VISIBLE_DEVICES": "0"}
+    command = [sys.executable, "-c", SPLITS, model, str(layers)]
+    done = subprocess.run(
+        command, env=environment, cwd=paths.ROOT / "tests", capture_output=True, text=True, check=True
+    )
+    found = [int(word) for word in done.stdout.split()]
+    assert found[0] in prompt
+    assert found[1] == step
+
+
 def test_a_patch_is_applied_exactly_or_not_at_all_in_a_tree_inside_another_repository(tmp_path):
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     file, patch = tmp_path / "tree" / "src" / "hello.cpp", tmp_path / "hello.patch"
@@ -114,11 +161,15 @@ def test_every_build_s_patches_apply_to_the_locked_sources_and_compile(name, sou
     assert frame.build_name(said) == name
     if not said["patches"]:
         return  # the locked sources themselves
-    tree = shutil.copytree(sources, tmp_path / "tree")
-    changed = set()
-    for patch in said["patches"]:
-        engines.apply(engines.PATCHES / f"{patch}.patch", tree)
-        changed |= set(re.findall(r"^\+\+\+ b/(\S+)$", (engines.PATCHES / f"{patch}.patch").read_text(), re.MULTILINE))
+    patches = [engines.PATCHES / f"{patch}.patch" for patch in said["patches"]]
+    changed = {name for patch in patches for name in re.findall(r"^\+\+\+ b/(\S+)$", patch.read_text(), re.MULTILINE)}
+    tree = shutil.copytree(sources, tmp_path / "tree", copy_function=os.link)  # thousands of files, of which few change
+    for name in changed:
+        (tree / name).unlink(missing_ok=True)
+        if (sources / name).exists():
+            shutil.copy2(sources / name, tree / name)
+    for patch in patches:
+        engines.apply(patch, tree)
     if "packages" in said:
         return  # what it includes is not on every machine
     includes = [f"-I{tree / part}" for part in ("src", "include", "ggml/include", "ggml/src", "ggml/src/ggml-cpu")]

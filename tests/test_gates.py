@@ -195,8 +195,3 @@ def test_the_recorded_law_is_that_of_the_shipped_models():
     facts = frame.facts(records)
     shipped = {collect.files.model_fact(name, "mini", "F16")["sha256"] for name in plan.MODELS}
     assert {facts[row.model]["sha256"] for row in journal.latest_rows(records)} == shipped
-    data = law_check.checked(frame.frame(journal.latest_rows(records), facts), facts)
-    assert len(set(data[data["label"] == ""]["grid"])) >= 3
-    apart = law_check.separation(data)
-    assert (apart["largest_right"] <= apart["limit"]).all()
-    assert not (apart["smallest_wrong"] <= apart["limit"]).any()

@@ -1,12 +1,12 @@
 """Notebook 12: every gain comes from the rows it names, and the ranking is Amdahl's law and nothing else."""
 
 import json
-import tomllib
 from dataclasses import replace
 
 import msgspec
 import pandas as pd
 import pytest
+from built import longer
 
 from plamo_study import paths
 from plamo_study.analysis import stats
@@ -32,36 +32,25 @@ def estimate(value, n=5):
     return Estimate(value, value * 0.9, value * 1.1, n)
 
 
-def slower(recording, chosen, factor):
-    """The recording with the samples of the chosen rows so many times as long."""
-    longer = recording.rows["samples_ns"].map(lambda samples: [[ns * factor for ns in part] for part in samples])
-    return replace(
-        recording, rows=recording.rows.assign(samples_ns=recording.rows["samples_ns"].where(~chosen, longer))
-    )
-
-
-def test_every_lever_says_what_it_is_and_its_gain_is_there_only_with_the_rows_it_names(known):
-    levers = tomllib.loads((paths.PUBLISHED / "levers.toml").read_text(encoding="utf-8"))["lever"]
-    assert [lever["key"] for lever in levers] == list(gains.LEVERS)
+def test_a_gain_is_there_only_with_the_rows_it_names(known):
     every = {(gain.lever, gain.model): gain for gain in gains.gains(known)}
-    for study in ("04-quantization", "07-replicas"):
-        left = {name: recording for name, recording in known.items() if name != study}
-        without = {(gain.lever, gain.model): gain for gain in gains.gains(left)}
-        gone = {lever for lever, (studies, _) in gains.LEVERS.items() if study in studies}
-        assert {key[0] for key in every.keys() - without.keys()} == gone
-        assert all(every[key] == gain for key, gain in without.items())
-        assert set(gains.lacking(left)) == gone
+    left = {name: recording for name, recording in known.items() if name != "07-replicas"}
+    without = {(gain.lever, gain.model): gain for gain in gains.gains(left)}
+    gone = {lever for lever, (studies, _) in gains.LEVERS.items() if "07-replicas" in studies}
+    assert {lever for lever, _ in every.keys() - without.keys()} == set(gains.lacking(left)) == gone
+    assert all(every[key] == gain for key, gain in without.items())
 
 
 def test_gains_move_with_the_times_in_their_rows_and_what_is_predicted_has_no_part_in_what_it_is_held_against(known):
     batches = known["03-batch-scaling"]
-    planted = slower(batches, (batches.rows["workload"] == "decode") & (batches.rows["n_seq"] == 1), 1.5)
+    alone = (batches.rows["workload"] == "decode") & (batches.rows["n_seq"] == 1)
+    planted = replace(batches, rows=longer(batches.rows, alone, 1.5))
     before, after = ({line.model: line.gain.value for line in gains.batch(each)} for each in (batches, planted))
     assert before.keys() == after.keys()
     assert all(after[model] == pytest.approx(1.5 * before[model], rel=1e-6) for model in before)
     rows = known["04-quantization"].rows
     several = (rows["workload"] == "decode") & (rows["n_seq"] > 1) & (rows["dtype"] == "Q4_0")
-    planted = {**known, "04-quantization": slower(known["04-quantization"], several, 2)}
+    planted = {**known, "04-quantization": replace(known["04-quantization"], rows=longer(rows, several, 2))}
     before, after = (stacked.stacked(each).set_index(["lever", "kind", "model", "beside"]) for each in (known, planted))
     for key, row in after.iterrows():
         assert row["alone"].value == pytest.approx(before.loc[key, "alone"].value)
@@ -104,18 +93,11 @@ def test_a_request_takes_what_its_tokens_take_at_their_depths_and_in_the_type_in
         assert chained == pytest.approx(over["Q8_0"][phase]["bits: Q5_K_M"].value, rel=0.05)  # medians of pairs
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"n_prompt": 0}, {"n_gen": 2.5}, {"n_users": None}, {"accepts": float("nan")}, {"shared": -0.1}, {"reading": 5}],
-)
-def test_a_traffic_that_cannot_be_is_refused(wrong):
-    with pytest.raises(StudyError, match=next(iter(wrong))):
-        Traffic(**({"n_prompt": 1, "n_gen": 1, "n_users": 1} | wrong))
-
-
 def test_what_there_is_not_is_refused_with_what_there_is(known, monkeypatch, tmp_path):
-    one = Traffic(1, 1, 1)
-    for why, asked in {
+    usual, one = {"n_prompt": 1, "n_gen": 1, "n_users": 1}, Traffic(1, 1, 1)
+    wrong = {"n_prompt": 0, "n_gen": 2.5, "n_users": None, "accepts": float("nan"), "shared": -0.1, "reading": 5}
+    refusals = {name: lambda name=name: Traffic(**usual | {name: wrong[name]}) for name in wrong}
+    refusals |= {
         "one of: tokens, reading": lambda: traffic.ranked(known, HYBRID, one, "joy"),
         f"one of: {HYBRID}": lambda: traffic.ranked(known, "gpt", one),
         "there are: .*Q4_0": lambda: traffic.ranked(known, HYBRID, Traffic(1, 1, 1, "Q9_9")),
@@ -123,7 +105,8 @@ def test_what_there_is_not_is_refused_with_what_there_is(known, monkeypatch, tmp
         "answers up to which": lambda: traffic.ranked(known, HYBRID, Traffic(1, 1, 1000)),
         "huge": lambda: gains.recordings("recorded", "huge"),
         "elsewhere": lambda: gains.recordings("elsewhere", "mini"),
-    }.items():
+    }
+    for why, asked in refusals.items():
         with pytest.raises(StudyError, match=why):
             asked()
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
@@ -157,34 +140,20 @@ def test_a_probe_s_report_and_the_rows_of_the_same_traffic_lead_to_the_same_shar
     seen = traffic.probed(str(path), asked)
     assert seen.reading == pytest.approx(traffic.reading_share(known, f"{HYBRID}*", asked))
     assert "batch" not in ranked(known, seen).index, "a server that was probed answers together already"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{", '{"phase": {"shares": {}}}', '{"phase": 3}', "[" * 100_000, "1" + "0" * 400,
-     report(prefill=float("nan"), decode=0.5), report(prefill=-0.1, decode=0.5), report(prefill=0.5, decode=0.0)],
-    ids=range(10),
-)  # fmt: skip
-def test_a_file_that_is_no_report_is_refused_with_the_command_that_writes_one(tmp_path, text):
-    path = tmp_path / "probe.json"
-    path.write_text(text)
-    with pytest.raises(StudyError, match=r"(?s)told the phases apart.*plamo-study probe URL --json > probe\.json"):
-        traffic.probed(str(path), Traffic(1, 1, 1))
+    bad = ["", "[]", '{"phase": {"shares": {}}}', '{"phase": 3}', "[" * 100_000, "1" + "0" * 400]
+    bad += [report(prefill=share, decode=0.5) for share in (float("nan"), -0.1)] + [report(prefill=0.5, decode=0.0)]
+    for text in bad:
+        path.write_text(text)
+        with pytest.raises(StudyError, match=r"(?s)told the phases apart.*plamo-study probe URL --json > probe\.json"):
+            traffic.probed(str(path), asked)
     with pytest.raises(StudyError, match=r"missing\.json"):
-        traffic.probed(str(tmp_path / "missing.json"), Traffic(1, 1, 1))
+        traffic.probed(str(tmp_path / "missing.json"), asked)
 
 
-def test_only_pairs_that_a_batch_tells_apart_are_counted_and_drafts_are_held_against_drafts_of_the_same_length(known):
+def test_only_pairs_that_a_batch_tells_apart_are_counted():
     lines = [
         {"lever": "bits", "kind": f"type {n}", "model": "m", "alone": estimate(a), "measured": estimate(b)}
         for n, (a, b) in enumerate(((1.0, 1.0), (2.0, 1.05), (3.0, 3.0)))
     ]
     found = stacked.order(pd.DataFrame(lines)).iloc[0]
     assert (found["best"], found["best_beside"], found["pairs"], found["kept"]) == ("type 2", "type 2", 2, 2)
-    every = stacked.stacked(known)
-    curves = stacked.drafts.curves(gains.drafted(known)[1].rows, (gains.ACCEPTED,))
-    shortest = curves["n_prompt"] == curves["n_prompt"].min()
-    curves = curves[(curves["n_seq"] == 1) & shortest & (curves["how"] != "all put back")]
-    alone = curves.set_index(["build", "model", "n_draft"])["speed"]
-    for row in every[every["pair"] == stacked.DRAFTS].itertuples():
-        assert row.alone.value == alone[gains.BUILDS[row.lever], row.model, int(row.kind.split()[0])].value

@@ -1,6 +1,8 @@
 """Notebook 13: several machines side by side, what one says about another, and the names that pages give them."""
 
 import shutil
+import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -8,11 +10,14 @@ import pytest
 
 from plamo_study import paths
 from plamo_study.analysis.stats import Estimate
+from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
 from plamo_study.measure.recording import LOCAL, OTHERS, REFERENCE
+from plamo_study.models import casts
 from plamo_study.present import processors
 from plamo_study.studies import registry
+from plamo_study.studies.chunked import calls, plan as chunked
 from plamo_study.studies.machines import analysis, gpu
 
 USUAL = {"model": "m*", "dtype": "Q8_0", "phase": "decode", "tokens": 1, "n_seq": 1, "policy": "shared",
@@ -147,6 +152,160 @@ def test_a_planted_gpu_is_as_much_faster_as_it_was_planted_and_scored_by_the_for
     ):
         assert scored.loc[key, "measured"].value == pytest.approx(np.exp(np.log(ratios).median()), rel=1e-6)
     assert scored.loc["step of PLaMo 3: gain of graphs", "claim"] == "inconclusive", "nothing was measured without"
+
+
+@pytest.fixture(scope="module")
+def mac(studies):
+    """Of an invented Mac: notebook 01's rows as recorded, and chunks and caches as slow as told: `mac(chunk, cached)`.
+
+    `chunk`: ms of a chunk of so many tokens. `cached`: factor on the deep passes with a cache of this type of keys.
+    """
+    found = {}
+    for name, rows, facts in studies:
+        if (
+            rows["build"].eq("stock").any()
+            and rows["block"].nunique() > found.get(name, (rows.iloc[:0],))[0]["block"].nunique()
+        ):
+            found[name] = rows, facts
+
+    def planted(chunk, cached, tensor=False):
+        invented = []
+        for name, recorded in ((gpu.ASYMMETRY,) * 2, (gpu.CHUNKS, "06-chunked"), (gpu.CACHES,) * 2):
+            rows, facts = found[recorded]
+            rows = rows.assign(machine="host", n_gpu_layers=-1)
+            if name == gpu.CHUNKS:
+                own = rows[rows["workload"].eq("arrival") & rows["n_seq"].eq(0)].drop_duplicates(["model", "block"])
+                rows = pd.concat([own.assign(n_chunk=n) for n in chunked.GPU_SIZES], ignore_index=True)
+                evaluated = [len(calls.calls(calls.cell_of(row))) for row in rows.to_dict("records")]
+                taken = [int(chunk(n) * 1e6) for n in rows["n_chunk"]]
+                rows["samples_ns"] = [[[ns] * n] for ns, n in zip(taken, evaluated, strict=True)]
+                rows["disturbed"], rows["drift"] = False, 0.0
+            if name == gpu.CACHES:
+                base = {row.block: row.samples_ns for row in rows.itertuples() if usual_cache(row)}
+                rows = rows[rows["block"].isin(list(base))]
+                rows["samples_ns"] = [
+                    [[int(ns * cached(row.type_k)) for ns in part] for part in base[row.block]]
+                    if row.model == gpu.HYBRID and row.workload == "depth" and row.flash_attn == "on"
+                    else row.samples_ns
+                    for row in rows.itertuples()
+                ]
+            (host,) = {data["chip"]: data for data in facts.values() if "chip" in data}.values()
+            board = {"name": "MTL0", "chip": "invented", "memory_bytes": 1 << 35, "tensor": tensor}
+            invented.append((name, rows, facts | {"host": host | {"gpus": [board]}}))
+        (board,) = gpu.boards(invented, "MTL")
+        return board
+
+    return planted
+
+
+def usual_cache(row):
+    few = row.workload == "depth" and row.label == "few" and row.model == gpu.HYBRID
+    return few and (row.flash_attn, row.type_k) == ("on", "f16")
+
+
+def test_chunks_and_caches_of_an_invented_mac_are_scored_by_the_forecasts(mac):
+    by_kernel = dict(zip(chunked.GPU_SIZES, gpu.by_kernel(chunked.GPU_SIZES)["ms"], strict=True))
+    for chunk, cached, tiles, bytes_alone, nearest in (
+        (by_kernel.get, {"f16": 1.0, "q8_0": 1.05, "q4_0": 1.1}.get, "holds", "holds", "ours"),
+        (
+            lambda n: 3.0 * n,
+            {"f16": 1.0, "q8_0": 0.7, "q4_0": 0.5}.get,
+            "does not hold",
+            "does not hold",
+            "proportional",
+        ),
+    ):
+        board = mac(chunk, cached)
+        scored = gpu.scored(board).set_index("key")
+        told = scored[scored["about"] == "chunks"]
+        assert set(told["claim"]) == {tiles}
+        assert told["measured"].iloc[2].value == pytest.approx(chunk(33) / chunk(32))
+        deep = scored[scored.index.str.contains("cache against F16")]
+        assert set(deep["claim"]) == {bytes_alone}
+        of_chunks = gpu.scored(board).query("about == 'chunks'")
+        missed = gpu.off(of_chunks)
+        assert min(missed, key=missed.get) == nearest
+    with_tensor_units = gpu.scored(mac(by_kernel.get, lambda kind: 1.0, tensor=True))
+    assert not with_tensor_units["tiles"].any(), "tiles of 128 columns are another kernel"
+    assert {"chunk of 16 tokens of PLaMo 3 against one of 32"} <= set(with_tensor_units["key"])
+
+
+def test_gates_of_released_weights_decide_between_a_gpu_and_its_host(mac):
+    board = mac(lambda n: 3.0 * n, lambda kind: 1.0)
+    one = board.gates[board.gates["model"] == gpu.HYBRID].iloc[:1].assign(model="plamo-2-1b", dtype="Q8_0")
+    wrong = one.assign(checks=[{"prefill_agrees": False}], n_gpu_layers=-1)
+    for rows, shares in (((wrong, one.assign(n_gpu_layers=0)), (0.0, 1.0)), ((wrong,), (0.0, None))):
+        gates = pd.concat(rows)
+        scored = gpu.scored(replace(board, gates=gates)).set_index("key")
+        for where, share in zip(("all", "no"), shares, strict=True):
+            line = scored.loc[f"released PLaMo 2, {where} layers on the GPU: gates that pass"]
+            assert line["claim"] == ("inconclusive" if share is None else "holds")
+            assert share is None or line["measured"].value == share
+
+
+def test_what_metal_computes_by_number_of_columns_meets_the_source_and_grows_by_groups_and_tiles():
+    told = gpu.by_kernel(range(1, 513)).set_index("width")
+    known = told.dropna(subset=["published"])
+    assert list(known.index) == [1, 2, 4, 8, 16, 512]
+    assert (known["ms"] / known["published"]).tolist() == pytest.approx([1.0] * 6, rel=0.03)
+    assert told.loc[9:32, "ms"].nunique() == 1
+    assert told.loc[7, "ms"] == told.loc[8, "ms"] > told.loc[6, "ms"] > told.loc[5, "ms"]
+    assert told["each"].idxmin() == 512
+    assert set(told.index[told["each"].diff().shift(-1) > 0]) == {5, 6, *range(32, 512, 32)}, "where one more is dearer"
+
+
+@pytest.mark.parametrize(
+    ("head", "keys", "values", "where"),
+    [
+        (128, "q8_0", "q8_0", "flash attention on the GPU"),
+        (128, "f16", "f16", "flash attention on the GPU"),
+        (128, "q8_0", "q4_0", "flash attention on the CPU"),
+        (128, "q8_0", "f16", "without flash attention"),
+        (100, "f16", "f16", "without flash attention"),
+        (100, "q8_0", "q8_0", "flash attention on the CPU"),
+        (128, "iq4_nl", "iq4_nl", "flash attention on the CPU"),
+    ],
+)
+def test_metal_s_flash_attention_by_head_size_and_cache(head, keys, values, where):
+    assert gpu.flash_attention((head,), ((keys, values),))["attention"].item().startswith(where)
+
+
+def test_without_layers_on_the_gpu_a_prompt_survives_what_the_device_that_computes_it_bears():
+    found = gpu.without_layers(casts.known_types()).set_index("dtype")
+    assert found.loc["Q8_0", "here"] == found.loc["Q8_0", "cpu"] > 8e6 > found.loc["Q8_0", "gpu"] == 65504
+    assert found.loc["Q5_0", "here"] == 65504, "its weights lie as in the file, and the GPU takes the prompt"
+    assert np.isinf(found.loc["BF16", ["cpu", "gpu", "here"]].astype(float)).all()
+
+
+READ = {  # what the forecasts for Metal stand on, as the locked engine has it
+    "ggml/src/ggml-metal/ggml-metal-ops.cpp": {2468: "ne11 >= 2 && ne11 <= 8", 2506: "switch (ne11)", 2516: "case 5:",
+        2956: "ne01 < 20", 2967: "< 32", 2552: "use_mm"},
+    "ggml/src/ggml-metal/ggml-metal-common.cpp": {41: "ne11 > 8"},
+    "ggml/src/ggml-metal/ggml-metal-device.cpp": {840: "res.nr1 = NRB", 846: "res.nr1 = 32"},
+    "ggml/src/ggml-metal/ggml-metal-device.m": {1285: ": 32;", **{1729 + i: str(n) for i, n in enumerate(gpu.HEADS)},
+        1751: "src[1]->type != op->src[2]->type"},
+    "ggml/src/ggml-metal/kernels/mul_mm.metal": {856: "kernel_mul_mm_bf16_f32", 864: "kernel_mul_mm_q8_0_f32"},
+    "ggml/src/ggml-metal/ggml-metal.cpp": {774: "offload_op"},
+    "ggml/src/ggml-backend.cpp": {970: "op_offload"},
+    "ggml/src/ggml-cpu/repack.cpp": {4974: "GGML_TYPE_Q4_0", 5246: "nullptr"},
+    "src/models/plamo2.cpp": {290: "n_seq_tokens, n_seqs"},
+    "src/llama-context.cpp": {550: "set to disabled", 3840: "ggml_is_quantized(params.type_v)"},
+}  # fmt: skip
+
+
+def test_the_lines_that_forecasts_name_are_those_of_the_locked_engine():
+    try:
+        sdist = builds.fetch()
+    except StudyError as error:
+        pytest.skip(f"pip cannot fetch the sdist here: {error.why}")
+    with tarfile.open(sdist) as archive:
+        ends = {f"vendor/llama.cpp/{name}": name for name in READ}
+        for member in archive:
+            if name := ends.pop(member.name.partition("/")[2], ""):
+                lines = archive.extractfile(member).read().decode().splitlines()
+                for number, said in READ[name].items():
+                    assert said in lines[number - 1], f"{name}:{number}"
+    assert not ends
 
 
 def test_an_invented_mac_whose_steps_come_in_groups_and_tiles_is_as_foretold_and_one_without_is_not(with_a_gpu):

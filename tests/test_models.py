@@ -58,17 +58,20 @@ def test_minis_have_both_kinds_of_layer_and_unpublished_sizes_are_assumptions():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "listed"),
+    ("model", "scale", "dtype", "listed"),
     [
-        (("plamo-9", "mini", "F16"), "plamo-3-nict-2b"),
-        (("plamo-2-8b", "mini", "F16"), "plamo-2-1b"),
-        (("plamo-2-1b", "huge", "F16"), "mini, shape"),
-        (("plamo-2-1b", "mini", "Q3"), "F32, F16, BF16, Q8_0"),
+        ("plamo-9", "mini", "F16", "plamo-3-nict-2b"),
+        ("plamo-2-8b", "mini", "F16", "plamo-2-1b"),
+        ("plamo-2-1b", "huge", "F16", "mini, shape"),
+        *(
+            ("plamo-2-1b", "mini", dtype, "known: F32, F16, BF16, Q8_0")
+            for dtype in ("Q3", "q4_0", "Q4_0-ssm_out", "Q4_0-ssm_out-Q9_0", "Q9_0-ssm_out-F16", "../Q4_0")
+        ),
     ],
 )
-def test_unknown_model_scale_or_type_lists_the_known_ones(arguments: tuple[str, str, str], listed: str):
+def test_unknown_model_scale_or_type_lists_the_known_ones(model, scale, dtype, listed):
     with pytest.raises(StudyError, match=listed):
-        recipes.model_path(*arguments)
+        recipes.model_path(model, scale, dtype)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +191,6 @@ def test_make_writes_once_and_checks_afterwards(tmp_path: Path, monkeypatch: pyt
 
 
 # ---------------------------------------------------------------- reading back
-
-
-def test_names_split_into_layer_and_kind():
-    info = [tensors.TensorInfo(n, "F32", (1,)) for n in ("blk.12.ffn_up.weight", "blk.0.ssm_dt.bias", "output_norm")]
-    assert [(t.layer, t.kind) for t in info] == [(12, "ffn_up"), (0, "ssm_dt.bias"), (None, "output_norm")]
 
 
 def test_q8_0_of_the_1b_shape_has_the_size_of_a_real_file():

@@ -126,10 +126,11 @@ MUTATIONS = {
 
 @pytest.mark.parametrize(("arch", "mutation"), [(arch, name) for name in MUTATIONS for arch in MUTATIONS[name][0]])
 def test_a_wrong_forward_pass_disagrees(arch, mutation, files, engine, monkeypatch):
-    _, place, name, replacement = MUTATIONS[mutation]
+    archs, place, name, replacement = MUTATIONS[mutation]
+    text = TEXT if archs == SLIDING else TEXT[:240]  # what a window hides lies further back
     monkeypatch.setattr(place, name, replacement)
-    wrong = Oracle(files(arch, "F32")).logits(TEXT)
-    assert relative_error(engine(arch, "F32").whole, wrong) > 0.4
+    wrong = Oracle(files(arch, "F32")).logits(text)
+    assert relative_error(engine(arch, "F32").whole[: len(text)], wrong) > 0.4
 
 
 def test_a_file_laid_out_otherwise_or_read_in_blocks_has_the_same_logits(files, tmp_path, monkeypatch):

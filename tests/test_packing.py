@@ -144,6 +144,7 @@ ROW = [
     {"valid": True, "checks": {"second_path": False}}, {"model": ""}, {"engine": ""}, {"block": 10**30}, {"schema": 0},
     {"pid": -1}, {"order": -2}, {"series": {"pss": ["a"]}},
     {"requests": [{"id": "0", "n_prompt": 1, "arrived_ns": -1}]},
+    {"splits": [1]}, {"splits": [0, 1]}, {"splits": [1, 10**12]},
 ]  # fmt: skip
 FACT = [
     {"id": "0" * 16}, {"data": {}}, {"data": {"chip": "M9", "cores": 2, "memory_bytes": 2**34}}, {"what": "secret"},

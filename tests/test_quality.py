@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import built
 import gguf
 import numpy as np
 import pandas as pd
@@ -28,28 +29,6 @@ WORKLOAD = "plamo_study.studies.quality.workload"
 TOOL = os.environ.get("PLAMO_STUDY_LLAMA_PERPLEXITY", "")
 CHUNK, CHUNKS = 64, 6
 NAN = float("nan")
-SAMPLE = """\
-====== Perplexity statistics ======
-Mean PPL(Q)                   : 3998.760599 ± 264.122450
-Mean PPL(base)                : 4060.209435 ± 268.011319
-Mean PPL(Q)/PPL(base)         :   0.984866 ±   0.033778
-
-====== KL divergence statistics ======
-Mean    KLD:   0.527664 ±   0.007078
-Maximum KLD:   2.145181
-99.9%   KLD:   1.796250
-99.0%   KLD:   1.334187
-95.0%   KLD:   0.916328
-90.0%   KLD:   0.820134
-Median  KLD:   0.482282
-10.0%   KLD:   0.303210
-
-====== Token probability statistics ======
-Mean    Δp: -0.000 ± 0.017 %
-99.9%   Δp:  3.780%
-RMS Δp    :  0.537 ± 0.076 %
-Same top p: 34.706 ± 1.491 %
-"""
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +64,7 @@ def reference(folder):
 
 
 def measured(asked, path):
-    outcome = work(Job(cell=asked, path=str(path)), 60, workload=WORKLOAD)
-    assert outcome.status == "ok", outcome.failure
-    return outcome.measured
+    return built.measured(asked, path, WORKLOAD, right=False)
 
 
 @pytest.fixture(scope="module")
@@ -275,14 +252,6 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
     assert 0.85 < np.mean([e.low <= np.log(10) <= e.high for e in quantiles]) <= 0.99
 
 
-def test_the_detectable_difference_is_detected_four_times_out_of_five():
-    rng = np.random.default_rng(4)
-    effect = clustered.detectable(rng.normal(0, 1, 20) * 0 + np.tile([1.0, -1.0], 10))
-    spread = np.std(np.tile([1.0, -1.0], 10), ddof=1)
-    seen = [clustered.p_value(rng.normal(effect, spread, 20)) < 0.05 for _ in range(400)]
-    assert 0.72 < np.mean(seen) < 0.88
-
-
 def test_tests_and_intervals_are_those_of_scipy_which_takes_too_long_to_load():
     rng = np.random.default_rng(3)
     for n in (2, 3, 7, 40):
@@ -363,33 +332,12 @@ def test_a_plan_names_its_text_and_holds_every_type_against_the_reference(text):
 
 
 def test_files_that_do_not_fit_together_are_held_against_the_reference_in_groups(monkeypatch):
-    together = plan_quality.groups(HYBRID, "mini")
+    (together,) = plan_quality.groups(HYBRID, "mini")
     monkeypatch.setattr(plan_quality, "MEMORY_SHARE", 0)
-    alone = plan_quality.groups(HYBRID, "mini")
-    assert len(together) == 1
-    assert alone == [(name,) for name in together[0]]
+    assert plan_quality.groups(HYBRID, "mini") == [(name,) for name in together]
 
 
 # ---------------------------------------------------------------- llama-perplexity
-
-
-def test_what_llama_perplexity_prints_is_read():
-    assert crosscheck_perplexity.parse(SAMPLE) == pytest.approx(
-        {
-            "perplexity": 3998.760599,
-            "mean KLD": 0.527664,
-            "50 % KLD": 0.482282,
-            "90 % KLD": 0.820134,
-            "99 % KLD": 1.334187,
-            "99.9 % KLD": 1.79625,
-            "RMS Δp": 0.00537,
-            "same top": 0.34706,
-        }
-    )
-    base = "[1]4132.7176,[2]3941.7883,\n0.00.836.086 I Final estimate: PPL = 4060.2140 +/- 268.01177\n"
-    assert crosscheck_perplexity.parse(base) == {"perplexity": 4060.214}
-    with pytest.raises(StudyError, match=r"printed no result \(error: no such file"):
-        crosscheck_perplexity.parse("error: no such file\n")
 
 
 @pytest.mark.skipif(not TOOL, reason="PLAMO_STUDY_LLAMA_PERPLEXITY names no llama-perplexity")

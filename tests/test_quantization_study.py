@@ -1,12 +1,15 @@
-"""Quantization: files of any type are made, sizes and speeds come out as put in, and every type passes its gate."""
+"""Quantization: files of any type are made, speeds come out as put in, two of one file are told apart."""
 
 import os
 from itertools import product
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
+from built import longer, measured
 from conftest import ATTENTION, HYBRID, mini, mini_file
+from crosscheck.selfcheck import example_row
 from darwin import ENGINE as APPLE
 from gguf import GGMLQuantizationType
 
@@ -15,8 +18,7 @@ from plamo_study.analysis import kernels as named, roofline
 from plamo_study.analysis.ceilings import by_type
 from plamo_study.analysis.files import files as files_of
 from plamo_study.engine import ggml, kernels
-from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan, tolerance
+from plamo_study.measure import files, machine, plan, recording, tolerance, workloads
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
@@ -46,12 +48,12 @@ def facts():
 
 
 def row(**fields):
+    """A row of a decode that was right, with these fields."""
     base = {"anchor": False, "status": "ok", "verdict": "valid", "drift": 0.0, "n_gpu_layers": 0, "n_threads": 2}
-    base |= dict.fromkeys(("n_prompt", "n_gen", "n_bytes", "n_flops"), 0) | dict.fromkeys(
-        ("label", "model", "dtype"), ""
-    )
-    base |= {"machine": "m", "size": 1000, "n_seq": 1}
-    return base | {"prefill_ns": [], "samples_ns": [], "peak_rss_bytes": 2**20, "checks": {}} | fields
+    base |= dict.fromkeys(("n_prompt", "n_gen", "n_bytes", "n_flops"), 0)
+    base |= dict.fromkeys(("label", "model", "dtype"), "") | {"machine": "m", "size": 1000, "n_seq": 1, "block": 0}
+    base |= {"workload": "decode", "use_mmap": True, "cold": False, "series": {}, "prefill_ns": [], "samples_ns": []}
+    return base | {"peak_rss_bytes": 2**20, "checks": {}} | fields
 
 
 def made_up(facts, step, prompt, blocks=5):
@@ -63,7 +65,7 @@ def made_up(facts, step, prompt, blocks=5):
             fields = {"model": known["name"], "dtype": known["dtype"], "n_seq": n, "n_prompt": DEPTH, "n_gen": STEPS}
             spent = [[int(step(known, n) * slower * 1e9)] * STEPS]
             filled = [int(prompt(known) * slower * 1e9)]
-            rows.append(row(workload="decode", block=block, samples_ns=spent, prefill_ns=filled, **fields))
+            rows.append(row(block=block, samples_ns=spent, prefill_ns=filled, **fields))
     for block, dtype in product(range(blocks), ("F32", "F16", "Q8_0", "Q6_K", "Q5_0", "Q4_0", "Q4_K")):
         slower = 1 + 0.05 * block
         one = {"n_prompt": 1, "n_bytes": 10**9, "samples_ns": [[int(10**18 / READ * slower)]]}
@@ -99,15 +101,14 @@ def test_equal_kernels_say_what_the_weights_bytes_say(rows, facts):
 
 def test_a_slow_kernel_is_slow_in_every_file_that_is_made_of_it_and_in_its_own_block(rows, facts):
     slow = (rows["workload"] == "matmul") & rows["dtype"].isin(["Q4_0", "Q6_K"]) & (rows["block"] == 1)
-    twice = [[[2 * each[0][0]]] if hit else each for each, hit in zip(rows["samples_ns"], slow, strict=True)]
     known, keys = files_of(rows, facts), ["phase", "model", "dtype", "block"]
     before, after = (
-        study.kernel_seconds(each, known).set_index(keys)["kernels"] for each in (rows, rows.assign(samples_ns=twice))
+        study.kernel_seconds(each, known).set_index(keys)["kernels"] for each in (rows, longer(rows, slow, 2))
     )
-    longer = after / before
-    assert longer.xs("Q4_0", level="dtype").xs(1, level="block").to_numpy() == pytest.approx(2, rel=0.01)
-    assert longer.drop(index=1, level="block").to_numpy() == pytest.approx(1)
-    assert longer.xs("F16", level="dtype").to_numpy() == pytest.approx(1)
+    ratio = after / before
+    assert ratio.xs("Q4_0", level="dtype").xs(1, level="block").to_numpy() == pytest.approx(2, rel=0.01)
+    assert ratio.drop(index=1, level="block").to_numpy() == pytest.approx(1)
+    assert ratio.xs("F16", level="dtype").to_numpy() == pytest.approx(1)
 
 
 def test_speeds_are_paired_by_block_and_only_of_right_computations_with_a_timed_kernel(rows, facts):
@@ -153,22 +154,13 @@ def test_files_of_any_recipe_are_made_from_the_f16_file_and_stand_until_it_is_ne
     assert tensors.tensor_table(made)
 
 
-@pytest.mark.parametrize("name", ["Q9_0", "q4_0", "Q4_0-ssm_out", "Q4_0-ssm_out-Q9_0", "../Q4_0"])
-def test_a_type_nobody_knows_is_one_clear_error(name):
-    with pytest.raises(StudyError, match="known: F32, F16, BF16, Q8_0"):
-        recipes.model_path(HYBRID, "mini", name)
-
-
-@pytest.mark.parametrize("scale", ["mini", "shape", "weights"])
-def test_the_plan_can_be_measured_and_leaves_out_what_is_too_large(scale):
-    speed = plan_quantization.speed(scale)
-    names = {(model, dtype) for cell in speed.cells for model, _, dtype in cell.files}
-    assert {(gate.model, gate.dtype) for gate in speed.gates} == names
-    assert (HYBRID, "Q4_0-ssm_out-F16") in names
-    assert (ATTENTION, "F32") not in names
-    assert not any("ssm_out" in dtype for model, dtype in names if model == ATTENTION)
-    assert all(registry.spec(m, scale).n_params * 4 <= plan.LARGEST for m, d in names if d == "F32")
-    assert {cell.dtype for cell in speed.cells if not cell.files} <= set(ggml.TYPES)
+def test_a_plan_leaves_out_files_that_are_too_large_and_exceptions_for_tensors_that_a_model_lacks():
+    for scale in ("mini", "shape", "weights"):
+        names = {file for cell in plan_quantization.speed(scale).cells for file in cell.files}
+        assert (HYBRID, scale, "Q4_0-ssm_out-F16") in names
+        assert (ATTENTION, scale, "F32") not in names
+        assert not any("ssm_out" in dtype for model, _, dtype in names if model == ATTENTION)
+        assert all(registry.spec(m, s).n_params * 4 <= plan.LARGEST for m, s, dtype in names if dtype == "F32")
 
 
 # ---------------------------------------------------------------- proofs and kernels
@@ -199,9 +191,7 @@ def test_f16_weights_on_a_gpu_are_judged_by_multiplications_in_f16_and_a_fault_i
 def test_the_oracle_agrees_on_every_type(model, dtype):
     files.make_models(planned(dtype, model=model))
     cell = mini("gate", model=model, dtype=dtype, n_prompt=24, n_gen=4)
-    outcome = work(Job(cell=cell, path=str(plan.model_file(cell))), 60.0)
-    assert outcome.measured.valid, (outcome.measured.checks, outcome.failure)
-    assert outcome.measured.checks["prefill_error"] <= tolerance.tolerance(cell)
+    assert measured(cell).checks["prefill_error"] <= tolerance.tolerance(cell)
 
 
 def test_activations_rounded_to_q8_k_keep_the_largest_and_lose_half_a_step_at_most():
@@ -229,3 +219,71 @@ def test_every_type_has_a_kernel_that_takes_time_and_the_known_packing_is_the_en
         assert min(times + kernels.matmul_times(dtype, (64, 256, 2), 1, False, 1, packed=False)[0]) > 0
         if named.by_type(engine, "Q8_0"):
             assert (taken == "packed") == named.by_type(engine, dtype).startswith("packed")
+
+
+# ---------------------------------------------------------------- two speeds of one file
+
+BYTES = 10**9
+SLOW, FAST = 45e9, 60e9
+
+
+def reading(rate, block, **fields):
+    """A process that reads a file of BYTES at `rate` in each of ten steps."""
+    spent = {"samples_ns": [[int(BYTES * 1e9 / rate)] * 10], "prefill_ns": [10**9]}
+    return row(model="m", dtype="F16", block=block, started=f"{block:03d}", **spent | fields)
+
+
+def spread(rng, *groups):
+    """What is said of processes that read at these (bytes a second, number), with a noise of 3 %."""
+    rates = [middle * np.exp(rng.normal(0, 0.03)) for middle, n in groups for _ in range(n)]
+    rows = pd.DataFrame([reading(rate, block) for block, rate in enumerate(rates)])
+    return study.spreads(study.rates(rows, {("m", "F16"): {"file_bytes": BYTES}})).iloc[0]
+
+
+def test_planted_modes_are_found_and_noise_is_none():
+    rng = np.random.default_rng(0)
+    two = spread(rng, (SLOW, 3), (FAST, 3))
+    assert two["modes"]
+    assert two["gap"] > study.APART
+    assert not any(spread(rng, (SLOW, 6))["modes"] for _ in range(50))
+
+
+@pytest.mark.parametrize(
+    ("steps", "reads", "explained"),
+    [
+        ((40e9, 44e9, 48e9, 60e9, 62e9), (48e9, 52.8e9, 57.6e9, 72e9, 74.4e9), True),
+        ((45e9, 45.5e9, 46e9, 46.4e9, 46.8e9), (50e9, 20e9, 60e9, 30e9, 40e9), False),
+    ],
+)
+def test_readings_explain_steps_that_waited_for_the_same_memory_and_no_others(steps, reads, explained):
+    rows = [
+        reading(step, n, series={"read": [read] * 3}) for n, (step, read) in enumerate(zip(steps, reads, strict=True))
+    ]
+    rank, p, read_range, step_range = study.explained(pd.DataFrame(rows))
+    assert (p < 0.05) == explained
+    assert rank == pytest.approx(-1.0) or not explained
+    assert (read_range, step_range) == pytest.approx([max(each) / min(each) for each in (reads, steps)], rel=1e-6)
+    assert np.isnan(study.explained(pd.DataFrame(rows[:1]))).all()
+
+
+def test_a_decode_too_large_for_the_caches_reads_memory_beside_its_steps(monkeypatch):
+    cell = mini("decode", n_prompt=4, n_gen=2)
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 20)
+    large = workloads.run(cell, mini_file(), 0, lambda stage: None)
+    assert len(large.series["read"]) == workloads.BESIDE_PASSES
+    assert min(large.series["read"]) > 0
+    monkeypatch.setattr(machine, "last_level_cache", lambda: 1 << 30)
+    assert "read" not in workloads.run(cell, mini_file(), 0, lambda stage: None).series
+
+
+@pytest.mark.parametrize("fields", [{"use_mmap": False}, {"cold": True}])
+def test_however_the_weights_lie_the_computation_is_right(fields):
+    measured(mini("decode", n_prompt=8, n_gen=4, **fields))
+
+
+def test_rows_of_two_machines_never_stand_in_one_frame():
+    rows = [
+        msgspec.structs.replace(example_row(), machine=name, started=started)
+        for name, started in (("old", "2026-01-01"), ("new", "2026-01-03"), ("old", "2026-01-02"))
+    ]
+    assert {each.machine for each in recording.of_one_machine(rows)} == {"new"}

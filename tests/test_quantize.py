@@ -15,6 +15,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from built import measured
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
 from plamo_study.engine import quantizer
@@ -22,8 +23,6 @@ from plamo_study.engine.library import capture_log
 from plamo_study.engine.session import EngineError
 from plamo_study.errors import StudyError
 from plamo_study.measure import quantizing
-from plamo_study.measure.process import work
-from plamo_study.measure.worker import Job
 from plamo_study.models import gguf_file, recipes, registry, synthetic, tensors
 from plamo_study.models.recipes import FILE_TYPES, RECIPES, Recipe, recipe
 
@@ -181,8 +180,7 @@ def test_a_quantized_file_is_whole_computes_and_reports_its_progress(tmp_path):
     assert seen[-1] == (total, total)
     assert len(seen) == len(tensors.tensor_table(out))
     assert sorted(path.name for path in out.parent.iterdir()) == ["out.gguf"]
-    found = work(Job(cell=mini("gate", dtype="Q8_0", n_prompt=32, n_gen=4), path=str(out)), 60.0)
-    assert found.measured.valid is True, found
+    measured(mini("gate", dtype="Q8_0", n_prompt=32, n_gen=4), out)
 
 
 def test_an_exempted_tensor_stays_byte_for_byte_and_float_types_take_exceptions_too(tmp_path):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 
+import built
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini
@@ -38,9 +39,7 @@ def replicas(n_processes, n_seq, model=HYBRID, **fields):
 
 
 def run(cell):
-    outcome = work(Job(cell=cell, path=str(model_file(cell))), 100.0, workload=WORKLOAD)
-    assert outcome.status == "ok", outcome.failure
-    return outcome.measured
+    return built.measured(cell, workload=WORKLOAD, right=False)
 
 
 @pytest.mark.parametrize("cell", [replicas(1, 4), replicas(2, 2, ATTENTION)], ids=["one", "two"])

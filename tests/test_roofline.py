@@ -1,25 +1,27 @@
 """One account of bytes and FLOPs for both phases, every recorded cell and the sources' figures held against it."""
 
-import sys
+import tomllib
+from types import SimpleNamespace
 
 import altair as alt
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
-from conftest import HYBRID
-from crosscheck import ceilings as beside
+from built import longer
 
 from plamo_study import paths
 from plamo_study.analysis import ceilings, roofline
 from plamo_study.analysis.roofline import Ceilings, parts, work
+from plamo_study.engine import kernels
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan, result_file
+from plamo_study.measure import files, machine, plan, workloads
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import recording
-from plamo_study.present import evidence, published
+from plamo_study.present import evidence
 from plamo_study.present.processors import processor
 from plamo_study.studies import collect
-from plamo_study.studies.roofline import every_cell, intensity, literature, plan as plan_roofline, side_by_side
+from plamo_study.studies.roofline import every_cell, intensity, literature
 
 HERE = Ceilings(read=5e10, matmul=3e11)
 HOME = ceilings.Place("here", 2)
@@ -79,22 +81,17 @@ def test_flops_are_two_per_weight_and_token_and_attention_is_quadratic():
 
 
 def test_weights_are_read_once_a_micro_batch_and_the_head_where_a_prompt_ends():
-    model = fact("plamo-2-1b")
+    model, untied = fact("plamo-2-1b"), fact("plamo-2-translate")
     blocks = roofline.weight_bytes(model) - roofline.head_bytes(model)
     for tokens, n_seq, together, passes, heads in (
-        (512, 1, True, 1, 1), (513, 1, True, 2, 1), (2048, 1, True, 4, 1),
-        (256, 4, True, 2, 2), (256, 4, False, 4, 4), (8, 16, True, 1, 1), (8, 16, False, 16, 16),
+        (512, 1, True, 1, 1), (513, 1, True, 2, 1), (256, 4, True, 2, 2), (256, 4, False, 4, 4), (8, 16, True, 1, 1),
     ):  # fmt: skip
         found = moved(parts(model, tokens, n_seq=n_seq, together=together))
         assert found["weights of the blocks"] == passes * blocks
         assert found["output head"] == heads * roofline.head_bytes(model)
-
-
-def test_an_untied_embedding_is_no_head_and_only_its_rows_are_read():
-    model = fact("plamo-2-translate")
-    found = moved(parts(model, 10))
-    assert found["output head"] == model["tensors"]["output"]["n_bytes"]
-    assert found["embedding rows"] * model["shape"]["vocab"] == 10 * model["tensors"]["token_embd"]["n_bytes"]
+    found = moved(parts(untied, 10))
+    assert found["output head"] == untied["tensors"]["output"]["n_bytes"]
+    assert found["embedding rows"] * untied["shape"]["vocab"] == 10 * untied["tensors"]["token_embd"]["n_bytes"]
 
 
 def test_a_step_reads_weights_once_states_of_every_sequence_and_a_cache_that_a_window_bounds():
@@ -112,14 +109,6 @@ def test_a_planned_model_has_the_bytes_of_the_file(first):
     for name in ("plamo-2-1b*", "plamo-3-nict-2b*"):
         assert fact(name.rstrip("*"))["tensors"] == first.facts[name]["tensors"]
         assert parts(fact(name.rstrip("*")), 100, 50, 2) == parts(first.facts[name], 100, 50, 2)
-
-
-def test_the_source_says_that_its_hybrid_is_no_plain_q8_0_and_by_how_much_that_is_larger(first):
-    own = first.facts["plamo-2-1b*"]
-    out = own["tensors"]["ssm_out"]
-    larger = 2 * out["n_elements"] - out["n_bytes"]
-    said = published.source("m4-pro-b9596").data
-    assert f"{larger / 1e6:.0f} MB larger, or {100 * larger / own['file_bytes']:.1f} %" in said
 
 
 # ---------------------------------------------------------------- intensity, balance, what if
@@ -188,13 +177,8 @@ def test_right_results_enter_under_their_own_ceilings_and_what_is_left_out_is_co
     own = table[table["study"] == first.study].groupby("n_threads")["compute"]
     assert own.nunique().eq(1).all()
     assert own.first().is_monotonic_increasing
-    off = table[list(every_cell.STEPS)].map(lambda miss: max(miss, 1 / miss)).median()
-    assert 1 <= off["miss_usual"] <= off["miss"], "the best sample of a ceiling is farther off than its median"
-
-
-def test_without_a_ceiling_for_its_threads_a_cell_is_left_out_and_counted(first):
-    rows = first.rows[(first.rows["workload"] != "read") | (first.rows["n_threads"] == 1)]
-    left, lacking = every_cell.cells([(first.study, rows, first.facts)])
+    one_thread = first.rows[(first.rows["workload"] != "read") | (first.rows["n_threads"] == 1)]
+    left, lacking = every_cell.cells([(first.study, one_thread, first.facts)])
     assert set(left["n_threads"]) == {1}
     assert lacking > 0
     with pytest.raises(StudyError, match="read ceiling"):
@@ -204,8 +188,7 @@ def test_without_a_ceiling_for_its_threads_a_cell_is_left_out_and_counted(first)
 def test_ceilings_are_borrowed_from_the_same_machine_only(first):
     limits = first.rows[first.rows["workload"].isin(["read", "matmul"])]
     timed = first.rows[first.rows["workload"] == "decode"]
-    slower = [[[10 * ns for ns in repetition] for repetition in row] for row in limits["samples_ns"]]
-    elsewhere = limits.assign(machine="elsewhere", samples_ns=slower)
+    elsewhere = longer(limits, limits["status"] == "ok", 10).assign(machine="elsewhere")
     rows, facts = pd.concat([limits, elsewhere]), first.facts | {"elsewhere": {"chip": "another"}}
     both, _ = every_cell.cells([("all", rows, facts), ("a", timed, facts),
                                 ("b", timed.assign(machine="elsewhere"), facts)])  # fmt: skip
@@ -248,11 +231,12 @@ def test_the_kernel_by_columns_explains_a_batch_and_invents_nothing_between_far_
 # ---------------------------------------------------------------- one definition of a ceiling
 
 
-def kernel_row(rate, dtype="Q2_K", label="packed", packed=1.0, **changes):
+def kernel_row(rate, dtype="Q2_K", label="packed", packed=1.0, blas=0.0, **changes):
     """A process that measured a kernel at `rate` FLOP/s with 512 columns; `packed` None: nobody looked."""
     base = {"workload": "matmul", "machine": "here", "n_threads": 2, "n_gpu_layers": 0, "dtype": dtype, "label": label}
     base |= {"anchor": False, "verdict": "n/a", "status": "ok", "drift": 0.0, "block": 0, "size": 4096, "n_prompt": 0}
-    base |= {"n_bytes": 0, "n_flops": 2 * 4096**2 * 512, "checks": {} if packed is None else {"packed": packed}}
+    base |= {"n_bytes": 0, "n_flops": 2 * 4096**2 * 512}
+    base["checks"] = {} if packed is None else {"packed": packed, "blas": blas}
     row = base | changes
     return row | {"samples_ns": [[round((row["n_flops"] or row["n_bytes"]) / rate * 1e9)]]}
 
@@ -262,35 +246,39 @@ def read_row(rate, **changes):
     return kernel_row(rate, **reading | changes)
 
 
-def measured(rows):
-    return ceilings.measured([pd.DataFrame(rows)])
+PLAIN, UNSEEN, BLAS = {"packed": 0.0}, {"packed": None}, {"packed": 0.0, "blas": 1.0}
+CEILINGS = {  # rows as (FLOP/s, type, label, what was seen, other fields), and the ceiling of Q2_K among them
+    "the packed kernel's, whatever the plain one reaches": (379e9, (379e9, "packed", {}), (922e9, "plain", PLAIN)),
+    "the packed kernel's, whatever BLAS reaches": (379e9, (379e9, "packed", {}), (3e12, "plain", BLAS)),
+    "nobody's who did not look": (922e9, (5e12, "packed", UNSEEN), (922e9, "", UNSEEN)),
+    "either's where nothing is packed": (3.2e11, (3e11, "packed", PLAIN), (3.2e11, "", UNSEEN)),
+    "that of many columns": (1e11, (1e11, "packed", {}), (9e12, "packed", {"n_prompt": 4})),
+    "of its machine": (1e11, (1e11, "packed", {}), (9e12, "packed", {"machine": "there"})),
+    "of its threads": (1e11, (1e11, "packed", {}), (9e12, "packed", {"n_threads": 1})),
+    "of its device": (1e11, (1e11, "packed", {}), (9e12, "packed", {"n_gpu_layers": -1})),
+    "of its type": (1e11, (1e11, "packed", {}), (9e12, "packed", {"dtype": "Q5_K"})),
+    "of what ended well": (1e11, (1e11, "packed", {}), (9e12, "packed", {"status": "abort"})),
+}
 
 
-def rate(rows, dtype="Q2_K"):
-    return ceilings.kernel([measured(rows)], HOME, dtype).best
+@pytest.mark.parametrize(("best", "one", "other"), CEILINGS.values(), ids=CEILINGS)
+def test_a_ceiling_is(best, one, other):
+    rows = [kernel_row(rate, label=label, **fields) for rate, label, fields in (one, other)]
+    table = ceilings.measured([pd.DataFrame(rows)])
+    assert ceilings.kernel([table], HOME, "Q2_K").best == pytest.approx(best, rel=1e-6)
 
 
-def test_a_plain_kernel_does_not_leak_into_the_ceiling_of_packed_weights():
-    rows = [kernel_row(379e9), kernel_row(922e9, label="plain", packed=0.0)]
-    unlabelled = kernel_row(922e9, label="", packed=None)
-    assert rate([*rows, unlabelled]) == pytest.approx(379e9, rel=1e-6)
-    assert rate([unlabelled, kernel_row(5e11, packed=None)]) == pytest.approx(922e9, rel=1e-6), "nobody looked: out"
-    kernel, found = ceilings.fastest([measured(rows)], HOME)
-    assert (kernel.layout, found.best) == (ceilings.PLAIN, pytest.approx(922e9, rel=1e-6)), "the part can, and says so"
-    same = [kernel_row(3e11, "Q8_0", packed=0.0), kernel_row(3.2e11, "Q8_0", label="", packed=None)]
-    assert rate(same, "Q8_0") == pytest.approx(3.2e11, rel=1e-6)
-    assert len(ceilings.every_kernel([measured(same)], HOME)) == 1, "without a packed kernel both are one"
-
-
-def test_what_blas_reaches_is_named_and_is_not_the_ceiling_of_packed_weights():
-    blas = {"packed": 0.0, "blas": 1.0}
-    rows = [kernel_row(2e12, "F16", "", checks=blas), kernel_row(3e12, "Q8_0", "plain", checks=blas)]
-    rows.append(kernel_row(9e11, "Q8_0"))
-    rows.append(kernel_row(1e11, "F16", "", checks={"packed": 0.0, "blas": 0.0}, n_prompt=4, n_flops=8 * 4096**2))
-    assert rate(rows, "F16") == pytest.approx(2e12, rel=1e-6)
-    assert rate(rows, "Q8_0") == pytest.approx(9e11, rel=1e-6)
-    named = {kernel.name for kernel in ceilings.every_kernel([measured(rows)], HOME)}
-    assert (len(named), sum("BLAS" in name for name in named)) == (3, 2)
+def test_what_was_measured_nowhere_here_is_named_and_kernels_are_told_by_name():
+    with pytest.raises(StudyError, match="matmul ceiling of Q2_K"):
+        ceilings.kernel([ceilings.measured([pd.DataFrame([kernel_row(1e11, n_threads=1)])])], HOME, "Q2_K")
+    reads = [read_row(5e10), read_row(9e12, n_threads=1), read_row(9e12, machine="there")]
+    assert ceilings.read([ceilings.measured([pd.DataFrame(reads)])], HOME).best == pytest.approx(5e10, rel=1e-6)
+    rows = [kernel_row(2e12, "F16", "", **BLAS), kernel_row(3e12, "Q8_0", "plain", **BLAS), kernel_row(9e11, "Q8_0")]
+    table = ceilings.measured([pd.DataFrame(rows)])
+    names = {kernel.name for kernel in ceilings.every_kernel([table], HOME)}
+    assert (len(names), sum("BLAS" in name for name in names)) == (3, 2)
+    kernel, found = ceilings.fastest([table], HOME)
+    assert (kernel.layout, found.best) == (ceilings.BLAS, pytest.approx(3e12, rel=1e-6))
 
 
 def test_a_ceiling_s_label_names_the_kernel_of_its_own_device():
@@ -302,43 +290,86 @@ def test_a_ceiling_s_label_names_the_kernel_of_its_own_device():
     assert evidence.READ_KERNELS["GPU"] in set(shown["GPU"])
 
 
-@pytest.mark.parametrize(
-    "elsewhere", [{"machine": "there"}, {"n_threads": 1}, {"n_gpu_layers": -1}, {"dtype": "Q5_K"}, {"status": "abort"}]
-)
-def test_a_ceiling_is_of_one_machine_threads_device_and_type(elsewhere):
-    planted = kernel_row(**{"rate": 9e12} | elsewhere)
-    assert rate([kernel_row(1e11), planted]) == pytest.approx(1e11, rel=1e-6)
-    with pytest.raises(StudyError, match="matmul ceiling of Q2_K"):
-        rate([planted])
-    if "dtype" not in elsewhere:
-        table = measured([read_row(5e10), read_row(9e12, **elsewhere)])
-        assert ceilings.read([table], HOME).best == pytest.approx(5e10, rel=1e-6)
+def test_accelerate_is_named_where_it_computes_and_nothing_else_changes():
+    checks = {"packed": 0.0, "accelerate": 1.0, "blas": 1.0}
+    rows = [read_row(5e10, checks={"accelerate": 1.0}), kernel_row(2e12, "F16", "", checks=checks)]
+    rows += [read_row(3e10, n_threads=1, checks={"accelerate": 0.0}), read_row(4e10, n_threads=4)]
+    found = Recording(pd.DataFrame(rows), {}, "02-roofline", "shape", "recorded")
+    shown = evidence.ceilings(found).frame.set_index("threads")["measured with"]
+    assert set(shown[2]) == {evidence.READ_KERNELS["accelerate"], "Accelerate in F32, F16 weights unpacked"}
+    assert {shown[1], shown[4]} == {evidence.READ_KERNELS["CPU"]}
+    table = ceilings.measured([pd.DataFrame(rows)])
+    assert ceilings.kernel([table], HOME, "F16").best == pytest.approx(2e12, rel=1e-6)
+    assert ceilings.read([table], HOME).best == pytest.approx(5e10, rel=1e-6)
+
+
+def test_an_apple_chip_is_held_against_the_bandwidth_of_its_name_and_gpu_cores_and_no_other():
+    listed = tomllib.loads((paths.PUBLISHED / "hardware.toml").read_text())["chip"]
+    variants = [(entry["name"], cores) for entry in listed for cores in entry["gpu_cores"]]
+    assert len(variants) == len(set(variants)), "one figure each"
+    assert {name.split()[1] for name, _ in variants} == {"M1", "M2", "M3", "M4", "M5"}
+    assert all(60e9 < entry["bandwidth"] < 1.3e12 and entry["source"].startswith("https://") for entry in listed)
+    halves = [ceilings.published({"chip": "Apple M3 Max", "gpu_cores": cores}).bandwidth for cores in (30, 40)]
+    assert halves == [300e9, 400e9]
+    for fact, why in (
+        ({"chip": "Apple M3 Max", "gpu_cores": 38}, "its 38 GPU cores: Apple M3 Max is listed with 30 or 40 GPU cores"),
+        ({"chip": "Apple M3 Max"}, "without its number of GPU cores"),
+        ({"chip": "Apple M9", "gpu_cores": 10}, "Apple M9 is not listed"),
+    ):
+        unknown = ceilings.published(fact)
+        assert (unknown.bandwidth, why in unknown.why) == (None, True), unknown
+    assert ceilings.published({"chip": "AMD EPYC (family 26)", "gpu_cores": 30}) is None
+
+
+def test_the_table_of_ceilings_holds_a_mac_s_reading_against_its_published_bandwidth():
+    rows = pd.DataFrame([read_row(120e9), read_row(240e9, n_gpu_layers=-1)])
+    mac = {"chip": "Apple M3 Max", "gpu_cores": 30}
+    (note,) = evidence.ceilings(Recording(rows, {"here": mac}, "02-roofline", "shape", "recorded")).notes
+    assert "300 GB/s" in note
+    assert "the CPU reaches 40% and the GPU reaches 80% of it" in note
+    (note,) = evidence.ceilings(
+        Recording(rows, {"here": mac | {"gpu_cores": 31}}, "02-roofline", "shape", "recorded")
+    ).notes
+    assert "no published bandwidth for its 31 GPU cores" in note
+    assert "%" not in note
+    other = {"here": {"chip": "AMD EPYC (family 26)"}}
+    assert not evidence.ceilings(Recording(rows, other, "02-roofline", "shape", "recorded")).notes
+
+
+def test_a_gpu_s_read_ceiling_keeps_within_free_memory_and_stays_far_beyond_the_caches(monkeypatch):
+    asked = []
+    monkeypatch.setattr(workloads.machine, "last_level_cache", lambda: machine.SYSTEM_CACHE)
+
+    def times(dtype, shape, *rest):
+        asked.append(kernels.matrix_bytes(dtype, *shape[:2]))
+        return [10**9] * 3, "plain"
+
+    monkeypatch.setattr(workloads.kernels, "matmul_times", times)
+    for scale in plan.GPU_READ_BYTES:
+        (cell,) = [c for c in plan.ceilings(scale, gpu=True, threads=(1,)) if c.workload == "read" and c.n_gpu_layers]
+        assert cell.n_bytes >= max(1 << 30, 16 * machine.SYSTEM_CACHE)
+        for free, read in ((64 << 30, cell.n_bytes), (4 << 30, 1 << 30)):
+            monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
+            assert workloads._read(cell).n_bytes == asked[-1] == pytest.approx(read, rel=1e-4)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
+        with pytest.raises(StudyError, match=r"1\.0 GiB of memory are free"):
+            workloads._read(cell)
 
 
 def test_a_files_ceiling_is_the_mix_of_its_types_and_its_own_study_comes_first():
     rows = [read_row(5e10), kernel_row(1e11, "Q2_K"), kernel_row(4e11, "Q3_K", packed=0.0)]
     half = {"type": "mixed", "by_type": {kind: {"n_elements": 10**6, "n_bytes": 10**6} for kind in ("Q2_K", "Q3_K")}}
     model = {"tensors": {"ffn_up": half | {"n_elements": 2 * 10**6, "n_bytes": 2 * 10**6}}}
-    own, pooled = measured(rows), measured([*rows, kernel_row(9e11, "Q2_K")])
+    own, pooled = (ceilings.measured([pd.DataFrame(each)]) for each in (rows, [*rows, kernel_row(9e11, "Q2_K")]))
     assert ceilings.limits_at([own], HOME, model)[0].matmul == pytest.approx(2 / (1 / 1e11 + 1 / 4e11), rel=1e-6)
     assert ceilings.limits_at([own, pooled], HOME, "Q2_K")[0].matmul == pytest.approx(1e11, rel=1e-6)
     assert ceilings.limits_at([pooled], HOME, "Q2_K")[0].matmul == pytest.approx(9e11, rel=1e-6)
 
 
-def test_the_recorded_q2_k_has_the_ceiling_of_its_packed_kernel():
-    types = recording("04-quantization").rows
-    rows = types[(types["workload"] == "matmul") & (types["dtype"] == "Q2_K") & (types["n_prompt"] == 0)]
-    rates = rows["n_flops"] / rows["samples_ns"].map(lambda samples: min(map(min, samples)))
-    by_label = rates.groupby(rows["label"]).max()
-    found = ceilings.kernel([ceilings.measured([types])], ceilings.main_place(types), "Q2_K").best / 1e9
-    assert found == pytest.approx(by_label["packed"])
-    assert found < by_label["plain"] / 2
-
-
 def test_columns_are_told_by_the_work_of_a_cell():
     rows = [kernel_row(1e11, "Q8_0", "", None), kernel_row(1e10, "Q8_0", "", None, n_prompt=4, n_flops=8 * 4096**2)]
     rows.append(kernel_row(1e10, "Q8_0", "", None, n_prompt=1, n_flops=0, n_bytes=4096**2))
-    known = ceilings.by_columns(measured(rows), HOME, "Q8_0")
+    known = ceilings.by_columns(ceilings.measured([pd.DataFrame(rows)]), HOME, "Q8_0")
     assert known == {1: pytest.approx(1e-10, rel=1e-4), 4: pytest.approx(8e-10), 512: pytest.approx(1024 / 1e11)}
 
 
@@ -365,7 +396,7 @@ def test_a_peak_is_cores_times_operations_times_clock_or_not_known(core, build, 
     assert literature.clock(pd.DataFrame(recorded[clock])) == clock
 
 
-def test_every_figure_of_others_says_where_it_was_read_and_is_recomputed():
+def test_every_figure_of_others_says_where_it_was_read_and_models_have_their_nominal_size():
     for core in literature.cores():
         assert all(core[name].startswith("http") for name in ("per_cycle_source", "method_source", "clock_source"))
         assert set(core["per_cycle"]) == set(core["needs"])
@@ -373,23 +404,11 @@ def test_every_figure_of_others_says_where_it_was_read_and_is_recomputed():
         assert part["memory_source"].startswith("https://")
         assert part["peak_source"].startswith("https://")
         assert part["peak_by"] in ("vendor", "third party", "derived")
-    printed = literature.printed()
-    table = literature.checked(printed, literature.parts()).set_index("what")
-    assert (table["ours"] > 0).all()
-    assert set(table["source"]) == set(printed["source"])
-    for what, verdict in {
-        "70B FP16, batch 1": "agrees",
-        "70B FP16, compute ceiling": "disagrees",
-        "prefill of 2048, FP16": "impossible",
-        "memory for the weights of a 70B model, FP16, beside one H100's": "does not fit",
-        "27B, prefill, 16-bit weights": "possible: 9%",
-    }.items():
-        assert table["verdict"][what].startswith(verdict)
-    for name, entry in printed["model"].items():
+    for name, entry in literature.printed()["model"].items():
+        assert float(name.removesuffix("B")) * 1e9 == entry["parameters"]
         if "layers" in entry:
             total = sum(tensor["n_elements"] for tensor in literature.dense(entry, 1)["tensors"].values())
             assert total == pytest.approx(entry["parameters"], rel=0.01)
-        assert float(name.removesuffix("B")) * 1e9 == entry["parameters"]
 
 
 @pytest.mark.parametrize(
@@ -409,78 +428,7 @@ def test_a_printed_figure_is_judged_by_what_it_says(kind, printed, ours, said):
     assert literature.verdict(kind, printed, ours).startswith(said)
 
 
-# ---------------------------------------------------------------- ceilings side by side
-
-SCRIPT = """#!{python}
-import os, sys
-said, large = sys.argv[1:], "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")
-if said == ["-a"]:
-    print("load - reads\\ncopy - copies\\nstream - triad")
-elif said == ["-h"]:
-    print("Version 5.2")
-else:
-    {body}
-"""
-
-
-def tool(folder, body):
-    path = folder / "likwid-bench"
-    path.write_text(SCRIPT.format(python=sys.executable, body=body))
-    path.chmod(0o755)
-    return path
-
-
-def test_ceilings_are_run_beside_the_tool_and_every_rate_is_kept(tmp_path, monkeypatch):
-    read, matmul = plan.both_ceilings("mini")
-    small = plan.change(read, n_bytes=1 << 22), plan.change(matmul, n_rows=128)
-    monkeypatch.setattr(plan, "both_ceilings", lambda _: small)
-    monkeypatch.setattr(beside, "READS", 3)
-    monkeypatch.setattr(beside, "PRODUCTS", 2)
-    found = beside.side_by_side(
-        "mini", tool(tmp_path, 'print("MByte/s:\\t2000.5" if large else "MByte/s:\\t1000.5")'), 2
-    )
-    assert {run.round for run in found.runs if run.what == side_by_side.READ} == {0, 1}
-    for run in (run for run in found.runs if run.what.startswith("likwid")):  # pages as large as ours, and small ones
-        assert run.rates == [1000.5e6 if "small pages" in run.what else 2000.5e6]
-    assert {side_by_side.LIKE_WITH_LIKE, "likwid-bench, read only, small pages"} <= {run.what for run in found.runs}
-    assert all(len(run.rates) == 3 for run in found.runs if run.what == side_by_side.READ)
-    assert all(len(run.rates) == 2 for run in found.runs if run.what in ("NumPy", side_by_side.MATMUL))
-    assert found.tools["NumPy"].startswith("NumPy")
-    assert "kernels" in found.tools["NumPy"]
-    monkeypatch.setattr(paths, "MEASURED", tmp_path)
-    result_file.keep(found, "local", side_by_side.NAME)
-    assert side_by_side.load("local") == found
-    assert side_by_side.load("reference") is None
-    (tmp_path / "local" / side_by_side.NAME).write_text("{")
-    with pytest.raises(StudyError, match="damaged"):
-        side_by_side.load("local")
-    for body, said in (('sys.exit("no such kernel")', "no such kernel"), ('print("nothing")', "printed no MByte/s")):
-        with pytest.raises(StudyError, match=said):
-            beside.side_by_side("mini", tool(tmp_path, body), 1)
-
-
-def test_rates_are_work_over_time_and_ratios_are_paired():
-    runs = [(side_by_side.READ, n, [rate / 2, rate]) for n, rate in enumerate((3.0, 6.0, 9.0))]
-    runs += [(side_by_side.LIKE_WITH_LIKE, n, [rate]) for n, rate in enumerate((2.0, 4.0, 6.0))]
-    table = pd.DataFrame(runs, columns=["what", "round", "rates"])
-    rates = side_by_side.rates(table).set_index("what")
-    assert rates.loc[side_by_side.READ, "rate"].value == pytest.approx(4.0), "two equal amounts at 3 and 6"
-    ratio = side_by_side.ratios(table).iloc[0]
-    assert ratio["ratio"].value == pytest.approx(1.0)
-    assert ratio["verdict"] == "holds"
-
-
 # ---------------------------------------------------------------- plan and rows
-
-
-@pytest.mark.parametrize("scale", ["mini", "shape"])
-def test_the_plan_spans_from_one_column_to_a_long_prompt(scale):
-    planned = plan_roofline.roofline(scale)
-    assert 512 in {cell.n_prompt for cell in planned.cells if cell.workload == "prefill"}
-    assert HYBRID in {model for cell in planned.cells for model, _, _ in cell.files}
-    by_columns = {cell.n_columns for cell in planned.cells if cell.workload == "matmul"}
-    assert {0, 1, 8, 32} <= by_columns, "0: the many columns of a ceiling"
-    assert len(set(planned.cells)) == len(planned.cells)
 
 
 def test_where_no_study_has_rows_the_reader_is_told(tmp_path, monkeypatch):

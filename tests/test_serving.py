@@ -14,11 +14,11 @@ from conftest import ATTENTION, HYBRID, mini_file
 from plamo_study.analysis import stats
 from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
-from plamo_study.measure import recording, server
+from plamo_study.measure import server, serving
 from plamo_study.measure.cells import Serving
 from plamo_study.measure.rows import Request
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import analysis, client, load, metrics, plan, workload
+from plamo_study.studies.serving import client, load, metrics, plan, workload
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 
 MS = 1_000_000
@@ -230,18 +230,6 @@ def test_a_row_s_metrics_are_those_of_its_requests_and_of_the_server_s_own_clock
     assert {name for name, *_ in metrics.measured(row)} == {"binds"}, "who answered nothing has no times"
 
 
-def test_recorded_searches_bracket_their_knee_and_answers_are_counted_as_rows_count_them():
-    rows = recording.read("11-serving", "recorded", "mini").rows
-    found = analysis.knees(rows).dropna(subset=["met", "failed"])
-    assert len(found) > 10
-    assert (found["met"] < found["failed"]).all()
-    loads = rows[(rows["workload"] == "serving") & (rows["status"] == "ok") & ~rows["anchor"]]
-    told = analysis.answers(rows)
-    for name in ("differ", "near_ties"):
-        assert told[name].sum() == sum(check[name] for check in loads["checks"])
-    assert told["runs"].sum() == len(loads)
-
-
 def queue(rng, rate, speed, slots=4, n=16):
     """The share of requests that a queue takes up in half of the time that it takes for each."""
     free, due, kept = np.zeros(slots), np.cumsum(rng.exponential(1 / rate, n)), 0
@@ -362,3 +350,40 @@ def test_the_server_in_python_answers_one_request_at_a_time_and_counts_where_it_
     assert all(n > 0 for n in measured.series["n_gen"])
     spans = sorted((each.token_ns[0], each.token_ns[-1]) for each in measured.requests)
     assert all(last < first for (_, last), (first, _) in pairwise(spans))
+
+
+# ------------------------------------------------------------------ a server that is asked alone and then by several
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A function that asks a server, which misbehaves in a way, alone and then three at a time."""
+
+    def serve(way=""):
+        binary = misbehaving.as_llama_server(tmp_path, way)
+        return serving.serve(binary, mini_file(HYBRID), "stock", None, slots=4, at_once=3, rounds=2)
+
+    return serve
+
+
+def test_a_server_that_keeps_requests_apart_answers_alike_and_its_run_is_kept_once(served, tmp_path, monkeypatch):
+    run = served()
+    assert (run.differ, run.answers, run.rounds_done, run.exit, run.said) == (0, 6, 2, None, "")
+    assert run.version == "version: 1 (stand-in)"
+    monkeypatch.setattr(serving, "RECORD", tmp_path / "runs.json")
+    assert serving.recorded() == []
+    for _ in range(2):
+        serving.record([run])
+    assert serving.recorded() == [run]
+
+
+def test_answers_that_depend_on_neighbours_are_counted_with_their_gaps_and_a_death_with_its_assertion(served, tmp_path):
+    mixes = served("mixes")
+    assert mixes.differ == len(mixes.gaps) > 0
+    assert mixes.gaps[0] == pytest.approx(1.9)
+    assert mixes.near_ties == 0
+    dies = served("dies_together")
+    assert (dies.exit, dies.rounds_done, dies.said) == (-6, 0, "GGML_ASSERT(fits) failed")
+    assert dies.answers < 3
+    with pytest.raises(StudyError, match="cannot be run"):
+        serving.serve(tmp_path / "nothing", mini_file(HYBRID), "stock", None, slots=4, at_once=3, rounds=2)

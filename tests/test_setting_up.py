@@ -1,6 +1,11 @@
-"""What `make` does before anything is there, with what a Mac has: an old Python, Rosetta, its own awk, forced Metal."""
+"""What `make` does before anything is there, with what a Mac has: an old Python, Rosetta, forced Metal, old tools.
+
+macOS comes with GNU make 3.81 and the original awk. The system's make is always tried; 3.81 too where the PATH has it
+as `make-3.81`, which builds from the sources that Apple publishes (apple-oss-distributions/gnumake).
+"""
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -27,7 +32,34 @@ project("llama.cpp" NONE)
 option(GGML_METAL "ggml: use Metal" ON)
 file(WRITE "${CMAKE_BINARY_DIR}/metal" "${GGML_METAL}")
 """
+MAKES = [found for found in ("make-3.81", "make") if shutil.which(found)]
 AWKS = [awk for awk in ("original-awk", "mawk", "gawk", "awk") if shutil.which(awk)]  # the first is macOS's
+TOOL = """\
+#!/bin/sh
+echo "$(basename "$0") $* with $CMAKE_ARGS" >> log
+if [ "$1" = -c ]; then exec '{python}' "$@"; fi
+if [ "$2" = venv ]; then mkdir -p .venv/bin; for name in pip uv python plamo-study; do cp "$0" .venv/bin/$name; done; fi
+"""
+NEWER = {  # what GNU make 3.81 does not know, by the versions of its NEWS that brought it, each with an example
+    r"^\s*(override\s+)?define\s+\S+\s*[:+?]*=": "define X =",  # 3.82
+    r"^\s*undefine\s": "undefine X",
+    r"^\.ONESHELL\s*:": ".ONESHELL:",
+    r"\.(SHELLFLAGS|RECIPEPREFIX)\b": ".SHELLFLAGS = -ec",
+    r":\s*private\s+\S+\s*[:+?]*=": "all: private X = 1",
+    r"--eval\b": "$(MAKE) --eval=X=1",
+    r"^[^\t#]*[^\s:!]\s*!=": "X != date",  # 4.0
+    r"::=": "X ::= 1",
+    r"\$[({](file|guile)\s": "$(file >x,y)",
+    r"^-?load\s": "load x.so",
+    r"--(output-sync|trace)\b|\bMAKE\S* -O": "$(MAKE) --output-sync",
+    r"\bGNUMAKEFLAGS\b|\bMAKE_HOST\b|\bMAKE_TERM(OUT|ERR)\b": "$(MAKE_HOST)",
+    r"\.SHELLSTATUS\b": "$(.SHELLSTATUS)",  # 4.2
+    r"^[^\t#]*&:": "a b &: c",  # 4.3
+    r"\.EXTRA_PREREQS\b|--no-silent\b": ".EXTRA_PREREQS = x",
+    r"\$\([a-z]+\s[^)\n]*(?<!\\)#": "$(shell echo #)",
+    r"\$[({](let|intcmp)\s": "$(let a,b,c)",  # 4.4
+    r"^\.(WAIT|NOTINTERMEDIATE)\b|\s\.WAIT\b|:::=": "all: a .WAIT b",
+}
 
 
 @pytest.fixture
@@ -48,30 +80,34 @@ def python(folder, version=sys.version_info[:2], machine="x86_64", system="Linux
     return path
 
 
-def make(folder, *arguments):
-    return subprocess.run(["make", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+def make(folder, *arguments, by="make", **variables):
+    told = os.environ | variables
+    return subprocess.run([by, *arguments], cwd=folder, env=told, capture_output=True, text=True, check=False)
 
 
-def dry(folder):
+def dry(folder, by="make"):
     """The commands of setting up, one a line."""
-    return make(folder, "-n", "SETTING_UP=yes", ".venv/.ready").stdout.replace("\\\n", "").splitlines()
+    return make(folder, "-n", "SETTING_UP=yes", ".venv/.ready", by=by).stdout.replace("\\\n", "").splitlines()
 
 
+@pytest.mark.parametrize("by", MAKES)
 @pytest.mark.parametrize(
-    ("said", "where"),
+    ("said", "where", "why"),
     [
-        ({"version": (3, 9)}, "house"),
-        ({"version": (3, 15)}, "house"),
-        ({"machine": "x86_64", "system": "Darwin"}, "house"),
-        ({"machine": "arm64", "system": "Darwin"}, "a blank"),
-        ({}, "somebody's"),
+        ({"version": (3, 9)}, "house", "Python 3.9: the locked packages are for 3.11 to 3.14"),
+        ({"version": (3, 15)}, "house", "Python 3.15: the locked packages are for 3.11 to 3.14"),
+        ({"machine": "x86_64", "system": "Darwin"}, "house", "Python for x86_64 (an Intel Mac's, or under Rosetta)"),
+        ({"machine": "arm64", "system": "Darwin"}, "a blank", "a blank: a blank, a quote, a colon"),
+        ({}, "somebody's", "somebody's: a blank, a quote, a colon"),
+        ({}, "a;b", "a;b: a blank, a quote, a colon"),
     ],
-    ids=["an old Python", "a new Python", "Rosetta", "a blank", "a quote"],
+    ids=["an old Python", "a new Python", "Rosetta", "a blank", "a quote", "a semicolon"],
 )
-def test_what_cannot_be_set_up_is_said_in_one_sentence_before_anything_is_made(house, tmp_path, said, where):
+def test_what_cannot_be_set_up_is_said_in_one_sentence_before_anything_is_made(house, tmp_path, said, where, why, by):
     folder = house.rename(tmp_path / where)
-    done = make(folder, f"PYTHON='{python(house.parent, **said)}'")
+    done = make(folder, f"PYTHON='{python(house.parent, **said)}'", by=by)
     assert done.returncode == 2
+    assert why in done.stderr
     assert done.stderr.count("mend:") == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / ".venv").exists()
@@ -96,6 +132,45 @@ def test_the_lock_is_divided_alike_by_every_awk(house, awk):
     assert re.findall(r"^([a-z][\w.-]*)==", tools, re.MULTILINE) == [name for name in locked if name != builds.PACKAGE]
     assert re.findall(r"^([a-z][\w.-]*)==", uv, re.MULTILINE) == ["uv"]
     assert uv.count("--hash=") > 0
+
+
+@pytest.mark.parametrize("awk", AWKS)
+@pytest.mark.parametrize("by", MAKES)
+def test_every_make_with_every_awk_sets_up_once_and_alike(house, tmp_path, by, awk):
+    """With tools that only write down how they were called."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "awk").symlink_to(shutil.which(awk))
+    tool = tmp_path / "bin" / "python3"
+    tool.write_text(TOOL.format(python=sys.executable))
+    tool.chmod(0o755)
+    asked = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "CMAKE_ARGS": "-DGGML_METAL=OFF"}
+    done = make(house, "study", "SCALE=mini", "MINUTES=3", by=by, **asked)
+    assert (done.returncode, done.stderr) == (0, "")
+    log = (house / "log").read_text()
+    assert log.endswith("plamo-study study --scale mini --minutes 3 with -DGGML_METAL=OFF\n")
+    assert (log.count("python3 -m venv .venv"), log.count("uv pip install")) == (1, 1)
+    (engine,) = re.findall(r"^pip install .*--no-build-isolation.* -r requirements.lock .*$", log, re.MULTILINE)
+    flags = engine.partition(" with ")[2]
+    assert flags.startswith("-DCMAKE_C_FLAGS=-U__AMX_INT8__ ")
+    assert flags.endswith(f" -DCMAKE_PROJECT_INCLUDE={house}/.venv/engine.cmake -DGGML_METAL=OFF")
+    assert (house / ".venv" / "engine.cmake").read_text().count("${GGML_METAL}") == 1
+    assert "\nllama-cpp-python==" not in (house / ".venv" / "tools.lock").read_text()
+    make(house, "study", by=by, **asked)
+    assert (house / "log").read_text().removeprefix(log) == "plamo-study study with -DGGML_METAL=OFF\n", "once"
+
+
+def newer(makefile):
+    """What of `NEWER` a makefile uses; comments, and the Python and shell between quotes, may say anything."""
+    code = re.sub(r"^define.*?^endef|^\s*#.*?$|'[^'\n]*'", "", makefile, flags=re.DOTALL | re.MULTILINE)
+    heads = re.findall(r"^\s*(?:override\s+)?define.*$", makefile, re.MULTILINE)
+    return [what for what in NEWER if re.search(what, "\n".join([code, *heads]), re.MULTILINE)]
+
+
+def test_the_makefile_keeps_to_what_gnu_make_3_81_knows():
+    text = (paths.ROOT / "Makefile").read_text()
+    assert newer(text) == []
+    for what, example in NEWER.items():
+        assert what in newer(f"{text}\n{example}\n"), example
 
 
 @pytest.mark.parametrize(("asked", "built"), [([], "ON"), (["-DGGML_METAL=OFF"], "OFF"), (["-DGGML_METAL=ON"], "ON")])

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 from conftest import HYBRID, mini, mini_file
-from test_runner import small_plan
+from test_runner import remembered, small_plan
 
 from plamo_study.measure import bench, frame, journal, machine, process, runner, watch
 from plamo_study.measure.cells import Idle
@@ -25,7 +25,7 @@ from plamo_study.present import evidence
 from plamo_study.studies import collect
 
 SECOND = 10**9
-LIMIT_S = 3.0  # beyond the CPU time in which a worker only imports, on slow machines too
+LIMIT_S = 2.0  # beyond the CPU time in which a worker only imports, on slow machines too
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def sweep(tmp_path, monkeypatch):
         left = [times]
 
         def made(job, *rest, **how):
-            outcome, hit = work(job, *rest, **how), job.cell == cells[0] and left[0] > 0
+            outcome, hit = remembered(job, *rest, **how), job.cell == cells[0] and left[0] > 0
             left[0] -= hit
             found = crowd if hit else calm
             outcome = msgspec.structs.replace(outcome, evidence=found, **changes if hit else {})

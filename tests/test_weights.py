@@ -8,7 +8,7 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, frame, journal, plan, runner
 from plamo_study.measure.cells import Prefill
-from plamo_study.models import convert, recipes, registry, synthetic
+from plamo_study.models import convert, registry, synthetic
 from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
 
 MINI = mini_file()  # before the folder of models is another
@@ -50,10 +50,7 @@ def test_a_missing_file_is_asked_for_and_a_blocking_one_accepted_only_in_words_t
     assert frame.starred(fact) == f"{HYBRID}*"
 
 
-def test_names_that_stand_for_no_file_are_refused():
+def test_a_model_without_released_weights_is_in_no_plan_of_them():
     assert not [cell for cell in batch_scaling_plan.batch_scaling("weights").cells if plan.MATCHED in str(cell.files)]
     with pytest.raises(StudyError, match="no released weights"):
         registry.spec(plan.MATCHED, "weights")
-    assert recipes.model_path(HYBRID, "weights", "Q4_0-ssm_out-F16").name == f"{HYBRID}.weights.Q4_0-ssm_out-F16.gguf"
-    with pytest.raises(StudyError, match="unknown"):
-        recipes.model_path(HYBRID, "mini", "Q9_0-ssm_out-F16")

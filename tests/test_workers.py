@@ -35,6 +35,7 @@ def test_a_right_computation_is_valid_counts_its_tokens_and_its_own_memory(model
     assert found.measured.n_evaluated == 2 * n_seq * steps.get("n_gen", 48)
     assert [len(samples) for samples in found.measured.samples_ns] == [steps.get("n_gen", 1)] * 2
     assert found.measured.checks["n_rot"] == 64
+    assert found.measured.splits == (1, 1), "the CPU does everything"
     assert 2**24 < found.measured.peak_rss_bytes < ballast.nbytes / 2
 
 

@@ -11,7 +11,8 @@ import pandas as pd
 from plamo_study.analysis.usable import usable
 from plamo_study.fields import ORDER
 from plamo_study.measure.frame import unstarred
-from plamo_study.measure.recording import Recording, elsewhere, read
+from plamo_study.measure.recording import Recording, added, elsewhere, read
+from plamo_study.present import processors
 from plamo_study.present.evidence import chip
 from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.collect import collect
@@ -20,7 +21,7 @@ from plamo_study.studies.serving import metrics
 
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype"]
-LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "samples", "key"]
+LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "n_threads", "n_gpu_layers"]
 OF_KIND = {  # columns that a study with such cells always has
     "serving": ["server", "pattern", "n_clients"],
@@ -31,7 +32,9 @@ OF_KIND = {  # columns that a study with such cells always has
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
 
-def measurements(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> pd.DataFrame:
+def measurements(
+    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+) -> pd.DataFrame:
     """The measurements of a study, one line per process and metric.
 
     Parameters
@@ -44,6 +47,9 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
         "mini": the embedded models; "shape": files of full size with random weights; "weights": released ones.
     minutes
         Live: the longest time to measure; 0 for as long as the plan needs.
+    device
+        Live: "auto" measures on a GPU where the engine has one, and on its host's CPU beside it, or as `--device` says;
+        "cpu" leaves the GPU alone; "gpu" is an error without one. Recorded rows stay as they are.
 
     Returns
     -------
@@ -81,14 +87,18 @@ def measurements(study: str, source: str = "recorded", scale: str = "shape", min
             all of its blocks are usable, and the page says so.
         block, machine, key
             The randomised block, within which numbers are compared; the processor; the row in the journal.
+        device
+            What computed it: the processor or, where layers were offloaded, the GPU. "Apple M4 Pro, GPU" is the GPU of
+            a chip that is both.
 
     Raises
     ------
     StudyError
-        Unknown study, source or scale, nothing recorded at this scale, or no time to measure and nothing recorded.
+        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, or
+        no time to measure and nothing recorded.
 
     """
-    return _tidy(recording(study, source, scale, minutes))
+    return _tidy(recording(study, source, scale, minutes, device))
 
 
 def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
@@ -115,6 +125,15 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
     return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 
+def measured_added(study: str, asked: bool = True, scale: str = "shape") -> pd.DataFrame:
+    """The rows of a study from machines that `rows add` filed, as a frame like `measurements`; empty if not `asked`.
+
+    Never compare them with one another: the rows of a block belong to one machine.
+    """
+    found = [_tidy(each) for each in added(study, scale)] if asked else []
+    return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+
+
 def _tidy(found: Recording) -> pd.DataFrame:
     rows, facts = found.rows, found.facts
     good = set(usable(rows)["key"])
@@ -122,6 +141,8 @@ def _tidy(found: Recording) -> pd.DataFrame:
     lines = [line for row in kept.to_dict("records") for line in _lines(row)]
     frame = pd.DataFrame(lines, columns=None if lines else [*FIRST, *CELL, *LAST])
     frame["usable"] = frame["key"].isin(good)
+    on = pd.MultiIndex.from_arrays([frame["machine"], frame["n_gpu_layers"] != 0])
+    frame["device"] = on.map({(fact, gpu): processors.device(facts[fact], gpu) for fact, gpu in on.unique()})
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
     always = ALWAYS + [name for kind, names in OF_KIND.items() if kind in set(frame["workload"]) for name in names]
     named = [name for name in CELL if frame[name].astype(str).nunique() > 1 or name in always]
@@ -129,14 +150,18 @@ def _tidy(found: Recording) -> pd.DataFrame:
 
 
 @cache
-def recording(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> Recording:
+def recording(
+    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+) -> Recording:
     """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
-    return collect(study, source, scale, minutes)
+    return collect(study, source, scale, minutes, device)
 
 
-def models(study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0) -> dict[str, dict[str, Any]]:
+def models(
+    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+) -> dict[str, dict[str, Any]]:
     """The models of a study by name, each with its `shape`, `tensors` and `file_bytes`: the input of a roofline."""
-    found = recording(study, source, scale, minutes)
+    found = recording(study, source, scale, minutes, device)
     names = sorted(name for name in found.rows["model"].unique() if name)
     return {name: found.facts[name] for name in names}
 

@@ -68,6 +68,26 @@ def notebooks() -> str:
     return "\n".join(["| notebook | question |", "|---|---|", *lines])
 
 
+def forks() -> str:
+    """Where notebook 00 opens without installing anything, by the address in CITATION.cff; without one, how to set it.
+
+    Binder takes OWNER/NAME of a GitHub repository in its path, and so does Colab.
+    """
+    cited = (paths.ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    address = r"^repository-code: [\"']?https://github\.com/([\w.-]+/[\w.-]+?)(?:\.git)?/?[\"']?$"
+    found = re.search(address, cited, re.MULTILINE)
+    if not found:
+        return (
+            "This repository has no public address yet. A fork puts its own into CITATION.cff, as\n"
+            "`repository-code: https://github.com/OWNER/NAME`, and runs `python tools/readme.py`. Links to Binder\n"
+            "and Colab then stand here."
+        )
+    path = "notebooks/00-start-here.ipynb"
+    binder = f"https://mybinder.org/v2/gh/{found[1]}/HEAD?urlpath=lab/tree/{path}"
+    colab = f"https://colab.research.google.com/github/{found[1]}/blob/main/{path}"
+    return f"[Binder]({binder}) and [Colab]({colab}) open notebook 00 on recorded rows."
+
+
 def _law() -> Recording:
     return recorded("03-batching-law", "mini")
 
@@ -77,7 +97,7 @@ def _shown(table: Callable[[Recording], Table | Markdown], recording: Callable[[
 
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    README: {"headlines": headlines.all_of_them},
+    README: {"headlines": headlines.all_of_them, "forks": forks},
     USING: {"notebooks": notebooks},
     FINDINGS: {"findings": findings},
     ROWS: {"rows": schema.of_rows, "cells": schema.of_cells},

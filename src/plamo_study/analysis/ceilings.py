@@ -2,11 +2,12 @@
 
 A ceiling belongs to a place: one machine, number of threads and device. A matrix ceiling also belongs to one kernel: a
 tensor type, the layout of its weights ("packed": rearranged by llama.cpp when it loads a model; "plain": as in the
-file; "blas": unpacked to F32 for BLAS, on a Mac Accelerate) and a number of columns. A file's ceiling is the mix of the
-kernels of its tensors. Nothing is ever borrowed from another place, type or layout. A ceiling is what a kernel reaches,
-not what the machine could reach: `fastest` is the fastest kernel measured there.
+file; "blas": unpacked to F32 for BLAS, and "accelerate" where that is Apple's) and a number of columns. A file's
+ceiling is the mix of the kernels of its tensors. Nothing is ever borrowed from another place, type or layout. A ceiling
+is what a kernel reaches, not what the machine could reach: `fastest` is the fastest kernel measured there.
 """
 
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,13 +16,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from plamo_study import paths
 from plamo_study.analysis import stats
 from plamo_study.analysis.roofline import NO_MATMUL, Ceilings, Model
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
 
 NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel is ignored
-PACKED, PLAIN, BLAS = "packed", "plain", "blas"
+PACKED, PLAIN, BLAS, ACCELERATE = "packed", "plain", "blas", "accelerate"
 READ, MATMUL = "read", "matmul"
 NS = 1e9
 COLUMNS = ["machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes",
@@ -61,8 +63,9 @@ class Kernel:
     @property
     def name(self) -> str:
         """The kernel in words, such as llama.cpp's Q4_K matrix kernel, with the weights' layout if not the file's."""
-        if self.layout == BLAS:
-            return f"BLAS in F32, {self.dtype} weights unpacked"
+        if self.layout in (BLAS, ACCELERATE):
+            name = "BLAS" if self.layout == BLAS else "Accelerate"
+            return f"{name} in F32, {self.dtype} weights unpacked"
         return f"llama.cpp's {self.dtype} matrix kernel" + (", packed weights" if self.layout == PACKED else "")
 
 
@@ -144,7 +147,8 @@ def usual_limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
 def of_study(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per ceiling, kernel, device and threads: `best` sample and `usual` (median of processes), B/s or FLOP/s.
 
-    For the study's main machine, kernels at their full number of columns.
+    For the study's main machine, kernels at their full number of columns. Reading has the kernel "read", or
+    "accelerate" where Apple's Accelerate computed the dot products.
     """
     table, entries = measured([rows]), []
     here = table[table["machine"] == main_place(rows).machine]
@@ -152,11 +156,42 @@ def of_study(rows: pd.DataFrame) -> pd.DataFrame:
         place = Place(str(group["machine"].iloc[0]), int(threads), int(layers))
         rates: dict[str, Rate] = {READ: read([table], place)} if (group["ceiling"] == READ).any() else {}
         rates |= {kernel.name: rate for kernel, rate in every_kernel([table], place).items()}
+        own = ACCELERATE if ACCELERATE in set(at(table, place, READ)["layout"]) else READ
         for name, rate in rates.items():
-            entry = {"ceiling": READ if name == READ else MATMUL, "kernel": name, "n_gpu_layers": layers}
-            entry |= {"n_threads": threads, "best": rate.best, "usual": stats.median(rate.by_process)}
+            entry: dict[str, Any] = {"ceiling": READ if name == READ else MATMUL}
+            entry |= {"kernel": own if name == READ else name, "n_gpu_layers": layers, "n_threads": threads}
+            entry |= {"best": rate.best, "usual": stats.median(rate.by_process)}
             entries.append(entry)
     return pd.DataFrame(entries)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a chip's maker says it reads, B/s, or None with `why` there is no figure; `source`: where it was read."""
+
+    bandwidth: float | None
+    source: str = ""
+    why: str = ""
+
+
+def published(machine: Mapping[str, Any]) -> Published | None:
+    """Published bandwidth of an Apple chip, by its name and GPU cores, from the facts of a machine; None for others.
+
+    Chips of one name differ in bandwidth by their GPU cores. A combination that hardware.toml lacks has no figure, and
+    none is guessed from another's.
+    """
+    chip, cores = str(machine["chip"]), machine.get("gpu_cores")
+    if not chip.startswith("Apple "):
+        return None
+    text = (paths.PUBLISHED / "hardware.toml").read_text(encoding="utf-8")
+    entries = [entry for entry in tomllib.loads(text)["chip"] if entry["name"] == chip]
+    for entry in entries:
+        if cores in entry["gpu_cores"]:
+            return Published(entry["bandwidth"], entry["source"])
+    told = f"its {cores} GPU cores" if cores else "it without its number of GPU cores"
+    listed = [str(each) for each in sorted(chain(*(entry["gpu_cores"] for entry in entries)))]
+    known = f"is listed with {' or '.join(listed)} GPU cores" if listed else "is not listed"
+    return Published(None, why=f"no published bandwidth for {told}: {chip} {known}")
 
 
 def by_block(table: pd.DataFrame, place: Place, what: Model | str) -> pd.DataFrame:
@@ -264,7 +299,7 @@ def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
 
 def _layout(row: Mapping[str, Any]) -> str:
     """Layout of a row's weights; "" where it was not checked."""
-    for layout in (PACKED, BLAS):
+    for layout in (PACKED, ACCELERATE, BLAS):
         if row["checks"].get(layout):
             return layout
     if "packed" in row["checks"]:

@@ -103,7 +103,7 @@ def run(
     parameter: Annotated[
         list[str] | None,
         typer.Option(
-            "-p", metavar="NAME VALUE", help="a notebook parameter; source, scale and minutes are also options"
+            "-p", metavar="NAME VALUE", help="a notebook parameter; source, scale, minutes and device are also options"
         ),
     ] = None,
     minutes: Annotated[
@@ -125,7 +125,6 @@ def run(
 
     accept_findings(accept)
     use_engine(engine)
-    use_device(device)
     if divide and not hosts:
         raise StudyError("--divide", "divides studies among hosts, but no hosts are given", "add --hosts FILE")
     if hosts and (engine or device != "auto" or accept or force or json or parameter or source):
@@ -134,6 +133,7 @@ def run(
     if hosts:
         raise typer.Exit(cli_notebooks.measure_on(hosts, notebooks or [], scale or "mini", minutes or 0, divide))
     values = dict(report.name_and_value(text) for text in parameter or [])
+    use_device(_one_of("device", None if device == "auto" else device, values) or "auto")
     source = _one_of("source", source, values) or "live"
     scale = _one_of("scale", scale, values) or ("mini" if source == "live" else None)
     text = _one_of("minutes", None if minutes is None else f"{minutes:g}", values) or "0"

@@ -1,5 +1,6 @@
 """Notebooks from the command line: measure what they need, execute them, publish their pages."""
 
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -78,6 +79,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
     What is unchanged is neither measured nor executed, unless forced or asked for its rows.
     """
     found, live, scale = _in_order(asked.notebooks), asked.source == "live", asked.scale or studies.RANDOM_WEIGHTS
+    device = os.environ.get(collect.DEVICE, "auto")  # the same for every notebook, and on their pages
     shares = budget.of_notebooks([path.stem for path in found], scale, asked.minutes)
     needs = {path.stem: budget.of_notebook(path.stem, scale, shares[path.stem]) if live else [] for path in found}
     steps = report.Steps(
@@ -89,6 +91,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         own = values | ({"minutes": repr(shares[notebook.stem])} if live and "minutes" in declared else {})
         own |= as_recorded(notebook.stem, scale) if asked.published else {}
         own |= {OWN: "true"} if asked.published and OWN in declared else {}
+        own |= {"device": device} if device != "auto" and "device" in declared else {}
         digest = inputs.digest(notebook.stem)
         if runs.is_current(notebook, own, paths.REPORTS, digest) and not (asked.force or asked.json):
             steps.skip(len(needs[notebook.stem]))

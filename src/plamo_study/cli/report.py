@@ -86,6 +86,9 @@ def sweep(
             left, said = _left(event.remaining_s), f"{study} {_name(event.task)}"
             bar.update(task, total=event.total, completed=event.done, description=said, left=left)
             row = event.row
+            if event.cools_s:
+                said = f"heat slows this machine: waiting until it is cool, for {event.cools_s:.0f} s at most"
+                console.print(f"{study}: {said}", style="yellow")
             if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
                 console.print(f"{_name(event.task)}: {_trouble(event)}", style="yellow")
 

@@ -15,6 +15,7 @@ from plamo_study.growing import check_out, growing
 from plamo_study.measure import packing, recording
 from plamo_study.present import processors
 from plamo_study.studies import registry
+from plamo_study.studies.machines import strangers
 
 app = typer.Typer(
     no_args_is_help=True, help="Rows of machines: pack yours into one file, add another machine's, remove them again."
@@ -28,22 +29,30 @@ def pack(
     place: Annotated[str, typer.Option(help="local: measured here; reference: the tracked rows")] = recording.LOCAL,
     force: Replace = False,
 ) -> None:
-    """Write a machine's rows and their facts to one file, without host, user or folder names.
+    """Write a machine's rows and their facts to one file, without host, user or folder names, and NAME.md beside it:
+    a text for a pull request, with the machine, its engine, what was verified and the main figures.
 
     Rows that name a folder, such as those of `plamo-study models quality` on a file of yours, are left out and counted.
     """
-    if out:
-        check_out(out, force)
+    for path in (out, _beside(out)) if out else ():
+        check_out(path, force)
     made = packing.pack(place, registry.STUDIES, machine)
     out = out or Path(f"{made.machine}{packing.SUFFIX}")
-    check_out(out, force)
+    about = _beside(out)
+    for path in (out, about):
+        check_out(path, force)
     found = packing.unpack(made.data, registry.STUDIES)
-    with growing(out) as partial:
-        partial.write_bytes(made.data)
+    strangers.check(found)
+    command = "plamo-study rows pack" + (f" --machine {machine}" if machine else "")
+    introduced = strangers.text(found, out.name, command + (f" --place {place}" if place != recording.LOCAL else ""))
+    for path, data in ((out, made.data), (about, introduced.encode())):
+        with growing(path) as partial:
+            partial.write_bytes(data)
     for why, rows in made.left_out.items():
         report.console.print(f"left out: {rows} rows of {why}", style="yellow")
     said = f"{found.rows} rows of {len(found.journals)} journals, {processors.machine(found.facts)}"
     report.console.print(f"{report.short(out)}: {said}; add it elsewhere with `plamo-study rows add {out.name}`")
+    report.console.print(f"{report.short(about)}: the text for a pull request; fill in its open line")
 
 
 @app.command()
@@ -51,12 +60,23 @@ def add(
     file: Annotated[Path, typer.Argument(help="a file made by `rows pack`")],
     tracked: Annotated[bool, typer.Option(help="into data/measured/others, which the repository keeps")] = False,
 ) -> None:
-    """Check every line of a pack, then file its rows under the machine's id. Existing rows stay."""
+    """Check every line of a pack, then file its rows under the machine's id. Existing rows stay.
+
+    Refused are rows without a verdict, passes faster than the machine's own ceilings, and rows that the engine named by
+    their facts cannot have made there.
+    """
     check_file(file, packing.MOST_BYTES)
     place = recording.OTHERS if tracked else ""
-    found, new = packing.add(file, registry.STUDIES, place)
+    found = packing.unpack(file, registry.STUDIES)
+    strangers.check(found)
+    new = packing.file(found, place)
     said = f"{new} of {found.rows} rows are new, {processors.machine(found.facts)}"
     report.console.print(f"{said}: {report.short(paths.MEASURED / (place or found.machine))}")
+
+
+def _beside(out: Path) -> Path:
+    """The text that goes with a pack."""
+    return out.with_name(out.name.removesuffix(packing.SUFFIX) + ".md")
 
 
 @app.command()

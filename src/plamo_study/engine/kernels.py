@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -15,7 +15,8 @@ from plamo_study.engine.ggml import TYPES, InitParams, Library, Tensor, ggml
 
 PACKED = b"CPU_REPACK"  # ggml-cpu/repack.cpp: the buffer whose tensors are laid out for the processor's own kernels
 ACCELERATOR = 3  # ggml-backend.h, enum ggml_backend_dev_type: used together with the CPU backend, as BLAS is
-Kernel = Literal["packed", "blas", "plain"]  # of a product: repacked weights, BLAS, or the backend's own
+Kernel = Literal["packed", "blas", "accelerate", "plain"]  # repacked weights, a BLAS, or the backend's own product
+ACCELERATE = b"Accelerate"  # ggml-blas.cpp, ggml_backend_blas_device_get_description: Apple's BLAS
 DISTINCT_ROWS = 64  # of a random matrix; the other rows repeat them, which does not affect speed
 SEED = 0
 
@@ -29,6 +30,12 @@ def read_times(n_bytes: int, n_threads: int, repetitions: int) -> list[int]:
     parts = np.array_split(np.ones(n_bytes // 4, dtype=np.float32), n_threads)
     with threadpool_limits(1):
         return [_in_parallel([partial(np.dot, part, part) for part in parts]) for _ in range(repetitions)]
+
+
+def reads_with_accelerate() -> bool:
+    """Whether `read_times` runs on Apple's Accelerate: NumPy is built with it for current macOS (numpy.show_config)."""
+    config: Any = np.show_config(mode="dicts")
+    return str(config["Build Dependencies"]["blas"]["name"]).lower() == "accelerate"
 
 
 def matmul_times(
@@ -54,7 +61,8 @@ def matmul_times(
     kernel: Kernel = "packed" if not gpu and Tensor.from_address(weights).extra else "plain"
     other = None if gpu or kernel == "packed" else _accelerator(base, registry, product)
     if other:
-        kernel = "blas"
+        told = base.ggml_backend_dev_description(base.ggml_backend_get_device(other))
+        kernel = "accelerate" if told == ACCELERATE else "blas"
     if not gpu:
         _set_threads(base, other or backend, n_threads)
     _fill(base, weights, dtype, rows, inner)

@@ -20,6 +20,9 @@ from plamo_study.engine.bindings import llama
 from plamo_study.engine.ggml import ggml, library_files
 
 GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its own memory, and one in the host's
+# llama-context.cpp, sched_reserve: "graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 2 / 2, …", or one for both
+GRAPH = re.compile(rb"\bgraph(?: \(pp [^)]*\))?: nodes = [^,]*, splits = (\d+)(?: / (\d+))?,")
+_splits: list[tuple[int, int]] = []
 _keep_alive: list[Any] = []
 
 
@@ -124,9 +127,21 @@ def log_to_stderr() -> None:
     _log_to(write)
 
 
+def splits() -> tuple[int, int] | None:
+    """Parts of the graphs of a prompt and of a step, the most over this process's contexts; None before the first.
+
+    A part runs on one backend without a break. A model on the CPU is one part. With all layers on a GPU it is two: the
+    CPU looks the tokens up first. Each operator that the GPU cannot do adds two. It is read from the log, so a context
+    counts only if `capture_log` or `log_to_stderr` came before it.
+    """
+    return (max(prompt for prompt, _ in _splits), max(step for _, step in _splits)) if _splits else None
+
+
 def _log_to(write: Callable[[bytes], None]) -> None:
     @llama.llama_log_callback
     def on_log(level: int, text: bytes, user_data: int) -> None:
+        if found := GRAPH.search(text):
+            _splits.append((int(found[1]), int(found[2] or found[1])))
         write(text)
 
     _keep_alive.append(on_log)

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
 
+import msgspec
 import psutil
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine
+from plamo_study.measure import machine, watch
 from plamo_study.measure.cells import OnEngine
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.files import model_fact
@@ -64,6 +65,7 @@ class Bench:
 
     def measure(self, task: Task, left_s: float) -> Row:
         """The row of a task, measured in a worker. TimeUpError where it did not end within `left_s` seconds."""
+        before = watch.before_row() if task.cell.is_timed else machine.state()
         started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
         path, *paths = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=paths, replicate=task.replicate)
@@ -71,12 +73,12 @@ class Bench:
         outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.workload)
         conditions = Conditions(
             load_1min=round(load, 2),
-            gpu_used=machine.gpu_used(),
+            before=before,
             throttled_us=machine.throttled_us() - throttled,
             peak_rss_bytes=outcome.measured.peak_rss_bytes,
             timed=outcome.measured.evidence,
             whole=outcome.evidence,
-            **machine.power(),
+            **msgspec.structs.asdict(machine.state()),
         )
         model, *others = self._models(task)
         return Row(

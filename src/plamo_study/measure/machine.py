@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from plamo_study.errors import StudyError
@@ -23,7 +25,10 @@ MACOS = sys.platform == "darwin"
 SYSTEM_CACHE = 96 << 20  # of an M1, M2 or M3 Ultra; a Max has 48 MiB
 PRESSURE_LEVEL = "com.apple.system.thermalpressurelevel"  # the name under which macOS publishes OSThermalPressureLevel
 POWER_MODES = {"0": "automatic", "1": "low", "2": "high"}  # pmset's powermode, on older Macs lowpowermode
+MEMORY_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}  # DISPATCH_MEMORYPRESSURE_* of dispatch/source.h
 ANSWER_S = 10.0  # that a program of the system may take to answer
+STATE_S = 2.0  # the same for the state around a row, which is asked for twice a row
+ACCELERATORS = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 PROC, SYS = Path("/proc"), Path("/sys")  # Linux: the kernel's reports; macOS has neither
 
@@ -68,34 +73,64 @@ def facts() -> dict[str, Any]:
     } | _of_mac()
 
 
-def power() -> dict[str, str]:
-    """Power source, power mode and thermal state, each "unknown" where the system does not say.
+class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What slows a whole machine at one moment. What its system does not say is "unknown" or None, never zero."""
 
-    The thermal state of a Mac is the pressure that its governor acts on (`PRESSURES`): on Apple's own chips, `pmset -g
-    therm` reports no pressure even while they are throttled.
+    power_source: str = "unknown"  # ac or battery
+    power_mode: str = "unknown"  # macOS: low, automatic or high; Linux: the governor of the clock
+    thermal: str = "unknown"  # macOS: nominal, moderate, heavy, trapping or sleeping
+    memory_pressure: str = "unknown"  # macOS: normal, warning or critical
+    swapped_bytes: int | None = None  # moved to swap and back since the system began
+    gpu_used: float | None = None  # share of the busiest GPU in use lately, where the system says
+
+
+def state() -> State:
+    """The state of this machine now, read without root. A Mac's programs are asked side by side.
+
+    Where each fact of a Mac comes from:
+
+    - thermal: the level that its governor acts on, OSThermalPressureLevel of libkern/OSThermalNotification.h. On
+      Apple's own chips `pmset -g therm` reports no pressure even while they are throttled.
+    - memory_pressure: sysctl_memorystatus_vm_pressure_level in xnu's bsd/kern/kern_memorystatus_notify.c, which asks
+      for no privilege on macOS.
+    - swapped_bytes: "Swapins" and "Swapouts" of vm_stat. `vm.swapusage` says how much lies in swap, not how much moves,
+      and psutil's counts (`psutil_swap_mem`) are of all pages read from files.
+    - gpu_used: "Device Utilization %" in the PerformanceStatistics of AGXAccelerator, which the driver averages over a
+      time that nobody documents. The clock needs Apple's private IOReport, and is not read.
     """
-    if MACOS:
-        source = _output("pmset", "-g", "batt")
-        mode = re.search(r"^ *(?:low)?powermode +(\d)", _output("pmset", "-g"), re.MULTILINE)
-        level = re.search(r"pressurelevel ([0-4])$", _output("notifyutil", "-g", PRESSURE_LEVEL))
-        return {
-            "power_source": "ac" if "AC Power" in source else "battery" if "Battery Power" in source else "unknown",
-            "power_mode": POWER_MODES.get(mode.group(1), "unknown") if mode else "unknown",
-            "thermal": PRESSURES[int(level.group(1))] if level else "unknown",
-        }
-    battery_state = psutil.sensors_battery()
-    governor = SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor"
-    return {
-        "power_source": "unknown" if battery_state is None else "ac" if battery_state.power_plugged else "battery",
-        "power_mode": governor.read_text().strip() if governor.exists() else "unknown",
-        "thermal": "unknown",
-    }
+    if not MACOS:
+        battery, governor = psutil.sensors_battery(), _read(SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
+        return State(
+            power_source="unknown" if battery is None else "ac" if battery.power_plugged else "battery",
+            power_mode=governor.strip() or "unknown",
+            swapped_bytes=_swapped(r"^pswp(?:in|out) (\d+)$", _read(PROC / "vmstat"), resource.getpagesize()),
+        )
+    source, modes, level, short, pages, gpus = _outputs(
+        ("pmset", "-g", "batt"),
+        ("pmset", "-g"),
+        ("notifyutil", "-g", PRESSURE_LEVEL),
+        ("sysctl", "-n", "kern.memorystatus_vm_pressure_level"),
+        ("vm_stat",),
+        ACCELERATORS,
+    )
+    mode = re.search(r"^ *(?:low)?powermode +(\d)", modes, re.MULTILINE)
+    pressure = re.search(r"pressurelevel ([0-4])$", level)
+    size = re.search(r"page size of (\d+) bytes", pages)
+    used = [int(each) for each in re.findall(r'"Device Utilization %" *= *(\d+)', gpus)]
+    return State(
+        power_source="ac" if "AC Power" in source else "battery" if "Battery Power" in source else "unknown",
+        power_mode=POWER_MODES.get(mode.group(1), "unknown") if mode else "unknown",
+        thermal=PRESSURES[int(pressure.group(1))] if pressure else "unknown",
+        memory_pressure=MEMORY_LEVELS.get(short, "unknown"),
+        swapped_bytes=_swapped(r"^Swap(?:ins|outs): +(\d+)\.$", pages, int(size.group(1))) if size else None,
+        gpu_used=max(used) / 100 if used else None,
+    )
 
 
-def gpu_used() -> float | None:
-    """Recent utilisation of the busiest GPU, 0 to 1, as a Mac's driver reports it; None elsewhere."""
-    told = re.findall(r'"Device Utilization %"=(\d+)', _accelerators())
-    return max(map(int, told)) / 100 if told else None
+def _swapped(pattern: str, said: str, page_bytes: int) -> int | None:
+    """Bytes of the pages swapped in and out; None where both are not counted."""
+    pages = re.findall(pattern, said, re.MULTILINE)
+    return sum(map(int, pages)) * page_bytes if len(pages) == 2 else None
 
 
 def _of_mac() -> dict[str, Any]:
@@ -105,7 +140,7 @@ def _of_mac() -> dict[str, Any]:
     """
     if not MACOS:
         return {}
-    gpu_cores = re.findall(r'"gpu-core-count" *= *(\d+)', _accelerators())
+    gpu_cores = re.findall(r'"gpu-core-count" *= *(\d+)', _output(*ACCELERATORS))
     cores = {
         "gpu_cores": (gpu_cores or [""])[0],
         "efficiency_cores": _output("sysctl", "-n", "hw.perflevel1.physicalcpu"),
@@ -113,10 +148,6 @@ def _of_mac() -> dict[str, Any]:
     found: dict[str, Any] = {name: int(told) for name, told in cores.items() if told}
     build = _output("sw_vers", "-buildVersion")
     return found | ({"macos_build": build} if build else {})
-
-
-def _accelerators() -> str:
-    return _output("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator") if MACOS else ""
 
 
 def throttled_us() -> int:
@@ -138,6 +169,7 @@ class Counters:
     busy_ns: int
     stolen_ns: int | None
     pressure_ns: int | None
+    stalled_ns: int | None
     hot: int | None
     stops: int = 0
 
@@ -191,7 +223,8 @@ def counters(children: bool = False) -> Counters:
         waited_ns=None if children else waited_ns(os.getpid()),
         busy_ns=round((sum(busy) - idle) * 1e9),
         stolen_ns=round(busy.steal * 1e9) if hasattr(busy, "steal") else None,
-        pressure_ns=_pressure_ns(),
+        pressure_ns=_pressure_ns("cpu"),
+        stalled_ns=_pressure_ns("memory"),
         hot=_hot(),
         stops=0 if children else len(_stops),
     )
@@ -231,10 +264,10 @@ def mhz() -> float | None:
     return min(told, default=None)
 
 
-def _pressure_ns() -> int | None:
-    """CPU pressure of this process's control group where that is accounted, else of the whole machine."""
+def _pressure_ns(what: str) -> int | None:
+    """Pressure on CPUs or memory in this process's control group where that is accounted, else in the whole machine."""
     group = _read(PROC / "self/cgroup").strip().rpartition("0::")[2].strip("/")
-    said = _read(SYS / "fs/cgroup" / group / "cpu.pressure") or _read(PROC / "pressure/cpu")
+    said = _read(SYS / "fs/cgroup" / group / f"{what}.pressure") or _read(PROC / "pressure" / what)
     return next((int(line.rpartition("total=")[2]) * 1000 for line in said.splitlines() if line[:4] == "some"), None)
 
 
@@ -323,12 +356,19 @@ def _linux_chip() -> str:
     return f"{found.get('model name', platform.processor())} (family {found.get('cpu family', '?')})"
 
 
-def _output(*command: str) -> str:
+def _output(*command: str, most_s: float | None = None) -> str:
     """What a program of the system prints; empty where there is none, or where it does not answer in time."""
+    most_s = ANSWER_S if most_s is None else most_s
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=most_s, check=False).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
+
+
+def _outputs(*commands: tuple[str, ...]) -> list[str]:
+    """What several programs print, run side by side within STATE_S."""
+    with ThreadPoolExecutor(len(commands)) as threads:
+        return list(threads.map(lambda command: _output(*command, most_s=STATE_S), commands))
 
 
 def peak_rss() -> int:

@@ -48,6 +48,11 @@ HOME = re.compile(r"(?i)(?:/home|/Users|\\Users)[/\\][^/\\\s'\":,;)]+")
 QUOTED = re.compile(r"(['\"])(?:[A-Za-z]:)?[/\\~][^'\"\n]*[/\\]")  # a folder in quotes may hold spaces
 FOLDER = re.compile(r"(?:[A-Za-z]:)?[^\s'\"=:(),]*[/\\](?=[^/\\\s])")
 ABSOLUTE = re.compile(r"(?:(?<![\w./:-])|(?<=-[IL]))(?:[A-Za-z]:[/\\]|/|~/)\w[^\s'\":]*[/\\]")
+INSTRUCTIONS = {  # of architectures, as `platform.machine` and builds of the engine name them
+    "x86_64": ("SSE3", "AVX", "AVX2", "AVX512"),
+    "arm64": ("NEON", "SVE"),  # macOS
+    "aarch64": ("NEON", "SVE"),  # Linux
+}
 MEND = "ask for the file again: it is made with `plamo-study rows pack`"
 
 
@@ -313,6 +318,8 @@ def _check_row(
     counts = (row.pid, row.replicate, row.order + 1, row.block + 1)
     _check(0 <= min(counts) <= max(counts) < 2**32, "a number below nothing, or beyond any count")
     _check(not row.cell.files or (row.model and row.engine), "a model that ran on nothing")
+    if row.engine:
+        _check_engine(row, known[row.machine].data, known[row.engine].data)
     models = [known[fact].data for fact in (row.model, *row.others) if fact]
     ran = [(model["name"], model["scale"], model["dtype"]) for model in models]
     _check(ran == list(row.cell.files), "a cell of other models than its facts'")
@@ -324,6 +331,16 @@ def _check_row(
     if row.status == "ok":
         _check_samples(row)
     _check_texts(_without_numbers(row))
+
+
+def _check_engine(row: Row, machine: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
+    """Check that a row is one that the engine named by its facts can have made on this machine."""
+    built = {word for name, words in INSTRUCTIONS.items() for word in words if f"{word} = 1" in engine["build"]}
+    own = INSTRUCTIONS.get(machine["architecture"], built)
+    _check(built <= set(own), f"an engine built for another machine than {machine['architecture'][:20]!r}")
+    offloaded = bool(getattr(row.cell, "n_gpu_layers", 0))
+    _check(not offloaded or engine["gpu_offload"], "layers on a GPU, by an engine whose facts say that it has none")
+    _check(not offloaded or machine.get("gpus"), "layers on a GPU, on a machine whose facts name none")
 
 
 def _without_numbers(row: Row) -> dict[str, Any]:
@@ -349,6 +366,7 @@ def _check_results(row: Row) -> None:
     times += [at for request in row.requests for at in (request.arrived_ns, *request.token_ns)]
     _check(all(0 <= time <= row.elapsed_ns for time in times), "a time that is negative, or longer than the row took")
     _check(min(row.n_evaluated, row.n_bytes, row.n_flops) >= 0, "a count below nothing")
+    _check(row.splits is None or 1 <= min(row.splits) <= max(row.splits) < 2**32, "a graph of no parts, or of too many")
     fastest = min(chain(*row.samples_ns), default=0) / 1e9
     for amount, most in ((row.n_bytes, MOST_BYTES_S), (row.n_flops, MOST_FLOPS_S)):
         _check(not amount or row.status != "ok" or amount <= most * fastest, "faster than any machine")
@@ -393,7 +411,13 @@ def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tupl
 
     A successful row replaces a failed one of the same key. Nothing is written until every line is checked.
     """
-    found, new = unpack(source, studies), 0
+    found = unpack(source, studies)
+    return found, file(found, place)
+
+
+def file(found: Pack, place: str = "") -> int:
+    """File the rows of a checked pack that are missing here; the number of new rows."""
+    new = 0
     for name, records in found.journals.items():
         with journal.Journal(paths.MEASURED / (place or found.machine) / f"{name}.jsonl") as here:
             rows = {row.key: row for row in journal.latest_rows(here.records)}
@@ -401,7 +425,7 @@ def add(source: Path | bytes, studies: Collection[str], place: str = "") -> tupl
             missing = [record for record in records if _is_missing(record, rows, facts)]
             here.append(*missing)
             new += sum(isinstance(record, Row) for record in missing)
-    return found, new
+    return new
 
 
 def remove(machine: str) -> dict[Path, int]:

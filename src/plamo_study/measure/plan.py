@@ -21,7 +21,8 @@ DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study 
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
 MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096}
 GPU_MATMUL_SIZE = 16_384  # rows: a smaller product does not fill a large GPU
-GPU_READ_BYTES = {"mini": 1 << 29, "shape": 1 << 31, "weights": 1 << 31}  # many times a GPU's cache
+# Of a GPU's read ceiling: 16 times the system-level cache of an Ultra, or 20; the workload keeps within free memory
+GPU_READ_BYTES = {"mini": 16 * machine.SYSTEM_CACHE, "shape": 1 << 31, "weights": 1 << 31}
 GPU_GATE_TOKENS, GPU_GATE_MICRO_BATCH = 320, 160  # of full-size models: CUDA uses another scan above 128 tokens a call
 GATE_TOKENS = {"mini": 320, "shape": 72, "weights": 72}  # mini: past the sliding window; else a minute's work
 GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32}  # a gate's prefill crosses two ends of micro-batches

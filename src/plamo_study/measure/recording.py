@@ -55,11 +55,27 @@ def check_source(source: str) -> None:
         raise StudyError(f"source {source!r}", f"unknown; known: {', '.join(SOURCES)}", "plamo-study run --source live")
 
 
-def read(study: str, source: str, scale: str, machine: str = "") -> Recording | None:
-    """The rows of a study recorded here, of `machine` or else the machine measured last; None where there are none."""
+def read(study: str, source: str, scale: str, machine: str = "", device: str = "auto") -> Recording | None:
+    """The rows of a study recorded here, of `machine` or else the machine measured last; None where there are none.
+
+    `device`: which of the live rows, as for `of_device`.
+    """
     records = _records(study, source, scale)
     rows = [row for row in journal.latest_rows(records) if row.machine == machine or not machine]
+    rows = of_device(rows, device) if source == "live" else rows
     return of_rows(rows, records, study, source, scale) if rows else None
+
+
+def of_device(rows: Sequence[Row], device: str) -> list[Row]:
+    """The rows that a page about a device shows: for "cpu", none of a GPU; for "gpu", all or, if no GPU ran one, none.
+
+    Simulations ran on neither, and stay.
+    """
+    on_cpu = [row for row in rows if not getattr(row.cell, "n_gpu_layers", 0)]
+    if device == "cpu":
+        return on_cpu
+    alone = len(on_cpu) == len(rows) and any(row.engine for row in rows)
+    return [] if device == "gpu" and alone else list(rows)
 
 
 def elsewhere(recording: Recording) -> list[Recording]:
@@ -70,6 +86,18 @@ def elsewhere(recording: Recording) -> list[Recording]:
         apart.setdefault(row.machine, []).append(row)
     own = set(recording.rows["machine"])
     return [of_rows(rows, records, *where) for machine, rows in apart.items() if machine not in own]
+
+
+def added(study: str, scale: str) -> list[Recording]:
+    """The rows of a study that `rows add` filed, a recording for each machine."""
+    found = []
+    for path in sorted(paths.MEASURED.glob(f"*/{study}.{scale}.jsonl")):
+        if path.parent.name not in (REFERENCE, LOCAL):
+            records, apart = journal.read(path), dict[str, list[Row]]()
+            for row in journal.latest_rows(records):
+                apart.setdefault(row.machine, []).append(row)
+            found += [of_rows(rows, records, study, "live", scale) for rows in apart.values()]
+    return found
 
 
 def _records(study: str, source: str, scale: str) -> list[Record]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from plamo_study.measure.cells import Cell, canonical
+from plamo_study.measure.machine import State
 
 SCHEMA = 1
 CHECK = "@check "  # prefix of a line on a worker's stderr that reports a check
@@ -45,6 +46,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stolen_ns: int | None = None  # the hypervisor gave a CPU to another guest
     pressure_ns: int | None = None  # some task somewhere waited for a CPU (pressure-stall information, "some")
     mhz: float | None = None  # of the slowest CPU, at the end
+    stalled_ns: int | None = None  # some task waited for memory (pressure-stall information, "some")
     hot: int | None = None  # times a CPU was slowed because it was hot
     stops: int = 0  # times that the worker, or a process that computed for it, was stopped and went on
     held_ns: int = 0  # seen from outside: it was stopped, or the machine slept or stood still
@@ -52,14 +54,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limits_w: dict[str, float] = {}  # the power that each meter's part was held under, of those that say so
 
 
-class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The machine's state around one worker."""
+class Conditions(State, frozen=True, kw_only=True, omit_defaults=True):
+    """The machine's state just after one worker, and what else was seen of it around the worker."""
 
     load_1min: float
-    power_source: str = "unknown"
-    power_mode: str = "unknown"
-    thermal: str = "unknown"
-    gpu_used: float | None = None  # share of the busiest GPU in use just after the worker, where the system says
+    before: State | None = None  # just before the worker; None in rows older than this
     throttled_us: int = 0  # cgroup CPU throttling while the worker ran
     peak_rss_bytes: int = 0
     timed: Evidence | None = None  # what was counted around the timed parts alone
@@ -91,6 +90,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     n_evaluated: int = 0  # tokens the engine evaluated in the timed part
     n_bytes: int = 0  # of a sample of read; of a shipment's state
     n_flops: int = 0  # matmul: floating-point operations per sample
+    splits: tuple[int, int] | None = None  # parts of a prompt's graph and of a step's, each on one device
     checks: dict[str, float | bool] = {}  # errors are relative, ‖a − b‖ / ‖b‖ of logits; booleans are the verdict
     series: dict[str, list[float]] = {}  # named results that are many numbers: one per chunk, layer or depth
     requests: list[Request] = []

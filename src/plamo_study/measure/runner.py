@@ -30,6 +30,7 @@ from plamo_study.measure.tasks import REPEAT, Task, Tasks, together
 from plamo_study.models import recipes
 
 CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measured again
+COOL_S = 300.0  # longest wait for a hot machine to cool down: before a block, and before rows are measured again
 STARVED_REPEATS = 2
 WISHED_BLOCKS, MOST_BLOCKS = 4, 50  # of a plan with a time limit
 TAKEN_OVER = -1  # order of a gate taken over from another study: it took none of this study's time
@@ -39,7 +40,8 @@ TAKEN_OVER = -1  # order of a gate taken over from another study: it took none o
 class Progress:
     """The task that the sweep is about to run, or has just run (`row`), and the expected remaining seconds.
 
-    Under a time limit, `total` grows while cells and blocks are added.
+    Under a time limit, `total` grows while cells and blocks are added. `cools_s`: before the task, the sweep waits so
+    many seconds at most for a hot machine to cool down.
     """
 
     done: int
@@ -47,6 +49,7 @@ class Progress:
     task: Task
     row: Row | None
     remaining_s: float
+    cools_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,9 @@ def sweep(
     Disturbed rows are measured again as further replicates of their block, when the machine is calm again or the sweep
     ends; blocks that drifted are followed by fresh ones. Together they add at most `plan.extra_blocks` blocks' worth of
     rows, apart from starved rows, which get two more attempts each.
+
+    Before a block and before disturbed rows are measured again, a machine that reports thermal pressure is given COOL_S
+    to cool down, but no time that the finding needs. What is measured while it is still hot is marked.
 
     Raises
     ------
@@ -201,6 +207,7 @@ class _Sweep:
         self.cells, least, wished = (), least_blocks(self.plan)[0], min(self.plan.blocks, WISHED_BLOCKS)
         needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
         self._each(self.asked.gates(needed))  # together: gates are not timed, and run side by side
+        self._cool(self.asked.anchors(0))
         self._each(self.asked.anchors(0))
         for cells in together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
@@ -220,6 +227,7 @@ class _Sweep:
             fits = not self.late and spent + spent / number <= seconds
             if number >= least and not fits and not self._any_done(todo):
                 break
+            self._cool(todo)
             self._each(todo)
             if number + 1 >= least:
                 self._again(seconds)
@@ -246,6 +254,7 @@ class _Sweep:
         self._plan(todo)
         for number, block in groupby(todo, key=lambda task: task.block):
             tasks = list(block)
+            self._cool(tasks)
             if number > numbers[0] and self.bench.key(tasks[0]) not in self.done and self._repeats() and watch.calm():
                 self._again()
             self._each(tasks)
@@ -253,8 +262,22 @@ class _Sweep:
     def _again(self, seconds: float = math.inf) -> None:
         """Repeat disturbed rows after a short wait for a calm machine, while less than `seconds` is spent."""
         if self._spent(self._all()) < seconds and not self.late and (todo := self._repeats()):
+            self._cool(todo)
             watch.wait_until_calm(min(CALM_S, max(self._left_s(), 0)))
             self._each(todo, planned=False)
+
+    def _cool(self, todo: Iterable[Task]) -> None:
+        """Before tasks that are timed and not done: let a hot machine cool down, not in time that the finding needs."""
+        timed = [task for task in todo if task.cell.is_timed and self.bench.key(task) not in self.done]
+        if not timed or not watch.hot(machine.state()):
+            return
+        spare = self._left_s()
+        if spare < math.inf:
+            spare -= sum(map(self._takes, self.lacking()))
+        most_s = min(COOL_S, spare)
+        if most_s > 0:
+            self._report(timed[0], None, most_s)
+            watch.wait_until_cool(most_s)
 
     def _check_time(self) -> None:
         """Raise NoTimeError where the missing tasks that are needed are expected to exceed the time limit."""
@@ -391,12 +414,12 @@ class _Sweep:
         drift = drift_by_block(self.rows())
         return sum(drift.get(block, 0.0) <= DRIFT_LIMIT for block in range(n_blocks))
 
-    def _report(self, task: Task, row: Row | None) -> None:
+    def _report(self, task: Task, row: Row | None, cools_s: float = 0.0) -> None:
         if self.tell:
             left = [task.cell for task in self.tasks if self.bench.key(task) not in self.done]
             usual = sum(self.seconds.values()) / max(len(self.seconds), 1)
             remaining = sum(self.seconds.get(cell, usual) for cell in left)
-            self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining))
+            self.tell(Progress(len(self.tasks) - len(left), len(self.tasks), task, row, remaining, cools_s))
 
 
 def spent_s(rows: Iterable[Row], beside: Callable[[Cell], int] = at_once) -> float:

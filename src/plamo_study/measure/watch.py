@@ -21,12 +21,17 @@ from plamo_study.limits import (
     LONG_NS,
     OTHERS_LIMIT,
     PRESSURES,
+    STALLED_LIMIT,
     STARVED_LIMIT,
+    SWAPPED_LIMIT,
     WAITED_LIMIT,
 )
 from plamo_study.measure import energy, machine
+from plamo_study.measure.machine import State
 from plamo_study.measure.rows import Conditions, Evidence, Row
 
+REST_S, LOOK_S = 5.0, 0.5  # that a GPU may take to seem idle after a worker, and between two looks at it
+WARM_LOOK_S = 5.0  # between two looks at a machine that cools down
 ALONE = 0.1  # other threads' share of the CPU time of a worker that computes on one
 _parts: list[Evidence] = []  # of this process's one job
 
@@ -129,8 +134,8 @@ def calm() -> bool:
     before = machine.counters()
     time.sleep(0.5)
     found = since(before, machine.counters())
-    busy = (found.others_ns or 0) > OTHERS_LIMIT * found.wall_ns * found.cpus
-    return not busy and not slowed(**machine.power())
+    busy, state = (found.others_ns or 0) > OTHERS_LIMIT * found.wall_ns * found.cpus, machine.state()
+    return not busy and not slowed(state) and not _gpu_is_busy(state)
 
 
 def wait_until_calm(most_s: float) -> None:
@@ -138,6 +143,25 @@ def wait_until_calm(most_s: float) -> None:
     end = time.monotonic() + most_s
     while time.monotonic() < end and not calm():
         pass
+
+
+def wait_until_cool(most_s: float) -> None:
+    """Return when the machine reports no thermal pressure, or none at all, or after `most_s` seconds."""
+    end = time.monotonic() + most_s
+    while hot(machine.state()) and (left := end - time.monotonic()) > 0:
+        time.sleep(min(WARM_LOOK_S, left))
+
+
+def before_row() -> State:
+    """The machine's state just before a timed row.
+
+    What a driver says of its GPU still includes the worker that ended just now, so a busy one is looked at again, for
+    REST_S at most.
+    """
+    end = time.monotonic() + REST_S
+    while _gpu_is_busy(state := machine.state()) and time.monotonic() < end:
+        time.sleep(LOOK_S)
+    return state
 
 
 class Onlooker:
@@ -203,8 +227,14 @@ def waited(conditions: Conditions) -> float | None:
     return None if found is None or found.waited_ns is None or not found.wall_ns else found.waited_ns / found.wall_ns
 
 
+def swapped(conditions: Conditions) -> int | None:
+    """Bytes moved to swap and back while a worker ran; None where the system does not count them."""
+    first, last = (conditions.before or State()).swapped_bytes, conditions.swapped_bytes
+    return None if first is None or last is None else last - first
+
+
 STOPPED, OTHERS, WAITED, LOAD = "stopped", "others", "waited", "load"
-BATTERY, LOW_POWER, HEAT, GPU = "battery", "low power", "heat", "GPU"
+BATTERY, LOW_POWER, HEAT, MEMORY, GPU = "battery", "low power", "heat", "memory", "GPU"
 
 
 def disturbed(rows: Iterable[Row]) -> set[str]:
@@ -215,7 +245,8 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
 def causes(rows: Iterable[Row]) -> dict[str, str]:
     """The disturbed rows of one journal: their keys, with the cause of each.
 
-    A row is disturbed if other work took CPUs or held up its worker, if it was stopped, or if the machine was slow.
+    A row is disturbed if other work took CPUs or the GPU or held up its worker, if it was stopped, or if the machine
+    was slow or short of memory.
 
     Where processes of one cell wait for one another's threads, waiting says nothing about other work. All cells of such
     a workload are judged by what others took, or ratios between them would come from differently judged blocks.
@@ -244,14 +275,31 @@ def _cause(row: Row, threads: Mapping[str, int]) -> str:
         return OTHERS
     if not row.cell.crowds and (waited(conditions) or 0.0) > WAITED_LIMIT:
         return WAITED
-    slow = slowed(conditions.power_source, conditions.power_mode, conditions.thermal)
-    return slow or (GPU if not on_gpu and (conditions.gpu_used or 0.0) > GPU_LIMIT else "")
+    before, timed = conditions.before or State(), conditions.timed or Evidence()
+    if slow := slowed(before) or slowed(conditions):
+        return slow
+    if timed.hot:
+        return HEAT
+    if (swapped(conditions) or 0) > SWAPPED_LIMIT or (timed.stalled_ns or 0) > STALLED_LIMIT * timed.wall_ns:
+        return MEMORY
+    return GPU if _gpu_is_busy(before) or (not on_gpu and _gpu_is_busy(conditions)) else ""
 
 
-def slowed(power_source: str, power_mode: str, thermal: str) -> str:
+def slowed(state: State) -> str:
     """Why the whole machine is slower than it could be; "" where the system reports no reason."""
-    if power_source == "battery":
+    if state.power_source == "battery":
         return BATTERY
-    if power_mode == "low":
+    if state.power_mode == "low":
         return LOW_POWER
-    return HEAT if thermal in PRESSURES[1:] else ""
+    if hot(state):
+        return HEAT
+    return MEMORY if state.memory_pressure in ("warning", "critical") else ""
+
+
+def hot(state: State) -> bool:
+    """Whether heat slows the machine, as far as its system says."""
+    return state.thermal in PRESSURES[1:]
+
+
+def _gpu_is_busy(state: State) -> bool:
+    return (state.gpu_used or 0.0) > GPU_LIMIT

@@ -46,6 +46,7 @@ def main() -> None:
         measured = _do(line, sys.argv[2] if len(sys.argv) > 2 else "")
     peak = measured.peak_rss_bytes or machine.peak_rss()
     measured = msgspec.structs.replace(measured, evidence=watch.collected(), peak_rss_bytes=peak)
+    measured = msgspec.structs.replace(measured, splits=measured.splits or _splits())
     answers.write(msgspec.json.encode(measured))
     answers.flush()
     os._exit(0)  # the result is out; interpreter teardown would only cost time
@@ -91,6 +92,13 @@ def _do(line: bytes, workload: str) -> Measured:
     from plamo_study.measure import workloads  # it loads the engine and NumPy; a simulation does without both
 
     return workloads.run(job.cell, Path(job.path), job.replicate, stage)
+
+
+def _splits() -> tuple[int, int] | None:
+    """The graph splits that the engine told of; None where nothing loaded an engine."""
+    library: Any = sys.modules.get("plamo_study.engine.library")
+    found: tuple[int, int] | None = library.splits() if library else None
+    return found
 
 
 def stage(name: str) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 
 from plamo_study.engine import kernels, library
 from plamo_study.engine.session import Session
+from plamo_study.errors import StudyError
 from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure import machine, proof, sessions, watch
 from plamo_study.measure.cells import (
@@ -35,6 +37,7 @@ WARM_TOKENS = 32  # of a warm-up prompt where no proof runs: it brings all weigh
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
 BESIDE_CACHES, BESIDE_PASSES = 4, 3  # size in last-level caches, and passes, of the read measured beside decode
 READ_WIDTH = 4096  # row length of the matrix for a GPU's read ceiling
+READ_LEAST = 4  # last-level caches that this matrix is large at least
 
 clock = time.perf_counter_ns
 
@@ -55,7 +58,7 @@ def run(cell: Cell, path: Path, replicate: int, stage: Callable[[str], None]) ->
     with _open(cell, path) as (session, load_ns, log):
         workload = RUNS[type(cell)]
         stage(cell.workload)
-        draws = _draw(cell, session.n_vocab, replicate)
+        draws = draw(cell, session.n_vocab, replicate)
         if isinstance(cell, Prefill | Decode) and cell.proof == "first":
             measured = workload(cell, session, draws, path, proved=replicate == 0)
             return _finish(measured, load_ns, log)
@@ -186,10 +189,23 @@ def _measured(
 def _read(cell: Read) -> Measured:
     """Read ceiling: a dot product on the CPU, a matrix-vector product of the same size on a GPU."""
     if cell.n_gpu_layers == 0:
-        return _ceiling(kernels.read_times(cell.n_bytes, cell.n_threads, cell.repetitions), n_bytes=cell.n_bytes)
-    rows = cell.n_bytes // kernels.matrix_bytes(cell.dtype, 1, READ_WIDTH)
+        found = _ceiling(kernels.read_times(cell.n_bytes, cell.n_threads, cell.repetitions), n_bytes=cell.n_bytes)
+        return msgspec.structs.replace(found, checks={"accelerate": float(kernels.reads_with_accelerate())})
+    rows = _within_memory(cell.n_bytes) // kernels.matrix_bytes(cell.dtype, 1, READ_WIDTH)
     times, _ = kernels.matmul_times(cell.dtype, (rows, READ_WIDTH, 1), cell.n_threads, True, cell.repetitions)
     return _ceiling(times, n_bytes=kernels.matrix_bytes(cell.dtype, rows, READ_WIDTH))
+
+
+def _within_memory(n_bytes: int) -> int:
+    """At most a quarter of the free memory: a matrix for a GPU lies in memory twice while it is filled.
+
+    StudyError where that leaves an array that the caches hold a large part of.
+    """
+    free, least = psutil.virtual_memory().available, READ_LEAST * machine.last_level_cache()
+    if free // 4 < min(n_bytes, least):
+        why = f"{free / 2**30:.1f} GiB of memory are free, and the array must be far larger than the caches"
+        raise StudyError("the GPU's read ceiling", why, "close other programs")
+    return min(n_bytes, free // 4)
 
 
 def _matmul(cell: MatMul) -> Measured:
@@ -200,7 +216,8 @@ def _matmul(cell: MatMul) -> Measured:
     work = {"n_flops": 2 * cell.n_rows**2 * columns}
     if columns == 1:
         work = {"n_bytes": kernels.matrix_bytes(cell.dtype, cell.n_rows, cell.n_rows)}
-    checks = {name: float(kernel == name) for name in ("packed", "blas")}
+    checks = {name: float(kernel == name) for name in ("packed", "accelerate")}
+    checks["blas"] = float(kernel in ("blas", "accelerate"))
     return msgspec.structs.replace(_ceiling(times, **work), checks=checks)
 
 
@@ -224,7 +241,7 @@ def _with_reading(measured: Measured, cell: OnModel, path: Path) -> Measured:
     return msgspec.structs.replace(measured, series=series)
 
 
-def _draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
+def draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
     """Random tokens per repetition and sequence; every draw has another first token, so no prefix can be reused."""
     rng = np.random.default_rng([cell.seed, replicate])
     n, (n_seq, n_prompt, n_gen) = cell.repetitions, cell.shape
@@ -233,7 +250,7 @@ def _draw(cell: OnModel, n_vocab: int, replicate: int) -> list[Prompts]:
     tokens[:, :, 0] = firsts.reshape(n, n_seq)
     if isinstance(cell, Decode) and cell.policy == "shared":
         tokens[:, :, :n_prompt] = tokens[:, :1, :n_prompt]
-    return [dict(enumerate(draw)) for draw in tokens]
+    return [dict(enumerate(drawn)) for drawn in tokens]
 
 
 @contextmanager

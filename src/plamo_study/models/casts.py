@@ -104,15 +104,19 @@ def host(machine: str) -> str:
     return "CPU ARM" if machine.lower().startswith(("arm", "aarch")) else "CPU x86"
 
 
+def backend(gpu: Mapping[str, Any]) -> str:
+    """The name of a GPU's backend from its facts; ggml's own name of the device for one that is not known here."""
+    return next((name for name, start in ON_GPUS.items() if gpu["name"].startswith(start)), str(gpu["name"]))
+
+
 def of_device(gpu: Mapping[str, Any]) -> str:
     """The backend of a GPU from its facts: ggml's `name` ("CUDA0"), and whether its `tensor` units are used.
 
     StudyError for one whose casts are not in the table.
     """
-    known = [name for name, start in ON_GPUS.items() if gpu["name"].startswith(start)]
-    if not known:
+    if backend(gpu) not in ON_GPUS:
         raise StudyError(f"device {gpu['name']}", "the table lacks its backend's casts", f"add lines to {TABLE.name}")
-    return TENSOR if gpu.get("tensor") else known[0]
+    return TENSOR if gpu.get("tensor") else backend(gpu)
 
 
 def of_engine(corrects: Sequence[str], machine: str, path: str, gpu: Mapping[str, Any] | None = None) -> str:

@@ -74,8 +74,11 @@ def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -
     return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(str(data[color].iloc[0])) or GREY))
 
 
-def and_here(chart: Any, data: pd.DataFrame, x: str, y: str, apart: str = "", order: Sequence[str] = ()) -> Any:
-    """The chart with this machine's own points as diamonds; unchanged where there are none.
+def and_here(
+    chart: Any, data: pd.DataFrame, x: str, y: str, apart: str = "", order: Sequence[str] = (),
+    whose: str = "this machine",
+) -> Any:  # fmt: skip
+    """The chart with a machine's own points as diamonds; unchanged where there are none.
 
     `apart`: the column by which points of one category of `y` are offset vertically, in this `order`.
     """
@@ -90,8 +93,8 @@ def and_here(chart: Any, data: pd.DataFrame, x: str, y: str, apart: str = "", or
     whole: Any = over(own, chart)
     whole.layer = [*whole.layer[1:], whole.layer[0]]
     title, said = dict(chart.title), "; ".join(f"{a:.3g}" if kinds[y] == "Q" else str(a) for a in data[y])
-    title["subtitle"] = [*title["subtitle"], "Diamonds: this machine"]
-    return whole.properties(title=title, description=f"{chart.description} On this machine: {said}.")
+    title["subtitle"] = [*title["subtitle"], f"Diamonds: {whose}"]
+    return whole.properties(title=title, description=f"{chart.description} On {whose}: {said}.")
 
 
 def over(*below: Any) -> alt.LayerChart:

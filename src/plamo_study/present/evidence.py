@@ -10,7 +10,7 @@ import pandas as pd
 from IPython.display import Markdown
 
 from plamo_study.analysis import coverage, usable
-from plamo_study.analysis.ceilings import of_study
+from plamo_study.analysis.ceilings import main_place, of_study, published
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import disturbed_cells, drifted, marked_by, model_names
 from plamo_study.errors import StudyError
@@ -20,6 +20,7 @@ from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
+from plamo_study.models import casts
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present import processors
 from plamo_study.present.tables import Columns, Table, escaped, scaled, table
@@ -34,6 +35,7 @@ DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "battery": "the machine ran on its battery",
     "low power": "the machine saved power",
     "heat": "heat slowed the machine",
+    "memory": "the machine ran short of memory",
     "GPU": "other programs used the GPU",
     "drift": "the machine changed its speed by up to {:.0%}",
 }
@@ -42,8 +44,13 @@ HERE = (
     "Pictures and tables show what was measured here, and the claims at the end set both side by side.\n\n"
 )
 PER_SECOND = {"read": (1e-9, "GB/s"), "matmul": (1e-9, "GFLOP/s")}
-READ_KERNELS = {"CPU": "dot product of an array with itself", "GPU": "llama.cpp's matrix-vector product"}
+READ_KERNELS = {
+    "CPU": "dot product of an array with itself",
+    "accelerate": "Accelerate's dot product of an array with itself",
+    "GPU": "llama.cpp's matrix-vector product",
+}
 CEILINGS = {"read": "read bandwidth", "matmul": "matrix throughput"}
+WHOLE = 2  # parts of a graph whose layers are all on a GPU
 Found = TypeVar("Found")
 
 
@@ -55,6 +62,7 @@ def provenance(recording: Recording) -> Table:
     for f in machines:
         named = f"{_with_gpus(processors.processor(f), f)}, {processors.cores(f)}"
         entries.append(("machine", f"{named}, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}"))
+        entries += [("GPU", f"{gpu['chip']}, through {casts.backend(gpu)}") for gpu in f.get("gpus", ())]
     for f in engines:
         said = f"; {build_name(f)}: {f['description']}" if f.get("corrects") else ""
         entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}{said}"))
@@ -192,14 +200,17 @@ def _gates(recording: Recording) -> list[Any]:
 
 
 def ceilings(recording: Recording) -> Table:
-    """Both ceilings of this machine at each thread count, best and usual, with the kernel behind each."""
+    """Both ceilings of this machine at each thread count, best and usual, with the kernel behind each.
+
+    The note holds an Apple chip's fastest reading against its published bandwidth.
+    """
     data = of_study(recording.rows)
     factors, devices = [PER_SECOND[c] for c in data["ceiling"]], ["GPU" if n else "CPU" for n in data["n_gpu_layers"]]
     shown = pd.DataFrame(
         {
             "ceiling": [CEILINGS[c] for c in data["ceiling"]],
             "measured with": [
-                READ_KERNELS[device] if ceiling == "read" else kernel
+                kernel if ceiling == "matmul" else READ_KERNELS.get(kernel, READ_KERNELS[device])
                 for ceiling, kernel, device in zip(data["ceiling"], data["kernel"], devices, strict=True)
             ],
             "device": devices,
@@ -208,7 +219,23 @@ def ceilings(recording: Recording) -> Table:
             "median of processes": [scaled(f, ".1f")(e) for e, (f, _) in zip(data["usual"], factors, strict=True)],
         }
     )
-    return Table(shown)
+    return Table(shown, _beside_published(recording, data))
+
+
+def _beside_published(recording: Recording, data: pd.DataFrame) -> str:
+    """What the maker says that an Apple chip reads, and the share of it that was reached; empty for other chips."""
+    machine = recording.facts.get(main_place(recording.rows).machine)
+    said = published(machine) if machine else None
+    if machine is None or said is None:
+        return ""
+    if said.bandwidth is None:
+        return f"{machine['chip']}: {said.why}. What was measured stands alone."
+    most = data[data["ceiling"] == "read"].groupby(data["n_gpu_layers"] != 0)["best"].max() / said.bandwidth
+    shares = [f"the {'GPU' if gpu else 'CPU'} reaches {share:.0%}" for gpu, share in most.sort_index().items()]
+    return (
+        f"Published for {machine['chip']} with {machine['gpu_cores']} GPU cores: {said.bandwidth / 1e9:g} GB/s "
+        f"({said.source}); {' and '.join(shares)} of it."
+    )
 
 
 def disturbed(rows: pd.DataFrame) -> str:
@@ -248,15 +275,40 @@ def _with_gpus(name: str, machine: dict[str, Any]) -> str:
     return " + ".join(dict.fromkeys(names))  # a chip that is CPU and GPU is named once
 
 
+def devices(rows: pd.DataFrame) -> str:
+    """What computed some rows: "GPU", "CPU", or "GPU and CPU"."""
+    offloaded = set(rows["n_gpu_layers"] != 0)
+    return " and ".join(name for name, found in (("GPU", True), ("CPU", False)) if found in offloaded)
+
+
+def returned(rows: pd.DataFrame) -> str:
+    """A sentence about rows with every layer on a GPU whose operators went back to the CPU; empty where none did.
+
+    Such a model's graph has two parts: the CPU looks the tokens up, and the GPU does the rest. An operator that the GPU
+    lacks cuts it into more. Rows that were recorded before their graphs' parts were counted say nothing.
+    """
+    whole = rows[(rows["n_gpu_layers"] < 0) & rows["splits"].notna()] if "splits" in rows else rows.head(0)
+    cut = whole[whole["splits"].map(lambda parts: max(parts) > WHOLE).astype(bool)]
+    if cut.empty:
+        return ""
+    names, most = " and ".join(escaped(name) for name in model_names(cut)), max(max(parts) for parts in cut["splits"])
+    return (
+        f"In {len(cut):,} of {len(whole):,} rows of the GPU ({names}) the CPU did operators that the GPU lacks: graphs "
+        f"in up to {most} parts, where a GPU that does everything needs {WHOLE}. "
+    )
+
+
 def verified(recording: Recording) -> Markdown:
     """One line under a page's finding: how many rows were correct, and their machine and files."""
     rows, kinds = recording.rows, [weights_of(recording.facts[name]) for name in model_names(recording.rows)]
     threads = rows["n_threads"].max()
     types = _types(rows[rows["model"] != ""]).removesuffix(" of")
     weights = f"{' and '.join(dict.fromkeys(kinds))} weights, {types}"
-    place = f"{chips(recording)}, {threads} thread{'s' if threads > 1 else ''}; scale {recording.scale} ({weights})"
+    shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
+    where = chips(recording) + (f", {devices(rows)}" if shared else "")
+    place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; scale {recording.scale} ({weights})"
     here = HERE if recording.source == "live" else ""
-    return Markdown(f"{disturbed(rows)}{here}*{computed(rows)} {place}.*")
+    return Markdown(f"{disturbed(rows)}{here}*{computed(rows)} {returned(rows)}{place}.*")
 
 
 def _types(rows: pd.DataFrame) -> str:

@@ -44,6 +44,18 @@ def machine(fact: Mapping[str, Any]) -> str:
     return f"{processor(fact)}, {cores(fact)}" if counted else processor(fact)
 
 
+def device(fact: Mapping[str, Any], offloaded: bool) -> str:
+    """What computes on a machine: its first GPU where layers are `offloaded`, else its processor.
+
+    A chip that is both is told apart: "Apple M4 Pro, GPU" and "Apple M4 Pro, CPU". So is a GPU that nobody named.
+    """
+    own, boards = processor(fact), [str(gpu["chip"]) for gpu in fact.get("gpus", ())]
+    if offloaded:
+        board = next(iter(boards), own)
+        return f"{own}, GPU" if board == own else board
+    return f"{own}, CPU" if own in boards or "gpu_cores" in fact else own
+
+
 def _told(fact: Mapping[str, Any]) -> tuple[Any, Any]:
     """Matches of a fact with a Linux processor's name and with a guest's; None each where they fail."""
     linux = LINUX.fullmatch(fact["chip"])

@@ -13,6 +13,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, RECIPES, TYPES
 from plamo_study.measure.recording import SOURCES
 from plamo_study.studies.chunked.plan import CHUNKS
+from plamo_study.studies.collect import DEVICES
 from plamo_study.studies.replicas.plan import ARRANGEMENTS, FEWER
 from plamo_study.studies.speculative.plan import DRAFTS
 
@@ -53,6 +54,7 @@ PARAMETERS = {
     "source": Allowed(str, SOURCES),
     "scale": Allowed(str, tuple(DTYPE)),
     "minutes": Allowed(float, least=0),
+    "device": Allowed(str, DEVICES),
     "own": Allowed(bool),
     "guess": FACTOR,
     "guess_bits": GUESS,

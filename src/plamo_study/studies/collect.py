@@ -17,22 +17,27 @@ DEVICE = "PLAMO_STUDY_DEVICE"  # environment variable, which kernels inherit
 DEVICES = ("auto", "cpu", "gpu")  # auto: on the GPU where the engine has one, and on its host's CPU beside it
 
 
-def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: float = 0) -> Recording:
+def collect(
+    study: str, source: str = "recorded", scale: str = "mini", minutes: float = 0, device: str = "auto"
+) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
 
     `scale`: that of the notebook; a study that is always shown at mini is collected at mini. `minutes`: time for
     measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for the
-    study's finding, its recorded rows are shown, and the page says so.
+    study's finding, its recorded rows are shown, and the page says so. `device`: where live measures, one of DEVICES;
+    recorded rows are shown as they are.
 
     Raises
     ------
     StudyError
-        Unknown study, source or scale, nothing recorded at this scale, or no time to measure and nothing recorded.
+        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, or
+        no time to measure and nothing recorded.
 
     """
     check_source(source)
+    check_device(device)
     at = studies.shown_at(study, scale) if study in studies.STUDIES else scale
-    summary, why = _measured(study, scale, at, minutes) if source == "live" else (None, "")
+    summary, why = _measured(study, scale, at, minutes, device) if source == "live" else (None, "")
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = journal.read(path)
     rows = summary.rows if summary else journal.latest_rows(records)
@@ -46,25 +51,28 @@ def collect(study: str, source: str = "recorded", scale: str = "mini", minutes: 
     return replace(found, left_out=summary.left_out if summary else ())
 
 
-def every_study(notebook: str, source: str, scale: str, minutes: float = 0) -> list[Recording]:
+def every_study(notebook: str, source: str, scale: str, minutes: float = 0, device: str = "auto") -> list[Recording]:
     """All studies but experiments with rows at this scale, the notebook's own first; live measures what its own lack.
 
-    Raises StudyError for an unknown source or scale, or where no study has any row.
+    `device` as for `collect`; of the rows that others measured here, as for `read`.
+
+    Raises StudyError for an unknown source, scale or device, or where no study has any row.
     """
     check_source(source)
+    check_device(device)
     own = [study for study, _ in studies.of_notebook(notebook, scale)]
-    measured = [collect(study, source, scale, minutes) for study in own if source == "live"]
+    measured = [collect(study, source, scale, minutes, device) for study in own if source == "live"]
     left_out = {name for name, study in studies.STUDIES.items() if study.aside} | {each.study for each in measured}
     rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
-    found = [*measured, *filter(None, (read(study, source, scale) for study in dict.fromkeys(rest)))]
+    found = [*measured, *filter(None, (read(study, source, scale, device=device) for study in dict.fromkeys(rest)))]
     if not found:
         raise StudyError(notebook, f"no study has rows at scale {scale!r}", f"plamo-study run {notebook} --scale mini")
     return found
 
 
-def _measured(study: str, scale: str, at: str, minutes: float) -> tuple[runner.Summary | None, str]:
+def _measured(study: str, scale: str, at: str, minutes: float, device: str) -> tuple[runner.Summary | None, str]:
     """Summary of a live study, or why there was no time for the rows that its finding needs."""
-    planned, share = build(study, at), budget.of_study(study, scale, minutes)
+    planned, share = build(study, at, device), budget.of_study(study, scale, minutes)
     if share == budget.LEFT_OUT:
         return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
     try:
@@ -88,13 +96,13 @@ def _say(what: str) -> None:
     display(Markdown(what))
 
 
-def build(study: str, scale: str) -> plan.Plan:
-    """The plan of a study for the engine and machine at hand."""
+def build(study: str, scale: str, device: str = "auto") -> plan.Plan:
+    """The plan of a study for the engine and machine at hand, and a device; "auto": the one that `--device` named."""
     if study not in studies.STUDIES:
         raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
-    engine, device = os.environ.get("LLAMA_CPP_LIB_PATH", ""), os.environ.get(DEVICE, "auto")
-    return studies.STUDIES[study].plan(scale, gpu=_offloads(engine, device))
+    device = os.environ.get(DEVICE, "auto") if device == "auto" else device
+    return studies.STUDIES[study].plan(scale, gpu=_offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device))
 
 
 def check_device(device: str) -> None:
@@ -113,7 +121,7 @@ def _offloads(engine: str, device: str) -> bool:
     has_gpu = device != "cpu" and bool(bench.engine_facts()["gpu_offload"])
     if device == "gpu" and not has_gpu:
         why = "the engine in use was built without a GPU backend, or sees no GPU"
-        raise StudyError("--device gpu", why, "plamo-study engine list, or --device cpu")
+        raise StudyError("device gpu", why, "plamo-study engine list, or the device cpu or auto")
     return has_gpu
 
 

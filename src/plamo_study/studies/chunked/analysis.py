@@ -33,7 +33,7 @@ def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
 def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     """Chunks of every size without decoding: `model`, `how` ("stock", "stock, no flash attention", or a build),
     `n_chunk`, `call` (seconds, the median over the prompt) and `ratio`, stock with flash attention over it."""
-    found = _chunks(rows)
+    found = full_chunks(rows)
     usual = {(model, n): taken for (model, how, n), taken in found.items() if how == STOCK}
     return pd.DataFrame(
         [
@@ -44,7 +44,7 @@ def by_size(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
+def full_chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
     """Seconds of a full chunk by block, by model, how it was computed, and its tokens."""
     found: dict[tuple[str, str, int], dict[int, float]] = {}
     for row in _arrivals(usable(rows)):

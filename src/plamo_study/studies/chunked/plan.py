@@ -22,6 +22,7 @@ DECODING, OTHERS = 4, (1, 8)  # sequences being answered
 STARTED = {"mini": 128, "shape": 32, "weights": 128}  # tokens that those decoding start from
 DEEPER = 512  # for comparing one buffer for all with one each
 SIZES = (8, 16, 31, 32, 48, 63, 64, 65)  # of chunks without decoding, around flash attention's tiles
+GPU_SIZES = (8, 16, 32, 33, 48, 64, 65, 128, 512)  # around the tiles of Metal's matrix kernel
 LAYER = "plamo-3-nict-2b-layer"  # one layer of the full width
 EVERY = 128  # tokens of the largest chunk of a sweep over all of them
 STEPS = 8  # before the prompt arrives, and after it is evaluated
@@ -58,11 +59,11 @@ def chunked(scale: str, gpu: bool = False) -> Plan:
 
 def tiles(scale: str, gpu: bool = False) -> Plan:
     """A prompt in small chunks with no sequence decoding, with and without flash attention, to be measured beside a
-    build that uses its tiles from fewer queries on."""
+    build that uses its tiles from fewer queries on; on a GPU around the tiles of its matrix kernel."""
     check_scale(scale)
     base = Arrival(model=MODELS[0], scale=scale, dtype=DTYPE[scale], n_gen=STEPS, n_seq=0, n_arriving=PROMPT)
-    base = change(base, way="apart", n_threads=machine.performance_cores())
-    flash = tuple(change(base, model=model, n_chunk=n) for n in SIZES for model in MODELS)
+    base = change(base, way="apart", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    flash = tuple(change(base, model=model, n_chunk=n) for n in (GPU_SIZES if gpu else SIZES) for model in MODELS)
     cells = (*flash, *(change(cell, flash_attn="off") for cell in flash))
     planned = with_gates("06-tiles", scale, cells, exact_cache=False)
     return replace(planned, workload=f"{__package__}.workload", compared=flash)

@@ -21,6 +21,7 @@ from plamo_study.studies.batch_scaling import analysis as batch_scaling
 from plamo_study.studies.batch_scaling.builds import CORRECT, FLAT, HYBRID
 from plamo_study.studies.chunked import analysis as chunked_prefill
 from plamo_study.studies.chunked.plan import DECODING, PROMPT, USUAL_CHUNK
+from plamo_study.studies.collect import check_device
 from plamo_study.studies.context import analysis as context, memory
 from plamo_study.studies.disaggregation import analysis as moving, sizes
 from plamo_study.studies.quality import analysis as losses
@@ -281,18 +282,20 @@ STUDIES = tuple(dict.fromkeys(study for studies, _ in LEVERS.values() for study 
 FURTHER = ("05-context", "03-source-table", SEVERAL)  # for what a request is made of, for a claim, and for pairs
 
 
-def recordings(source: str, scale: str) -> Recordings:
+def recordings(source: str, scale: str, device: str = "auto") -> Recordings:
     """The rows of every study that a lever or a claim rests on: at this scale, else at mini.
 
-    StudyError for an unknown source or scale, or where no study has any row.
+    `device`: which of the live rows, as for `recording.of_device`. StudyError for an unknown source, scale or device,
+    or where no study has any row.
     """
     check_source(source)
     check_scale(scale)
+    check_device(device)
     found = {}
     for study in (*STUDIES, *FURTHER):
-        recording = read(study, source, scale)
+        recording = read(study, source, scale, device=device)
         if recording is None or _blocks(recording) < LEAST:
-            recording = read(study, source, FALLBACK) or recording
+            recording = read(study, source, FALLBACK, device=device) or recording
         if recording is not None:
             found[study] = recording
     if not found:

@@ -16,9 +16,9 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
-from plamo_study.measure.recording import OTHERS, REFERENCE, check_source
-from plamo_study.present.processors import processor
+from plamo_study.measure.recording import OTHERS, REFERENCE, check_source, of_device
 from plamo_study.studies.batch_scaling.analysis import STOCK
+from plamo_study.studies.collect import check_device
 from plamo_study.studies.roofline import every_cell
 
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
@@ -28,29 +28,35 @@ ON_GPU = " GPU"  # behind a machine's id
 Studies = list[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]
 
 
-def recordings(source: str, scale: str) -> Studies:
+def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     """The rows of every machine: the tracked ones, and where `source` is live also those measured or added here.
 
-    A recording for each journal and machine. StudyError for an unknown source or scale, or where there are none.
+    A recording for each journal and machine. `device`: which of the rows measured or added here, as for `of_device`.
+    StudyError for an unknown source, scale or device, or where there are none.
     """
     check_source(source)
     check_scale(scale)
-    folders = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
+    check_device(device)
+    tracked = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
+    found = list(_of(tracked, scale))
     if source == "live":
-        folders += sorted(path for path in paths.MEASURED.glob("*") if path.is_dir() and path not in folders)
-    found = list(_of(folders, scale))
+        others = sorted(path for path in paths.MEASURED.glob("*") if path.is_dir() and path not in tracked)
+        found += _of(others, scale, device)
     if not found:
         raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
     return found
 
 
-def _of(folders: list[Any], scale: str) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
+def _of(
+    folders: list[Any], scale: str, device: str = "auto"
+) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
     for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
         records = journal.read(path)
         facts, rows = frame.facts(records), journal.latest_rows(records)
         for machine in dict.fromkeys(row.machine for row in rows):
-            own = [row for row in rows if row.machine == machine]
-            yield path.name.partition(".")[0], frame.frame(own, facts), facts
+            own = of_device([row for row in rows if row.machine == machine], device)
+            if own:
+                yield path.name.partition(".")[0], frame.frame(own, facts), facts
 
 
 def passes(studies: Studies) -> pd.DataFrame:
@@ -63,7 +69,7 @@ def passes(studies: Studies) -> pd.DataFrame:
     found, _ = every_cell.cells(studies)
     if found.empty:
         raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
-    found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")], facts_of(studies))
+    found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")])
     most = found.groupby("machine")["n_threads"].transform("max")
     found = found[found["n_threads"] == most]
     # "auto" chooses flash attention on every backend that was run here, so the two are one kind
@@ -80,19 +86,9 @@ def facts_of(studies: Studies) -> dict[str, dict[str, Any]]:
     return {name: fact for _, _, known in studies for name, fact in known.items() if "chip" in fact}
 
 
-def _apart(found: pd.DataFrame, facts: dict[str, dict[str, Any]]) -> pd.DataFrame:
+def _apart(found: pd.DataFrame) -> pd.DataFrame:
     """Treat a machine's GPU as a separate machine: it has other ceilings."""
-    names, chips = [], []
-    for machine, chip, layers in zip(found["machine"], found["chip"], found["n_gpu_layers"], strict=True):
-        names.append(machine + ON_GPU if layers else machine)
-        chips.append(_gpu(facts[machine]) if layers else chip)
-    return found.assign(machine=names, chip=chips)
-
-
-def _gpu(machine: dict[str, Any]) -> str:
-    """A GPU's chip; marked as a GPU if it shares the processor's chip or the engine named none."""
-    chip = next((str(gpu["chip"]) for gpu in machine.get("gpus", ())), processor(machine))
-    return f"{chip}, GPU" if chip == processor(machine) else chip
+    return found.assign(machine=found["machine"].where(found["n_gpu_layers"] == 0, found["machine"] + ON_GPU))
 
 
 def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:

@@ -2,11 +2,14 @@
 
 On CUDA two builds run beside the released one in the same blocks. `cuda-scan` keeps PLaMo 2's scan on the GPU.
 `cuda-launches` launches every kernel separately, without graphs.
+
+What Metal's kernels do is read in the locked engine's source; `metal-forecast.toml` names the lines.
 """
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,11 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import median_sample, paired_ratio, seconds_by_block
 from plamo_study.analysis.usable import model_names, usable
+from plamo_study.models import casts
+from plamo_study.present import published
 from plamo_study.studies.batch_scaling.analysis import STOCK
+from plamo_study.studies.chunked.analysis import full_chunks
+from plamo_study.studies.context.analysis import samples
 from plamo_study.studies.machines.analysis import Studies
 
 FORECASTS = {"CUDA": "gpu-forecast.toml", "MTL": "metal-forecast.toml"}  # by the backend, as the engine names it
@@ -25,21 +32,35 @@ HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
 RELEASED, SCAN, LAUNCHES = "cuda", "cuda-scan", "cuda-launches"
 MIDDLE = 512  # prompt tokens in the findings
 OFFLOADED_PROMPT, OFFLOADED_STEPS = 128, 32  # tokens of the cells that are measured at every thread count
-ASYMMETRY, BATCHES = "01-phase-asymmetry", "03-batch-scaling"
+ASYMMETRY, BATCHES, CHUNKS, CACHES = "01-phase-asymmetry", "03-batch-scaling", "06-tiles", "05-memory"
 MS = 1e3
+
+# Metal's kernels, each with its place under llama.cpp/ggml/src
+GROUPS = {2: (2,), 3: (3,), 4: (4,), 5: (5,), 6: (3, 3), 7: (4, 4), 8: (4, 4)}  # ggml-metal/ggml-metal-ops.cpp:2506
+TILE = 32  # columns: ggml-metal/ggml-metal-device.cpp:846; 128 with tensor units (840)
+HEADS = (32, 40, 48, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576)  # ggml-metal/ggml-metal-device.m:1729
+CACHED = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")  # ggml-metal/ggml-metal-device.m:1754
+PLAIN = ("f32", "f16", "bf16")  # types of a cache that need no flash attention
+PACKED = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")  # laid out anew for an ARM CPU: ggml-cpu/repack.cpp:4974
+OFFLOADED_FROM = 32  # tokens: ggml-metal/ggml-metal-device.m:1285
+METAL, ARM = "Metal", "CPU ARM"  # in the table of casts
 
 
 @dataclass(frozen=True)
 class Board:
-    """What was measured on one machine with a GPU: usable rows of notebook 01's study and of 03's.
+    """What was measured on one machine with a GPU: usable rows of notebook 01's study, and of others it has.
 
-    `backend`: one of FORECASTS.
+    `backend`: one of FORECASTS. `gates`: of all its studies, passed or not. `tensor`: whether tensor units are used.
     """
 
     backend: str
     chip: str
+    tensor: bool
+    gates: pd.DataFrame
     asymmetry: pd.DataFrame
     batches: pd.DataFrame
+    chunks: pd.DataFrame
+    caches: pd.DataFrame
 
     def prompt(self, model: str, tokens: int, build: str = STOCK, gpu: bool = True) -> pd.Series:
         """Seconds of one sequence's prompt by block."""
@@ -55,6 +76,32 @@ class Board:
         """Seconds of a decode step of `n_seq` sequences by block."""
         found = self._of(self.batches, "decode", model, STOCK, gpu=True)
         return seconds_by_block(found[found["n_seq"] == n_seq], median_sample)
+
+    def chunk(self, tokens: int) -> pd.Series:
+        """Seconds of a call with `tokens` of one prompt of PLaMo 3 by block; none decodes meanwhile."""
+        offloaded = self.chunks[self.chunks["n_gpu_layers"] != 0]
+        return full_chunks(offloaded).get((ATTENTION, STOCK, tokens), pd.Series(dtype=float))
+
+    def deepest(self, phase: str, flash: str, kind: str) -> pd.Series:
+        """Seconds a token of PLaMo 2 by block, at the deepest depth that was measured, with a cache of one `kind`."""
+        found = samples(self.caches[self.caches["n_gpu_layers"] != 0])
+        found = found[found[["model", "phase", "flash_attn", "type_k", "type_v"]].eq(
+            [HYBRID, phase, flash, kind, kind]
+        ).all(axis=1) & found["label"].eq("few")]  # fmt: skip
+        return found[found["depth"] == found["depth"].max()].set_index("block")["value"]
+
+    def right(self, model: str, gpu: bool) -> Estimate:
+        """The share of a file's gates in Q8_0 on one device that agree with the oracle; no sample, so no interval."""
+        found = self.gates[(self.gates["model"] == model) & (self.gates["dtype"] == "Q8_0")]
+        found = found[(found["n_gpu_layers"] != 0) == gpu]
+        if found.empty:
+            return stats.median([])
+        agree = [
+            row.status == "ok" and all(agrees for name, agrees in row.checks.items() if name.endswith("_agrees"))
+            for row in found.itertuples()
+        ]
+        share = sum(agree) / len(agree)
+        return Estimate(share, share, share, len(agree))
 
     @staticmethod
     def _of(rows: pd.DataFrame, workload: str, model: str, build: str, gpu: bool) -> pd.DataFrame:
@@ -75,10 +122,13 @@ def boards(studies: Studies, backend: str = "CUDA") -> list[Board]:
     facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has(fact, backend)}
     found = []
     for machine, fact in facts.items():
-        rows = {name: usable(_named(own)) for name, own, _ in studies if (own["machine"] == machine).all()}
+        rows = {name: _named(own) for name, own, _ in studies if (own["machine"] == machine).all()}
         if ASYMMETRY in rows:
-            batches = rows.get(BATCHES, rows[ASYMMETRY].iloc[:0])
-            found.append(Board(backend, fact["gpus"][0]["chip"], rows[ASYMMETRY], batches))
+            every = pd.concat(rows.values())
+            gates = every[every["workload"] == "gate"].drop_duplicates("key")
+            board, none = fact["gpus"][0], every.iloc[:0]
+            studied = (usable(rows.get(name, none)) for name in (ASYMMETRY, BATCHES, CHUNKS, CACHES))
+            found.append(Board(backend, board["chip"], bool(board.get("tensor")), gates, *studied))
     return found
 
 
@@ -107,15 +157,24 @@ def gains(board: Board) -> pd.DataFrame:
 
 
 def foretold(backend: str = "CUDA") -> list[dict[str, Any]]:
-    """`key`, `unit`, `low`, `high` and `why` of every forecast; on Metal also what the simplest forecasts say."""
+    """`key`, `unit`, `low`, `high` and `why` of every forecast; on Metal also what the simplest forecasts say.
+
+    `about`: the group it belongs to, "" for those of the first. `tiles`: it holds without tensor units only.
+    """
     path = paths.DATA / "published" / FORECASTS[backend]
-    return list(tomllib.loads(path.read_text(encoding="utf-8"))["forecast"])
+    usual = {"about": "", "tiles": False}
+    return [usual | each for each in tomllib.loads(path.read_text(encoding="utf-8"))["forecast"]]
 
 
 def scored(board: Board) -> pd.DataFrame:
-    """The forecasts with what was `measured` (estimate in its unit), and `claim`: whether that lies in the range."""
+    """The forecasts with what was `measured` (estimate in its unit), and `claim`: whether that lies in the range.
+
+    Without those that say nothing about this board's kind of matrix kernel.
+    """
     entries = []
     for forecast in foretold(board.backend):
+        if forecast["tiles"] and board.tensor:
+            continue
         measured = MEASURES[forecast["key"]](board)
         entries.append({**forecast, "measured": measured, "claim": measured.within(forecast["low"], forecast["high"])})
     return pd.DataFrame(entries)
@@ -133,12 +192,93 @@ def off(scores: pd.DataFrame) -> dict[str, float]:
     return {way: float(np.exp(np.abs(np.log(measured / told)).mean())) for way, told in said.items()}
 
 
+def by_kernel(columns: Iterable[int]) -> pd.DataFrame:
+    """What PLaMo 3 should take on the M4 Pro for so many columns: sequences in a step, or tokens of a prompt's chunk.
+
+    `width` (columns), `kernel`, `ms`, `each` (ms a column), and `published` (ms; NaN where the source has none). The
+    source's five steps and its prompt of 512 fix four numbers: one column; a group of g columns, a line through 2 and
+    4; the first tile of 32, which 16 columns fill as well as 9; and a further tile, from the prompt's 16.
+    """
+    steps, prompt = _published(1), _published(512)[1]
+    slope = (steps[4] - steps[2]) / 2
+    tile = (prompt - steps[16]) / (512 / TILE - 1)
+    entries = []
+    for n in columns:
+        groups, tiles = GROUPS.get(n), ceil(n / TILE)
+        if n == 1:
+            kernel, ms = "one column", steps[1]
+        elif groups:
+            kernel = f"{len(groups)} group{'s' * (len(groups) > 1)} of {groups[0]}"
+            ms = sum(steps[2] + slope * (group - 2) for group in groups)
+        else:
+            kernel = f"{tiles} tile{'s' * (tiles > 1)} of {TILE}"
+            ms = steps[16] + tile * (tiles - 1)
+        entries.append({"width": n, "kernel": kernel, "ms": ms, "each": ms / n})
+    return pd.DataFrame(entries).assign(published=lambda d: d["width"].map(steps | {512: prompt}).astype(float))
+
+
+def _published(tokens: int) -> dict[int, float]:
+    """Milliseconds by sequences, of a step (`tokens` 1) or of a prompt of so many, as the M4 Pro study prints them."""
+    found = published.load("m4-pro-b9596").query("model == 'plamo-3-nict-2b'")
+    found = found[found["quantity"] == ("decode" if tokens == 1 else "prefill")]
+    return {int(row.n_seq): MS * row.n_seq * tokens / row.value for row in found.itertuples()}
+
+
+def flash_attention(heads: Sequence[int], kinds: Sequence[tuple[str, str]]) -> pd.DataFrame:
+    """What Metal does with a cache: `head` (numbers a head), `keys`, `values` (types), `attention`, and `speed`.
+
+    Metal has a kernel where head size and type are known and both types are one. Without a kernel llama.cpp turns
+    flash attention off where it may choose (llama-context.cpp:550). For quantized values it may not
+    (llama-context.cpp:3840): the scheduler then gives each layer's attention to the CPU, with two more splits a layer.
+    """
+    entries = []
+    for head in heads:
+        for keys, values in kinds:
+            if keys == values and keys in CACHED and head in HEADS:
+                how = "flash attention on the GPU"
+                speed = "usual" if keys in PLAIN else "as F16 or slower: fewer bytes, more arithmetic"
+            elif values in PLAIN:
+                how, speed = "without flash attention, on the GPU", "slower the deeper the context"
+            else:
+                how, speed = "flash attention on the CPU, in every layer", "slower, more so the deeper the context"
+            entries.append({"head": head, "keys": keys, "values": values, "attention": how, "speed": speed})
+    return pd.DataFrame(entries)
+
+
+def without_layers(kinds: Iterable[str]) -> pd.DataFrame:
+    """Where `-ngl 0` computes on a Mac, by `dtype` of the weights, and the largest input that survives it.
+
+    `prompt`: what computes calls of OFFLOADED_FROM tokens or more. `cpu` and `gpu`: the largest input of a matrix in
+    shorter calls, and in a prompt on a GPU that holds all layers; `here`: in a prompt with `-ngl 0`; infinite where
+    the type rounds to nothing narrower than F32's range. llama.cpp gives long calls to the GPU where the weights lie
+    as in the file (ggml-backend.cpp:970); those laid out anew for the CPU do not (repack.cpp:5246 is no host buffer).
+    """
+    entries = []
+    for kind in kinds:
+        limits = {
+            name: getattr(casts.limit(backend, kind), "limit", float("inf"))
+            for name, backend in (("cpu", ARM), ("gpu", METAL))
+        }
+        stays = kind in PACKED
+        entry: dict[str, Any] = {"dtype": kind, "prompt": "CPU" if stays else "GPU"}
+        entries.append(entry | limits | {"here": limits["cpu" if stays else "gpu"]})
+    return pd.DataFrame(entries)
+
+
 def _ms(seconds: pd.Series) -> Estimate:
     return stats.median((MS * seconds).tolist())
 
 
 def _against(board: Board, many: int, few: int) -> Estimate:
     return paired_ratio(board.steps(ATTENTION, many), board.steps(ATTENTION, few))
+
+
+def _chunks(board: Board, many: int, few: int) -> Estimate:
+    return paired_ratio(board.chunk(many), board.chunk(few))
+
+
+def _cached(board: Board, phase: str, kind: str, flash: str = "on") -> Estimate:
+    return paired_ratio(board.deepest(phase, flash, kind), board.deepest(phase, "on", "f16"))
 
 
 MEASURES: dict[str, Callable[[Board], Estimate]] = {
@@ -167,4 +307,16 @@ MEASURES: dict[str, Callable[[Board], Estimate]] = {
     "step of 9 sequences of PLaMo 3 against a step of 8": lambda board: _against(board, 9, 8),
     "step of 16 sequences of PLaMo 3 against a step of 9": lambda board: _against(board, 16, 9),
     "step of 32 sequences of PLaMo 3 against a step of 16": lambda board: _against(board, 32, 16),
+    "chunk of 8 tokens of PLaMo 3 against one of 16": lambda board: _chunks(board, 8, 16),
+    "chunk of 16 tokens of PLaMo 3 against one of 32": lambda board: _chunks(board, 16, 32),
+    "chunk of 33 tokens of PLaMo 3 against one of 32": lambda board: _chunks(board, 33, 32),
+    "chunk of 48 tokens of PLaMo 3 against one of 64": lambda board: _chunks(board, 48, 64),
+    "chunk of 65 tokens of PLaMo 3 against one of 64": lambda board: _chunks(board, 65, 64),
+    "chunk of 512 tokens of PLaMo 3 against one of 128": lambda board: _chunks(board, 512, 128),
+    "deep step of PLaMo 2: Q8_0 cache against F16": lambda board: _cached(board, "decode", "q8_0"),
+    "deep step of PLaMo 2: Q4_0 cache against F16": lambda board: _cached(board, "decode", "q4_0"),
+    "deep prompt of PLaMo 2: Q8_0 cache against F16": lambda board: _cached(board, "prefill", "q8_0"),
+    "deep prompt of PLaMo 2: no flash attention against flash": lambda board: _cached(board, "prefill", "f16", "off"),
+    "released PLaMo 2, no layers on the GPU: gates that pass": lambda board: board.right("plamo-2-1b", gpu=False),
+    "released PLaMo 2, all layers on the GPU: gates that pass": lambda board: board.right("plamo-2-1b", gpu=True),
 }

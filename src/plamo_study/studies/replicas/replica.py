@@ -51,6 +51,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     load_ns: int
     mapped_bytes: float
     own_bytes: float
+    splits: tuple[int, int] | None  # of its graphs, as `library.splits`
 
 
 class Weighed(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +101,7 @@ def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
         _steps(session, cell, tokens, np.zeros(WARM_STEPS, dtype=np.int64))
         session.clear()
         mapped, own = weights("".join(log))
-        say(Loaded(load_ns=load_ns, mapped_bytes=mapped, own_bytes=own))
+        say(Loaded(load_ns=load_ns, mapped_bytes=mapped, own_bytes=own, splits=library.splits()))
         say(_weighed(task.path))
         with watch.timed():
             _prompts(session, cell, tokens, stamps[: cell.n_seq])

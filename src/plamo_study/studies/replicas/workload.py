@@ -131,6 +131,7 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
         samples_ns=[np.diff(line[cell.n_seq - 1 :]).tolist() for line in ends],
         prefill_ns=[int(line[cell.n_seq - 1]) for line in ends],
         load_ns=max(said.load_ns for said in loaded),
+        splits=loaded[0].splits,
         n_evaluated=sum(said.n_evaluated for said in answered),
         checks=checks,
         series={"start": started, "load": [said.load_ns / 1e9 for said in loaded], "error": _errors(proved)} | memory,

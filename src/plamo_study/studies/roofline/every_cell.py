@@ -21,7 +21,7 @@ from plamo_study.analysis.kernels import column_tile, weight_passes
 from plamo_study.analysis.roofline import NO_MATMUL, PRODUCTS, Band, Ceilings, Model, Part, miss
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
-from plamo_study.present.processors import processor
+from plamo_study.present.processors import device
 
 Facts = Mapping[str, Mapping[str, Any]]
 Known = Mapping[str, Mapping[int, float]]  # tensor type -> number of columns -> seconds per weight
@@ -67,12 +67,12 @@ Held = tuple[str, Facts, dict[str, Any], Model, Timed, Limits | StudyError]
 def cells(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> tuple[pd.DataFrame, int]:
     """One line per study, cell and kind of pass; `studies` are (name, rows, facts). Usable rows only.
 
-    Columns: the cell's, `chip`, `phase`, `tokens`, `depth`, `n` processes, `flops`, `bytes`, `intensity`, `compute` and
-    `read` (its file's ceilings, best), `low`, `high`, `measured` (estimate, s), the misses of STEPS, `by_kernel`
-    (whether the last refinement applies), `share` (of the roof of its own kernels) and `share_fastest` (of the roof of
-    the fastest matrix kernel measured there). Ceilings are its own study's, else those of all studies on that machine.
-    A pass whose ceilings no study measured on its machine is left out; their number comes second. Raises StudyError
-    where that leaves none.
+    Columns: the cell's, `chip` (a GPU's where layers were offloaded), `phase`, `tokens`, `depth`, `n` processes,
+    `flops`, `bytes`, `intensity`, `compute` and `read` (its file's ceilings, best), `low`, `high`, `measured`
+    (estimate, s), the misses of STEPS, `by_kernel` (whether the last refinement applies), `share` (of the roof of its
+    own kernels) and `share_fastest` (of the roof of the fastest matrix kernel measured there). Ceilings are its own
+    study's, else those of all studies on that machine. A pass whose ceilings no study measured on its machine is left
+    out; their number comes second. Raises StudyError where that leaves none.
     """
     entries, lacking = [], []
     for name, facts, cell, model, timed, limits in _held(studies):
@@ -102,7 +102,7 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
         for key, group in found.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             place, file = ceilings.place_of(cell), (cell["model"].rstrip("*"), cell["dtype"])
-            cell |= {"n": len(group), "chip": processor(facts[cell["machine"]])}
+            cell |= {"n": len(group), "chip": device(facts[cell["machine"]], cell["n_gpu_layers"] != 0)}
             for timed in _timed(cell, group):
                 held = (place, file, timed.tokens)
                 if held not in limits:

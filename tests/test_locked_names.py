@@ -1,0 +1,113 @@
+"""Names that are matched in the engine's logs and registries are those of the locked sources, not ones from memory."""
+
+import re
+import tarfile
+from functools import cache
+
+import pytest
+from darwin import ENGINE
+
+from plamo_study.analysis import kernels
+from plamo_study.engine import builds, library
+from plamo_study.errors import StudyError
+from plamo_study.measure import process, server
+from plamo_study.models import casts
+from plamo_study.studies.machines import gpu
+from plamo_study.studies.replicas import replica
+
+READ = (  # files of llama.cpp, and of the bindings
+    "ggml/src/ggml-backend.cpp", "ggml/src/ggml-cpu/repack.cpp", "ggml/src/ggml-cpu/ggml-cpu.cpp", "ggml/src/ggml.c",
+    "ggml/src/ggml-metal/ggml-metal.cpp", "ggml/src/ggml-metal/ggml-metal-device.m", "ggml/include/ggml.h",
+    "ggml/include/ggml-cuda.h", "ggml/include/ggml-vulkan.h",
+    "ggml/src/ggml-vulkan/ggml-vulkan.cpp", "src/llama-model.cpp", "src/llama.cpp", "common/arg.cpp",
+    "tools/llama-bench/llama-bench.cpp",
+)  # fmt: skip
+METAL = "ggml/src/ggml-metal/ggml-metal.cpp"
+BINDINGS = "llama_cpp/llama_cpp.py"
+pytestmark = pytest.mark.timeout(200)
+
+
+@cache
+def sources():
+    """The text of each file. A test that needs it is skipped where pip has no such sdist."""
+    try:
+        sdist = builds.fetch()
+    except StudyError as error:
+        pytest.skip(f"pip cannot fetch the sdist here: {error.why}")
+    found = {}
+    with tarfile.open(sdist) as archive:
+        for member in archive:
+            name = member.name.partition("/")[2].removeprefix("vendor/llama.cpp/")
+            if name in (*READ, BINDINGS):
+                found[name] = archive.extractfile(member).read().decode()
+    assert set(found) == {*READ, BINDINGS}
+    return found
+
+
+def said(name, pattern):
+    """What one place of a file says."""
+    found = set(re.findall(pattern, sources()[f"ggml/src/{name}" if f"ggml/src/{name}" in sources() else name]))
+    assert len(found) == 1, (name, pattern, found)
+    return found.pop()
+
+
+def metal():
+    return said("ggml-metal/ggml-metal.cpp", r'#define GGML_METAL_NAME "(\w+)"')
+
+
+def test_weights_are_mapped_or_not_by_the_names_of_buffers_in_the_engine_s_own_line():
+    line = said("src/llama-model.cpp", r'LLAMA_LOG_INFO\("(%s: %12s model buffer size = .*?)\\n"')
+    ends = re.findall(r'GGML_METAL_NAME \+ std::to_string\(i\)(?: \+ "(\w+)")?', sources()[METAL])
+    assert set(ends) >= {"", "_Mapped", "_Private"}
+    names = {f"{metal()}0{end}": end == "_Mapped" for end in ends}
+    names |= {said("ggml-backend.cpp", r'from_ptr_type_get_name\([^{]*\{\s*return "(\w+)"'): True}
+    names |= {said("ggml-cpu/repack.cpp", r'return "(CPU_\w+)"'): False}
+    for name, mapped in names.items():
+        assert replica.weights(line % ("load_tensors", name, 512.0)) == ((2.0**29, 0) if mapped else (0, 2.0**29)), name
+
+
+def test_tensor_units_are_read_from_the_lines_of_metal():
+    device = sources()["ggml/src/ggml-metal/ggml-metal-device.m"]
+    assert f'"%s%d", "{metal()}", device' in device, "as devices are named"
+    named, tensor = (
+        re.search(rf'GGML_LOG_INFO\("({what}.*?)"', device)[1] for what in ("%s: GPU name: ", "%s: has tensor")
+    )
+    lines = [named % ("init", f"{metal()}0", "Apple M5"), tensor % ("init", "true"), "\\n"]
+    lines += [named % ("init", f"{metal()}1", "Apple M4"), tensor % ("init", "false")]
+    assert library.has_tensor_units("".join(lines).replace("\\n", "\n")) == {f"{metal()}0": True, f"{metal()}1": False}
+
+
+def test_backends_have_the_names_that_the_registry_gives_them():
+    cuda, vulkan = (sources()[f"ggml/include/ggml-{which}.h"] for which in ("cuda", "vulkan"))
+    assert f'#define GGML_CUDA_NAME "{casts.ON_GPUS["CUDA"]}"' in cuda
+    assert f'#define GGML_VK_NAME "{casts.ON_GPUS["Vulkan"]}"' in vulkan
+    assert casts.ON_GPUS["Metal"] == metal()
+    assert set(gpu.FORECASTS) <= set(casts.ON_GPUS.values())
+
+
+def test_what_a_build_says_of_itself_is_made_of_the_features_in_the_sources():
+    assert re.search(r's \+= ggml_backend_reg_name\(reg\);\s*s \+= " : "', sources()["src/llama.cpp"])
+    files = ("ggml-metal/ggml-metal.cpp", "ggml-cpu/ggml-cpu.cpp")
+    features = {name for each in files for name in re.findall(r'\{ "(\w+)", "?\w+', sources()[f"ggml/src/{each}"])}
+    matched = [*kernels.PACKED.values(), "LLAMAFILE = 1", "REPACK = 1", "AVX512 = 1", "AVX_VNNI = 1"]
+    asked = re.findall(r"(\w+) = 1", " ".join([*matched, ENGINE["build"]]))
+    assert set(asked) <= features, set(asked) - features
+    assert f"{metal()} : " in ENGINE["build"]
+    assert [each.n_seq for each in kernels.switches(ENGINE, "Q8_0", 16, on_gpu=True)] == [1, 8]
+
+
+def test_options_and_variables_that_turn_a_gpu_off_are_those_that_are_read():
+    for name in ("common/arg.cpp", "tools/llama-bench/llama-bench.cpp"):
+        text = sources()[name]
+        assert all(f'"{option}"' in text for option in server.offload(0) if option.startswith("-"))
+        assert re.search(r'dev_names\.size\(\) == 1 && .*== "none"', text)
+    assert re.search(r'getenv\("GGML_METAL_DEVICES"\)', sources()[METAL])
+    assert 'getenv("GGML_VK_VISIBLE_DEVICES")' in sources()["ggml/src/ggml-vulkan/ggml-vulkan.cpp"]
+    assert set(server.NO_GPUS) == {"GGML_METAL_DEVICES", "GGML_VK_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}
+    assert "LLAMA_CPP_LIB_PATH" in sources()[BINDINGS]
+
+
+def test_an_assertion_is_found_as_the_engine_prints_it():
+    printed = said("ggml/include/ggml.h", r'#define GGML_ASSERT\(x\) if \(!\(x\)\) GGML_ABORT\("(.*?)"')
+    assert process.ASSERT.search(f"/x/ggml.c:3: {printed % 'n_tokens > 0'}")
+    assert 'getenv("GGML_NO_BACKTRACE")' in sources()["ggml/src/ggml.c"]
