@@ -45,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     way = ""
     busy = 0
+    asking: ClassVar[list[str]] = []  # prompts that are being answered
+    asked_before = 0
     keys: ClassVar[list[str]] = []
     written = 0
 
@@ -66,6 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Handler.keys.append(self.headers.get("Authorization", ""))
         Handler.busy += 1
+        Handler.asking.append(prompt := asked.get("prompt", ""))
         try:
             if self.path == "/completion":
                 self.complete_by_own_api(asked)
@@ -79,6 +82,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             Handler.busy -= 1
+            Handler.asking.remove(prompt)
 
     def complete(self, asked):
         if self.way in REPLIES:
@@ -145,6 +149,67 @@ class Handler(BaseHTTPRequestHandler):
         self.begin()
         self.tell("alone" if others == 1 else f"with {others}")
         self.end(1)
+
+    # An answer of its prompt's own, or one that parts from it at the third word: that word led by so many nats alone.
+
+    def mixes_equals(self, asked):
+        """Copies of a prompt at once disturb one another; other prompts do not."""
+        self.speak(asked, self.others(asked).count(asked["prompt"]) > 0)
+
+    def mixes_others(self, asked):
+        """Other prompts disturb; copies of the same one do not."""
+        self.speak(asked, any(prompt != asked["prompt"] for prompt in self.others(asked)))
+
+    def rounds(self, asked):
+        """As batch-variant kernels do: the shortest prompts have a near-tie, which the batch decides."""
+        self.speak(asked, bool(self.others(asked)) and len(asked["prompt"]) < 700, lead=0.05)
+
+    def rounds_untold(self, asked):
+        """The same, and the server gives no log probabilities."""
+        self.rounds(asked | {"logprobs": None})
+
+    def rounds_everything(self, asked):
+        self.speak(asked, bool(self.others(asked)), lead=0.05)
+
+    def samples(self, asked):
+        """Every third answer is another one, neighbours or not."""
+        Handler.asked_before += 1
+        self.speak(asked, len(asked["prompt"]) > 100 and Handler.asked_before % 3 == 0)
+
+    def limits(self, asked):
+        """One request at a time; others are refused."""
+        if self.others(asked):
+            self.reply(429, b'{"error": {"message": "slow down"}}')
+        else:
+            self.speak(asked)
+
+    def repeats(self, asked):
+        """The same answer to every prompt."""
+        self.begin()
+        self.tell("I cannot help with that.")
+        self.end(6)
+
+    def floods(self, asked):
+        """Answers as asked, beside four megabytes of comments."""
+        self.begin()
+        for _ in range(64 if len(asked["prompt"]) > 100 else 0):
+            self.chunk(b":" + b"." * (1 << 16) + b"\n")
+        self.tell(asked["prompt"][:8])
+        self.end(1)
+
+    def others(self, asked):
+        """Prompts of those who ask meanwhile."""
+        time.sleep(0.05)
+        others = list(Handler.asking)
+        others.remove(asked["prompt"])
+        return others
+
+    def speak(self, asked, otherwise=False, lead=1.0):
+        self.begin()
+        for number, word in enumerate(("one ", "two ", "tres " if otherwise else "three ", asked["prompt"][:8])):
+            logs = {"tokens": [word], "top_logprobs": [{word: -0.1, "else": -0.1 - (lead if number == 2 else 2.0)}]}
+            self.event({"choices": [{"text": word} | ({"logprobs": logs} if asked.get("logprobs") else {})]})
+        self.end(4)
 
     def dies_together(self, asked):
         time.sleep(0.05)

@@ -14,7 +14,8 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.studies.levers import gains, stacked, traffic
 from plamo_study.studies.levers.traffic import Effect, Traffic
-from plamo_study.studies.serving.probe import Binding, Budget, Interval, Report, Rightness
+from plamo_study.studies.serving.probe import Binding, Budget, Interval, Report
+from plamo_study.studies.serving.right import Rightness
 
 HYBRID = "plamo-2-1b"
 

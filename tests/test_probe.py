@@ -11,8 +11,8 @@ import misbehaving
 import numpy as np
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
-from test_cli import in_one_process
-from trials import trial
+from test_cli import in_one_process, run, tool
+from trials import probed as runs
 from typer.testing import CliRunner
 
 from plamo_study import paths
@@ -21,7 +21,7 @@ from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import client, page, probe, results, traffic
+from plamo_study.studies.serving import analysis, client, page, probe, results, right, traffic
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.probe import Ask, Seen
 
@@ -46,13 +46,90 @@ def probed(url, seconds=20.0, **given):
 # ------------------------------------------------------------------ right under load
 
 
-def test_answers_that_depend_on_neighbours_are_found_with_the_prompts_and_the_token(stands_in, monkeypatch):
-    monkeypatch.setattr(probe, "RIGHT_ROUNDS", 2)
-    right = probe.rightness(Ask(Target(stands_in("mixes")), 16, 4, 2, seconds=20.0))
-    assert right.verdict == "they do"
-    assert right.other > 2
-    assert set(right.prompts.values()) == {0}
-    assert "from token 0" in right.why
+NEIGHBOURS = {  # way -> verdict, what it says of why
+    "": ("right", "are those given alone"),
+    "mixes": ("wrong", "from token 0"),
+    "mixes_equals": ("wrong", "prompt 1 and 2, from token 2"),
+    "mixes_others": ("wrong", "from token 2"),
+    "rounds": ("right", "but for a near-tie"),
+    "rounds_untold": ("cannot tell", "2 of 8 prompts differ, which rounding may do; the server gives no log probab"),
+    "rounds_everything": ("cannot tell", "more than rounding should turn"),
+    "samples": ("cannot tell", "it samples, or has other users"),
+    "limits": ("cannot tell", "failed: HTTP 429: slow down"),
+    "repeats": ("cannot tell", "the same answer alone"),
+    "floods": ("cannot tell", "the answers together have more than"),
+}
+
+
+@pytest.mark.parametrize(("way", "expected"), NEIGHBOURS.items())
+def test_servers_that_are_right_wrong_or_neither_are_told_apart(way, expected, stands_in, monkeypatch):
+    monkeypatch.setattr(right, "ROUNDS", 3)
+    monkeypatch.setattr(right, "COPIED", 2)
+    ask = Ask(Target(stands_in(way)), 16, 4, 2, seconds=60.0)
+    found = probe.rightness(ask)
+    assert (found.verdict, expected[1] in found.why) == (expected[0], True), found
+    assert found.misses
+    assert found.distinct == {"": 1, "mixes_equals": 2, "mixes_others": 1}.get(way, found.distinct)
+    assert found.gap == pytest.approx(0.05 if way in ("rounds", "rounds_everything") else 0.0)
+
+
+def test_a_server_that_is_gone_after_a_load_is_wrong_and_one_that_comes_back_is_not_judged(tmp_path, monkeypatch):
+    program = misbehaving.as_llama_server(tmp_path, "dies_together")
+    with server.started(Setup("llama-server", mini_file(HYBRID), binary=program)) as running:
+        found = probe.rightness(Ask(Target(running.url), seconds=30.0))
+    assert (found.verdict, found.failed) == ("wrong", right.TOGETHER[0]), found
+    assert "it was gone" in found.why
+    monkeypatch.setattr(client, "UNREACHED", "another failure")
+    with server.started(Setup("llama-server", mini_file(HYBRID), binary=program)) as running:
+        assert probe.rightness(Ask(Target(running.url), seconds=30.0)).verdict == "cannot tell"
+
+
+def answered(text, gaps=()):
+    """An answer of one token a letter."""
+    said = client.Answer(client.Prompt("0", "", 4), 0)
+    said.texts = said.tokens = list(text)
+    said.gaps = list(gaps) or [float("nan")] * len(text)
+    return said
+
+
+def judged(*beside, gaps=()):
+    """The verdict on answers to eight prompts, `beside` for the first of them in turn, alone "abcd" with a number."""
+    alone = [[answered(f"abcd{n}", gaps)] * 2 for n in range(right.PROMPTS)]
+    asked = right.Asked(alone, 4, copies=[(0, [answered("abcd0")] * 4)])
+    asked.beside = [(n, answered(text)) for n, texts in enumerate(beside) for text in texts.split()]
+    return right.judged(asked)
+
+
+@pytest.mark.parametrize(
+    ("beside", "verdict"),
+    [
+        (["abcd0"], "right"),
+        (["abXd0 abXd0", "abXd1"], "cannot tell"),  # one way each: two near-ties would do it
+        (["abXd0 aXcd0", "abXd1"], "cannot tell"),
+        (["abXd0 aXcd0", "abXd1 abYd1"], "wrong"),
+        (["abX"] * 4, "cannot tell"),
+        (["abX"] * 5, "wrong"),
+    ],
+)
+def test_without_log_probabilities_repetition_decides(beside, verdict):
+    assert judged(*beside).verdict == verdict
+
+
+def test_the_lead_at_the_first_differing_token_says_whether_rounding_may_have_done_it():
+    for lead, verdict in ((right.TIE - 0.01, "right"), (right.TIE, "wrong")):
+        found = judged("abXd0", gaps=[3.0, 3.0, lead, 0.0, 0.0])
+        assert (found.verdict, found.prompts) == (verdict, {} if verdict == "right" else {"1": 2})
+
+
+def test_an_answer_alone_that_a_near_tie_turns_is_one_of_two_right_ones():
+    gaps = [3.0, 3.0, 0.1, 3.0, 3.0]
+    alone = [[answered(f"abcd{n}", gaps)] * 2 for n in range(right.PROMPTS)]
+    alone[0] = [alone[0][0], answered("abXd0", gaps)]
+    asked = right.Asked(alone, 2, [(0, answered("abXd0"))], [(0, [answered("abcd0")])])
+    assert (right.judged(asked).verdict, right.judged(asked).near_ties) == ("right", 0)
+    alone[0][1] = answered("aXcd0", gaps)
+    asked.beside = []
+    assert "1 of 8 prompts get another answer alone" in right.judged(asked).why
 
 
 def test_a_server_that_drips_is_left_when_the_time_is_over(stands_in, monkeypatch):
@@ -63,33 +140,50 @@ def test_a_server_that_drips_is_left_when_the_time_is_over(stands_in, monkeypatc
 
 
 @needs_llama
-@pytest.mark.parametrize(
-    ("model", "verdict"), [(HYBRID, "they do"), (ATTENTION, "answers do not depend on neighbours")]
-)
+@pytest.mark.parametrize(("model", "verdict"), [(HYBRID, "wrong"), (ATTENTION, "right")])
 def test_the_probe_finds_a_stock_servers_mixed_up_answers_and_none_with_attention_only(model, verdict):
     setup = Setup("llama-server", mini_file(model), 4, 1536, libraries=server_build.libraries())
     with server.started(setup) as running:
-        asked = Ask(Target(running.url), 16, 4, 2, seconds=12.0)
+        asked = Ask(Target(running.url), 16, 4, 2, seconds=60.0)
         assert client.run(met(asked))[1] == "llama-server"
-        right = probe.rightness(asked)
-        assert right.verdict == verdict, right
-        assert right.log_probabilities
-        if verdict != "they do":
-            assert not right.failed
+        found = probe.rightness(asked)
+        assert found.verdict == verdict, found
+        assert found.log_probabilities
+        if verdict == "right":
+            assert not found.failed
             assert running.ended() == ""
 
 
 @needs_llama
-def test_a_trial_counts_verdicts_and_deaths_and_is_kept(tmp_path, monkeypatch):
+def test_probed_servers_are_counted_by_what_is_known_of_them_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "MEASURED", tmp_path)
     said = []
-    found = trial.run(HYBRID, mini_file(HYBRID), "stock", 1, said.append)
-    assert found.verdicts == {"they do": 1}
-    assert found.other or found.died
-    assert said == [f"{HYBRID}, stock, 1 of 1: they do"]
-    trial.keep("local", [found])
-    assert results.trials("local") == [found]
-    assert results.trials("reference") == []
+    servers = [runs.Known(HYBRID), runs.Known(ATTENTION), runs.Known("no-architecture")]
+    found = runs.run(servers, tmp_path, "local", said.append)
+    assert [(each.truth, each.verdict) for each in found.servers] == [("wrong", "wrong"), ("right", "right")]
+    assert "left out" in said[-1]
+    assert results.probed("local").servers == found.servers
+    assert results.probed("reference") is None
+
+
+def test_the_tool_that_probes_known_servers_says_what_it_lacks(tmp_path):
+    done = run(tmp_path, "--most", "1", command=tool("probed"), LLAMA_SERVER="/nowhere")
+    assert (done.returncode, "is no program" in done.stderr) == (2, True), done.stderr
+
+
+def test_what_is_known_of_servers_comes_from_the_batching_law_and_errors_have_exact_intervals():
+    servers = list(runs.known())
+    assert len(servers) >= 40
+    wrong = {(each.build, each.slots > 1) for each in servers if each.truth() == "wrong"}
+    assert wrong == {("stock", True)}
+    assert all(each.model in (HYBRID, "plamo2-dense") for each in servers if each.truth() == "wrong")
+    told = {name: 0 for name in results.Probed.__struct_fields__} | {"truth": "right", "verdict": "right"}
+    right_ones = [results.Probed(**told)] * 9 + [results.Probed(**told | {"verdict": "wrong"})]
+    counted = analysis.confusion([*right_ones, results.Probed(**told | {"truth": "wrong", "verdict": "cannot tell"})])
+    alarms, misses = counted.errors
+    assert (alarms.value, round(alarms.low, 4), round(alarms.high, 3)) == (0.1, 0.0025, 0.445)
+    assert (misses.value, misses.n) == (0.0, 1)
+    assert counted["cannot tell"].tolist() == [0, 1]
 
 
 # ------------------------------------------------------------------ answers that no server gives
@@ -229,28 +323,29 @@ def test_loopback_is_told_by_the_address_alone():
 
 def test_the_report_is_json_text_and_a_page_and_the_key_is_in_none(stands_in, monkeypatch, tmp_path):
     monkeypatch.setenv(cli_server.KEY, "very-secret")
-    monkeypatch.setattr(probe, "RIGHT_ROUNDS", 2)
+    monkeypatch.setattr(right, "ROUNDS", 2)
     out = tmp_path / "report.html"
     lengths = ["--prompt-tokens", "16", "--output-tokens", "4", "--seconds", "20"]
     done = CliRunner().invoke(main.app, ["probe", stands_in(), *lengths, "--json", "--html", str(out)])
     assert done.exit_code == 0, done.output
     assert set(misbehaving.Handler.keys) == {"Bearer very-secret"}
     told = json.loads(done.stdout)
-    assert told["right"]["verdict"] == "answers do not depend on neighbours"
-    assert told["right"]["compared"] == probe.RIGHT_ROUNDS * sum(probe.TOGETHER)
+    assert told["right"]["verdict"] == "right"
+    assert told["right"]["compared"] == right.ROUNDS * (sum(right.TOGETHER) + right.TOGETHER[0])
     assert told["requests"] <= told["budget"]["requests"]
     assert (told["model"], told["server"], told["right"]["log_probabilities"]) == ("stand-in", "unknown", False)
     written = out.read_text()
     assert "Which phase binds?" in written
+    assert "would miss" in written
     assert "very-secret" not in written + done.output
     assert "http" not in written.replace(told["url"], "")  # nothing is loaded from elsewhere
 
 
 def test_a_page_escapes_what_a_server_says():
     told = {"url": "http://x", "server": "unknown", "model": "<script>alert(1)</script>", "requests": 1, "seconds": 1.0}
-    right = probe.Rightness(verdict="cannot tell", why="")
+    found = right.unknown("")
     phase = probe.Binding(verdict="cannot tell", why="")
-    shown = page.html(probe.Report(**told, budget=probe.Budget(1, 1, 1.0), right=right, phase=phase))
+    shown = page.html(probe.Report(**told, budget=probe.Budget(1, 1, 1.0), right=found, phase=phase))
     assert "<script>" not in shown
     assert "&lt;script&gt;" in shown
 

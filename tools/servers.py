@@ -4,7 +4,6 @@
     python tools/servers.py crowd                                  # what does a token take beside those who wait?
     python tools/servers.py beside aip/bin/aiperf                  # our client and AIPerf on the same server
     python tools/servers.py drafts                                 # llama-server's speculation beside our loop
-    python tools/servers.py trial                                  # is the probe right about servers that are known?
 
 They need `plamo-study server build` first. `--reference` keeps a result as the reference machine's.
 """
@@ -18,16 +17,15 @@ from trials import (
     crowd as crowd_runs,
     drafts as draft_runs,
     soak as soak_runs,
-    trial as trial_runs,
 )
 
 from plamo_study.cli import report
 from plamo_study.cli.guard import guarded, interruptible
 from plamo_study.cli.options import finite
 from plamo_study.cli.server import DAY_S
-from plamo_study.engine import library, server_build
+from plamo_study.engine import library
 from plamo_study.measure import plan
-from plamo_study.models import embedded, registry, synthetic
+from plamo_study.models import synthetic
 from plamo_study.studies.speculative import beside as draft_results
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -37,21 +35,6 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 def main() -> None:
     """Load servers for long, or beside one another."""
     interruptible()
-
-
-@app.command()
-def trial(
-    runs: Annotated[int, typer.Option(min=1, help="servers probed of each kind")] = 20,
-    reference: Annotated[bool, typer.Option(help="keep the result as the reference machine's")] = False,
-) -> None:
-    """Probe servers that are known to be wrong and to be right, each many times: is the probe right about them?"""
-    hybrid, attention = plan.MODELS
-    place, found = report.place(reference), []
-    for name, engine in ((hybrid, server_build.STOCK), (hybrid, "corrected"), (attention, server_build.STOCK)):
-        path = embedded.make(registry.spec(name, "mini"), embedded.SOURCE)
-        found.append(trial_runs.run(name, path, engine, runs, report.console.print))
-        kept = trial_runs.keep(place, found)
-    report.console.print(f"kept: {report.short(kept)}")
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""Long and paired loads of servers, each run once for a page: soak, crowd, other clients, drafts, the probe itself."""
+"""Long and paired loads of servers, each run once for a page: soak, crowd, other clients, drafts, probed servers."""

@@ -101,7 +101,8 @@ def probe(
     target = Target(address, model, key=key)
     ask = probing.Ask(target, prompt_tokens, output_tokens, concurrency, rate, seconds)
     budget = ask.budget()
-    cost = f"at most {budget.requests} requests, {budget.tokens:,} tokens, about {budget.seconds:.0f} s"
+    cost = f"at most {budget.requests} requests, {budget.tokens:,} tokens, {budget.bytes_read / 2**20:,.0f} MiB read, "
+    cost += f"about {budget.seconds:.0f} s"
     report.console.print(f"{address}: {cost}")
     if not (yes or probing.is_loopback(address)):
         raise StudyError(address, f"is not this machine, and it would get {cost}", "the same with --yes, if you may")

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import stats
+from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.serving import NEAR_TIE
 from plamo_study.studies.serving import metrics
 from plamo_study.studies.serving.plan import ENOUGH, OBJECTIVES, SLOTS
-from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Run
+from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Probed, Run
 
 SERVED = ["model", "build", "server", "n_seq", "n_clients"]
 ENDED = re.compile(r"the server ended: ([^,;]+)(?:, ([^;]+))?")
@@ -230,3 +230,16 @@ LATER: dict[str, Callable[[Run], float]] = {
     "last token, after the server's count": lambda run: _mean(run, "whole") - _own(run, "whole"),
     "from an answer to the next request": _between,
 }
+
+
+def confusion(probed: Sequence[Probed]) -> pd.DataFrame:
+    """Probed servers by what is known of them and the verdict, with the share of `errors` (exact interval).
+
+    An error at a right server is a false alarm, at a wrong one a miss. "Cannot tell" is counted, and neither.
+    """
+    lines: list[dict[str, Any]] = []
+    for known, error in (("right", "wrong"), ("wrong", "right")):
+        said = [each.verdict for each in probed if each.truth == known]
+        counts = {verdict: said.count(verdict) for verdict in ("right", "wrong", "cannot tell")}
+        lines.append({"known": known, **counts, "errors": clustered.rate(said.count(error), len(said))})
+    return pd.DataFrame(lines)

@@ -33,6 +33,7 @@ MOST_MORE = 1 << 14  # tokens that a server may count beyond those requested
 QUIET_S = 60.0  # without a byte: hung
 PATIENCE_S = 600.0  # for a whole answer
 SAID = 160  # characters of an error's text that are kept
+UNREACHED = "ConnectError"  # how the failure of a request begins that found no server
 clock = time.perf_counter_ns
 Found = TypeVar("Found")
 
@@ -174,11 +175,38 @@ class Answer:
         return stamps
 
 
+class SpentError(Exception):
+    """An allowance is used up."""
+
+
+@dataclass
+class Allowance:
+    """What all requests to a target may still cost together: their number, and bytes of their answers."""
+
+    requests: int
+    n_bytes: int
+    asked: int = 0
+    read: int = 0
+
+    def ask(self) -> None:
+        """Count a request; SpentError where none is left."""
+        if self.asked >= self.requests:
+            raise SpentError(f"all {self.requests:,} requests are spent")
+        self.asked += 1
+
+    def take(self, size: int) -> None:
+        """Count bytes that were read; SpentError where more came than may."""
+        self.read += size
+        if self.read > self.n_bytes:
+            raise SpentError(f"the answers together have more than {self.n_bytes:,} bytes")
+
+
 @dataclass(frozen=True)
 class Target:
     """Destination of requests: the server's address without a path, the model's name, and the API.
 
-    `usual`: fields that every request carries. `key`: sent as a bearer token, and shown nowhere.
+    `usual`: fields that every request carries. `key`: sent as a bearer token, and shown nowhere. `allowance`: what all
+    requests may cost; None for no limit but that of each.
     """
 
     url: str
@@ -186,6 +214,7 @@ class Target:
     api: Api = "completions"
     usual: Mapping[str, Any] = field(default_factory=dict)
     key: str = field(default="", repr=False)
+    allowance: Allowance | None = field(default=None, repr=False, compare=False)
 
     @property
     def path(self) -> str:
@@ -242,6 +271,8 @@ async def ask(
         answer.failure = f"nothing came for {quiet_s:g} s"
     except httpx2.TransportError as error:
         answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
+    except SpentError as error:
+        answer.failure = str(error)
     except (ValueError, OverflowError) as error:
         answer.failure = f"malformed answer: {type(error).__name__}: {error}"[:SAID]
     answer.ended_ns = clock()
@@ -278,15 +309,19 @@ async def look(web: httpx2.AsyncClient, url: str) -> tuple[int, bytes]:
 async def _read(web: httpx2.AsyncClient, target: Target, answer: Answer, top: int, quiet_s: float) -> None:
     timeout = httpx2.Timeout(quiet_s, pool=None)
     body = target.body(answer.prompt, True, top)
+    if target.allowance:
+        target.allowance.ask()
     async with web.stream("POST", target.path, json=body, timeout=timeout) as reply:
         if reply.is_redirect:
             answer.failure = "a redirect elsewhere, refused"
             return
         if reply.status_code != 200:
-            answer.failure = _status(reply.status_code, b"".join([part async for part in _bounded(reply, MOST_LINE)]))
+            answer.failure = _status(
+                reply.status_code, b"".join([part async for part in _bounded(reply, MOST_LINE, target.allowance)])
+            )
             return
         done = False
-        async with aclosing(_events(reply, answer)) as events:
+        async with aclosing(_events(reply, answer, target.allowance)) as events:
             async for stamp, data in events:
                 if data == b"[DONE]":
                     done = True
@@ -338,10 +373,12 @@ def _gap(logs: list[float]) -> float:
     return ordered[0] - ordered[1] if len(ordered) > 1 else float("nan")
 
 
-async def _events(reply: httpx2.Response, answer: Answer) -> AsyncGenerator[tuple[int, bytes], None]:
+async def _events(
+    reply: httpx2.Response, answer: Answer, allowance: Allowance | None
+) -> AsyncGenerator[tuple[int, bytes], None]:
     """Data of each event with the arrival time of its last byte (ns)."""
     rest = b""
-    async for part in _bounded(reply):
+    async for part in _bounded(reply, allowance=allowance):
         stamp = clock()
         answer.byte_ns = answer.byte_ns or stamp
         *lines, rest = (rest + part).split(b"\n")
@@ -352,8 +389,10 @@ async def _events(reply: httpx2.Response, answer: Answer) -> AsyncGenerator[tupl
                 yield stamp, line[5:].strip()
 
 
-async def _bounded(reply: httpx2.Response, most: int = MOST_BYTES) -> AsyncIterator[bytes]:
-    """Bytes of a body as they arrive. ValueError beyond `most` bytes or for a compressed body."""
+async def _bounded(
+    reply: httpx2.Response, most: int = MOST_BYTES, allowance: Allowance | None = None
+) -> AsyncIterator[bytes]:
+    """Bytes of a body as they arrive. ValueError beyond `most` bytes or for a compressed body; SpentError."""
     size = 0
     if (coding := reply.headers.get("Content-Encoding", "identity").lower()) != "identity":
         raise ValueError(f"a body compressed with {coding[:20]}, which was not asked for")
@@ -361,6 +400,8 @@ async def _bounded(reply: httpx2.Response, most: int = MOST_BYTES) -> AsyncItera
         size += len(part)
         if size > most:
             raise ValueError(f"a body of more than {most:,} bytes")
+        if allowance:
+            allowance.take(len(part))
         yield part
 
 

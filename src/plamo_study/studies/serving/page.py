@@ -4,7 +4,8 @@ from math import isnan
 
 from jinja2 import Environment
 
-from plamo_study.studies.serving.probe import LEVERS, Binding, Interval, Report, Rightness
+from plamo_study.studies.serving.probe import LEVERS, Binding, Interval, Report
+from plamo_study.studies.serving.right import Rightness
 from plamo_study.studies.serving.traffic import Traffic
 
 CHANGED = {"prompt": "a longer prompt", "output": "a longer answer", "load": "more load"}
@@ -55,8 +56,10 @@ def _traffic(own: Traffic) -> Lines:
 
 def _right(right: Rightness) -> Lines:
     counts = f"{right.compared} compared, {right.other} other, {right.near_ties} near-ties, {right.failed} failed"
+    copies = f"{right.identical} asked beside copies of their prompt, at most {right.distinct} distinct at once"
     judged = "by log probabilities" if right.log_probabilities else "by repetition"
-    return [("why", right.why), ("answers", counts), ("judged", judged)]
+    lines = [("why", right.why), ("would miss", right.misses), ("answers", counts)]
+    return [*lines, *([("identical prompts", copies)] if right.identical else []), ("judged", judged)]
 
 
 def _phase(phase: Binding) -> Lines:

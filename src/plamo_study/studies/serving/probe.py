@@ -1,8 +1,8 @@
 """A probe of any OpenAI-compatible server: are its answers right under load, and which phase binds its traffic?
 
-Answers: the same prompts are asked alone and together, greedily. Phase: prompt length, answer length and load are
-changed one at a time, in rounds, and the elasticity of a request's time to each is reported with its interval. The
-cost is known beforehand: `Ask.budget` gives the maximum of requests, tokens and seconds.
+Answers: `right` asks the same prompts alone and together. Phase: prompt length, answer length and load are changed one
+at a time, in rounds, and the elasticity of a request's time to each is reported with its interval. The cost is known
+beforehand and kept to, whatever comes: `Ask.budget` gives the maximum of requests, tokens, seconds and bytes.
 """
 
 import asyncio
@@ -22,15 +22,12 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed
-from plamo_study.studies.serving import client, load, questions
-from plamo_study.studies.serving.client import Answer, Prompt, Target
+from plamo_study.studies.serving import client, load, questions, right
+from plamo_study.studies.serving.client import Allowance, Answer, Prompt, Target
 from plamo_study.studies.serving.load import Loaded
+from plamo_study.studies.serving.right import Rightness
 from plamo_study.studies.serving.traffic import Traffic
 
-PROMPTS, TOGETHER, RIGHT_ROUNDS = 8, (4, 2), 6  # asked alone; at once; rounds of each
-RIGHT_TOKENS, RIGHT_CHARACTERS = 24, (600, 50)  # of an answer; of the first prompt, and more with each
-REPEATED = 2  # times that a prompt is asked alone where a server gives no log probabilities
-FEW = 0.1  # share of answers: as many differences in one prompt may be rounding if gaps are unknown
 PHASE_ROUNDS = 5
 FACTOR = 2  # by which a length or the load is changed
 CHARACTERS = 3.0  # per token, until the server has counted some
@@ -38,7 +35,6 @@ WARM = 1
 LOOPBACK = ("localhost",)
 SERVERS = {"llamacpp": "llama-server", "me": "llama_cpp.server", "vllm": "vLLM"}  # by the `owned_by` of their models
 KNOWN = {"llama-server": questions.OURS["llama-server"], "vLLM": {"ignore_eos": True}}
-Right = Literal["answers do not depend on neighbours", "they do", "cannot tell"]
 Phase = Literal["prefill", "decode", "queue", "client", "cannot tell"]
 LEVERS: Mapping[Phase, str] = {
     "prefill": "keep prefixes cached, shorten prompts; chunk them to protect running answers (notebook 06), or "
@@ -51,6 +47,7 @@ LEVERS: Mapping[Phase, str] = {
 LATE = "it did not end within its time"
 GRACE_S = 10.0  # for requests in flight when the time is up; at most half of the time
 MET = 2  # requests that find out which API the server has
+BYTES = 1 << 16, 1 << 11  # of an answer beside its tokens, and of each token: several times what servers send
 Say = Callable[[str], None]
 Found = TypeVar("Found")
 
@@ -74,11 +71,15 @@ class Budget(msgspec.Struct, frozen=True):
     requests: int
     tokens: int
     seconds: float
+    bytes_read: int = 0
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What to probe: a server, its usual request in tokens, and how many run at a time or arrive per second."""
+    """What to probe: a server, its usual request in tokens, and how many run at a time or arrive per second.
+
+    `top`: log probabilities asked for at each token; 0: answers are judged by repetition.
+    """
 
     target: Target
     prompt_tokens: int = 256
@@ -86,15 +87,24 @@ class Ask:
     concurrency: int = 2
     per_second: float = 0.0
     seconds: float = 120.0
+    top: int = right.TOP
 
     def budget(self) -> Budget:
-        """Most requests, tokens and seconds that the probe takes."""
-        right = PROMPTS * (1 + 2 * REPEATED) + RIGHT_ROUNDS * sum(TOGETHER)
-        right_tokens = right * (RIGHT_TOKENS + (RIGHT_CHARACTERS[0] + PROMPTS * RIGHT_CHARACTERS[1]) // 2)
-        phase = WARM + PHASE_ROUNDS * sum(setting.n for setting in self.settings().values())
-        each = [(s.n, s.prompt_tokens + s.output_tokens) for s in self.settings().values()]
-        tokens = PHASE_ROUNDS * sum(n * both for n, both in each) + self.prompt_tokens + self.output_tokens
-        return Budget(MET + right + phase, right_tokens + tokens, self.seconds)
+        """Most requests, tokens, seconds and bytes of answers that the probe takes."""
+        judged = right.most_requests(self.concurrency)
+        settings = self.settings().values()
+        requests = MET + judged + WARM + PHASE_ROUNDS * sum(setting.n for setting in settings)
+        written = (
+            judged * right.TOKENS + self.output_tokens + PHASE_ROUNDS * sum(s.n * s.output_tokens for s in settings)
+        )
+        given = judged * right.most_prompt_tokens() + self.prompt_tokens
+        given += PHASE_ROUNDS * sum(s.n * s.prompt_tokens for s in settings)
+        return Budget(requests, given + written, self.seconds, requests * BYTES[0] + written * BYTES[1])
+
+    def bounded(self) -> "Ask":
+        """The same, with requests that keep to the budget, however many are sent and whatever comes."""
+        most = self.budget()
+        return replace(self, target=replace(self.target, allowance=Allowance(most.requests, most.bytes_read)))
 
     def settings(self) -> dict[str, "Setting"]:
         """Loads to compare, by the quantity that is changed."""
@@ -133,24 +143,6 @@ class Interval(msgspec.Struct, frozen=True):
 
     def __format__(self, spec: str) -> str:
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
-
-
-class Rightness(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether answers depend on neighbours; `prompts`: first differing token by number of each prompt that is affected.
-
-    `compared` answers under load; `other` of them differ where rounding cannot explain it, `near_ties` where it can,
-    `unknown` where the server gives no log probabilities and too few differ; `failed` did not end.
-    """
-
-    verdict: Right
-    why: str
-    compared: int = 0
-    other: int = 0
-    near_ties: int = 0
-    unknown: int = 0
-    failed: int = 0
-    prompts: dict[str, int] = {}
-    log_probabilities: bool = False
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,15 +201,16 @@ def check_url(url: str) -> str:
 
 def probe(ask: Ask, say: Say = lambda line: None) -> Report:
     """Probe a server; StudyError where it answers nothing at all."""
-    return client.run(_probe(ask, say))
+    return client.run(_probe(ask.bounded(), say))
 
 
 def rightness(ask: Ask) -> Rightness:
     """The first half of a probe: are answers right under load? StudyError where the server answers nothing at all."""
+    ask = ask.bounded()
 
     async def asked(web: httpx2.AsyncClient) -> Rightness:
         target, _ = await _met(web, ask)
-        return await _right(web, replace(ask, target=target), time.monotonic() + ask.seconds, [0])
+        return await right.ask(web, target, ask.concurrency, time.monotonic() + ask.seconds, ask.top)
 
     return client.over(ask.target, asked)
 
@@ -228,19 +221,18 @@ async def _probe(ask: Ask, say: Say) -> Report:
     async with client.client(ask.target) as web:
         target, server = await _met(web, ask)
         ask = replace(ask, target=target)
-        counted = [MET]
         say("the same prompts alone and together")
         half = begin + ask.seconds / 2
         grace = min(GRACE_S, ask.seconds / 2)
-        late = Rightness(verdict="cannot tell", why=LATE)
-        right = await _in_time(_right(web, ask, half, counted), half + grace, late)
+        late = right.unknown(LATE)
+        found = await _in_time(right.ask(web, target, ask.concurrency, half, ask.top), half + grace, late)
         say("prompt, answer and load changed one at a time")
         bound = Binding(verdict="cannot tell", why=LATE, lever=LEVERS["cannot tell"])
-        phase = await _in_time(_phase(web, ask, until, counted), until + grace, bound)
+        phase = await _in_time(_phase(web, ask, until), until + grace, bound)
     spent = time.monotonic() - begin
     return Report(
-        url=target.url, server=server, model=target.model, budget=ask.budget(), requests=counted[0],
-        seconds=spent, right=right, phase=phase,
+        url=target.url, server=server, model=target.model, budget=ask.budget(), seconds=spent, right=found, phase=phase,
+        requests=target.allowance.asked if target.allowance else 0,
     )  # fmt: skip
 
 
@@ -288,75 +280,6 @@ async def _greeted(web: httpx2.AsyncClient, target: Target) -> tuple[Target, str
     return candidate, server
 
 
-# ------------------------------------------------------------------ right under load
-
-
-async def _right(web: httpx2.AsyncClient, ask: Ask, until: float, counted: list[int]) -> Rightness:
-    first, more = RIGHT_CHARACTERS
-    prompts = [
-        questions.of_characters(PROMPTS, first + more * i, RIGHT_TOKENS, seed=1)[i] for i in range(PROMPTS)
-    ]  # fmt: skip
-    alone = [await client.ask(web, ask.target, prompt, top=2) for prompt in prompts]
-    counted[0] += PROMPTS
-    if any(answer.failure for answer in alone):  # perhaps it does not support log probabilities
-        alone = [await client.ask(web, ask.target, prompt) for prompt in prompts]
-        counted[0] += PROMPTS
-    if failed := [answer.failure for answer in alone if answer.failure]:
-        return Rightness(verdict="cannot tell", why=f"asked alone, {len(failed)} of {PROMPTS} failed: {failed[0]}")
-    known = all(any(gap == gap for gap in answer.gaps) for answer in alone)
-    steady = set(range(PROMPTS))
-    for _ in range(0 if known else REPEATED):
-        again = [await client.ask(web, ask.target, prompt) for prompt in prompts]
-        counted[0] += PROMPTS
-        steady -= {n for n, answer in enumerate(again) if answer.text != alone[n].text}
-    compared: list[tuple[int, Answer]] = []
-    for turn in range(RIGHT_ROUNDS):
-        for at_once in TOGETHER:
-            if time.monotonic() > until:
-                break
-            numbers = [(turn * at_once + i) % PROMPTS for i in range(at_once)]
-            together = await load.closed(web, ask.target, [prompts[n] for n in numbers], at_once)
-            counted[0] += at_once
-            compared += zip(numbers, together.answers, strict=True)
-            if all(answer.failure for answer in together.answers):
-                return _judged(alone, compared, known, steady)
-    return _judged(alone, compared, known, steady)
-
-
-def _judged(alone: list[Answer], compared: list[tuple[int, Answer]], known: bool, steady: set[int]) -> Rightness:
-    prompts: dict[str, int] = {}
-    near = differ = 0
-    failed = [answer.failure for _, answer in compared if answer.failure]
-    for number, answer in compared:
-        found = client.difference(alone[number], answer)
-        if found and found.is_near_tie:
-            near += 1
-        elif found and (known or number in steady):
-            differ += 1
-            name = str(number + 1)
-            prompts[name] = min(found.token, prompts.get(name, found.token))
-    counts: dict[str, Any] = {"compared": len(compared), "near_ties": near, "failed": len(failed), "prompts": prompts}
-    counts |= {"log_probabilities": known}
-    gone = bool(failed) and all(answer.failure for _, answer in compared[-1:])
-    if differ and not known and len(prompts) < 2 and differ <= FEW * len(compared):
-        why = f"{differ} of {len(compared)} answers differ, which rounding may do; the server gives no probabilities"
-        return Rightness(verdict="cannot tell", why=why, unknown=differ, **counts)
-    if differ:
-        which = " and ".join(prompts)
-        why = f"{differ} of {len(compared)} answers differ: prompt {which}, from token {min(prompts.values())}"
-        why += f"; then the server was gone ({failed[-1]})" if gone else ""
-        return Rightness(verdict="they do", why=why, other=differ, **counts)
-    if gone:
-        why = f"asked alone it answered everything, asked together it was gone: {failed[-1]}"
-        return Rightness(verdict="they do", why=why, **counts)
-    if failed or not compared or len(steady) < PROMPTS:
-        reason = failed[0] if failed else "answers change even alone" if compared else "there was no time"
-        return Rightness(verdict="cannot tell", why=reason, **counts)
-    why = f"{len(compared)} answers given beside others are those given alone"
-    why += f", {near} but for a near-tie" if near else ""
-    return Rightness(verdict="answers do not depend on neighbours", why=why, **counts)
-
-
 # ------------------------------------------------------------------ which phase binds
 
 
@@ -370,10 +293,9 @@ class Seen:
     output_tokens: float
 
 
-async def _phase(web: httpx2.AsyncClient, ask: Ask, until: float, counted: list[int]) -> Binding:
+async def _phase(web: httpx2.AsyncClient, ask: Ask, until: float) -> Binding:
     warm = questions.of_characters(WARM, int(CHARACTERS * ask.prompt_tokens), ask.output_tokens, seed=2)[0]
     first = await client.ask(web, ask.target, warm)
-    counted[0] += WARM
     if first.failure:
         return Binding(verdict="cannot tell", why=f"a request failed: {first.failure}", lever=LEVERS["cannot tell"])
     per_token = len(warm.text) / first.n_prompt if first.n_prompt else CHARACTERS
@@ -392,7 +314,6 @@ async def _phase(web: httpx2.AsyncClient, ask: Ask, until: float, counted: list[
                 loaded = await load.opened(web, ask.target, prompts, due)
             else:
                 loaded = await load.closed(web, ask.target, prompts, setting.n)
-            counted[0] += setting.n
             if failed := [answer.failure for answer in loaded.answers if answer.failure]:
                 why = f"{len(failed)} of {setting.n} requests failed: {failed[0]}"
                 return Binding(verdict="cannot tell", why=why, lever=LEVERS["cannot tell"])

@@ -1,4 +1,4 @@
-"""Results that the tools keep beside the journals: soaks, crowds, AIPerf beside our client, trials of the probe.
+"""Results that the tools keep beside the journals: soaks, crowds, AIPerf beside our client, probed servers.
 
 Only their fields and readers; the servers and clients that produce them are elsewhere.
 """
@@ -14,7 +14,7 @@ RELEASED, PATCHED = "as released", "patched"  # servers that take turns in a cro
 OURS, AIPERF = "our client", "AIPerf"
 SOAKED, CROWDED = "python tools/servers.py soak", "python tools/servers.py crowd"
 INSTALL = "python -m venv aip && aip/bin/pip install aiperf, then python tools/servers.py beside aip/bin/aiperf"
-CROWD, BESIDE, TRIALS = "11-crowd.mini.json", "11-beside.{}.json", "11-probes.json"
+CROWD, BESIDE, PROBED = "11-crowd.mini.json", "11-beside.{}.json", "11-probed.json"
 
 
 class Minute(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,23 +123,38 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Run]
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A server probed `runs` times: count by verdict, and over all runs the answers compared and their differences."""
+class Probed(msgspec.Struct, frozen=True, kw_only=True):
+    """A server known to be right or wrong (`truth`), and what a probe of it said; counts as in `right.Rightness`.
+
+    `server`: its kind; `log_probabilities`: whether they were there to judge by; `died`: whether it ended by itself.
+    """
 
     model: str
+    dtype: str
     build: str
-    runs: int
-    verdicts: dict[str, int]
+    slots: int
+    server: str
+    truth: str
+    verdict: str
+    why: str
+    log_probabilities: bool
     compared: int
+    identical: int
+    distinct: int
     other: int
     near_ties: int
-    died: int
+    unknown: int
+    failed: int
+    gap: float
+    died: bool
+    seconds: float
 
 
-class Trials(msgspec.Struct, frozen=True):
-    """All trials kept at a place."""
+class Probings(msgspec.Struct, frozen=True, kw_only=True):
+    """All servers that were probed on one machine."""
 
-    trials: list[Trial]
+    machine: dict[str, Any]
+    servers: list[Probed]
 
 
 def soaks(place: str, scale: str, held: bool = False, patched: bool = False) -> list[Soak]:
@@ -167,7 +182,6 @@ def beside(place: str, scale: str) -> Beside | None:
     return result_file.load(place, BESIDE.format(scale), Beside, INSTALL)
 
 
-def trials(place: str) -> list[Trial]:
-    """Trials kept at a place; empty if there are none."""
-    found = result_file.load(place, TRIALS, Trials, "python tools/servers.py trial")
-    return found.trials if found else []
+def probed(place: str) -> Probings | None:
+    """The servers probed at a place; None where there were none."""
+    return result_file.load(place, PROBED, Probings, "python tools/probed.py")
