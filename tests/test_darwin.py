@@ -23,7 +23,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import bench, durations, journal, machine, plan, server, watch
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.process import work
-from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path, of_device, read
+from plamo_study.measure.recording import DEVICES, LOCAL, REFERENCE, journal_path, of_device, read
 from plamo_study.measure.rows import Evidence, Row
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
@@ -282,8 +282,8 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
         for row in rows
         if hasattr(row.cell, "n_gpu_layers")
     ]
-    assert [shown(device, [*rows, *offloaded]) for device in collect.DEVICES] == [{0, -1}, {0}, {0, -1}]
-    assert [shown(device, rows) for device in collect.DEVICES] == [{0}, {0}, set()]
+    assert [shown(device, [*rows, *offloaded]) for device in DEVICES] == [{0, -1}, {0}, {0, -1}]
+    assert [shown(device, rows) for device in DEVICES] == [{0}, {0}, set()]
     simulated = [msgspec.structs.replace(row, engine="", model="") for row in rows]
     assert of_device(simulated, "gpu") == simulated, "a simulation ran on neither"
     for show in (machines.recordings, gains.recordings, partial(collect.every_study, "02-roofline")):

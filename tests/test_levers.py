@@ -118,7 +118,7 @@ def test_what_there_is_not_is_refused_with_what_there_is(known, monkeypatch, tmp
 def test_few_blocks_at_full_size_do_not_replace_a_finished_recording(known, monkeypatch):
     rows = known["03-batch-scaling"].rows
     shown = {"shape": replace(known["03-batch-scaling"], rows=rows[rows["block"] < 1]), "mini": known["07-replicas"]}
-    monkeypatch.setattr(gains, "read", lambda study, source, scale: shown[scale])
+    monkeypatch.setattr(gains, "read", lambda study, source, scale, device: shown[scale])
     assert all(each is known["07-replicas"] for each in gains.recordings("recorded", "shape").values())
 
 

@@ -8,6 +8,7 @@ import typer
 
 from plamo_study.engine import builds as engines
 from plamo_study.measure.files import ACCEPT
+from plamo_study.measure.recording import check_device
 from plamo_study.studies import collect
 
 
@@ -47,7 +48,7 @@ Device = Annotated[
 
 def use_device(device: str) -> None:
     """Let plans use this device, in this process and in the kernels that it starts; StudyError for an unknown one."""
-    collect.check_device(device)
+    check_device(device)
     os.environ[collect.DEVICE] = device
 
 

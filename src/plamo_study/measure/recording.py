@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
 SOURCES = ("recorded", "live")
+DEVICES = ("auto", "cpu", "gpu")  # auto: on the GPU where the engine has one, and on its host's CPU beside it
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ def check_source(source: str) -> None:
     """Raise StudyError for an unknown source of rows."""
     if source not in SOURCES:
         raise StudyError(f"source {source!r}", f"unknown; known: {', '.join(SOURCES)}", "plamo-study run --source live")
+
+
+def check_device(device: str) -> None:
+    """StudyError for an unknown device."""
+    if device not in DEVICES:
+        raise StudyError(f"device {device!r}", f"known: {', '.join(DEVICES)}", "--device auto")
 
 
 def read(study: str, source: str, scale: str, machine: str = "", device: str = "auto") -> Recording | None:

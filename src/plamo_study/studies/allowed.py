@@ -11,9 +11,8 @@ from typing import Any
 
 from plamo_study.errors import StudyError
 from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, RECIPES, TYPES
-from plamo_study.measure.recording import SOURCES
+from plamo_study.measure.recording import DEVICES, SOURCES
 from plamo_study.studies.chunked.plan import CHUNKS
-from plamo_study.studies.collect import DEVICES
 from plamo_study.studies.replicas.plan import ARRANGEMENTS, FEWER
 from plamo_study.studies.speculative.plan import DRAFTS
 

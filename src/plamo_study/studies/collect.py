@@ -9,12 +9,20 @@ from pathlib import Path
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import bench, files, journal, plan, runner, watch
-from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, check_source, journal_path, of_rows, read
+from plamo_study.measure.recording import (
+    LOCAL,
+    REFERENCE,
+    Recording,
+    check_device,
+    check_source,
+    journal_path,
+    of_rows,
+    read,
+)
 from plamo_study.studies import budget, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
 DEVICE = "PLAMO_STUDY_DEVICE"  # environment variable, which kernels inherit
-DEVICES = ("auto", "cpu", "gpu")  # auto: on the GPU where the engine has one, and on its host's CPU beside it
 
 
 def collect(
@@ -103,12 +111,6 @@ def build(study: str, scale: str, device: str = "auto") -> plan.Plan:
     plan.check_scale(scale)
     device = os.environ.get(DEVICE, "auto") if device == "auto" else device
     return studies.STUDIES[study].plan(scale, gpu=_offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device))
-
-
-def check_device(device: str) -> None:
-    """StudyError for an unknown device."""
-    if device not in DEVICES:
-        raise StudyError(f"device {device!r}", f"known: {', '.join(DEVICES)}", "--device auto")
 
 
 @cache

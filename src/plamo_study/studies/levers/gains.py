@@ -16,12 +16,11 @@ from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
 from plamo_study.measure.frame import unstarred
 from plamo_study.measure.plan import check_scale
-from plamo_study.measure.recording import Recording, check_source, read
+from plamo_study.measure.recording import Recording, check_device, check_source, read
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
 from plamo_study.studies.batch_scaling.builds import CORRECT, FLAT, HYBRID
 from plamo_study.studies.chunked import analysis as chunked_prefill
 from plamo_study.studies.chunked.plan import DECODING, PROMPT, USUAL_CHUNK
-from plamo_study.studies.collect import check_device
 from plamo_study.studies.context import analysis as context, memory
 from plamo_study.studies.disaggregation import analysis as moving, sizes
 from plamo_study.studies.quality import analysis as losses

@@ -16,9 +16,8 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
-from plamo_study.measure.recording import OTHERS, REFERENCE, check_source, of_device
+from plamo_study.measure.recording import OTHERS, REFERENCE, check_device, check_source, of_device
 from plamo_study.studies.batch_scaling.analysis import STOCK
-from plamo_study.studies.collect import check_device
 from plamo_study.studies.roofline import every_cell
 
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
