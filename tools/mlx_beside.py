@@ -35,6 +35,7 @@ from plamo_study.measure.plan import MODELS, Plan, change, with_gates
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.recording import LOCAL, journal_path
 from plamo_study.measure.rows import Row
+from plamo_study.measure.runner import CALM_S
 from plamo_study.measure.tasks import Task, Tasks
 from plamo_study.measure.worker import Job
 from plamo_study.present.tables import show
@@ -42,7 +43,6 @@ from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
 
 STUDY, DTYPE, MLX = "01-mlx", "BF16", "mlx"  # MLX: the name of its build in tasks
 START_LIMIT_S = 120.0  # of a process that only says what would compute
-CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measured again
 
 
 def planned(scale: str = "weights", gpu: bool = True) -> Plan:

@@ -88,11 +88,8 @@ def of_device(rows: Sequence[Row], device: str) -> list[Row]:
 def elsewhere(recording: Recording) -> list[Recording]:
     """The rows of the same study recorded here on other machines, a recording for each."""
     where = recording.study, recording.source, recording.scale
-    records, apart = _records(*where), dict[str, list[Row]]()
-    for row in journal.latest_rows(records):
-        apart.setdefault(row.machine, []).append(row)
-    own = set(recording.rows["machine"])
-    return [of_rows(rows, records, *where) for machine, rows in apart.items() if machine not in own]
+    records, own = _records(*where), set(recording.rows["machine"])
+    return [of_rows(rows, records, *where) for machine, rows in by_machine(records).items() if machine not in own]
 
 
 def added(study: str, scale: str) -> list[Recording]:
@@ -100,11 +97,17 @@ def added(study: str, scale: str) -> list[Recording]:
     found = []
     for path in sorted(paths.MEASURED.glob(f"*/{study}.{scale}.jsonl")):
         if path.parent.name not in (REFERENCE, LOCAL):
-            records, apart = journal.read(path), dict[str, list[Row]]()
-            for row in journal.latest_rows(records):
-                apart.setdefault(row.machine, []).append(row)
-            found += [of_rows(rows, records, study, "live", scale) for rows in apart.values()]
+            records = journal.read(path)
+            found += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
     return found
+
+
+def by_machine(records: list[Record]) -> dict[str, list[Row]]:
+    """The latest rows of a journal's records, apart by machine."""
+    apart: dict[str, list[Row]] = {}
+    for row in journal.latest_rows(records):
+        apart.setdefault(row.machine, []).append(row)
+    return apart
 
 
 def _records(study: str, source: str, scale: str) -> list[Record]:

@@ -14,13 +14,14 @@ class Question:
     """A question in the words of a table's head, and what the engine is asked to do.
 
     `lengths`: tokens of each prompt; empty: as many short prompts as the number says. `numbers`: what it counts, if
-    anything.
+    anything. `shared`: all sequences begin with the first one's prompt.
     """
 
     words: str
     how: str
     lengths: tuple[int, ...]
     numbers: tuple[int, ...] = (0,)
+    shared: bool = False
 
 
 QUESTIONS = {
@@ -50,6 +51,7 @@ QUESTIONS = {
         "a prompt shared by copies",
         "One prompt is read, its state copied, and the copies go on with tokens of their own.",
         EQUAL,
+        shared=True,
     ),
     "shifted": Question(
         "positions shifted",
@@ -82,5 +84,6 @@ QUESTIONS = {
         "A draft of one call is taken back, and copies of the sequence go on with tokens of their own.",
         EQUAL,
         DRAFTS,
+        shared=True,
     ),
 }

@@ -67,6 +67,12 @@ class Serving:
         """Evaluate the prompts of these sequences in one call."""
         self.call(session, {seq: self.lengths[seq] for seq in seqs})
 
+    def drafted(self, seq: int, n: int) -> np.ndarray:
+        """A sequence's next token, and a draft of `n` wrong ones behind it: as if they were taken back already."""
+        at = self.done[seq]
+        self.done[seq] += 1
+        return np.concatenate([self.tokens[seq][at : at + 1], self.tokens[seq][:n]])
+
     def go_on(self, session: Session, *seqs: int, steps: int = STEPS) -> None:
         """Let these sequences, by default all, take steps together."""
         chosen = seqs or range(len(self.tokens))
@@ -191,11 +197,9 @@ def _keeping(serving: Serving) -> Session:
 
 def _taken_back(serving: Serving, session: Session, together: bool) -> None:
     serving.read(session, 0)
-    right, draft = serving.tokens[0][serving.done[0] :][:1], serving.tokens[0][: serving.number]
-    calls = [np.concatenate([right, draft])] if together else [right, *draft[:, None]]
-    for call in calls:
+    drafted = serving.drafted(0, serving.number)
+    for call in [drafted] if together else drafted[:, None]:
         session.evaluate([(0, call)])
-    serving.done[0] += 1
     _take_back(serving, session, 0)
     serving.go_on(session, steps=STEPS - 1)
 
@@ -206,28 +210,20 @@ def kept_beside(serving: Serving) -> None:
     first, second, *others = range(len(serving.tokens))
     for seq in (second, first, *others):
         serving.read(session, seq)
-    drafts = {seq: serving.number + (seq == first) for seq in range(len(serving.tokens))}
-    given = []
-    for seq, n in drafts.items():
-        right = serving.tokens[seq][serving.done[seq] :][:1]
-        given.append((seq, np.concatenate([right, serving.tokens[seq][:n]])))
-        serving.done[seq] += 1
-    session.evaluate(given)
-    _take_back(serving, session, *drafts)
+    every = range(len(serving.tokens))
+    session.evaluate([(seq, serving.drafted(seq, serving.number + (seq == first))) for seq in every])
+    _take_back(serving, session, *every)
     serving.go_on(session, steps=STEPS - 1)
 
 
 def kept_copied(serving: Serving) -> None:
     """A draft of one call is taken back, and copies of the sequence go on with tokens of their own."""
     session = _keeping(serving)
-    own, n = serving.tokens[0], serving.lengths[0]
-    for call in (own[: n - 1], np.concatenate([own[n - 1 : n], own[: serving.number]])):
+    serving.done[0] = serving.lengths[0] - 1
+    for call in (serving.tokens[0][: serving.done[0]], serving.drafted(0, serving.number)):
         session.evaluate([(0, call)])
-    serving.done = [n] * len(serving.done)
     _take_back(serving, session, 0)
-    for seq in range(1, len(serving.tokens)):
-        session.copy(0, seq)
-    serving.go_on(session)
+    _go_on_in_copies(serving, session)
 
 
 def _take_back(serving: Serving, session: Session, *seqs: int) -> None:
@@ -240,11 +236,14 @@ def _take_back(serving: Serving, session: Session, *seqs: int) -> None:
 def copied(serving: Serving) -> None:
     """One prompt is read, its state copied, and the copies go on with tokens of their own."""
     session = serving.context()
-    first, *others = range(len(serving.tokens))
-    serving.read(session, first)
-    for seq in others:
-        session.copy(first, seq)
-        serving.done[seq] = serving.lengths[seq]
+    serving.read(session, 0)
+    _go_on_in_copies(serving, session)
+
+
+def _go_on_in_copies(serving: Serving, session: Session) -> None:
+    for seq in range(1, len(serving.tokens)):
+        session.copy(0, seq)
+        serving.done[seq] = serving.done[0]
     serving.go_on(session)
 
 
@@ -301,7 +300,7 @@ def ask(name: str, number: int, path: Path, n_threads: int = 1, seed: int = 0, p
     with Session(path, config) as session:
         rng = np.random.default_rng(seed)
         tokens = [rng.integers(0, session.n_vocab, n + STEPS, dtype=np.int32) for n in lengths]
-        if name in ("copied", "kept copied"):
+        if question.shared:
             tokens = [np.concatenate([tokens[0][:n], own[n:]]) for n, own in zip(lengths, tokens, strict=True)]
         alone: Logits = {}
         for seq, own in enumerate(tokens):

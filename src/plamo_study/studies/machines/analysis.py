@@ -16,7 +16,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
-from plamo_study.measure.recording import OTHERS, REFERENCE, check_device, check_source, of_device
+from plamo_study.measure.recording import OTHERS, REFERENCE, by_machine, check_device, check_source, of_device
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.roofline import every_cell
 
@@ -51,10 +51,9 @@ def _of(
 ) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
     for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
         records = journal.read(path)
-        facts, rows = frame.facts(records), journal.latest_rows(records)
-        for machine in dict.fromkeys(row.machine for row in rows):
-            own = of_device([row for row in rows if row.machine == machine], device)
-            if own:
+        facts = frame.facts(records)
+        for rows in by_machine(records).values():
+            if own := of_device(rows, device):
                 yield path.name.partition(".")[0], frame.frame(own, facts), facts
 
 
