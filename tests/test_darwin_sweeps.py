@@ -143,6 +143,7 @@ def test_a_busy_mac_s_rows_are_measured_again_and_the_sweep_ends(one_core, tmp_p
     one_core.say(level, f"{watch.machine.PRESSURE_LEVEL} 2")
     monkeypatch.setattr(watch, "OTHERS_LIMIT", 2.0)  # other tests run beside this one
     monkeypatch.setattr(runner, "CALM_S", 1.0)
+    monkeypatch.setattr(runner, "COOL_S", 1.0)  # it stays hot until a row was measured
 
     def cooled(progress):
         if progress.row:
