@@ -1,6 +1,6 @@
 """Is `plamo-study probe` right? Servers known to be right or wrong, probed, and the confusion table.
 
-    python tools/probed.py                # some eighty servers, 20 s each
+    python tools/probed.py                # some sixty servers, 15 s each and up to a minute
     python tools/probed.py --most 4       # the first ones
 
 It needs `plamo-study server build`, `plamo-study engine build corrected` and `plamo-study engine build architectures`.

@@ -23,8 +23,8 @@ from plamo_study.studies.serving import probe, right
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.results import PROBED, Probed, Probings
 
-SLOTS, TYPES = (2, 3, 4, 8), ("F16", "Q8_0", "Q4_K_M")
-OTHER_TYPES = ("BF16", "Q4_0")
+SLOTS, TYPES = (2, 3, 4, 8), ("F16", "Q8_0")
+OTHER_TYPES = ("BF16",)
 UNTOLD = (2, 4)  # slots of servers whose log probabilities are not asked for
 TOKENS = 1536  # of a slot
 SECONDS = 60.0  # of one probe, at most
@@ -73,8 +73,7 @@ def known() -> Iterator[Known]:
                 yield Known(model, dtype, build, slots)
     for slots in UNTOLD:
         for model, build in ((HYBRID, "stock"), (HYBRID, "corrected"), (ATTENTION, "stock")):
-            for dtype in ("F16", "Q4_K_M"):
-                yield Known(model, dtype, build, slots, top=0)
+            yield Known(model, "F16", build, slots, top=0)
     for dtype in OTHER_TYPES:
         yield Known(HYBRID, dtype, "corrected")
         yield Known(ATTENTION, dtype)

@@ -11,8 +11,9 @@ the server samples, or answers strangers as well, and nothing can be told.
 token's lead over the second (nats, by the log probabilities alone) says whether rounding may have done it. The coarsest
 type in which servers compute logits is BF16, with 8 bits of significand: from 16 to 32, where the largest logits lie,
 its numbers are 2 ** -3 apart. Rounded the other way, each of two logits moves by one such step, so their lead moves by
-two: TIE is 0.25. A finer type moves it less (F16: 0.03). What was rounded in earlier layers moves it too; notebook 11
-has the largest lead that it turned. If most prompts part at near-ties, rounding is a poor explanation: cannot tell.
+two: TIE is 0.25. A finer type moves it less (F16: 0.03). What was rounded in earlier layers moves it too: the
+largest lead that it turned at a server known to be right was 0.012 (`tools/probed.py`). If most prompts part at
+near-ties, rounding is a poor explanation: cannot tell.
 
 **Without log probabilities** repetition decides. Rounding chooses between two tokens, so a prompt parts in one way: at
 one character, with one other character there. What depends on neighbours parts in several. Two prompts that part in
