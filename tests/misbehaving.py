@@ -153,8 +153,10 @@ class Handler(BaseHTTPRequestHandler):
     # An answer of its prompt's own, or one that parts from it at the third word: that word led by so many nats alone.
 
     def mixes_equals(self, asked):
-        """Copies of a prompt at once disturb one another; other prompts do not."""
-        self.speak(asked, self.others(asked).count(asked["prompt"]) > 0)
+        """Copies of a prompt disturb those that come after the first of them; other prompts do not."""
+        first = next(prompt for prompt in Handler.asking if prompt == asked["prompt"]) is asked["prompt"]
+        time.sleep(0.05)
+        self.speak(asked, not first)
 
     def mixes_others(self, asked):
         """Other prompts disturb; copies of the same one do not."""
