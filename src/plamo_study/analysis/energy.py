@@ -15,7 +15,8 @@ from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
 
 LEAST_S = {"RAPL": 0.05, "NVML": 1.0, "IOReport": 0.5}  # shortest timed part: a meter is updated in steps
-CELL = ["machine", "model", "dtype", "n_threads", "n_gpu_layers", "workload", "n_prompt", "n_gen", "n_seq"]
+BOARD = "NVML"  # the meter of a GPU alone
+CELL = ["machine", "build", "model", "dtype", "n_threads", "n_gpu_layers", "workload", "n_prompt", "n_gen", "n_seq"]
 
 
 def idle(rows: pd.DataFrame) -> pd.DataFrame:
@@ -29,7 +30,8 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
     """A line per CELL and `meter`: `watts`, `idle` (W) and `joules` (per token) as estimates over blocks, `least_s`
     (the shortest timed part), and `most` (J per token): the bound by the power limit, NaN where none is known.
 
-    Left out: rows whose timed part is shorter than the meter's step, and rows of blocks without an idle row.
+    Left out: rows whose timed part is shorter than the meter's step, rows of blocks without an idle row, and an NVIDIA
+    board's joules while the processor computed.
     """
     used = usable(rows)
     used = used[used["workload"].isin(["prefill", "decode"]) & (used["status"] == "ok")]
@@ -57,6 +59,7 @@ def _powers(rows: pd.DataFrame) -> pd.DataFrame:
         | {"meter": meter, "watts": joules / row.timed_s, "limit_w": row.limits_w.get(meter), "token_s": _token_s(row)}
         for row in rows.itertuples()
         for meter, joules in row.joules.items()
+        if not meter.startswith(BOARD) or row.n_gpu_layers or row.workload == "idle"
     ]
     found = pd.DataFrame(entries, columns=[*CELL, "block", "timed_s", "meter", "watts", "limit_w", "token_s"])
     return found.astype({"limit_w": float})

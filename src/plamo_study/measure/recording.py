@@ -1,19 +1,20 @@
 """The recorded rows of a study: where they lie, and how they become a frame."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import frame, journal, runner
+from plamo_study.measure import defects, frame, journal, runner
 from plamo_study.measure.rows import Cell, Record, Row
 
 if TYPE_CHECKING:
     import pandas as pd
 
 REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
+CUDA = "cuda"  # the build of `engine build` that is the released engine with this backend
 SOURCES = ("recorded", "live")
 DEVICES = ("auto", "cpu", "gpu")  # auto: on the GPU where the engine has one, and on its host's CPU beside it
 
@@ -98,8 +99,15 @@ def added(study: str, scale: str) -> list[Recording]:
     for path in sorted(paths.MEASURED.glob(f"*/{study}.{scale}.jsonl")):
         if path.parent.name not in (REFERENCE, LOCAL):
             records = journal.read(path)
-            found += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
+            by = by_machine(records).values()
+            found += [replace(each, rows=as_released(each.rows)) for each in
+                      (of_rows(rows, records, study, "live", scale) for rows in by)]  # fmt: skip
     return found
+
+
+def as_released(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """A frame in which the released engine has one name, whether its CUDA backend was installed or built beside it."""
+    return rows.assign(build=rows["build"].replace(CUDA, defects.build_name(())))
 
 
 def by_machine(records: list[Record]) -> dict[str, list[Row]]:

@@ -16,7 +16,15 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
-from plamo_study.measure.recording import OTHERS, REFERENCE, by_machine, check_device, check_source, of_device
+from plamo_study.measure.recording import (
+    OTHERS,
+    REFERENCE,
+    as_released,
+    by_machine,
+    check_device,
+    check_source,
+    of_device,
+)
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.roofline import every_cell
 
@@ -30,7 +38,7 @@ Studies = list[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]
 def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     """The rows of every machine: the tracked ones, and where `source` is live also those measured or added here.
 
-    A recording for each journal and machine. `device`: which of the rows measured or added here, as for `of_device`.
+    A recording for each journal and machine; the released engine has one name, also with CUDA. `device`: which of the rows measured or added here, as for `of_device`.
     StudyError for an unknown source, scale or device, or where there are none.
     """
     check_source(source)
@@ -54,7 +62,7 @@ def _of(
         facts = frame.facts(records)
         for rows in by_machine(records).values():
             if own := of_device(rows, device):
-                yield path.name.partition(".")[0], frame.frame(own, facts), facts
+                yield path.name.partition(".")[0], as_released(frame.frame(own, facts)), facts
 
 
 def passes(studies: Studies) -> pd.DataFrame:

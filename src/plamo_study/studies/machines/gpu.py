@@ -29,7 +29,7 @@ from plamo_study.studies.machines.analysis import Studies
 
 FORECASTS = {"CUDA": "gpu-forecast.toml", "MTL": "metal-forecast.toml"}  # by the backend, as the engine names it
 HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
-RELEASED, SCAN, LAUNCHES = "cuda", "cuda-scan", "cuda-launches"
+SCAN, LAUNCHES = "cuda-scan", "cuda-launches"
 MIDDLE = 512  # prompt tokens in the findings
 OFFLOADED_PROMPT, OFFLOADED_STEPS = 128, 32  # tokens of the cells that are measured at every thread count
 ASYMMETRY, BATCHES, CHUNKS, CACHES = "01-phase-asymmetry", "03-batch-scaling", "06-tiles", "05-memory"
@@ -122,7 +122,7 @@ def boards(studies: Studies, backend: str = "CUDA") -> list[Board]:
     facts = {name: fact for _, _, known in studies for name, fact in known.items() if _has(fact, backend)}
     found = []
     for machine, fact in facts.items():
-        rows = {name: _named(own) for name, own, _ in studies if (own["machine"] == machine).all()}
+        rows = {name: own for name, own, _ in studies if (own["machine"] == machine).all()}
         if ASYMMETRY in rows:
             every = pd.concat(rows.values())
             gates = every[every["workload"] == "gate"].drop_duplicates("key")
@@ -130,11 +130,6 @@ def boards(studies: Studies, backend: str = "CUDA") -> list[Board]:
             studied = (usable(rows.get(name, none)) for name in (ASYMMETRY, BATCHES, CHUNKS, CACHES))
             found.append(Board(backend, board["chip"], bool(board.get("tensor")), gates, *studied))
     return found
-
-
-def _named(rows: pd.DataFrame) -> pd.DataFrame:
-    """Give the released CUDA engine one build name, whether installed or built beside."""
-    return rows.assign(build=rows["build"].replace(RELEASED, STOCK))
 
 
 def _has(fact: dict[str, Any], backend: str) -> bool:
