@@ -219,7 +219,7 @@ def test_after_all_of_this_a_good_state_is_taken_and_goes_on_as_the_prompt_read_
     session = receiver.session
     session.clear()
     model = HYBRID if session.is_recurrent else ATTENTION
-    oracle = Oracle(mini_file(model), round_activations=True).logits(prompt[:24])
+    oracle = Oracle(mini_file(model), rounds_as="CPU").logits(prompt[:24])
     assert agreement(session.prefill({0: prompt[:24]}, every=True)[0], oracle, 1e-2).ok
     session.clear()
     session.prefill({0: prompt})

@@ -59,7 +59,7 @@ def worst(judged):
 
 
 def test_a_right_engine_is_right_in_every_part_and_every_planted_fault_is_larger_than_allowed(seen):
-    judged, allowed = judge(Oracle(seen.path, True), TOKENS, seen.sums, seen.logits), part_tolerance(seen.cell)
+    judged, allowed = judge(Oracle(seen.path, "CPU"), TOKENS, seen.sums, seen.logits), part_tolerance(seen.cell)
     assert worst(judged) <= allowed
     for name, errors in judged.faults.items():
         assert (max(errors) <= allowed) if name in faults.HARMLESS else (min(errors) > 2 * allowed), name
@@ -71,7 +71,7 @@ def test_a_right_engine_is_right_in_every_part_and_every_planted_fault_is_larger
 def test_an_engine_that_computes_otherwise_than_the_oracle_is_caught(name, seen):
     fault = (faults.OF_MAMBA | faults.OF_ATTENTION)[name]
     with np.errstate(all="ignore"):
-        judged = judge(fault(seen.path, True), TOKENS, seen.sums, seen.logits)
+        judged = judge(fault(seen.path, "CPU"), TOKENS, seen.sums, seen.logits)
     meets_it = name in faults.OF_ATTENTION or seen.cell.model == HYBRID
     assert (worst(judged) > part_tolerance(seen.cell)) == (meets_it and name not in faults.HARMLESS)
 
@@ -83,7 +83,7 @@ def test_a_fault_that_the_logits_of_an_8_bit_file_hide_is_seen_in_its_part(seen)
         def fed(self, layer, x):
             return super().fed(layer, x) * np.float32(0.95 if layer == 1 else 1)
 
-    judged = judge(Weaker(seen.path, True), TOKENS, seen.sums, seen.logits)
+    judged = judge(Weaker(seen.path, "CPU"), TOKENS, seen.sums, seen.logits)
     eight_bits = plan.change(seen.cell, dtype="Q8_0")
     assert relative_error(seen.plain, judged.logits) < tolerance(eight_bits)
     assert judged.parts["feed-forward"][1] > part_tolerance(eight_bits)
@@ -98,7 +98,7 @@ def test_parts_alone_see_a_fault_in_any_layer(part, seen):
             """One part of one layer adds a twentieth less than it should."""
 
         setattr(Wrong, part, lambda self, at, x, bad=layer: right(self, at, x) * np.float32(0.95 if at == bad else 1))
-        judged = judge(Wrong(seen.path, True), TOKENS, seen.sums, seen.logits, parts_only=True)
+        judged = judge(Wrong(seen.path, "CPU"), TOKENS, seen.sums, seen.logits, parts_only=True)
         assert worst(judged) > 2 * part_tolerance(seen.cell)
 
 
@@ -135,7 +135,7 @@ def test_a_state_that_is_lost_between_micro_batches_is_seen(seen):
         model.clear()
         model.n_past = [end]
         logits = np.concatenate([rows, model.prefill({0: TOKENS[end:]}, every=True)[0]])
-        judged = judge(Oracle(seen.path, True), TOKENS, model.sums(), logits)
+        judged = judge(Oracle(seen.path, "CPU"), TOKENS, model.sums(), logits)
     assert worst(judged) > 2 * part_tolerance(seen.cell)
 
 

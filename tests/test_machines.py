@@ -67,11 +67,13 @@ def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_th
 def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(studies):
     found = analysis.passes(studies)
     assert found["machine"].nunique() >= 3
-    assert found["share"].between(0.1, 1.1).all()
+    on_gpu = found["machine"].str.endswith(analysis.ON_GPU)
+    assert found[~on_gpu]["share"].between(0.1, 1.1).all()
+    assert found[on_gpu]["share"].between(0, 1).all(), "operators that go back to the processor take most of a pass"
     assert set(analysis.machines(studies, found)["machine"]) == set(found["machine"])
     told = analysis.pairs(found)
     assert (told["known"] != told["asked"]).all()
-    assert not any(gpu.boards(studies, backend) for backend in gpu.FORECASTS)
+    assert [board.chip for backend in gpu.FORECASTS for board in gpu.boards(studies, backend)] == ["NVIDIA H200"]
     assert {each["key"] for backend in gpu.FORECASTS for each in gpu.foretold(backend)} == set(gpu.MEASURES)
 
 
@@ -112,7 +114,7 @@ def with_a_gpu(studies):
     """The recorded rows of one machine's studies 01 and 03, and the same ten times as fast on a GPU planted in it."""
     found = []
     for name, rows, facts in studies:
-        if name not in (gpu.ASYMMETRY, gpu.BATCHES) or rows["build"].eq("").all():
+        if name not in (gpu.ASYMMETRY, gpu.BATCHES) or rows["build"].eq("").all() or _offloads(rows):
             continue
         rows = rows[~((rows["workload"] == "decode") & (rows["n_gen"] == 32))]  # one decode a device, as it is planned
         board = {"gpus": [{"name": "CUDA0", "chip": "Board", "memory_bytes": 1 << 37}]}
@@ -122,6 +124,10 @@ def with_a_gpu(studies):
         scans = scans.assign(build=gpu.SCAN, engine="scan", samples_ns=faster(scans, 2))
         found.append((name, pd.concat([rows.assign(machine="host"), offloaded, scans], ignore_index=True), facts))
     return found
+
+
+def _offloads(rows):
+    return rows["n_gpu_layers"].fillna(0).ne(0).any()
 
 
 def faster(rows, by):

@@ -61,7 +61,7 @@ def engine(files):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_engine_agrees_at_every_position_after_one_token_and_in_decode(arch, dtype, files, engine):
     theirs, tolerance = engine(arch, dtype), TOLERANCE[dtype]
-    ours = Oracle(files(arch, dtype), round_activations=True).logits(TEXT)
+    ours = Oracle(files(arch, dtype), rounds_as="CPU").logits(TEXT)
     for logits, expected in ((theirs.whole, ours), (theirs.decoded, ours[PREFILL:]), (theirs.single, ours[:1])):
         verdict = agreement(logits, expected, tolerance)
         assert verdict.ok, verdict

@@ -17,13 +17,14 @@ from plamo_study import paths
 from plamo_study.analysis import kernels as named, roofline
 from plamo_study.analysis.ceilings import by_type
 from plamo_study.analysis.files import files as files_of
-from plamo_study.engine import ggml, kernels
-from plamo_study.measure import files, machine, plan, recording, tolerance, workloads
+from plamo_study.engine import ggml, kernels, library
+from plamo_study.measure import files, machine, plan, proof, recording, tolerance, workloads
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes, registry, tensors
 from plamo_study.oracle import weights
+from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.quantization import analysis as study, plan as plan_quantization
 
 TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
@@ -182,6 +183,33 @@ def test_f16_weights_on_a_gpu_are_judged_by_multiplications_in_f16_and_a_fault_i
     assert tolerance.part_tolerance(offloaded) == tolerance.OFFLOADED_PART["F16"] < 0.04, "of the fault that hides best"
     eight_bits = mini("gate", dtype="Q8_0", n_gpu_layers=-1)
     assert tolerance.tolerance(eight_bits) == tolerance.TOLERANCE["Q8_0"]
+
+
+def test_the_oracle_rounds_as_the_backend_that_it_judges(monkeypatch):
+    boards = [{"name": "CUDA0", "chip": "Board"}]
+    monkeypatch.setattr(library, "gpus", lambda: boards)
+    assert proof.computed_on(mini("gate", n_gpu_layers=0)) == "CPU"
+    assert proof.computed_on(mini("gate", n_gpu_layers=-1)) == "CUDA"
+    x, path = (
+        np.random.default_rng(0).normal(size=(2, 256)).astype(np.float32),
+        recipes.model_path(HYBRID, "mini", "Q4_K_M"),
+    )
+    name = next(
+        tensor.name for tensor in tensors.tensor_table(path) if tensor.dtype == "Q4_K" and tensor.shape[1] == 256
+    )
+    found = {each: weights.Weights(path, each).linear(x, name) for each in ("", "CPU", "CUDA", "Metal")}
+    q8_0 = weights.rounded(x, GGMLQuantizationType.Q8_0) @ weights.Weights(path).array(name).T
+    assert np.array_equal(found["CUDA"], q8_0), "blocks of 32 numbers"
+    assert np.array_equal(found["Metal"], found[""]), "inputs stay in F32"
+    assert relative_error(found["CPU"], found["CUDA"]) > 1e-3, "blocks of 256 numbers"
+
+
+def test_an_offset_that_cuda_adds_before_rounding_is_allowed_for_there_alone():
+    offset, none = mini("gate", dtype="Q4_0", n_gpu_layers=-1), mini("gate", dtype="Q8_0", n_gpu_layers=-1)
+    assert tolerance.part_tolerance(offset, "CUDA") == tolerance.CUDA_PART["Q4_0"] > 0.0329, "measured on an H200"
+    assert tolerance.part_tolerance(mini("gate", dtype="Q4_K_M", n_gpu_layers=-1), "CUDA") > 0.0667
+    for cell, backend in ((offset, "Metal"), (offset, ""), (none, "CUDA")):
+        assert tolerance.part_tolerance(cell, backend) == tolerance.LOOSEST_PART
 
 
 @pytest.mark.parametrize(

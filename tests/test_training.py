@@ -100,7 +100,7 @@ def test_oracle_and_engine_agree_on_a_trained_mini(name):
         ids = [tokenizer.bos, *tokenizer.encode(held_out()["fractions.py"])[:599].tolist()]
     with Session(file(name), EXACT_CACHE) as session:
         theirs = session.prefill({0: ids}, every=True)[0]
-    verdict = agreement(theirs, Oracle(file(name), round_activations=True).logits(ids))
+    verdict = agreement(theirs, Oracle(file(name), rounds_as="CPU").logits(ids))
     assert verdict.ok, verdict
     assert verdict.top1_checked > 400
 

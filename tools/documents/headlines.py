@@ -14,7 +14,7 @@ from plamo_study.analysis.files import files as files_of
 from plamo_study.analysis.stats import Claim, Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure.plan import DEPTH, MODELS
-from plamo_study.measure.recording import Recording
+from plamo_study.measure.recording import Recording, added
 from plamo_study.measurements import measurements, recording
 from plamo_study.present import charts, theme
 from plamo_study.present.evidence import chips, escaped
@@ -37,6 +37,9 @@ def corruption() -> str:
     law = recorded("03-batching-law", "mini")
     checked = batching_law.of_hybrid(batching_law.checked(law.rows, law.facts), law.facts)
     stock = checked[(checked["build"] == batch_scaling.STOCK) & checked["judged"]]
+    there = [batching_law.checked(each.rows, each.facts) for each in added("03-batching-law", "mini")]
+    on_gpu = pd.concat(there)
+    _while(on_gpu["exact"].all(), "corruption")
     loads = recorded("11-serving", "mini")
     found = serving.answers(loads.rows)
     found = found[found["model"].str.startswith(MODELS[0]) & (found["server"] == "llama-server")]
@@ -52,7 +55,7 @@ def corruption() -> str:
         f"{released['runs'].sum()} servers died. With the patch we propose, {patched['differ'].sum()} of "
         f"{patched['answers'].sum()} answers changed and no server died ({chips(loads)}, a small trained model). A "
         f"law says beforehand which sequences go wrong; it was right in {stock['exact'].sum()} of {len(stock)} "
-        "batches."
+        f"batches, and in all {len(on_gpu)} that an NVIDIA H200 computed."
     )
 
 

@@ -22,11 +22,11 @@ from plamo_study.studies.speculative import plan as speculation
 CLAIMS = 3  # claims of each notebook that FINDINGS repeats
 README, USING, FINDINGS, ROWS = "README.md", "USING.md", "FINDINGS.md", "data/ROWS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
-BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES = (
+BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES, SCAN = (
     f"data/upstream/{name}.md"
     for name in (
         "plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback",
-        "server-wakeups", "x86-half-conversion",
+        "server-wakeups", "x86-half-conversion", "cuda-scan",
     )
 )  # fmt: skip
 
@@ -123,6 +123,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "speed": _shown(upstream.kept_rates, lambda: recorded("08-speculative")),
         "memory": lambda: upstream.kept_states(speculation.HYBRID, (4, 8)),
     },
+    SCAN: {"speed": lambda: upstream.scan_on_gpu()._repr_markdown_(), "machine": upstream.gpu},
     HALVES: {"speed": lambda: upstream.scales()._repr_markdown_()},
     WAKEUPS: {
         "crowds": _shown(endurance.crowds, lambda: recorded("11-serving", "mini")),

@@ -10,13 +10,14 @@ from plamo_study.measure import files
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
 from plamo_study.measure.serving import Served
-from plamo_study.measurements import measurements
+from plamo_study.measurements import measured_added, measurements
 from plamo_study.present.evidence import chip, chips
 from plamo_study.present.tables import Columns, Table, scaled, significant, table
 from plamo_study.studies.batch_scaling import analysis as batch_scaling, builds
 from plamo_study.studies.batching_law import analysis as law_check
 from plamo_study.studies.batching_law.grid import TESTS
 from plamo_study.studies.chunked import analysis as chunked
+from plamo_study.studies.machines.gpu import SCAN
 from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculation
 
@@ -266,6 +267,27 @@ def scales() -> Table:
         "prompt": ("the same of a prompt of 16", ".2f"),
     }
     return table(pd.DataFrame(entries), columns)
+
+
+def scan_on_gpu() -> Table:
+    """Prompts and steps of PLaMo 2 with the scan on the CPU, as released, and on the GPU, by passes measured in both."""
+    passes = {("01-phase-asymmetry", "prefill"): "n_prompt", ("03-batch-scaling", "step"): "n_seq"}
+    entries = []
+    for (study, metric), by in passes.items():
+        found = measured_added(study).query(f"usable == True and metric == '{metric}' and n_gpu_layers != 0")
+        found = found[found["model"].str.startswith(MODELS[0])]
+        for line in compare(found, of="build == 'stock'", to=f"build == '{SCAN}'", by=by).itertuples():
+            size = int(getattr(line, by))
+            what = f"prompt of {size}" if metric == "prefill" else f"step of {size} sequence{'s' * (size > 1)}"
+            entries.append({"pass": what, "first": line.first, "second": line.second, "ratio": line.estimate})
+    ms = scaled(1e3, ".1f")
+    columns: Columns = {"pass": ("pass", ""), "first": ("as released (ms)", ms), "second": (f"{SCAN} (ms)", ms)}
+    return table(pd.DataFrame(entries), {**columns, "ratio": ("times as fast", ".1f")})
+
+
+def gpu() -> str:
+    """The GPU of the machine that ran both."""
+    return ", ".join(sorted(set(measured_added("01-phase-asymmetry").query("n_gpu_layers != 0")["device"])))
 
 
 def machine(recording: Recording) -> str:

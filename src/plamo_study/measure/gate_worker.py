@@ -121,7 +121,7 @@ def _against_oracle(path: Path, tokens: np.ndarray, logits: np.ndarray, notes: l
         return {}
     tolerance = max(TOLERANCE.get(t.type_name, LOOSEST) for t in tensors)
     try:
-        verdict = agreement(logits, Oracle(path, round_activations=True).logits(tokens), tolerance)
+        verdict = agreement(logits, Oracle(path, "CPU").logits(tokens), tolerance)
     except (StudyError, ValueError) as error:
         notes.append(f"the oracle cannot judge it: {getattr(error, 'why', error)}")
         return {}

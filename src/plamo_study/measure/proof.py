@@ -18,6 +18,7 @@ from plamo_study.limits import FIRST_TOKEN
 from plamo_study.measure.cells import Calls, Gate, Isolation, OnModel, Replay
 from plamo_study.measure.rows import Measured, told
 from plamo_study.measure.tolerance import part_tolerance, tolerance
+from plamo_study.models import casts
 from plamo_study.oracle.compare import agreement, relative_error
 
 if TYPE_CHECKING:  # a third of what a worker imports, and only gates need it
@@ -83,9 +84,11 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     stepped = _stepped(session, tokens, half)
     greedy, n_evaluated = _greedy(session, cell.n_gen), session.n_evaluated
     sums, watched = _watched(session, tokens, half)
-    oracle = Oracle(path, round_activations=True, window=window)
+    backend = computed_on(cell)
+    oracle, allowed = Oracle(path, backend, window), part_tolerance(cell, backend)
     if cell.judged == "parts":
-        return _parts_alone(cell, judge(oracle, tokens, sums, watched, parts_only=True), watched, stepped, whole)
+        judged = judge(oracle, tokens, sums, watched, parts_only=True)
+        return _parts_alone(cell, judged, watched, stepped, whole, allowed)
     judged = judge(oracle, tokens, sums, watched)
     verdicts = {
         "prefill": agreement(whole, judged.logits, tolerance(cell)),
@@ -95,9 +98,9 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     checks |= {f"{name}_top1_checked": v.top1_checked for name, v in verdicts.items()}
     checks |= {f"{name}_agrees": v.ok for name, v in verdicts.items()}
     if 0 < window < len(tokens):
-        others = Oracle(path, round_activations=True).logits(tokens)
+        others = Oracle(path, backend).logits(tokens)
         checks["without_window"] = agreement(whole, others, tolerance(cell)).max_relative_error
-    checks |= _by_parts(cell, judged, watched, stepped)
+    checks |= _by_parts(cell, judged, watched, stepped, allowed)
     checks["greedy_distinct"] = len(set(greedy))
     checks["degenerate_loop"] = len(set(greedy[-LOOP_TOKENS:])) <= 2
     agree = all(value for name, value in checks.items() if name.endswith("_agrees"))
@@ -105,22 +108,32 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     return Measured(checks=checks, series=series, valid=agree, n_evaluated=n_evaluated)
 
 
-def _by_parts(cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.ndarray) -> dict[str, float | bool]:
+def computed_on(cell: Gate) -> str:
+    """The backend whose rounding the oracle follows: the GPU's where layers are on one, else the CPU's."""
+    boards = library.gpus() if cell.n_gpu_layers else []
+    return casts.backend(boards[0]) if boards else "CPU"
+
+
+def _by_parts(
+    cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.ndarray, allowed: float
+) -> dict[str, float | bool]:
     """Whether every part is right, and whether observing the engine changed its results."""
     parts = max(judged.head, *(max(errors) for errors in judged.parts.values()))
-    checks: dict[str, float | bool] = {"parts_error": parts, "parts_agrees": parts <= part_tolerance(cell)}
+    checks: dict[str, float | bool] = {"parts_error": parts, "parts_agrees": parts <= allowed}
     error = relative_error(watched, stepped)
-    checks |= {"watched_error": error, "watched_agrees": error <= part_tolerance(cell)}
-    return checks | {"tolerance": tolerance(cell), "parts_tolerance": part_tolerance(cell)}
+    checks |= {"watched_error": error, "watched_agrees": error <= allowed}
+    return checks | {"tolerance": tolerance(cell), "parts_tolerance": allowed}
 
 
-def _parts_alone(cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.ndarray, whole: np.ndarray) -> Measured:
+def _parts_alone(
+    cell: Gate, judged: "Judged", watched: np.ndarray, stepped: np.ndarray, whole: np.ndarray, allowed: float
+) -> Measured:
     """The verdict of a gate that judges parts only; one prefill must also agree with half of one continued by steps.
 
     Parts chain from the embedding to the logits, so the whole computation is judged for these tokens. Effects of longer
     texts, such as the end of a window, are not covered, and no faults are planted.
     """
-    checks, error = _by_parts(cell, judged, watched, stepped), relative_error(stepped, whole)
+    checks, error = _by_parts(cell, judged, watched, stepped, allowed), relative_error(stepped, whole)
     checks |= {"second_path_error": error, "second_path_agrees": error <= tolerance(cell)}
     agree = all(value for name, value in checks.items() if name.endswith("_agrees"))
     return Measured(checks=checks, series=judged.parts, valid=agree, n_evaluated=2 * cell.n_prompt)

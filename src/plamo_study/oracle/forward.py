@@ -24,9 +24,9 @@ class Oracle:
 
     `path`: the file, or another oracle of it, whose weights are shared.
 
-    Weights are taken as stored and everything else is float32. llama.cpp's CPU backend also rounds the input of each
-    matrix product to the type of the weights. `round_activations` does the same, to distinguish that rounding from a
-    wrong computation; the logits are then this backend's, not the model's.
+    Weights are taken as stored and everything else is float32. llama.cpp's backends also round the input of each matrix
+    product, to a type that depends on the weights'. `rounds_as`, a backend of `weights.ROUNDED_TO`, does the same, to
+    distinguish that rounding from a wrong computation; the logits are then this backend's, not the model's.
 
     llama.cpp applies no window to PLaMo 2, though its configurations publish one. `window`: that of a build that does,
     in tokens (0 for none); PLaMo 3 has its own in the file.
@@ -38,8 +38,8 @@ class Oracle:
 
     """
 
-    def __init__(self, path: "Path | str | Oracle", round_activations: bool = False, window: int = 0):
-        self._weights: Weights = path._weights if isinstance(path, Oracle) else Weights(path, round_activations)
+    def __init__(self, path: "Path | str | Oracle", rounds_as: str = "", window: int = 0):
+        self._weights: Weights = path._weights if isinstance(path, Oracle) else Weights(path, rounds_as)
         self._window: int = path._window if isinstance(path, Oracle) else window
         self.arch = str(self._weights.value("general.architecture"))
         if self.arch not in ARCHITECTURES:

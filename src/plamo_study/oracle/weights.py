@@ -15,16 +15,18 @@ CACHE_ELEMENTS = 2**26  # files up to this many weights (256 MiB of float32) are
 BLOCK_ELEMENTS = 2**24  # larger files: one layer is kept at a time, and at most this many weights of other tensors
 LAYER = re.compile(r"blk\.\d+\.")
 
-# Type to which llama.cpp's CPU backend rounds the inputs of products, by weight type (ggml-cpu.c, vec_dot_type).
-# Q4_1 and Q5_1 use Q8_1, which is Q8_0 plus block sums.
-ROUNDED_TO = {t: t for t in (Type.F16, Type.BF16, Type.Q8_0)}
-ROUNDED_TO |= {t: Type.Q8_0 for t in (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1)}
-ROUNDED_TO |= {t: Type.Q8_K for t in (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K)}
+# Type to which llama.cpp's backends round the inputs of products, by weight type. The CPU's: ggml-cpu.c, vec_dot_type.
+# Q8_1 is Q8_0 plus block sums. CUDA uses it for K types too (ggml-cuda/quantize.cu). Metal keeps inputs in F32 or F16.
+PLAIN, SMALL = (Type.F16, Type.BF16), (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1)
+LARGE = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K)
+CPU = {t: t for t in PLAIN} | dict.fromkeys(SMALL, Type.Q8_0) | dict.fromkeys(LARGE, Type.Q8_K)
+CUDA = {t: t for t in PLAIN} | dict.fromkeys((*SMALL, *LARGE), Type.Q8_0)
+ROUNDED_TO: dict[str, dict[Type, Type]] = {"": {}, "CPU": CPU, "Vulkan": CPU, "CUDA": CUDA, "Metal": {}}
 K_BLOCK = 256  # numbers that share a scale in Q8_K
 
 
 class Weights:
-    """A memory-mapped GGUF. `round_activations` is explained in `Oracle`.
+    """A memory-mapped GGUF. `rounds_as` is explained in `Oracle`.
 
     Raises
     ------
@@ -33,8 +35,8 @@ class Weights:
 
     """
 
-    def __init__(self, path: Path | str, round_activations: bool = False):
-        self.path, self._round = Path(path), round_activations
+    def __init__(self, path: Path | str, rounds_as: str = ""):
+        self.path, self._rounded_to = Path(path), ROUNDED_TO[rounds_as]
         if not self.path.is_file():
             raise StudyError(str(path), "no such file", "plamo-study models make")
         try:
@@ -93,7 +95,7 @@ class Weights:
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         """y = x Wᵀ for x (n_tokens, in) and W (out, in); uncached weights are dequantised a block of rows at a time."""
         n_out, step = self.n_rows(name), max(1, BLOCK_ELEMENTS // x.shape[1])
-        to = ROUNDED_TO.get(self._tensor(name).tensor_type) if self._round else None
+        to = self._rounded_to.get(self._tensor(name).tensor_type)
         x = x if to is None else rounded(x, to)
         y = np.empty((len(x), n_out), dtype=np.float32)
         for start in range(0, n_out, step):

@@ -38,7 +38,8 @@ Studies = list[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]
 def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     """The rows of every machine: the tracked ones, and where `source` is live also those measured or added here.
 
-    A recording for each journal and machine; the released engine has one name, also with CUDA. `device`: which of the rows measured or added here, as for `of_device`.
+    A recording for each journal and machine; the released engine has one name, also with CUDA. `device`: which of the
+    rows measured or added here, as for `of_device`.
     StudyError for an unknown source, scale or device, or where there are none.
     """
     check_source(source)
