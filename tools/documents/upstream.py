@@ -270,7 +270,7 @@ def scales() -> Table:
 
 
 def scan_on_gpu() -> Table:
-    """Prompts and steps of PLaMo 2 with the scan on the CPU, as released, and on the GPU, by passes measured in both."""
+    """Prompts and steps of PLaMo 2 with the scan on the CPU, as released, and on the GPU."""
     passes = {("01-phase-asymmetry", "prefill"): "n_prompt", ("03-batch-scaling", "step"): "n_seq"}
     entries = []
     for (study, metric), by in passes.items():
