@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -142,3 +144,11 @@ def test_every_recorded_row_keeps_its_key():
             assert found == row.key, f"{path.name}: {msgspec.json.encode(row.cell)!r}"
             n_rows += 1
     assert n_rows > 2000
+
+
+@pytest.mark.parametrize("entry", ["cli.main", "measure.worker"])
+def test_a_process_loads_no_charts_no_frames_and_no_jupyter_before_it_knows_what_it_is_asked(entry):
+    """They take two to three seconds of a slow core, and every command and every worker would wait for them."""
+    loaded = f"import sys, plamo_study.{entry}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"altair", "IPython", "llama_cpp", "nbformat", "pandas", "papermill", "scipy"} & set(found)

@@ -5,6 +5,7 @@ The answers of macOS's programs are of the form that public sources print; no Ma
 
 import os
 import shutil
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -143,6 +144,27 @@ def judged(cell, before=USUAL, after=USUAL, **counted):
     row = made_up(cell, conditions)
     assert msgspec.convert(msgspec.to_builtins(row), type(row)) == row
     return watch.causes([row]).get("k", "")
+
+
+def test_the_boards_of_a_linux_machine_say_how_busy_and_how_fast_they_are_as_far_as_they_answer(monkeypatch):
+    def rates(board):
+        if board > 1:
+            raise RuntimeError("not supported")
+        return SimpleNamespace(gpu=(3, 90)[board])
+
+    boards = SimpleNamespace(
+        NVMLError=RuntimeError, NVML_CLOCK_SM=1, nvmlInit=lambda: None, nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda n: n, nvmlDeviceGetUtilizationRates=rates,
+        nvmlDeviceGetClockInfo=lambda board, which: (1980, 345)[board],
+    )  # fmt: skip
+    monkeypatch.setattr(machine, "MACOS", False)
+    monkeypatch.setitem(sys.modules, "pynvml", boards)
+    monkeypatch.setattr(machine, "find_spec", {"pynvml": "here"}.get)
+    assert (machine.state().gpu_used, machine.state().gpu_mhz) == (0.9, 345.0), "the third does not answer"
+    boards.nvmlDeviceGetCount = lambda: rates(2)
+    assert machine.state().gpu_used is None
+    monkeypatch.setattr(machine, "find_spec", {}.get)
+    assert machine.state().gpu_mhz is None
 
 
 def test_a_row_is_marked_by_the_state_before_it_as_by_the_state_after_it():

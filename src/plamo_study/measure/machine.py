@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_pressure: str = "unknown"  # macOS: normal, warning or critical
     swapped_bytes: int | None = None  # moved to swap and back since the system began
     gpu_used: float | None = None  # share of the busiest GPU in use lately, where the system says
+    gpu_mhz: float | None = None  # clock of the slowest GPU, where the system says
 
 
 def state() -> State:
@@ -97,6 +99,8 @@ def state() -> State:
       and psutil's counts (`psutil_swap_mem`) are of all pages read from files.
     - gpu_used: "Device Utilization %" in the PerformanceStatistics of AGXAccelerator, which the driver averages over a
       time that nobody documents. The clock needs Apple's private IOReport, and is not read.
+
+    On Linux use and clock are those of NVIDIA's boards, which NVML averages over a second at most.
     """
     if not MACOS:
         battery, governor = psutil.sensors_battery(), _read(SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
@@ -104,6 +108,7 @@ def state() -> State:
             power_source="unknown" if battery is None else "ac" if battery.power_plugged else "battery",
             power_mode=governor.strip() or "unknown",
             swapped_bytes=_swapped(r"^pswp(?:in|out) (\d+)$", _read(PROC / "vmstat"), resource.getpagesize()),
+            **_boards(),
         )
     source, modes, level, short, pages, gpus = _outputs(
         ("pmset", "-g", "batt"),
@@ -125,6 +130,22 @@ def state() -> State:
         swapped_bytes=_swapped(r"^Swap(?:ins|outs): +(\d+)\.$", pages, int(size.group(1))) if size else None,
         gpu_used=max(used) / 100 if used else None,
     )
+
+
+def _boards() -> dict[str, Any]:
+    """`gpu_used` and `gpu_mhz` of NVIDIA's boards, as far as NVML is installed and answers."""
+    if find_spec("pynvml") is None:
+        return {}
+    import pynvml  # an optional package
+
+    told: dict[str, list[float]] = {"gpu_used": [], "gpu_mhz": []}
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for board in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())):
+            told["gpu_used"].append(pynvml.nvmlDeviceGetUtilizationRates(board).gpu / 100)
+            told["gpu_mhz"].append(pynvml.nvmlDeviceGetClockInfo(board, pynvml.NVML_CLOCK_SM))
+    least = {"gpu_used": max, "gpu_mhz": min}
+    return {name: float(least[name](each)) for name, each in told.items() if each}
 
 
 def _swapped(pattern: str, said: str, page_bytes: int) -> int | None:

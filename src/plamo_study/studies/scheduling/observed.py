@@ -23,7 +23,7 @@ from plamo_study.studies.scheduling.steps import AWAKE_S, Calls, StepModel, fit
 COLUMNS = ["decoding", "keys", "chunk", "before", "seconds"]
 MISSING = "plamo-study measure 10-scheduling"
 PROCESS = ["model", "rule", "per_second", "block"]
-IDLE = (0.0, 0.005, AWAKE_S, 0.02, 0.08)  # s: lower bounds of the classes of idle time
+IDLE = (0.0, 0.005, AWAKE_S, 0.02, 0.08, 0.3, 1.0)  # s: lower bounds of the classes of idle time
 ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "per_second", "block", "rule"]
 FLASH = ("auto", "on")
 
