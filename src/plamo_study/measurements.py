@@ -138,14 +138,18 @@ def _tidy(found: Recording) -> pd.DataFrame:
     rows, facts = found.rows, found.facts
     good = set(usable(rows)["key"])
     kept = rows[~rows["anchor"] & (rows["workload"] != "gate")]
-    lines = [line for row in kept.to_dict("records") for line in _lines(row)]
-    frame = pd.DataFrame(lines, columns=None if lines else [*FIRST, *CELL, *LAST])
+    lines = [(at, *line) for at, row in enumerate(kept.to_dict("records")) for line in _lines(row)]
+    whose = np.array([at for at, *_ in lines], int)
+    frame = kept[[name for name in (*FIRST[3:], *CELL, *LAST) if name in kept]].iloc[whose].reset_index(drop=True)
+    frame = frame.infer_objects()  # a column of all rows may hold what none of these has
+    for at, name in enumerate((*FIRST[:3], "samples"), 1):
+        frame[name] = [line[at] for line in lines]
     frame["usable"] = frame["key"].isin(good)
     on = pd.MultiIndex.from_arrays([frame["machine"], frame["n_gpu_layers"] != 0])
     frame["device"] = on.map({(fact, gpu): processors.device(facts[fact], gpu) for fact, gpu in on.unique()})
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
     always = ALWAYS + [name for kind, names in OF_KIND.items() if kind in set(frame["workload"]) for name in names]
-    named = [name for name in CELL if frame[name].astype(str).nunique() > 1 or name in always]
+    named = [name for name in CELL if name in always or len(set(map(str, kept[name]))) > 1]
     return frame[[*FIRST, *named, *LAST]]
 
 
@@ -166,12 +170,11 @@ def models(
     return {name: found.facts[name] for name in names}
 
 
-def _lines(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of a row: one for each metric it measured, with its cell's fields."""
-    common = {name: row[name] for name in (*FIRST[3:], *CELL, *LAST) if name in row}
+def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, float, str, np.ndarray]]:
+    """(metric, median, unit, samples) of each metric that a row measured; "none" where it measured nothing."""
     found = list(_measured(row)) if row["status"] == "ok" else []
     for metric, unit, value, samples in found or [("none", "", float("nan"), np.empty(0))]:
-        yield common | {"metric": metric, "unit": unit, "value": value, "samples": samples}
+        yield metric, value, unit, samples
 
 
 def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:

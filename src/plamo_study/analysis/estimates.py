@@ -52,7 +52,8 @@ def estimate(
 
     """
     names, entries = names_of(by), []
-    for key, group in _groups(frame[frame["value"].notna()], names, "estimate"):
+    needed = [work] if isinstance(work, str) else []
+    for key, group in _groups(frame[frame["value"].notna()], names, "estimate", needed):
         found = stats.median(group["value"].tolist())
         if work is not None:
             found = found.per(float(group[work].iloc[0]) if isinstance(work, str) else work)
@@ -101,8 +102,13 @@ def names_of(columns: str | Sequence[str]) -> list[str]:
     return columns.split() if isinstance(columns, str) else list(columns)
 
 
-def _groups(frame: pd.DataFrame, names: list[str], what: str) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
-    """The lines of each group; StudyError where two lines of a group share a block: they belong to two cells."""
+def _groups(
+    frame: pd.DataFrame, names: list[str], what: str, needed: Sequence[str] = ()
+) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """The lines of each group with their values, blocks and what else is `needed`.
+
+    StudyError where two lines of a group share a block: they belong to two cells.
+    """
     twice = frame.duplicated([*names, "machine", "block"], keep=False)
     if twice.any():
         mixed = frame[twice]
@@ -115,7 +121,8 @@ def _groups(frame: pd.DataFrame, names: list[str], what: str) -> list[tuple[tupl
         )
     if not names:
         return [((), frame)] if len(frame) else []
-    return list(frame.groupby(names, dropna=False))
+    few = dict.fromkeys([*names, "value", "machine", "block", *needed])  # slices of all columns take most of the time
+    return list(frame[list(few)].groupby(names, dropna=False))
 
 
 def _by_block(group: pd.DataFrame) -> dict[tuple[str, int], float]:

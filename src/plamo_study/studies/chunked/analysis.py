@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.analysis import stats, timing
-from plamo_study.analysis.usable import of_cell, usable
+from plamo_study.analysis.usable import usable
 from plamo_study.studies.chunked import calls
 
 METRICS = {"step before": "before", "longest gap": "largest", "first token": "ttft"}
@@ -59,12 +59,12 @@ def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
     """Total gain or cost of cutting the prompt: time of the whole prompt plus the steps that others got meanwhile,
     over the time of the cut prompt with those steps; one line per cell, `gain`, paired by block."""
     every = usable_processes(rows)
-    entries = []
-    for key, group in every[every["way"] != "whole"].groupby(CELL, sort=False):
+    entries, at_once = [], {"way": "whole", "n_chunk": 0, "kv_unified": False, "flash_attn": "auto"}
+    cells = dict(list(every.groupby(CELL, sort=False)))
+    for key, group in cells.items():
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        at_once = {"way": "whole", "n_chunk": 0, "kv_unified": False, "flash_attn": "auto"}
-        whole = of_cell(every, entry | at_once, CELL)
-        if len(whole):
+        whole = cells.get(tuple((entry | at_once).values()))
+        if whole is not None and entry["way"] != "whole":
             both, first = group.groupby("block"), whole.groupby("block")
             apart = first["ttft"].median() + both["steps"].median() * first["before"].median()
             entries.append(entry | {"gain": timing.paired_ratio(apart, both["ttft"].median())})

@@ -73,7 +73,8 @@ def full_calls(cell: Arrival, times: list[float]) -> list[float]:
     """Seconds of the calls with the largest piece of the prompt."""
     pieces = [dict(call).get(cell.n_seq, 0) for call in calls(cell)]
     pieces[len(pieces) - cell.n_gen :] = [0] * cell.n_gen  # the tokens after the prompt
-    return [seconds for seconds, piece in zip(times, pieces, strict=True) if piece == max(pieces)]
+    largest = max(pieces)
+    return [seconds for seconds, piece in zip(times, pieces, strict=True) if piece == largest]
 
 
 def during(cell: Arrival, times: list[float]) -> tuple[list[float], float]:
