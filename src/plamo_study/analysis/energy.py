@@ -1,10 +1,11 @@
 """Joules per token by phase and meter, less the machine's idle power: frames in, estimates out.
 
-Joules per token are power times seconds per token: (joules / seconds of the timed part - idle power) x s/token. Each
-row is compared with the idle power of its own block. `most` is the bound known without a meter: the power limit less
-the idle power, times the seconds of a token.
+Joules per token are those counted in a timed part, less the idle power of its block times its seconds, over its tokens.
+The gaps between calls count too: the machine takes power in them. `most` is the bound known without a meter: the power
+limit less the idle power, times the seconds of a token.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
 
-LEAST_S = {"RAPL": 0.05, "NVML": 1.0, "IOReport": 0.5}  # shortest timed part: a meter is updated in steps
+STEP_S = {"RAPL": 0.01, "NVML": 0.2, "IOReport": 0.1}  # in which a meter is updated, at most; NVML: seen on an H200
+LEAST = 5  # steps of the shortest timed part
 BOARD = "NVML"  # the meter of a GPU alone
 CELL = ["machine", "build", "model", "dtype", "n_threads", "n_gpu_layers", "workload", "n_prompt", "n_gen", "n_seq"]
 
@@ -36,18 +38,20 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
     used = usable(rows)
     used = used[used["workload"].isin(["prefill", "decode"]) & (used["status"] == "ok")]
     powers = _powers(used)
-    least = powers["meter"].map(lambda meter: LEAST_S[meter.split()[0]])
-    both = powers[powers["timed_s"] >= least].merge(
+    powers["step_s"] = powers["meter"].map(lambda meter: STEP_S[meter.split()[0]])
+    both = powers[powers["timed_s"] >= LEAST * powers["step_s"]].merge(
         idle(rows), on=["machine", "block", "meter"], suffixes=("", "_idle")
     )
-    both["joules_token"] = (both["watts"] - both["watts_idle"]) * both["token_s"]
+    both["joules_token"] = (both["watts"] - both["watts_idle"]) * both["timed_s"] / both["tokens"]
     entries = []
     for key, group in both.groupby([*CELL, "meter"], sort=False):
         entry: dict[str, Any] = dict(zip([*CELL, "meter"], key, strict=True))
         limit = float(group["limit_w"].max())
         token_s, quiet = float(group["token_s"].median()), float(group["watts_idle"].median())
         entry |= {"watts": stats.median(group["watts"].tolist()), "idle": stats.median(group["watts_idle"].tolist())}
-        entry |= {"joules": stats.median(group["joules_token"].tolist()), "least_s": float(group["timed_s"].min())}
+        least_s = float(group["timed_s"].min())
+        found, off = stats.median(group["joules_token"].tolist()), float(group["step_s"].max()) / least_s
+        entry |= {"joules": replace(found, low=found.low * (1 - off), high=found.high * (1 + off)), "least_s": least_s}
         entries.append(entry | {"most": (limit - quiet) * token_s})
     return pd.DataFrame(entries, columns=[*CELL, "meter", "watts", "idle", "joules", "least_s", "most"])
 
@@ -56,13 +60,19 @@ def _powers(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per row and meter: CELL, `block`, `meter`, `watts`, `limit_w`, `timed_s` and `token_s`."""
     entries = [
         {name: getattr(row, name) for name in (*CELL, "block", "timed_s")}
-        | {"meter": meter, "watts": joules / row.timed_s, "limit_w": row.limits_w.get(meter), "token_s": _token_s(row)}
+        | {"meter": meter, "watts": joules / row.timed_s, "limit_w": row.limits_w.get(meter)}
+        | {"token_s": _token_s(row), "tokens": _tokens(row)}
         for row in rows.itertuples()
         for meter, joules in row.joules.items()
         if not meter.startswith(BOARD) or row.n_gpu_layers or row.workload == "idle"
     ]
-    found = pd.DataFrame(entries, columns=[*CELL, "block", "timed_s", "meter", "watts", "limit_w", "token_s"])
+    found = pd.DataFrame(entries, columns=[*CELL, "block", "timed_s", "meter", "watts", "limit_w", "token_s", "tokens"])
     return found.astype({"limit_w": float})
+
+
+def _tokens(row: Any) -> int:
+    """Tokens of the timed part."""
+    return sum(map(len, row.samples_ns)) * row.n_seq * (row.n_prompt if row.workload == "prefill" else 1)
 
 
 def _token_s(row: Any) -> float:

@@ -1,4 +1,4 @@
-"""Which cells the studies of phase asymmetry and batch scaling measure at which scale, and what every plan shares."""
+"""What every plan shares: cells, gates, anchor and blocks. Which cells a study measures is in studies/NAME/plan.py."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +58,7 @@ class Plan:
     seed: int = 0
     anchors: int = 3  # processes of the anchor between blocks: one varies by 7 % of itself
     compared: tuple[Cell, ...] = ()  # what other builds of the engine measure in the same blocks
-    workload: str = ""  # module with the `RUNS` of its own types of cell
+    workload: str = ""  # module with the `RUNS` of its own types of cell; without one, measure/workloads.py does them
     program: str = ""  # name of the build whose program its workload runs (`engine build`)
     needed: int = MOST_CELLS
     grows: bool = True  # time to spare becomes further blocks

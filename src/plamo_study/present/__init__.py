@@ -1,1 +1,1 @@
-"""Everything that readers see: figures, executed notebooks, published pages."""
+"""What notebooks show: charts, tables, claims, the evidence behind them, and the names of machines."""

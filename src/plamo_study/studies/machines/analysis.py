@@ -77,6 +77,7 @@ def passes(studies: Studies) -> pd.DataFrame:
     if found.empty:
         raise StudyError("machines", "no pass was timed on a machine with measured ceilings", "plamo-study run 01")
     found = _apart(found[(found["build"] == STOCK) & (found["label"] == "")])
+    found = found.loc[(found["phase"] != found["workload"]).sort_values(kind="stable").index]  # own cells come first
     most = found.groupby("machine")["n_threads"].transform("max")
     found = found[found["n_threads"] == most]
     # "auto" chooses flash attention on every backend that was run here, so the two are one kind
@@ -116,7 +117,8 @@ def machines(studies: Studies, found: pd.DataFrame) -> pd.DataFrame:
 
 
 def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
-    """Pairs of lines for the same pass on two machines; each line is used once, nearest depths first."""
+    """Pairs of lines for the same pass on two machines, nearest depths first; a pass that several cells timed counts
+    once, by the first of its lines."""
     for _, group in found.groupby(PASS, sort=False):
         by_machine = {machine: own for machine, own in group.groupby("machine", sort=False)}
         for known, asked in combinations(by_machine, 2):
@@ -124,11 +126,14 @@ def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
 
 
 def _nearest(known: pd.DataFrame, asked: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
-    left, right = dict(known.iterrows()), {line.Index: line for line in asked.itertuples()}
+    left, right = dict(enumerate(r for _, r in known.iterrows())), dict(enumerate(asked.itertuples()))
     apart = sorted((abs(mine["depth"] - line.depth), n, m) for n, mine in left.items() for m, line in right.items())
+    taken: list[float] = []
     for off, n, m in apart:
-        if n in left and m in right and off <= max(SAME_DEPTH, SAME_SHARE * right[m].depth):
-            yield left.pop(n), right.pop(m)
+        near = max(SAME_DEPTH, SAME_SHARE * right[m].depth)
+        if off <= near and not any(abs(right[m].depth - depth) <= near for depth in taken):
+            taken.append(right[m].depth)
+            yield left[n], right[m]
 
 
 def pairs(found: pd.DataFrame) -> pd.DataFrame:
