@@ -1,7 +1,7 @@
 """llama-server under concurrent requests: do answers match those of the same prompts alone, and does it survive?
 
 Prompts get greedy answers one at a time, then several at once, in rounds, until all rounds are done or the server has
-ended. The server listens on loopback only. Nothing is timed. Timed loads, and the answers of notebook 11 and the README,
+ended. The server listens on loopback only. Nothing is timed. Timed loads, and the answers of notebook 11 and README,
 are those of studies/serving.
 """
 
