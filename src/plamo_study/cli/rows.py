@@ -15,7 +15,6 @@ from plamo_study.growing import check_out, growing
 from plamo_study.measure import packing, recording
 from plamo_study.present import processors
 from plamo_study.studies import registry
-from plamo_study.studies.machines import strangers
 
 app = typer.Typer(
     no_args_is_help=True, help="Rows of machines: pack yours into one file, add another machine's, remove them again."
@@ -34,6 +33,8 @@ def pack(
 
     Rows that name a folder, such as those of `plamo-study models quality` on a file of yours, are left out and counted.
     """
+    from plamo_study.studies.machines import strangers  # loads pandas, SciPy and Altair: 1.1 s of 1.7
+
     for path in (out, _beside(out)) if out else ():
         check_out(path, force)
     made = packing.pack(place, registry.STUDIES, machine)
@@ -65,6 +66,8 @@ def add(
     Refused are rows without a verdict, passes faster than the machine's own ceilings, and rows that the engine named by
     their facts cannot have made there.
     """
+    from plamo_study.studies.machines import strangers  # loads pandas, SciPy and Altair: 1.1 s of 1.7
+
     check_file(file, packing.MOST_BYTES)
     place = recording.OTHERS if tracked else ""
     found = packing.unpack(file, registry.STUDIES)
