@@ -52,7 +52,8 @@ def estimate(
 
     """
     names, entries = names_of(by), []
-    for key, group in _groups(frame[frame["value"].notna()], names, "estimate"):
+    worked = [work] if isinstance(work, str) else []
+    for key, group in _groups(frame[frame["value"].notna()], names, "estimate", worked):
         found = stats.median(group["value"].tolist())
         if work is not None:
             found = found.per(float(group[work].iloc[0]) if isinstance(work, str) else work)
@@ -101,8 +102,13 @@ def names_of(columns: str | Sequence[str]) -> list[str]:
     return columns.split() if isinstance(columns, str) else list(columns)
 
 
-def _groups(frame: pd.DataFrame, names: list[str], what: str) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
-    """The lines of each group; StudyError where two lines of a group share a block: they belong to two cells."""
+def _groups(
+    frame: pd.DataFrame, names: list[str], what: str, others: Sequence[str] = ()
+) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
+    """The lines of each group, with `value`, `machine`, `block` and `others` of their columns.
+
+    Raises StudyError where two lines of a group share a block: they belong to two cells.
+    """
     twice = frame.duplicated([*names, "machine", "block"], keep=False)
     if twice.any():
         mixed = frame[twice]
@@ -113,6 +119,7 @@ def _groups(frame: pd.DataFrame, names: list[str], what: str) -> list[tuple[tupl
             f"a group mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}",
             "choose one of each with .query(...), or name the columns in by=",
         )
+    frame = frame[[*dict.fromkeys([*names, "machine", "block", "value", *others])]]  # groups of few columns are cheap
     if not names:
         return [((), frame)] if len(frame) else []
     return list(frame.groupby(names, dropna=False))
