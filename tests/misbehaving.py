@@ -17,7 +17,7 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e \r[/red]"
 
 NO_GZIP = (200, b"this was never compressed", {"Content-Encoding": "gzip"})
 LISTS = {  # answers to who lists the models
-    "a_bomb": (200, gzip.compress(bytes(GIGABYTE >> 5)), {"Content-Encoding": "gzip"}),
+    "a_bomb": (200, gzip.compress(bytes(GIGABYTE >> 5), 1), {"Content-Encoding": "gzip"}),
     "no_gzip": NO_GZIP,
     "deeply": (200, b'{"found": ' + b"[" * 100_000),
     "infinity": (200, b'{"data": [{"id": Infinity}]}'),

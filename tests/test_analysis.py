@@ -158,7 +158,7 @@ def test_drifted_blocks_are_left_out_while_two_others_remain():
     rows = pd.DataFrame([base | {"block": block, "drift": 0.5 * (block >= 2)} for block in range(5)])
     assert usable.drifted(rows) == (3, 5)
     assert set(usable.usable(rows)["block"]) == {0, 1}
-    rows.loc[rows["block"] >= 1, "drift"] = 0.5
+    rows = rows.assign(drift=rows["drift"].mask(rows["block"] >= 1, 0.5))
     assert set(usable.usable(rows)["block"]) == {0, 1, 2, 3, 4}, "better a wide interval than none"
 
 

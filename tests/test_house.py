@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from plamo_study import paths
+from plamo_study import children, paths
 from plamo_study.measure import journal
 from plamo_study.measure.rows import row_key
 
@@ -126,6 +126,12 @@ def test_a_worker_loads_no_pandas():
             needed = imports(MODULES[name])
             assert "pandas" not in needed, f"{name} imports pandas, and a worker imports {name}"
             todo += needed & set(MODULES)
+
+
+def test_a_worker_starts_without_the_package_for_gguf_files():
+    """A quarter of its start, for every row; a gate's oracle imports it later."""
+    code = "import sys, plamo_study.measure.worker, plamo_study.measure.workloads; sys.exit('gguf' in sys.modules)"
+    assert subprocess.run(children.python("-c", code), check=False).returncode == 0
 
 
 def test_a_room_s_front_door_holds_its_description_and_nothing_else():

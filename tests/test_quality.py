@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from crosscheck import perplexity as crosscheck_perplexity
-from scipy import stats as distributions
 
 from plamo_study.analysis import clustered, divergence
 from plamo_study.engine.library import capture_log
@@ -253,6 +252,8 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say():
 
 
 def test_tests_and_intervals_are_those_of_scipy_which_takes_too_long_to_load():
+    from scipy import stats as distributions  # 0.8 s, in every process of the tests
+
     rng = np.random.default_rng(3)
     for n in (2, 3, 7, 40):
         values, p = rng.normal(0.3, 1, n), rng.uniform(0, 0.2, n)

@@ -188,6 +188,7 @@ def test_f16_weights_on_a_gpu_are_judged_by_multiplications_in_f16_and_a_fault_i
 
 
 def test_the_oracle_rounds_as_the_backend_that_it_judges(monkeypatch):
+    files.make_models(planned("Q4_K_M"))
     boards = [{"name": "CUDA0", "chip": "Board"}]
     monkeypatch.setattr(library, "gpus", lambda: boards)
     assert proof.computed_on(mini("gate", n_gpu_layers=0)) == "CPU"

@@ -18,6 +18,7 @@ import pandas as pd
 
 from plamo_study import paths
 from plamo_study.analysis import stats
+from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.roofline import NO_MATMUL, Ceilings, Model
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
@@ -80,6 +81,7 @@ def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=COLUMNS)
 
 
+@once_a_frame
 def main_place(rows: pd.DataFrame) -> Place:
     """The main set-up of a study: its most frequent machine, offloaded where possible, with all threads."""
     found = usable(rows)
@@ -134,14 +136,19 @@ def limits_at(
     return Ceilings(bandwidth.best, best), Ceilings(bandwidth.usual, usual)
 
 
+@once_a_frame
+def _measured(rows: pd.DataFrame) -> pd.DataFrame:
+    return measured([rows])
+
+
 def limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
     """The best ceilings of a study's main set-up, for a file or a tensor type: the input of the roofline."""
-    return limits_at([measured([rows])], main_place(rows), what)[0]
+    return limits_at([_measured(rows)], main_place(rows), what)[0]
 
 
 def usual_limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
     """The usual values of the same ceilings: medians over processes."""
-    return limits_at([measured([rows])], main_place(rows), what)[1]
+    return limits_at([_measured(rows)], main_place(rows), what)[1]
 
 
 def of_study(rows: pd.DataFrame) -> pd.DataFrame:

@@ -52,8 +52,8 @@ def estimate(
 
     """
     names, entries = names_of(by), []
-    needed = [work] if isinstance(work, str) else []
-    for key, group in _groups(frame[frame["value"].notna()], names, "estimate", needed):
+    worked = [work] if isinstance(work, str) else []
+    for key, group in _groups(frame[frame["value"].notna()], names, "estimate", worked):
         found = stats.median(group["value"].tolist())
         if work is not None:
             found = found.per(float(group[work].iloc[0]) if isinstance(work, str) else work)
@@ -103,11 +103,11 @@ def names_of(columns: str | Sequence[str]) -> list[str]:
 
 
 def _groups(
-    frame: pd.DataFrame, names: list[str], what: str, needed: Sequence[str] = ()
+    frame: pd.DataFrame, names: list[str], what: str, others: Sequence[str] = ()
 ) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
-    """The lines of each group with their values, blocks and what else is `needed`.
+    """The lines of each group, with `value`, `machine`, `block` and `others` of their columns.
 
-    StudyError where two lines of a group share a block: they belong to two cells.
+    Raises StudyError where two lines of a group share a block: they belong to two cells.
     """
     twice = frame.duplicated([*names, "machine", "block"], keep=False)
     if twice.any():
@@ -119,10 +119,10 @@ def _groups(
             f"a group mixes different cells: they differ in {', '.join(varying) or 'nothing but their processes'}",
             "choose one of each with .query(...), or name the columns in by=",
         )
+    frame = frame[[*dict.fromkeys([*names, "machine", "block", "value", *others])]]  # groups of few columns are cheap
     if not names:
         return [((), frame)] if len(frame) else []
-    few = dict.fromkeys([*names, "value", "machine", "block", *needed])  # slices of all columns take most of the time
-    return list(frame[list(few)].groupby(names, dropna=False))
+    return list(frame.groupby(names, dropna=False))
 
 
 def _by_block(group: pd.DataFrame) -> dict[tuple[str, int], float]:

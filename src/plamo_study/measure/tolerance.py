@@ -5,7 +5,7 @@ All tolerances are here: workers judge by them, and what is printed beside an ol
 
 from typing import Any
 
-from plamo_study.models.tensors import FILE_TYPES
+from plamo_study.models.file_types import FILE_TYPES
 
 # Relative error of logits that rounding explains. The engine rounds activations to the weights' type, keeps keys and
 # values in F16 and, on the CPU, sums attention in F16. The defects guarded against cause errors of 0.4 and more.

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
+from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.models.registry import ModelSpec
-from plamo_study.models.tensors import FILE_TYPES, TensorInfo
+from plamo_study.models.tensors import TensorInfo
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 

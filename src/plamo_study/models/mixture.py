@@ -10,7 +10,8 @@ from typing import Any
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from plamo_study.models import tensors
-from plamo_study.models.tensors import FILE_TYPES, TensorInfo
+from plamo_study.models.file_types import FILE_TYPES
+from plamo_study.models.tensors import TensorInfo
 
 HEADS = ("attention.head_count", "attention.head_count_kv")  # a number, or one of each layer
 FLOATS = ("F32", "F16", "BF16")

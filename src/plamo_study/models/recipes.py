@@ -15,10 +15,11 @@ from gguf import GGMLQuantizationType
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.models import registry, tensors
+from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.models.finding import printable
 from plamo_study.models.imatrix import Imatrix
 from plamo_study.models.mixture import FLOATS, HEADS, Mixture, fitting, quantizable
-from plamo_study.models.tensors import FILE_TYPES, TensorInfo
+from plamo_study.models.tensors import TensorInfo
 
 KEPT = (*FLOATS, "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "Q3_K", "Q2_K")
 CHOOSE = "choose one of these"

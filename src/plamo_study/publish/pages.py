@@ -135,15 +135,19 @@ def _picture(tree: BeautifulSoup) -> Markup:
 
 def _render(page: Page | None = None, **content: Any) -> str:
     """A page, or the index without one; only a page with charts carries the scripts."""
-    loader = jinja2.FileSystemLoader(WEB)
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
     shared = {
         "style": Markup((WEB / "page.css").read_text(encoding="utf-8")),
         "scripts": _scripts() if page and page.picture else [],
         "version": metadata.version("plamo-study"),
         "authors": AUTHORS,
     }
-    return environment.get_template("page.html.j2").render(page=page, **shared, **content)
+    return _environment().get_template("page.html.j2").render(page=page, **shared, **content)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """It keeps templates that it has compiled."""
+    return jinja2.Environment(loader=jinja2.FileSystemLoader(WEB), autoescape=True, trim_blocks=True)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from pathlib import Path
 from plamo_study.engine import architectures, library, quantizer
 from plamo_study.measure.cells import Hybrid
 from plamo_study.measure.rows import Measured
-from plamo_study.models.tensors import FILE_TYPES
+from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.studies.hybrids import questions
 
 TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
