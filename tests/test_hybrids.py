@@ -59,7 +59,8 @@ def test_another_backend_is_asked_everything_with_its_middle_number_and_prompts_
         (cell.model, cell.question, cell.number) for cell in usual if cell.planted
     }
     assert len(set(cells)) == len(cells) == 2 * sum(cell.planted for cell in cells)
-    assert {(cell.n_gpu_layers, cell.dtype, cell.shape) for cell in cells} == {(-1, "F32", "whole")}
+    assert {(cell.n_gpu_layers, cell.dtype, cell.shape, cell.longer) for cell in cells} == {(-1, "F32", "whole", 0)}
+    assert {cell.longer for cell in plan.elsewhere("mini").cells} == {plan.LONGER}
     for question in QUESTIONS.values():
         longest = max(question.lengths, default=questions.SHORT) + plan.LONGER
         assert longest + STEPS + questions.SHIFT + max(*DRAFTS, KEPT) <= N_CTX
