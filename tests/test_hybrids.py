@@ -9,8 +9,8 @@ from plamo_study.measure.cells import Hybrid
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.studies import collect
-from plamo_study.studies.hybrids import plan, questions
-from plamo_study.studies.hybrids.catalogue import QUESTIONS
+from plamo_study.studies.hybrids import costs, plan, questions
+from plamo_study.studies.hybrids.catalogue import DRAFTS, KEPT, N_CTX, QUESTIONS, STEPS
 from plamo_study.studies.hybrids.workload import tolerance
 
 WRONG = {"equal", "unequal"}  # of the hybrid on the engine as released
@@ -53,6 +53,25 @@ def test_every_architecture_is_asked_everything_once_plainly_and_once_with_a_fau
             assert sorted(numbers) == sorted(question.numbers)
 
 
+def test_another_backend_is_asked_everything_with_its_middle_number_and_prompts_long_enough_for_blas():
+    usual, cells = plan.hybrids("mini").cells, plan.elsewhere("mini", gpu=True).cells
+    assert {(cell.model, cell.question, cell.number) for cell in cells} == {
+        (cell.model, cell.question, cell.number) for cell in usual if cell.planted
+    }
+    assert len(set(cells)) == len(cells) == 2 * sum(cell.planted for cell in cells)
+    assert {(cell.n_gpu_layers, cell.dtype, cell.shape, cell.longer) for cell in cells} == {(-1, "F32", "whole", 0)}
+    assert {cell.longer for cell in plan.elsewhere("mini").cells} == {plan.LONGER}
+    for question in QUESTIONS.values():
+        longest = max(question.lengths, default=questions.SHORT) + plan.LONGER
+        assert longest + STEPS + questions.SHIFT + max(*DRAFTS, KEPT) <= N_CTX
+
+
+def test_longer_prompts_are_answered_as_rightly_as_usual_ones():
+    for planted in (False, True):
+        answer = questions.ask("late", 0, mini_file(ATTENTION), planted=planted, longer=plan.LONGER)
+        assert is_right("late", answer) != planted, answer
+
+
 @pytest.fixture(scope="module")
 def generator():
     try:
@@ -70,6 +89,28 @@ def test_a_worker_writes_a_file_and_says_whether_its_answer_is_right(generator, 
     assert outcome.measured.valid
     assert (outcome.measured.checks["wrong"] > 0) == cell.planted
     assert len(outcome.measured.series["sha256"]) == 32
+
+
+@pytest.mark.timeout(300)
+def test_what_a_kept_state_costs_is_weighed_and_timed_where_states_are_kept(generator):
+    keeps, refuses = (
+        work(Job(cell=Hybrid(dtype="F32", model=model, question="costs", number=plan.COSTED)), 60.0,
+             workload="plamo_study.studies.hybrids.workload")
+        for model in ("lfm2-dense", "plamo2-dense")
+    )  # fmt: skip
+    assert keeps.status == refuses.status == "ok"
+    assert keeps.measured.checks["bytes"] == pytest.approx(2 * 256 * 4, rel=0.05)  # one short convolution, two tokens
+    assert keeps.measured.checks["wrong"] == 0
+    assert {len(keeps.measured.series[f"{what}{kept}"]) for what in ("step", "draft") for kept in ("", " kept")} == {
+        costs.CALLS * costs.ROUNDS
+    }
+    assert refuses.measured.checks["refused"]
+    assert "bytes" not in refuses.measured.checks
+
+
+def test_only_costs_are_timed():
+    assert all(cell.is_timed for cell in plan.costs("mini").cells)
+    assert not any(cell.is_timed for cell in (*plan.hybrids("mini").cells, *plan.elsewhere("mini").cells))
 
 
 def test_an_architecture_that_the_generator_cannot_write_is_an_error_with_its_reason(generator):

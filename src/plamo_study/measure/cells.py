@@ -371,6 +371,12 @@ class Hybrid(OnEngine, frozen=True, kw_only=True):
     number: int = field(default=0, name="size")  # what the question counts
     shape: Literal["whole", "three layers", "four heads"] = field(default="whole", name="way")  # whole: the generator's
     planted: bool = False  # a fault is planted, which the answer must show
+    longer: int = field(default=0, name="n_prompt")  # tokens more than usual in each prompt
+
+    @property
+    def is_timed(self) -> bool:
+        """Only where it asks what a kept state costs."""
+        return self.question == "costs"
 
     @property
     def asks_whether(self) -> bool:

@@ -1,5 +1,7 @@
 """Which architectures are asked which questions."""
 
+from dataclasses import replace
+
 from plamo_study.engine import architectures
 from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Cell, Hybrid
@@ -16,6 +18,15 @@ FOUR = ("falcon", "granite", "jamba", "lfm2", "mamba", "minimax", "nemotron", "p
 CONTROLS = ("llama-dense", "llama-moe", "plamo3-dense")  # attention alone
 UNWRITTEN = ("rwkv6qwen2-dense", "rwkv7-dense", "arwkv7-dense")  # asked too: the row says why there is no file
 QUANTIZED = "Q8_0"
+KEEP = (  # those that keep states in the engine as released; our build `rollback` adds PLaMo 2
+    "bailingmoe3-moe", "glm5-next-moe", "kimi-k3-moe", "lfm2-dense", "lfm2moe-moe", "nemotron_h-dense",
+    "nemotron_h_moe-dense", "qwen35-dense", "qwen35moe-moe", "qwen4exp-moe",
+)  # fmt: skip
+COSTED = 4  # states that are kept where their cost is asked
+PROCESSES = 8  # that time it
+LONGER = 32  # columns from which BLAS is handed a product
+FIRST = ("unequal", "late", "copied", "kept", "moved")  # in their order: a software GPU is slow
+SOFTWARE_LIMIT_S = 1800.0  # there, the first process to meet a kernel compiles it: minutes
 SHAPES = {
     "three layers": {*RECURRENT, *CONTROLS} - {"bailingmoe3-moe"},
     "four heads": {*CONTROLS} | {name for name in RECURRENT if name.startswith(FOUR)},
@@ -47,6 +58,34 @@ def hybrids(scale: str, gpu: bool = False) -> Plan:
         "15-hybrids", "mini", cells, (), None, 1, 0, TIME_LIMIT_S["mini"], compared=mended, needed=len(asked),
         workload=f"{__package__}.workload", program=architectures.NAME, grows=False,
     )  # fmt: skip
+
+
+def elsewhere(scale: str, gpu: bool = False) -> Plan:
+    """Each question with its middle number, plainly and with a planted fault: for other backends than the CPU's own.
+
+    Prompts are longer on a CPU, so that BLAS is handed their products too. StudyError for a scale other than mini.
+    """
+    usual = hybrids(scale, gpu)
+    one = [cell for cell in usual.cells if isinstance(cell, Hybrid) and cell.planted]
+    cells: list[Cell] = []
+    for name in dict.fromkeys((*FIRST, *QUESTIONS)):
+        of = [change(cell, longer=0 if gpu else LONGER) for cell in one if cell.question == name]
+        cells += [change(cell, planted=planted) for planted in (False, True) for cell in of]
+    limit_s, needed = SOFTWARE_LIMIT_S if gpu else usual.time_limit_s, len(RECURRENT) + len(CONTROLS)
+    return replace(
+        usual, study="15-elsewhere", cells=tuple(cells), time_limit_s=limit_s, compared=tuple(cells), needed=needed
+    )
+
+
+def costs(scale: str, gpu: bool = False) -> Plan:
+    """What a kept state costs: every architecture that keeps states, and PLaMo 2, which another build lets keep them.
+
+    StudyError for a scale other than mini.
+    """
+    usual = hybrids(scale, gpu)
+    base = Hybrid(dtype="F32", question="costs", number=COSTED, n_gpu_layers=-1 if gpu else 0)
+    cells = tuple(change(base, model=model) for model in (*KEEP, "plamo2-dense"))
+    return replace(usual, study="15-costs", cells=cells, blocks=PROCESSES, compared=cells[-1:], needed=len(cells))
 
 
 def _is_mended(cell: Hybrid) -> bool:

@@ -292,11 +292,23 @@ class Answer:
     refused: str = ""
 
 
-def ask(name: str, number: int, path: Path, n_threads: int = 1, seed: int = 0, planted: bool = False) -> Answer:
-    """Ask a file one question. EngineError where the engine fails to load it; an abort ends the process."""
+def ask(
+    name: str,
+    number: int,
+    path: Path,
+    n_threads: int = 1,
+    seed: int = 0,
+    planted: bool = False,
+    n_gpu_layers: int = 0,
+    longer: int = 0,
+) -> Answer:
+    """Ask a file one question. EngineError where the engine fails to load it; an abort ends the process.
+
+    `longer`: tokens more than usual in each prompt. The sequences alone are evaluated on the same device.
+    """
     question = QUESTIONS[name]
-    lengths = question.lengths or (SHORT,) * number
-    config = SessionConfig(N_CTX, n_threads=n_threads, n_threads_batch=n_threads)
+    lengths = [n + longer for n in question.lengths or (SHORT,) * number]
+    config = SessionConfig(N_CTX, n_threads=n_threads, n_threads_batch=n_threads, n_gpu_layers=n_gpu_layers)
     with Session(path, config) as session:
         rng = np.random.default_rng(seed)
         tokens = [rng.integers(0, session.n_vocab, n + STEPS, dtype=np.int32) for n in lengths]
@@ -307,7 +319,7 @@ def ask(name: str, number: int, path: Path, n_threads: int = 1, seed: int = 0, p
             alone |= _alone(session, seq, own, lengths[seq])
         stepped = _alone(session, 0, tokens[0], 1)
         rounding = max(relative_error(stepped[at], row) for at, row in alone.items() if at[0] == 0)
-    serving = Serving(path, replace(config, n_seq_max=len(tokens)), tokens, list(lengths), number, planted)
+    serving = Serving(path, replace(config, n_seq_max=len(tokens)), tokens, lengths, number, planted)
     with serving.stack:
         try:
             RULES[name](serving)

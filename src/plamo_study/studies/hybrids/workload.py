@@ -9,7 +9,7 @@ from plamo_study.engine import architectures, library, quantizer
 from plamo_study.measure.cells import Hybrid
 from plamo_study.measure.rows import Measured
 from plamo_study.models.file_types import FILE_TYPES
-from plamo_study.studies.hybrids import questions
+from plamo_study.studies.hybrids import costs, questions
 
 TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
 LEAST = {"F32": 5e-4, "Q8_0": 2e-2}  # by type. Other kernels at 17 slots: up to 2e-4; activations that round otherwise
@@ -21,9 +21,12 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
     `rounding`; `wrong`, how many sequences are beyond the tolerance; `refused`, the engine said that it cannot. Series:
     `error` by sequence, `sha256` of the file by byte.
 
-    A refusal is no wrong answer. Where a fault is planted, the answer is valid if it shows.
+    A refusal is no wrong answer. Where a fault is planted, the answer is valid if it shows. The question "costs" is
+    that of drafts taken back where states are kept, and weighs and times these; check `bytes`: of one kept state.
     """
-    library.capture_log([])
+    log: list[str] = []
+    library.capture_log(log)
+    question = "kept" if cell.question == "costs" else cell.question
     with tempfile.TemporaryDirectory() as folder:
         stage("writing the file")
         file = architectures.write(cell.model, Path(folder), cell.shape)
@@ -32,13 +35,20 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
             file = file.with_suffix(".quantized")
         digest = hashlib.sha256(file.read_bytes()).digest()
         stage(cell.question)
-        answer = questions.ask(cell.question, cell.number, file, cell.n_threads, cell.seed, cell.planted)
+        answer = questions.ask(
+            question, cell.number, file, cell.n_threads, cell.seed, cell.planted, cell.n_gpu_layers, cell.longer
+        )  # fmt: skip
+        spent, weighed = {}, {}
+        if cell.question == "costs" and not answer.refused:
+            stage("times")
+            spent = costs.times(file, cell.number, cell.n_threads, cell.seed)
+            weighed = {"bytes": costs.bytes_each(file, cell.number, log)}
     errors, refused = list(answer.error.values()), bool(answer.refused)
-    limit = tolerance(cell.question, answer.rounding, cell.dtype)
+    limit = tolerance(question, answer.rounding, cell.dtype)
     wrong = sum(error > limit for error in errors)
     checks: dict[str, float | bool] = {"refused": refused, "rounding": answer.rounding, "tolerance": limit}
-    checks |= {"error": max(errors), "wrong": float(wrong)} if errors else {}
-    series = {"error": errors, "sha256": [float(byte) for byte in digest]}
+    checks |= weighed | ({"error": max(errors), "wrong": float(wrong)} if errors else {})
+    series = spent | {"error": errors, "sha256": [float(byte) for byte in digest]}
     return Measured(checks=checks, series=series, valid=refused or bool(wrong) == cell.planted)
 
 
