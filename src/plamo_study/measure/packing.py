@@ -40,7 +40,7 @@ TOKENS = ("n_prompt", "n_gen", "n_seq", "n_arriving", "n_chunk", "n_draft", "n_p
 SENTENCES = ("failure", "log", *facts.SENTENCES)
 MOST_TIMES = 40  # unpacked size over packed size, at most: rows reach 3 to 8
 MOST_VALUES, MOST_OF_A_ROW = 4_000_000, 250_000  # numbers, lists and objects of some 60 bytes; our packs have a fifth
-TOLD = ("degenerate_loop",)  # checks that do not judge
+TOLD = ("degenerate_loop", "refused")  # checks that do not judge
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # the earliest date of a row
 LONGEST_NS = 10**15  # the longest row: twelve days
 MOST_BYTES_S, MOST_FLOPS_S = 1e14, 1e18  # beyond any machine
