@@ -3,12 +3,15 @@
 import os
 import threading
 import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
+from plamo_study.measure import workloads
 from plamo_study.measure.cells import Decode
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
@@ -90,6 +93,7 @@ def test_a_file_or_a_context_that_cannot_be_is_an_error_with_its_reason(tmp_path
 
 FAMILY = """
 import subprocess, sys, time
+from plamo_study.measure import workloads
 from plamo_study.measure.cells import Decode
 from plamo_study.measure.rows import Measured
 
@@ -114,3 +118,28 @@ def test_what_a_worker_started_ends_with_it(tmp_path, monkeypatch, n_gen, status
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("layers", "untimed"), [(0, []), (-1, [24, 24])])
+def test_a_gpu_reads_prompts_of_the_measured_shape_before_any_is_timed(layers, untimed, monkeypatch):
+    calls = []
+
+    class Recorder:
+        n_evaluated = 24
+        clear = staticmethod(lambda: None)
+
+        @staticmethod
+        def prefill(prompts, *how):
+            calls.append(prompts[0].size)
+            return {0: np.zeros((1, 8))}
+
+    @contextmanager
+    def timed():
+        calls.append("timed")
+        yield
+
+    monkeypatch.setattr(workloads.watch, "timed", timed)
+    cell = mini("prefill", n_prompt=24, n_gpu_layers=layers, repetitions=2)
+    draws = workloads.draw(cell, 512, 0)
+    assert workloads._prefill(cell, Recorder(), draws, Path(), proved=False).n_evaluated == 48
+    assert calls == [24, *untimed, "timed", 24, "timed", 24]

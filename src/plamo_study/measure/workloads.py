@@ -33,6 +33,7 @@ from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Measured, passed
 
 WARM_STEPS = 3  # decode steps before the timed ones, with the same number of sequences
+GPU_PASSES = 2  # untimed prompts of the cell's own shape on a GPU: its first two calls took 1.1 to 1.5 times as long
 WARM_TOKENS = 32  # of a warm-up prompt where no proof runs: it brings all weights into memory
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
 BESIDE_CACHES, BESIDE_PASSES = 4, 3  # size in last-level caches, and passes, of the read measured beside decode
@@ -73,6 +74,9 @@ def _prefill(cell: Prefill, session: Session, draws: list[Prompts], path: Path, 
     else:
         session.clear()
         session.prefill({0: draws[-1][0][:WARM_TOKENS]})
+    for _ in range(GPU_PASSES if cell.n_gpu_layers else 0):
+        session.clear()
+        _prompt(session, cell, draws[-1])
     warmup = clock() - start
     samples, evaluated = [], 0
     for prompts in draws:
