@@ -19,7 +19,8 @@ from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch):
     """No meter but those that a test brings, on whatever machine."""
-    monkeypatch.setattr(energy, "find_spec", lambda name: None)
+    for module in (energy, machine):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
     energy.meters.cache_clear()
     yield
     energy.meters.cache_clear()
@@ -100,7 +101,8 @@ def test_boards_are_read_by_nvml_each_as_far_as_it_answers(tmp_path, monkeypatch
         nvmlDeviceGetEnforcedPowerLimit=answers(0, 700_000),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", boards)
-    monkeypatch.setattr(energy, "find_spec", {"pynvml": "here"}.get)
+    for module in (energy, machine):
+        monkeypatch.setattr(module, "find_spec", {"pynvml": "here"}.get)
     assert energy.counted() == {"NVML board-0": 1.5, "NVML board-1": 1.5}
     assert energy.limits() == {"NVML board-0": 700.0}
 
@@ -110,7 +112,8 @@ def test_parts_of_an_apple_chip_are_read_where_they_are_told(tmp_path, monkeypat
     told = SimpleNamespace(cpu_total_mj=4_000, gpu_mj=500, dram_mj=None)
     monitor = SimpleNamespace(get_cumulative_energy=lambda: told)
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))
-    monkeypatch.setattr(energy, "find_spec", {"zeus_apple_silicon": "here"}.get)
+    for module in (energy, machine):
+        monkeypatch.setattr(module, "find_spec", {"zeus_apple_silicon": "here"}.get)
     assert energy.counted() == {"IOReport CPU": 4.0, "IOReport GPU": 0.5}
     assert energy.limits() == {}
 

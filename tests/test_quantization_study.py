@@ -24,7 +24,7 @@ from plamo_study.measure.journal import latest_rows, read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
-from plamo_study.models import recipes, registry, tensors
+from plamo_study.models import casts, recipes, registry, tensors
 from plamo_study.oracle import weights
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.quantization import analysis as study, plan as plan_quantization
@@ -205,6 +205,16 @@ def test_the_oracle_rounds_as_the_backend_that_it_judges(monkeypatch):
     assert np.array_equal(found["CUDA"], q8_0), "blocks of 32 numbers"
     assert np.array_equal(found["Metal"], found[""]), "inputs stay in F32"
     assert relative_error(found["CPU"], found["CUDA"]) > 1e-3, "blocks of 256 numbers"
+
+
+@pytest.mark.parametrize(("backend", "named"), [("CPU x86", "CPU"), ("CUDA", "CUDA"), ("Metal", "Metal")])
+def test_the_oracle_rounds_quantized_weights_inputs_to_what_the_table_of_casts_says(backend, named):
+    """Q8_1 is Q8_0 with sums; a cast to F16 is too fine to follow."""
+    follows = {"Q8_0": "Q8_0", "Q8_1": "Q8_0", "Q8_K": "Q8_K", "F32": None, "F16": None}
+    for kind in (name for name in casts.known_types() if name.startswith("Q")):
+        said = {follows[cast.cast] for path in casts.PATHS for cast in casts.entries(backend, kind, path)}
+        to = weights.ROUNDED_TO[named].get(GGMLQuantizationType[kind])
+        assert said == {to and to.name}, kind
 
 
 def test_a_product_that_adds_its_offset_before_rounding_is_off_by_what_cuda_is_allowed_in_q4_0():

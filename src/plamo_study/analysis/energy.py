@@ -32,8 +32,8 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
     """A line per CELL and `meter`: `watts`, `idle` (W) and `joules` (per token) as estimates over blocks, `least_s`
     (the shortest timed part), and `most` (J per token): the bound by the power limit, NaN where none is known.
 
-    Left out: rows whose timed part is shorter than the meter's step, rows of blocks without an idle row, and an NVIDIA
-    board's joules while the processor computed.
+    Left out: rows whose timed part is shorter than LEAST of the meter's steps, rows of blocks without an idle row, and
+    an NVIDIA board's joules while the processor computed.
     """
     used = usable(rows)
     used = used[used["workload"].isin(["prefill", "decode"]) & (used["status"] == "ok")]
@@ -57,7 +57,8 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _powers(rows: pd.DataFrame) -> pd.DataFrame:
-    """One line per row and meter: CELL, `block`, `meter`, `watts`, `limit_w`, `timed_s` and `token_s`."""
+    """One line per row and meter: CELL, `block`, `meter`, `watts`, `limit_w`, `timed_s`, `token_s`
+    and `tokens`."""
     entries = [
         {name: getattr(row, name) for name in (*CELL, "block", "timed_s")}
         | {"meter": meter, "watts": joules / row.timed_s, "limit_w": row.limits_w.get(meter)}

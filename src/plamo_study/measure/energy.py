@@ -14,6 +14,8 @@ from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 
+from plamo_study.measure import machine
+
 POWERCAP = Path("/sys/class/powercap")
 INSTALL = "pip install 'plamo-study[energy]'"
 
@@ -101,25 +103,17 @@ def _micro(file: Path) -> float | None:
 
 def _nvml() -> list[Meter]:
     """Boards with an energy counter; not all have one."""
-    if find_spec("pynvml") is None:
-        return []
-    import pynvml
-
     found = []
-    try:
-        pynvml.nvmlInit()
-        boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return []
+    nvml, boards = machine.nvidia_boards()
     for n, board in enumerate(boards):
         name, limits = f"NVML board-{n}", {}
         try:
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(board)
-        except pynvml.NVMLError:
+            nvml.nvmlDeviceGetTotalEnergyConsumption(board)
+        except nvml.NVMLError:
             continue
-        with suppress(pynvml.NVMLError):
-            limits = {name: pynvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3}
-        read = partial(lambda at, of: {at: pynvml.nvmlDeviceGetTotalEnergyConsumption(of) / 1e3}, name, board)  # of mJ
+        with suppress(nvml.NVMLError):
+            limits = {name: nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3}
+        read = partial(lambda at, of: {at: nvml.nvmlDeviceGetTotalEnergyConsumption(of) / 1e3}, name, board)  # of mJ
         found.append(Meter(read, limits, {}))
     return found
 

@@ -133,19 +133,28 @@ def state() -> State:
 
 
 def _boards() -> dict[str, Any]:
-    """`gpu_used` and `gpu_mhz` of NVIDIA's boards, as far as NVML is installed and answers."""
+    """`gpu_used` of the busiest and `gpu_mhz` of the slowest of NVIDIA's boards, as far as they answer."""
+    nvml, boards = nvidia_boards()
+    used: list[float] = []
+    clocks: list[float] = []
+    for board in boards:
+        with suppress(nvml.NVMLError):
+            used.append(nvml.nvmlDeviceGetUtilizationRates(board).gpu / 100)
+            clocks.append(nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_SM))
+    return ({"gpu_used": max(used)} if used else {}) | ({"gpu_mhz": float(min(clocks))} if clocks else {})
+
+
+def nvidia_boards() -> tuple[Any, list[Any]]:
+    """The module of NVML and its handles of NVIDIA's boards: none where it is not installed or does not answer."""
     if find_spec("pynvml") is None:
-        return {}
+        return None, []
     import pynvml  # an optional package
 
-    told: dict[str, list[float]] = {"gpu_used": [], "gpu_mhz": []}
-    with suppress(pynvml.NVMLError):
+    try:
         pynvml.nvmlInit()
-        for board in map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())):
-            told["gpu_used"].append(pynvml.nvmlDeviceGetUtilizationRates(board).gpu / 100)
-            told["gpu_mhz"].append(pynvml.nvmlDeviceGetClockInfo(board, pynvml.NVML_CLOCK_SM))
-    least = {"gpu_used": max, "gpu_mhz": min}
-    return {name: float(least[name](each)) for name, each in told.items() if each}
+        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return pynvml, []
 
 
 def _swapped(pattern: str, said: str, page_bytes: int) -> int | None:

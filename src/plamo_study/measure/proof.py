@@ -86,10 +86,9 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     sums, watched = _watched(session, tokens, half)
     backend = computed_on(cell)
     oracle, allowed = Oracle(path, backend, window), part_tolerance(cell, backend)
+    judged = judge(oracle, tokens, sums, watched, parts_only=cell.judged == "parts")
     if cell.judged == "parts":
-        judged = judge(oracle, tokens, sums, watched, parts_only=True)
         return _parts_alone(cell, judged, watched, stepped, whole, allowed)
-    judged = judge(oracle, tokens, sums, watched)
     verdicts = {
         "prefill": agreement(whole, judged.logits, tolerance(cell)),
         "decode": agreement(stepped, judged.logits, tolerance(cell)),
@@ -109,9 +108,10 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
 
 
 def computed_on(cell: Gate) -> str:
-    """The backend whose rounding the oracle follows: the GPU's where layers are on one, else the CPU's."""
+    """The backend whose rounding the oracle follows: the GPU's where layers are on a known one, else the CPU's."""
     boards = library.gpus() if cell.n_gpu_layers else []
-    return casts.backend(boards[0]) if boards else "CPU"
+    name = casts.backend(boards[0]) if boards else ""
+    return name if name in casts.ON_GPUS else "CPU"
 
 
 def _by_parts(

@@ -99,10 +99,8 @@ def added(study: str, scale: str) -> list[Recording]:
     for path in sorted(paths.MEASURED.glob(f"*/{study}.{scale}.jsonl")):
         if path.parent.name not in (REFERENCE, LOCAL):
             records = journal.read(path)
-            by = by_machine(records).values()
-            found += [replace(each, rows=as_released(each.rows)) for each in
-                      (of_rows(rows, records, study, "live", scale) for rows in by)]  # fmt: skip
-    return found
+            found += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
+    return [replace(each, rows=as_released(each.rows)) for each in found]
 
 
 def as_released(rows: "pd.DataFrame") -> "pd.DataFrame":

@@ -7,6 +7,7 @@ meets both.
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,7 @@ def times(path: Path, number: int, n_threads: int, seed: int) -> dict[str, list[
     Turns of the two contexts alternate, and so does which of them is first. The first turns are not counted.
     """
     config = SessionConfig(N_CTX, n_threads=n_threads, n_threads_batch=n_threads)
-    keeping = SessionConfig(N_CTX, n_threads=n_threads, n_threads_batch=n_threads, n_rs_seq=number)
+    keeping = replace(config, n_rs_seq=number)
     found: dict[str, list[float]] = {f"{what}{kept}": [] for what in ("step", "draft") for kept in ("", " kept")}
     with Session(path, config) as plain, Session(path, keeping) as other:
         tokens = np.random.default_rng(seed).integers(0, plain.n_vocab, N_CTX, dtype=np.int32)

@@ -5,7 +5,7 @@ that the nearer of its two measured ceilings allows.
 """
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -126,14 +126,14 @@ def common(found: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
 
 
 def _nearest(known: pd.DataFrame, asked: pd.DataFrame) -> Iterator[tuple[Any, Any]]:
-    left, right = dict(enumerate(r for _, r in known.iterrows())), dict(enumerate(asked.itertuples()))
-    apart = sorted((abs(mine["depth"] - line.depth), n, m) for n, mine in left.items() for m, line in right.items())
-    taken: list[float] = []
-    for off, n, m in apart:
-        near = max(SAME_DEPTH, SAME_SHARE * right[m].depth)
-        if off <= near and not any(abs(right[m].depth - depth) <= near for depth in taken):
-            taken.append(right[m].depth)
-            yield left[n], right[m]
+    every = product((line for _, line in known.iterrows()), asked.itertuples())
+    taken: list[tuple[float, float]] = []
+    for mine, line in sorted(every, key=lambda pair: abs(pair[0]["depth"] - pair[1].depth)):
+        near, depths = max(SAME_DEPTH, SAME_SHARE * line.depth), (mine["depth"], line.depth)
+        again = any(abs(depth - other) <= near for pair in taken for depth, other in zip(depths, pair, strict=True))
+        if abs(depths[0] - depths[1]) <= near and not again:
+            taken.append(depths)
+            yield mine, line
 
 
 def pairs(found: pd.DataFrame) -> pd.DataFrame:
