@@ -1,5 +1,6 @@
 """What all tests share: the embedded models, and cells to measure on them."""
 
+import copy
 import gc
 import os
 import sys
@@ -10,7 +11,7 @@ import pytest
 from darwin import mac as mac
 from threadpoolctl import threadpool_limits
 
-from plamo_study.measure import plan
+from plamo_study.measure import bench, machine, plan
 from plamo_study.measure.cells import Cell
 from plamo_study.models import synthetic
 
@@ -27,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Two threads of the engine that wait for one another beside another test would take minutes. Hundreds of Pythons
     start, and none of them compiles the package anew: bytecode is kept even where the environment says otherwise.
     """
+    _asked_once()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     if not hasattr(config, "workerinput"):
@@ -37,6 +39,19 @@ def pytest_configure(config: pytest.Config) -> None:
         number = int(config.workerinput["workerid"].removeprefix("gw"))
         os.sched_setaffinity(0, {cores[number % len(cores)]})
         threadpool_limits(1)  # numpy came before, and its threads spin
+
+
+def _asked_once():
+    """Sweeps of one process ask an engine once what it is, as long as nothing about it was replaced or set anew."""
+    asked, answers = bench._asked, {}
+
+    def remembered(folder):
+        key = folder, bench.work, machine.MACOS, os.environ.get("LLAMA_CPP_LIB_PATH")
+        if key not in answers:
+            answers[key] = asked(folder)
+        return copy.deepcopy(answers[key])
+
+    bench._asked = remembered
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

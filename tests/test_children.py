@@ -18,7 +18,7 @@ from misbehaving import as_llama_server
 from plamo_study import children
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
-from plamo_study.measure import plan, quantizing, server, serving
+from plamo_study.measure import concurrency, plan, quantizing, server
 from plamo_study.measure.cells import Replicas, Shipment
 from plamo_study.measure.process import work
 from plamo_study.measure.server import Setup
@@ -128,7 +128,7 @@ def test_only_one_place_starts_this_python():
 STANDS = "#!{python}\nimport os, sys\nopen({log!r}, 'a').write(os.getcwd() + '\\n')\n{said}\n"
 TOOLS = {
     "a server": (lambda tool: Setup("llama-server", mini_file(), binary=tool), "sys.exit(3)"),
-    "a server's version": (lambda tool: serving._version(tool, dict(os.environ)), ""),
+    "a server's version": (lambda tool: concurrency._version(tool, dict(os.environ)), ""),
     "llama-bench and the like": (lambda tool: llama_bench.ran([str(tool.absolute())]), ""),
     "likwid-bench": (side_by_side._version, ""),
 }

@@ -14,8 +14,8 @@ from plamo_study import paths
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure.cells import ORDER
+from plamo_study.measure.concurrency import Served
 from plamo_study.measure.rows import Request, Row
-from plamo_study.measure.serving import Served
 from plamo_study.present.tables import FAR
 from plamo_study.publish import runs
 from plamo_study.studies.collect import collect

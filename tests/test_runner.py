@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -205,8 +204,7 @@ def sweeping(planned, path):
     return pid
 
 
-def test_nothing_is_lost_or_doubled_when_the_runner_is_killed_at_random_moments(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "_asked", cache(bench._asked))
+def test_nothing_is_lost_or_doubled_when_the_runner_is_killed_at_random_moments(tmp_path):
     bench._asked("")  # or most runners would be killed while they ask which engine this is
     path, moments, planned = tmp_path / "j.jsonl", random.Random(7), small_plan(small_plan().cells[1:3], blocks=2)
     seen: dict[str, Row] = {}

@@ -14,7 +14,7 @@ from conftest import ATTENTION, HYBRID, mini_file
 from plamo_study.analysis import stats
 from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
-from plamo_study.measure import server, serving
+from plamo_study.measure import concurrency, server
 from plamo_study.measure.cells import Serving
 from plamo_study.measure.rows import Request
 from plamo_study.measure.server import Setup
@@ -361,7 +361,7 @@ def served(tmp_path):
 
     def serve(way=""):
         binary = misbehaving.as_llama_server(tmp_path, way)
-        return serving.serve(binary, mini_file(HYBRID), "stock", None, slots=4, at_once=3, rounds=2)
+        return concurrency.serve(binary, mini_file(HYBRID), "stock", None, slots=4, at_once=3, rounds=2)
 
     return serve
 
@@ -370,11 +370,11 @@ def test_a_server_that_keeps_requests_apart_answers_alike_and_its_run_is_kept_on
     run = served()
     assert (run.differ, run.answers, run.rounds_done, run.exit, run.said) == (0, 6, 2, None, "")
     assert run.version == "version: 1 (stand-in)"
-    monkeypatch.setattr(serving, "RECORD", tmp_path / "runs.json")
-    assert serving.recorded() == []
+    monkeypatch.setattr(concurrency, "RECORD", tmp_path / "runs.json")
+    assert concurrency.recorded() == []
     for _ in range(2):
-        serving.record([run])
-    assert serving.recorded() == [run]
+        concurrency.record([run])
+    assert concurrency.recorded() == [run]
 
 
 def test_answers_that_depend_on_neighbours_are_counted_with_their_gaps_and_a_death_with_its_assertion(served, tmp_path):
@@ -386,4 +386,4 @@ def test_answers_that_depend_on_neighbours_are_counted_with_their_gaps_and_a_dea
     assert (dies.exit, dies.rounds_done, dies.said) == (-6, 0, "GGML_ASSERT(fits) failed")
     assert dies.answers < 3
     with pytest.raises(StudyError, match="cannot be run"):
-        serving.serve(tmp_path / "nothing", mini_file(HYBRID), "stock", None, slots=4, at_once=3, rounds=2)
+        concurrency.serve(tmp_path / "nothing", mini_file(HYBRID), "stock", None, slots=4, at_once=3, rounds=2)

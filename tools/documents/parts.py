@@ -10,7 +10,7 @@ from documents import headlines, schema, upstream
 from documents.headlines import recorded
 from plamo_study import paths
 from plamo_study.growing import growing
-from plamo_study.measure import serving
+from plamo_study.measure import concurrency
 from plamo_study.measure.recording import Recording
 from plamo_study.present.evidence import escaped
 from plamo_study.present.page_claims import stated
@@ -102,7 +102,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     FINDINGS: {"findings": findings},
     ROWS: {"rows": schema.of_rows, "cells": schema.of_cells},
     BATCHING: {
-        "server": lambda: upstream.server_finding(serving.recorded()),
+        "server": lambda: upstream.server_finding(concurrency.recorded()),
         "load": lambda: upstream.under_load(recorded("11-serving", "mini")),
         "tests": _shown(upstream.three_tests, _law),
         "law": lambda: upstream.law(_law()),

@@ -7,9 +7,9 @@ import pandas as pd
 from plamo_study.analysis import kernels, timing
 from plamo_study.analysis.estimates import compare, estimate
 from plamo_study.measure import files
+from plamo_study.measure.concurrency import Served
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
-from plamo_study.measure.serving import Served
 from plamo_study.measurements import measured_added, measurements
 from plamo_study.present.evidence import chip, chips
 from plamo_study.present.tables import Columns, Table, scaled, significant, table

@@ -11,7 +11,7 @@ from plamo_study.cli import report
 from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.engine import architectures, builds as engines
 from plamo_study.foreign import plain
-from plamo_study.measure import defects, plan, serving
+from plamo_study.measure import concurrency, defects, plan
 from plamo_study.models import embedded, registry
 
 app = typer.Typer(no_args_is_help=True, help="Builds of llama.cpp: the corrected ones by name.")
@@ -54,13 +54,13 @@ def server(
     folder = engines.resolve(build) if build else None
     runs = []
     for n in at_once or [4]:
-        run = serving.serve(binary, _embedded_models()[model], build or "stock", folder, slots, n, rounds)
+        run = concurrency.serve(binary, _embedded_models()[model], build or "stock", folder, slots, n, rounds)
         runs.append(run)
         end = "lives" if run.exit is None else f"ended with {run.exit} in round {run.rounds_done + 1}: {run.said}"
         differ = f"{run.differ} of {run.answers} answers differ ({run.near_ties} at near-ties)"
         typer.echo(f"{run.build}, {run.model}, {slots} slots, {n} at once: {differ}; the server {plain(end)}")
     if reference:
-        serving.record(runs)
+        concurrency.record(runs)
 
 
 def _embedded_models() -> list[Path]:

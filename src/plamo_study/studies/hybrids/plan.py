@@ -17,7 +17,7 @@ RECURRENT = (  # every one that the generator of the locked engine writes
 FOUR = ("falcon", "granite", "jamba", "lfm2", "mamba", "minimax", "nemotron", "plamo2")
 CONTROLS = ("llama-dense", "llama-moe", "plamo3-dense")  # attention alone
 UNWRITTEN = ("rwkv6qwen2-dense", "rwkv7-dense", "arwkv7-dense")  # asked too: the row says why there is no file
-QUANTIZED = "Q8_0"
+OTHER_TYPES = ("F16", "Q8_0")  # of all weights
 KEEP = (  # those that keep states in the engine as released; our build `rollback` adds PLaMo 2
     "bailingmoe3-moe", "glm5-next-moe", "kimi-k3-moe", "lfm2-dense", "lfm2moe-moe", "nemotron_h-dense",
     "nemotron_h_moe-dense", "qwen35-dense", "qwen35moe-moe", "qwen4exp-moe",
@@ -34,7 +34,7 @@ SHAPES = {
 
 
 def hybrids(scale: str, gpu: bool = False) -> Plan:
-    """Each question with each of its numbers; with the middle one also a planted fault, a quantized file, two shapes.
+    """Each question with each of its numbers; with the middle one also a planted fault, other types, two shapes.
 
     StudyError for a scale other than mini: the files are small whatever the scale.
     """
@@ -49,7 +49,7 @@ def hybrids(scale: str, gpu: bool = False) -> Plan:
             of = change(base, model=model, question=name)
             asked += [change(of, number=number) for number in question.numbers]
             one = change(of, number=middle)
-            others += [change(one, planted=True), change(one, dtype=QUANTIZED)]
+            others += [change(one, planted=True), *(change(one, dtype=dtype) for dtype in OTHER_TYPES)]
             others += [change(one, shape=shape) for shape, written in SHAPES.items() if model in written]
     asked += [change(base, model=model, question="steps") for model in UNWRITTEN]
     cells = (*asked, *others)

@@ -12,7 +12,7 @@ import pandas as pd
 
 from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.usable import usable
-from plamo_study.measure.serving import NEAR_TIE
+from plamo_study.measure.concurrency import NEAR_TIE
 from plamo_study.studies.serving import metrics
 from plamo_study.studies.serving.plan import ENOUGH, OBJECTIVES, SLOTS
 from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Probed, Run

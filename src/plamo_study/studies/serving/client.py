@@ -23,7 +23,7 @@ import msgspec
 
 from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed
-from plamo_study.measure.serving import NEAR_TIE
+from plamo_study.measure.concurrency import NEAR_TIE
 
 Api = Literal["completions", "chat/completions"]
 MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
