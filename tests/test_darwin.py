@@ -298,3 +298,18 @@ def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(mo
         with pytest.raises(StudyError, match=why):
             collect.build("01-phase-asymmetry", "mini")
     collect._offloads.cache_clear()
+
+
+@pytest.mark.parametrize("option", sorted(collect.ON_GPU))
+def test_a_build_for_a_gpu_that_finds_none_measures_a_cpu_only_where_that_was_asked_for(option, monkeypatch):
+    monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": False, "options": [option]})
+    collect._offloads.cache_clear()
+    with pytest.raises(StudyError, match="finds none"):
+        collect.build("01-phase-asymmetry", "mini")
+    assert {cell.n_gpu_layers for cell in collect.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}
+    collect._offloads.cache_clear()
+
+
+def test_the_builds_that_are_made_for_a_gpu_are_known_by_their_options():
+    named = {name for name, said in builds.definitions().items() if collect.ON_GPU & set(said.get("options", []))}
+    assert named == {"cuda", "cuda-scan", "cuda-launches", "vulkan"}

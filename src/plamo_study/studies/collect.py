@@ -22,6 +22,7 @@ from plamo_study.measure.recording import (
 from plamo_study.studies import budget, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
+ON_GPU = {"GGML_CUDA=ON", "GGML_VULKAN=ON"}  # options of builds that are made for a GPU
 DEVICE = "PLAMO_STUDY_DEVICE"  # environment variable, which kernels inherit
 
 
@@ -117,14 +118,20 @@ def build(study: str, scale: str, device: str = "auto") -> plan.Plan:
 def _offloads(engine: str, device: str) -> bool:
     """Whether layers go to a GPU: the engine in use is asked in a process of its own, once.
 
-    StudyError for an unknown device, and where a GPU is asked for and the engine has none.
+    StudyError for an unknown device, where a GPU is asked for and the engine has none, and for a build whose GPU backend
+    finds none: its rows would be a CPU's under a GPU's name.
     """
     check_device(device)
-    has_gpu = device != "cpu" and bool(bench.engine_facts()["gpu_offload"])
-    if device == "gpu" and not has_gpu:
+    if device == "cpu":
+        return False
+    facts = bench.engine_facts()
+    if device == "gpu" and not facts["gpu_offload"]:
         why = "the engine in use was built without a GPU backend, or sees no GPU"
         raise StudyError("device gpu", why, "plamo-study engine list, or the device cpu or auto")
-    return has_gpu
+    if not facts["gpu_offload"] and set(facts.get("options", ())) & ON_GPU:
+        why = "was built for a GPU and finds none: it would measure the CPU"
+        raise StudyError(f"engine {engine}", why, "nvidia-smi or vulkaninfo, which must list one; or the device cpu")
+    return bool(facts["gpu_offload"])
 
 
 def measure(
