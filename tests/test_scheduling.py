@@ -70,8 +70,8 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def calls(rows):
-    return observed.calls(rows)
+def seen(rows):
+    return observed.of_rows(rows)
 
 
 # ------------------------------------------------------------------ a server, which has a policy of its own
@@ -309,13 +309,13 @@ def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_gi
 
     monkeypatch.setattr(kept, "used", {})
     monkeypatch.setattr(simulations.kept, "looked_up", sometimes_again)
-    analysis.predictions(rows, analysis.live(rows))
+    analysis.predictions(rows, analysis.live(rows), observed.of_rows(rows))
     assert next(asked) > 80
     assert made == [], "python tools/simulated.py"
 
 
-def test_a_simulation_of_anything_else_is_made_anew(calls, rows, monkeypatch):
-    model = next(iter(observed.fitted(rows, calls).values()))
+def test_a_simulation_of_anything_else_is_made_anew(seen, rows, monkeypatch):
+    model = next(iter(observed.fitted(seen).values()))
     load, monkey = simulations.at_rate(analysis.typical(rows), 20.0, 50), {}
     monkeypatch.setattr(kept, "used", monkey)
     for changed in (load, replace(load, output=[*load.output[:-1], load.output[-1] + 1])):
@@ -343,7 +343,8 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
         "requests": lambda told: [replaced(each, token_ns=[10 * ns for ns in each.token_ns]) for each in told],
     }
     changed = rows.assign(**{name: rows[name].mask(slower, rows[name].map(as_late)) for name, as_late in late.items()})
-    before, after = (analysis.compared(analysis.predictions(each, analysis.live(each))) for each in (rows, changed))
+    both = [(each, observed.of_rows(each)) for each in (rows, changed)]
+    before, after = (analysis.compared(analysis.predictions(each, analysis.live(each), seen)) for each, seen in both)
     told = before["way"].isin(analysis.PACED)
     same = (before["per_second"] == at) & ~told
     assert before.loc[same, "predicted"].tolist() == pytest.approx(after.loc[same, "predicted"].tolist(), nan_ok=True)
@@ -351,9 +352,8 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
     changed_too = (before["per_second"] != at) & (before["way"] == "nearest load") & (before["metric"] == "ttft_p50")
     assert (after.loc[changed_too, "predicted"] > 5 * before.loc[changed_too, "predicted"]).any()
     paces = []
-    for each in (rows, changed):
-        calls = observed.calls(each)
-        paces.append(observed.paced(each, calls, observed.fitted(each, calls, at), at)[1])
+    for _, seen in both:
+        paces.append(observed.paced(seen, observed.fitted(seen, at), at)[1])
     of = paces[0].index.get_level_values("per_second") == at
     assert paces[1][of].tolist() == pytest.approx((10 * paces[0][of]).tolist(), rel=0.1), "but for what was idle"
     assert paces[1][~of].tolist() == pytest.approx(paces[0][~of].tolist())
@@ -431,8 +431,8 @@ def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
     assert [each["well"] for each in fleets.fewest(needs(100))] == [0.5], "not even the most is enough"
 
 
-def test_a_sample_of_machines_says_what_all_of_them_do(rows, calls, monkeypatch):
-    cell, known = fleet(n_machines=160, n_requests=60), (observed.fitted(rows, calls)[HYBRID], analysis.typical(rows))
+def test_a_sample_of_machines_says_what_all_of_them_do(rows, seen, monkeypatch):
+    cell, known = fleet(n_machines=160, n_requests=60), (observed.fitted(seen)[HYBRID], analysis.typical(rows))
     sampled = fleets.Days(cell, *known, 0).served(1.2)
     monkeypatch.setattr(fleets, "SAMPLE", 160)
     every = fleets.Days(cell, *known, 0).served(1.2)

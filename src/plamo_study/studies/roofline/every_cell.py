@@ -97,8 +97,8 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
     for (name, rows, facts), table in zip(studies, own, strict=True):
         files = {(fact["name"], fact["dtype"]): dict(fact) for fact in facts.values() if "tensors" in fact}
         limits: dict[tuple[Place, tuple[str, str], int], Limits | StudyError] = {}
-        found = usable(rows)
-        found = found[found["workload"].isin(TIMED) & found["samples_ns"].map(len).astype(bool)]
+        found = usable(rows[rows["workload"].isin(TIMED)])
+        found = found[found["samples_ns"].map(len).astype(bool)]
         for key, group in found.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             place, file = ceilings.place_of(cell), (cell["model"].rstrip("*"), cell["dtype"])
@@ -116,7 +116,7 @@ def left_out(rows: pd.DataFrame) -> dict[str, int]:
     `other` counts anchors, disturbed processes, and starved ones, which were measured again.
     """
     timed = rows[rows["workload"].isin(TIMED)]
-    crashed, used = ~timed["status"].isin(["ok", "starved"]), timed.index.isin(usable(rows).index)
+    crashed, used = ~timed["status"].isin(["ok", "starved"]), timed.index.isin(usable(timed).index)
     wrong = ~crashed & ~timed["verdict"].isin(["valid", "n/a", "starved"])
     other = ~crashed & ~wrong & ~used
     return {"crashed": int(crashed.sum()), "wrong": int(wrong.sum()), "other": int(other.sum())}

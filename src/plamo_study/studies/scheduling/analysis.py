@@ -20,7 +20,7 @@ from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import observed
 from plamo_study.studies.scheduling.fleets_plan import WELL
 from plamo_study.studies.scheduling.loop import Load
-from plamo_study.studies.scheduling.observed import PROCESS, command, loads, traffic_of
+from plamo_study.studies.scheduling.observed import PROCESS, Observed, command, loads, traffic_of
 from plamo_study.studies.scheduling.plan import SERVER, SPLIT, WITHIN
 from plamo_study.studies.scheduling.simulations import (
     METRICS,
@@ -97,9 +97,9 @@ def load_of(row: Any) -> Load:
     return Load(arrives, prompt, output, WITHIN[row.scale])
 
 
-def predictions(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
+def predictions(rows: pd.DataFrame, found: pd.DataFrame, seen: Observed) -> pd.DataFrame:
     """Predictions of each load of `found`, the rows' `live`, without its own data: one row per model, load, policy,
-    metric of METRICS and `way`.
+    metric of METRICS and `way`. `seen`: what the rows say of calls.
 
     Theory does not cover the split engine, which is two servers in series, and nothing is paced whose
     calls are unknown. `among`: whether policies are compared at the load. `asked`: whether the load is "between" known
@@ -110,10 +110,10 @@ def predictions(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     used = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
     first = {(row.model, row.per_second, row.label): row for row in used.itertuples()}
     taken = _last(found)
-    calls, at = observed.calls(rows), set(loads(rows))
+    at = set(seen.loads)
     unknown = {per_second: per_second if per_second in at else 0.0 for per_second in sorted(set(taken["per_second"]))}
-    fits = {without: observed.fitted(rows, calls, without) for without in set(unknown.values())}
-    paces = {without: observed.paced(rows, calls, known, without) for without, known in fits.items()}
+    fits = {without: observed.fitted(seen, without) for without in set(unknown.values())}
+    paces = {without: observed.paced(seen, known, without) for without, known in fits.items()}
     for key, group in taken.groupby(LOADED, sort=True):
         model, per_second, rule = key
         row, without = first[key], unknown[per_second]
@@ -121,7 +121,7 @@ def predictions(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
         others = others[others["per_second"].isin(at - {per_second})]
         told = dict(zip(LOADED, key, strict=True)) | {"among": per_second in at}
         told |= {"asked": _asked(per_second, set(others["per_second"]))}
-        said, why = _split(rows, calls, row, without) if rule == SPLIT else _simulated(row, fits[without][model])
+        said, why = _split(rows, seen, row, without) if rule == SPLIT else _simulated(row, fits[without][model])
         ways = {"simulation": said, "nearest load": nearest(others, per_second)}
         if rule != SPLIT:
             ways["theory"] = theory(load_of(row), per_second, rule, fits[without][model], int(row.n_seq))
@@ -163,10 +163,10 @@ def _simulated(row: Any, model: StepModel) -> tuple[dict[str, Any], str]:
         return {}, f"{error.what}: {error.why}"
 
 
-def _split(rows: pd.DataFrame, calls: pd.DataFrame, row: Any, without: float) -> tuple[dict[str, Any], str]:
+def _split(rows: pd.DataFrame, seen: Observed, row: Any, without: float) -> tuple[dict[str, Any], str]:
     """The simulation of a load that two machines share, each with half of the threads."""
     try:
-        moves, halves = shipping(rows, row.model, without), observed.half(rows, calls)
+        moves, halves = shipping(rows, row.model, without), observed.half(seen)
         if row.model not in halves:
             raise StudyError(row.model, "was not measured with half of the threads", command(rows))
         return disaggregated(load_of(row), halves[row.model], int(row.n_seq), moves), ""
@@ -257,10 +257,10 @@ def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
     """
     used = usable(rows)
     used = used[(used["workload"] == "traffic") & (used["label"] == SERVER) & (used["status"] == "ok")]
-    taken, calls = _last(_taken(used)), observed.calls(rows)
+    taken, seen = _last(_taken(used)), observed.of_rows(rows)
     entries = []
     for (model, per_second, n_threads), group in used.groupby(["model", "per_second", "n_threads"]):
-        known = observed.with_threads(rows, calls, int(n_threads)).get(str(model))
+        known = observed.with_threads(seen, int(n_threads)).get(str(model))
         if known is None:
             continue
         load, slots = load_of(next(group.itertuples())), int(group["n_seq"].iloc[0])

@@ -43,7 +43,7 @@ def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
     """
     stage("fit")
     rows = measured_calls(cell)
-    known = {name.removesuffix("*"): model for name, model in observed.fitted(rows, observed.calls(rows)).items()}
+    known = {name.removesuffix("*"): model for name, model in observed.fitted(observed.of_rows(rows)).items()}
     typical = analysis.typical(rows)
     began, tried, complete = time.monotonic(), [], []
     for repetition in range(cell.repetitions):
