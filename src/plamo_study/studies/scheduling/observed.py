@@ -30,8 +30,10 @@ FLASH = ("auto", "on")
 
 @dataclass(frozen=True)
 class Observed:
-    """What step models are fitted on: the `calls`, `moves` and `loads` of some rows, and the `command` for more."""
+    """Rows of `traffic` that count, what step models are fitted on: the `calls`, `moves` and `loads` of the same rows,
+    and the `command` that measures more."""
 
+    traffic: pd.DataFrame
     calls: pd.DataFrame
     moves: pd.DataFrame
     loads: tuple[float, ...]
@@ -39,8 +41,9 @@ class Observed:
 
 
 def of_rows(rows: pd.DataFrame) -> Observed:
-    """What these rows say of calls."""
-    return Observed(calls(rows), moves(rows), loads(rows), command(rows))
+    """What these rows say of loads and of calls."""
+    served = traffic_of(usable(rows))
+    return Observed(served, calls(rows), moves(rows), loads(served), command(rows))
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
@@ -172,9 +175,9 @@ def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["workload"] == "traffic") & served & (rows["status"] == "ok")]
 
 
-def loads(rows: pd.DataFrame) -> tuple[float, ...]:
+def loads(served: pd.DataFrame) -> tuple[float, ...]:
     """Loads (1/s) at which several policies were measured; each is predicted from the others."""
-    policies_at = traffic_of(usable(rows)).groupby("per_second")["label"].nunique()
+    policies_at = served.groupby("per_second")["label"].nunique()
     return tuple(sorted(policies_at[policies_at > 1].index))
 
 
