@@ -30,8 +30,8 @@ FLASH = ("auto", "on")
 
 @dataclass(frozen=True)
 class Observed:
-    """Rows of `traffic` that count, what step models are fitted on: the `calls`, `moves` and `loads` of the same rows,
-    and the `command` that measures more."""
+    """What a study's rows say: usable rows of `traffic`, the `calls`, `moves` and `loads` that step models are fitted
+    on, and the `command` that measures more."""
 
     traffic: pd.DataFrame
     calls: pd.DataFrame
