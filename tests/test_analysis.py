@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plamo_study.analysis import claims, clustered, coverage, memo, stats, usable
+from plamo_study.analysis import claims, clustered, coverage, stats, usable
 from plamo_study.analysis.coverage import by_size
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present import tables
@@ -160,23 +160,6 @@ def test_drifted_blocks_are_left_out_while_two_others_remain():
     assert set(usable.usable(rows)["block"]) == {0, 1}
     rows = rows.assign(drift=rows["drift"].mask(rows["block"] >= 1, 0.5))
     assert set(usable.usable(rows)["block"]) == {0, 1, 2, 3, 4}, "better a wide interval than none"
-
-
-def test_what_a_frame_comes_to_is_computed_once_and_never_taken_for_that_of_one_that_is_gone():
-    calls = []
-
-    @memo.once_a_frame
-    def doubled(rows, by=2):
-        calls.append(by)
-        return {"table": rows * by, "column": rows["x"] * by}
-
-    one = pd.DataFrame({"x": [1, 2]})
-    table, column = doubled(one).values()
-    table["y"], column.iloc[0] = 0, 9
-    again = doubled(one)
-    assert (list(again["table"]), again["column"].tolist(), calls) == (["x"], [2, 4], [2])
-    doubled(one, 3)
-    assert [doubled(pd.DataFrame({"x": [n]}))["column"].tolist() for n in range(50)] == [[2 * n] for n in range(50)]
 
 
 def test_a_table_shows_the_quotient_of_two_numbers_beside_a_ratio_that_is_far_from_it_and_says_once_why():

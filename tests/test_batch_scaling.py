@@ -41,6 +41,12 @@ def with_ceilings(rows, read=50e9, matmul=300e9):
     return pd.concat([rows, pd.DataFrame(limits)], ignore_index=True)
 
 
+def of_one(rows):
+    """The curve of rows of one build and model."""
+    (curve,) = study.curves(rows).values()
+    return curve
+
+
 def straight(n):
     return 0.03 + 0.01 * n
 
@@ -52,34 +58,32 @@ def in_passes(n):
 # ---------------------------------------------------------------- curves
 
 
-def test_rates_and_factors_come_out_as_put_in_and_wrong_rows_are_in_no_curve():
+def test_steps_and_factors_come_out_as_put_in_and_wrong_rows_are_in_no_curve():
     rows = made_up(straight, noise=0)
-    table = study.scaling(rows).set_index("n_seq")
-    assert table.loc[16, "step"].value == pytest.approx(0.19 * 1.1)
-    assert table.loc[16, "rate"].value == pytest.approx(16 / 0.19 / 1.1)
-    assert table.loc[16, "each"].value == pytest.approx(1 / 0.19 / 1.1)
-    assert table.loc[16, "factor"].value == pytest.approx(16 * 0.04 / 0.19)
-    assert table.loc[1, "factor"].value == 1.0
-    assert table.loc[4, "memory"] == 2**30 + 4 * 2**20
+    curve = of_one(rows)
+    assert curve.loc[16].median() == pytest.approx(0.19 * 1.1)
+    assert study.factor(curve, 16).value == pytest.approx(16 * 0.04 / 0.19)
+    assert study.factor(curve, 1).value == 1.0
     bad = made_up(lambda n: 1e-6, verdict="invalid")
-    assert study.scaling(pd.concat([rows, bad], ignore_index=True)).equals(study.scaling(rows))
+    assert of_one(pd.concat([rows, bad], ignore_index=True)).equals(curve)
 
 
 def test_a_line_is_found_again_and_a_lost_row_costs_a_point_and_not_a_block():
     rows = made_up(straight)
     holed = rows[[row.n_seq != row.block + 3 for row in rows.itertuples()]]
     for each in (rows, holed):
-        fit = study.fits(each).iloc[0]
+        fit = study.fits(study.curves(each)).iloc[0]
         assert fit["each"].low < 0.011 < fit["each"].high * 1.05
         assert fit["amortised"].value == pytest.approx(0.75, abs=0.03)
         assert fit["half"].value == pytest.approx(3.0, rel=0.15)
         assert abs(fit["worst"]) < 0.05
         assert fit["each"].n == 5
-    assert {jump.n for jump in study.jumps(holed)["jump"]} == {3, 4, 5}
+    assert {jump.n for jump in study.jumps(study.curves(holed))["jump"]} == {3, 4, 5}
 
 
 def test_passes_over_the_weights_are_found_again_where_a_line_fails_and_the_better_fit_is_chosen():
-    passes = made_up(in_passes)
+    rows = made_up(in_passes)
+    passes = study.curves(rows)
     assert abs(study.fits(passes)["worst"].iloc[0]) > 0.2
     fit = study.fits(passes, tile=4).iloc[0]
     assert fit["fixed"].value == pytest.approx(0.08 * 1.1, rel=0.05)
@@ -87,27 +91,29 @@ def test_passes_over_the_weights_are_found_again_where_a_line_fails_and_the_bett
     assert abs(fit["worst"]) < 0.05
     assert study.bends(passes, 4)["gain"].iloc[0] < -6 < study.bends(passes)["gain"].iloc[0], "passes are no bend"
     assert study.jumps(passes, 4)["found"].sum() == 0
-    rows = pd.concat([passes, made_up(straight, LARGE)], ignore_index=True)
-    chosen = study.chosen_fits(rows, 4).set_index("model")
+    rows = pd.concat([rows, made_up(straight, LARGE)], ignore_index=True)
+    both = study.curves(rows)
+    chosen = study.chosen_fits(both, 4).set_index("model")
     assert (chosen.loc[HYBRID, "form"], chosen.loc[LARGE, "form"]) == (study.PASSES, study.LINE)
     facts = {HYBRID: fact(HYBRID), LARGE: fact(LARGE), "stock": AVX512}
-    turn = prediction.turning(with_ceilings(rows), facts).set_index("model")
+    turn = prediction.turning(with_ceilings(rows), facts, both).set_index("model")
     assert turn.loc[HYBRID, "measured"] == chosen.loc[HYBRID, "half"]
-    assert (study.chosen_fits(rows, None)["form"] == study.LINE).all(), "an unknown kernel has no passes"
+    assert (study.chosen_fits(both, None)["form"] == study.LINE).all(), "an unknown kernel has no passes"
 
 
 def test_planted_jumps_and_bends_are_found_where_they_are_and_noise_has_none():
-    jumps = study.jumps(made_up(lambda n: straight(n) * (1.3 if n > 8 else 1.0), noise=0.003))
+    jumps = study.jumps(study.curves(made_up(lambda n: straight(n) * (1.3 if n > 8 else 1.0), noise=0.003)))
     assert list(jumps[jumps["found"]]["n_seq"]) == [8]
     assert jumps.set_index("n_seq").loc[8, "jump"].value == pytest.approx(1.3, rel=0.03)
-    bend = study.bends(made_up(lambda n: 0.03 + 0.005 * n + 0.02 * max(n - 8, 0))).iloc[0]
+    bend = study.bends(study.curves(made_up(lambda n: 0.03 + 0.005 * n + 0.02 * max(n - 8, 0)))).iloc[0]
     assert (bend["gain"] > 6, bend["at"].value) == (True, 8)
     assert bend["steeper"].value == pytest.approx(5, rel=0.15)
-    noise, one_block = made_up(straight, noise=0.02), made_up(straight, blocks=1)
+    noise, one_block = (study.curves(made_up(straight, **how)) for how in ({"noise": 0.02}, {"blocks": 1}))
     assert study.jumps(noise)["found"].sum() == 0
     assert study.bends(noise)["gain"].iloc[0] < 6
     assert study.jumps(one_block).empty
-    assert np.isnan(study.scaling(one_block)["factor"].iloc[3].low)
+    (curve,) = one_block.values()
+    assert np.isnan(study.factor(curve, 4).low)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -123,7 +129,7 @@ def test_the_decomposition_multiplies_to_the_whole_in_every_block_also_with_a_lo
     curves = enumerate(steps.items())
     rows = pd.concat([made_up(f, *curve[::-1], noise=noise, seed=seed) for seed, (curve, f) in curves])
     rows = rows[~((rows["build"] == "corrected") & (rows["n_seq"] == 8) & (rows["block"] == 2))]
-    table = study.decomposed(rows, builds.chain(rows)).set_index("n_seq", drop=False)
+    table = study.decomposed(study.curves(rows), builds.chain(rows)).set_index("n_seq", drop=False)
     parts = [builds.SIZE, builds.ARCHITECTURE, builds.PROJECTIONS, builds.OTHERS]
     assert list(table["n_seq"]) == list(SEQUENCES)
     assert (table.loc[8, "whole"].n, table.loc[9, "whole"].n) == (4, 5)
@@ -141,13 +147,14 @@ def test_the_decomposition_multiplies_to_the_whole_in_every_block_also_with_a_lo
 def test_a_step_moves_the_weights_once_and_each_sequence_s_own_bytes():
     facts = {HYBRID: fact(HYBRID), "stock": AVX512}
     rows = with_ceilings(made_up(straight))
-    table = prediction.prediction(rows, facts).set_index("n_seq")
+    known = study.curves(rows)
+    table = prediction.prediction(rows, facts, known).set_index("n_seq")
     own = table.loc[2, "bytes"] - table.loc[1, "bytes"]
     assert table.loc[16, "bytes"] == pytest.approx(table.loc[1, "bytes"] + 15 * own)
     assert own == pytest.approx(2 * 8.375 * 2**20 + 4096 * 132, rel=1e-3)
     assert list(table.loc[[1, 4, 5, 8, 9, 16], "passes"]) == [1, 1, 2, 1, 2, 1]
     assert (table["low"] <= table["high"]).all()
-    turn = prediction.turning(rows, facts).iloc[0]
+    turn = prediction.turning(rows, facts, known).iloc[0]
     assert list(table.loc[[int(turn["predicted"]), int(turn["predicted"]) + 1], "bound"]) == ["memory", "compute"]
     assert turn["measured"].value == pytest.approx(3.0, rel=0.15)
     assert turn["miss"].value == pytest.approx(turn["measured"].value / turn["predicted"])

@@ -35,23 +35,25 @@ def estimate(value, n=5):
 
 def test_a_gain_is_there_only_with_the_rows_it_names(known):
     every = {(gain.lever, gain.model): gain for gain in gains.gains(known)}
-    left = {name: recording for name, recording in known.items() if name != "07-replicas"}
+    left = gains.Recordings({name: recording for name, recording in known.items() if name != "07-replicas"})
     without = {(gain.lever, gain.model): gain for gain in gains.gains(left)}
     gone = {lever for lever, (studies, _) in gains.LEVERS.items() if "07-replicas" in studies}
-    assert {lever for lever, _ in every.keys() - without.keys()} == set(gains.lacking(left)) == gone
+    lacking = set(gains.lacking(lever for lever, _ in without))
+    assert {lever for lever, _ in every.keys() - without.keys()} == lacking == gone
     assert all(every[key] == gain for key, gain in without.items())
 
 
 def test_gains_move_with_the_times_in_their_rows_and_what_is_predicted_has_no_part_in_what_it_is_held_against(known):
     batches = known["03-batch-scaling"]
     alone = (batches.rows["workload"] == "decode") & (batches.rows["n_seq"] == 1)
-    planted = replace(batches, rows=longer(batches.rows, alone, 1.5))
-    before, after = ({line.model: line.gain.value for line in gains.batch(each)} for each in (batches, planted))
+    planted = gains.Recordings({batches.study: replace(batches, rows=longer(batches.rows, alone, 1.5))})
+    before, after = ({line.model: line.gain.value for line in gains.batch(each)} for each in (known, planted))
     assert before.keys() == after.keys()
     assert all(after[model] == pytest.approx(1.5 * before[model], rel=1e-6) for model in before)
     rows = known["04-quantization"].rows
     several = (rows["workload"] == "decode") & (rows["n_seq"] > 1) & (rows["dtype"] == "Q4_0")
-    planted = {**known, "04-quantization": replace(known["04-quantization"], rows=longer(rows, several, 2))}
+    types = replace(known["04-quantization"], rows=longer(rows, several, 2))
+    planted = gains.Recordings({**known, "04-quantization": types})
     before, after = (stacked.stacked(each).set_index(["lever", "kind", "model", "beside"]) for each in (known, planted))
     for key, row in after.iterrows():
         assert row["alone"].value == pytest.approx(before.loc[key, "alone"].value)

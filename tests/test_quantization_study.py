@@ -115,12 +115,12 @@ def test_a_slow_kernel_is_slow_in_every_file_that_is_made_of_it_and_in_its_own_b
 
 
 def test_speeds_are_paired_by_block_and_only_of_right_computations_with_a_timed_kernel(rows, facts):
-    gain = study.ratio(rows, "decode", HYBRID, "Q4_0", "F16")
+    gain = study.ratio(study.seconds(rows), "decode", HYBRID, "Q4_0", "F16")
     known = files_of(rows, facts)
     whole, fewer = (from_bytes(known[HYBRID, dtype], 1) for dtype in ("F16", "Q4_0"))
     assert gain.value == pytest.approx(whole / fewer, rel=1e-4)
     assert gain.high / gain.low < 1.001, "a slow block costs no width"
-    bad = rows.assign(verdict=rows["verdict"].where(rows["dtype"] != "Q4_0", "invalid"))
+    bad = study.seconds(rows.assign(verdict=rows["verdict"].where(rows["dtype"] != "Q4_0", "invalid")))
     assert study.ratio(bad, "decode", HYBRID, "Q4_0", "F16") is None
     assert study.ratio(bad, "decode", HYBRID, "Q8_0", "F16") is not None
     without = rows[(rows["workload"] != "matmul") | (rows["dtype"] != "Q4_K")]

@@ -70,8 +70,8 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def calls(rows):
-    return observed.calls(rows)
+def seen(rows):
+    return observed.of_rows(rows)
 
 
 # ------------------------------------------------------------------ a server, which has a policy of its own
@@ -275,7 +275,7 @@ def test_splitting_needs_states_that_can_move():
 def test_what_a_shipment_takes_is_known_from_the_other_loads_alone(rows):
     split = rows[rows["label"] == SPLIT]
     light, middle = sorted(split["per_second"].unique())
-    ships, loads = analysis.shipping(rows, HYBRID, without=middle)
+    ships, loads = analysis.shipping(observed.of_rows(rows), HYBRID, without=middle)
     there = split[(split["per_second"] == light) & ~split["disturbed"]]
     tokens = there["requests"].iloc[0][0].n_prompt
     for named, told in (("shipped", ships), ("loaded", loads)):
@@ -283,7 +283,7 @@ def test_what_a_shipment_takes_is_known_from_the_other_loads_alone(rows):
               if r.n_prompt == tokens]  # fmt: skip
         assert told(tokens) == pytest.approx(np.median(of))
     with pytest.raises(StudyError, match="no state was shipped"):
-        analysis.shipping(rows[(rows["label"] != SPLIT) | (rows["per_second"] == light)], HYBRID, without=light)
+        analysis.shipping(observed.of_rows(split[split["per_second"] == light]), HYBRID, without=light)
 
 
 # ------------------------------------------------------------------ predictions, and what they are held against
@@ -309,14 +309,15 @@ def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_gi
 
     monkeypatch.setattr(kept, "used", {})
     monkeypatch.setattr(simulations.kept, "looked_up", sometimes_again)
-    analysis.predictions(rows, analysis.live(rows))
+    seen = observed.of_rows(rows)
+    analysis.predictions(seen, analysis.live(seen))
     assert next(asked) > 80
     assert made == [], "python tools/simulated.py"
 
 
-def test_a_simulation_of_anything_else_is_made_anew(calls, rows, monkeypatch):
-    model = next(iter(observed.fitted(rows, calls).values()))
-    load, monkey = simulations.at_rate(analysis.typical(rows), 20.0, 50), {}
+def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):
+    model = next(iter(observed.fitted(seen).values()))
+    load, monkey = simulations.at_rate(analysis.typical(seen), 20.0, 50), {}
     monkeypatch.setattr(kept, "used", monkey)
     for changed in (load, replace(load, output=[*load.output[:-1], load.output[-1] + 1])):
         for own in (model, model.slower(1.001), replace(model, waking=model.waking + 1e-3)):
@@ -335,7 +336,8 @@ def seldom(monkeypatch):
 def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_know_nothing_but_its_pace(seldom):
     """Every call and token of one load takes ten times as long: what is predicted of it stays what it was."""
     rows = recording.read("10-scheduling", "recorded", "shape").rows
-    at = observed.loads(rows)[-1]
+    usual = observed.of_rows(rows)
+    at = usual.loads[-1]
     slower = rows["per_second"] == at
     late = {
         "samples_ns": lambda samples: [[10 * ns for ns in each] for each in samples],
@@ -343,7 +345,8 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
         "requests": lambda told: [replaced(each, token_ns=[10 * ns for ns in each.token_ns]) for each in told],
     }
     changed = rows.assign(**{name: rows[name].mask(slower, rows[name].map(as_late)) for name, as_late in late.items()})
-    before, after = (analysis.compared(analysis.predictions(each, analysis.live(each))) for each in (rows, changed))
+    both = (usual, observed.of_rows(changed))
+    before, after = (analysis.compared(analysis.predictions(seen, analysis.live(seen))) for seen in both)
     told = before["way"].isin(analysis.PACED)
     same = (before["per_second"] == at) & ~told
     assert before.loc[same, "predicted"].tolist() == pytest.approx(after.loc[same, "predicted"].tolist(), nan_ok=True)
@@ -351,20 +354,19 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
     changed_too = (before["per_second"] != at) & (before["way"] == "nearest load") & (before["metric"] == "ttft_p50")
     assert (after.loc[changed_too, "predicted"] > 5 * before.loc[changed_too, "predicted"]).any()
     paces = []
-    for each in (rows, changed):
-        calls = observed.calls(each)
-        paces.append(observed.paced(each, calls, observed.fitted(each, calls, at), at)[1])
+    for seen in both:
+        paces.append(observed.paced(seen, observed.fitted(seen, at), at)[1])
     of = paces[0].index.get_level_values("per_second") == at
     assert paces[1][of].tolist() == pytest.approx((10 * paces[0][of]).tolist(), rel=0.1), "but for what was idle"
     assert paces[1][~of].tolist() == pytest.approx(paces[0][~of].tolist())
 
 
-def test_a_server_that_serves_as_a_policy_does_is_set_beside_the_same_predictions(rows, seldom):
+def test_a_server_that_serves_as_a_policy_does_is_set_beside_the_same_predictions(rows, seen, seldom):
     own = (rows["label"] == "shared") & (rows["per_second"] > plan.LOADS["mini"][0])
     as_served = rows.assign(
         label=rows["label"].mask(own, SERVER), series=[each | {"floor": [1e-3, 3e-3]} for each in rows["series"]]
     )
-    found, live = analysis.beside_a_server(as_served).set_index("per_second"), analysis.live(rows)
+    found, live = analysis.beside_a_server(as_served).set_index("per_second"), analysis.live(seen)
     assert [each.value for each in found["http"]] == [2e-3, 2e-3]
     for at in plan.LOADS["mini"][1:]:
         taken = live[(live["rule"] == "shared") & (live["per_second"] == at)]
@@ -431,8 +433,8 @@ def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
     assert [each["well"] for each in fleets.fewest(needs(100))] == [0.5], "not even the most is enough"
 
 
-def test_a_sample_of_machines_says_what_all_of_them_do(rows, calls, monkeypatch):
-    cell, known = fleet(n_machines=160, n_requests=60), (observed.fitted(rows, calls)[HYBRID], analysis.typical(rows))
+def test_a_sample_of_machines_says_what_all_of_them_do(seen, monkeypatch):
+    cell, known = fleet(n_machines=160, n_requests=60), (observed.fitted(seen)[HYBRID], analysis.typical(seen))
     sampled = fleets.Days(cell, *known, 0).served(1.2)
     monkeypatch.setattr(fleets, "SAMPLE", 160)
     every = fleets.Days(cell, *known, 0).served(1.2)

@@ -122,7 +122,7 @@ def asymmetry() -> str:
 def window() -> str:
     """The effect of the window that llama.cpp leaves out."""
     recording = recorded("05-beside")
-    changed = context.explained(recording.rows)
+    changed = context.explained(context.samples(recording.rows))
     reading = changed[changed["phase"] == "prefill"]
     last = reading.iloc[-1]
     _claim([last["ratio"].below(1.0)], "window")
@@ -138,8 +138,8 @@ def bits() -> str:
     """The gain of the first model from four bits, beside the gain that its bytes promised."""
     speed, again = recorded("04-quantization"), recorded("04-controlled")
     model = f"{MODELS[0]}*"
-    gain = quantization.ratio(again.rows, "decode", model, BEST, REFERENCE)
-    nearest = quantization.ratio(speed.rows, "decode", model, BEST, NEXT)
+    gain = quantization.ratio(quantization.seconds(again.rows), "decode", model, BEST, REFERENCE)
+    nearest = quantization.ratio(quantization.seconds(speed.rows), "decode", model, BEST, NEXT)
     files, depth = files_of(speed.rows, speed.facts), DEPTH + quantization_plan.STEPS / 2
     whole, fewer = (roofline.decode_bytes(files[model, dtype], depth) for dtype in (REFERENCE, BEST))
     bytes_say = whole / fewer

@@ -11,14 +11,13 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from plamo_study import paths
 from plamo_study.analysis import stats
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.roofline import NO_MATMUL, Ceilings, Model
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
@@ -30,6 +29,7 @@ NS = 1e9
 COLUMNS = ["machine", "n_threads", "n_gpu_layers", "ceiling", "dtype", "layout", "columns", "many", "block", "n_bytes",
            "n_flops", "weights", "best", "usual"]  # fmt: skip
 SAME = ("machine", "n_threads", "n_gpu_layers", "dtype", "block", "n_bytes", "n_flops")  # as the rows have them
+Name = TypeVar("Name")  # of a file
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ def measured(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
     the matrix, `n_bytes` and `n_flops` of a sample, its `best` and `usual` seconds. Rows whose packing was requested
     but not checked are left out.
     """
-    entries = [entry for rows in frames for entry in _entries(usable(rows))]
+    used = (usable(rows[rows["workload"].isin([READ, MATMUL])]) for rows in frames)
+    entries = [entry for rows in used for entry in _entries(rows)]
     return pd.DataFrame(entries, columns=COLUMNS)
 
 
-@once_a_frame
 def main_place(rows: pd.DataFrame) -> Place:
     """The main set-up of a study: its most frequent machine, offloaded where possible, with all threads."""
     found = usable(rows)
@@ -136,19 +136,21 @@ def limits_at(
     return Ceilings(bandwidth.best, best), Ceilings(bandwidth.usual, usual)
 
 
-@once_a_frame
-def _measured(rows: pd.DataFrame) -> pd.DataFrame:
-    return measured([rows])
+def limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
+    """The best ceilings of a study's main set-up for each of some files: the input of the roofline."""
+    return {name: best for name, (best, _) in _limits(rows, files).items()}
 
 
-def limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
-    """The best ceilings of a study's main set-up, for a file or a tensor type: the input of the roofline."""
-    return limits_at([_measured(rows)], main_place(rows), what)[0]
-
-
-def usual_limits(rows: pd.DataFrame, what: Model | str) -> Ceilings:
+def usual_limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
     """The usual values of the same ceilings: medians over processes."""
-    return limits_at([_measured(rows)], main_place(rows), what)[1]
+    return {name: usual for name, (_, usual) in _limits(rows, files).items()}
+
+
+def _limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, tuple[Ceilings, Ceilings]]:
+    if not files:
+        return {}
+    table, place = measured([rows]), main_place(rows)
+    return {name: limits_at([table], place, file) for name, file in files.items()}
 
 
 def of_study(rows: pd.DataFrame) -> pd.DataFrame:
@@ -291,7 +293,7 @@ def _parts(tensors: Mapping[str, Any]) -> Mapping[str, Mapping[str, int]]:
 
 
 def _entries(rows: pd.DataFrame) -> Iterable[dict[str, Any]]:
-    found = rows[rows["workload"].isin([READ, MATMUL]) & (rows["status"] == "ok")]
+    found = rows[rows["status"] == "ok"]
     for row in found[[*SAME, "workload", "label", "checks", "size", "n_prompt", "samples_ns"]].to_dict("records"):
         layout, times = _layout(row), list(chain(*row["samples_ns"]))
         entry = {name: row[name] for name in SAME} | {"ceiling": row["workload"], "layout": layout, "many": False}

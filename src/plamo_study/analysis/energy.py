@@ -23,8 +23,8 @@ CELL = ["machine", "build", "model", "dtype", "n_threads", "n_gpu_layers", "work
 
 def idle(rows: pd.DataFrame) -> pd.DataFrame:
     """Idle power by machine, block and meter: `machine`, `block`, `meter`, `watts`."""
-    used = usable(rows)
-    quiet = _powers(used[(used["workload"] == "idle") & (used["status"] == "ok")])
+    used = usable(rows[rows["workload"] == "idle"])
+    quiet = _powers(used[used["status"] == "ok"])
     return quiet.groupby(["machine", "block", "meter"], as_index=False)["watts"].median()
 
 
@@ -35,9 +35,8 @@ def per_token(rows: pd.DataFrame) -> pd.DataFrame:
     Left out: rows whose timed part is shorter than LEAST of the meter's steps, rows of blocks without an idle row, and
     an NVIDIA board's joules while the processor computed.
     """
-    used = usable(rows)
-    used = used[used["workload"].isin(["prefill", "decode"]) & (used["status"] == "ok")]
-    powers = _powers(used)
+    used = usable(rows[rows["workload"].isin(["prefill", "decode"])])
+    powers = _powers(used[used["status"] == "ok"])
     powers["step_s"] = powers["meter"].map(lambda meter: STEP_S[meter.split()[0]])
     both = powers[powers["timed_s"] >= LEAST * powers["step_s"]].merge(
         idle(rows), on=["machine", "block", "meter"], suffixes=("", "_idle")

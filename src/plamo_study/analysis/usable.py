@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.fields import ORDER
 from plamo_study.limits import DRIFT_LIMIT, LEAST_BLOCKS
 
@@ -13,7 +12,6 @@ CELL = ["machine", "build", "engine", *ORDER]
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 
 
-@once_a_frame
 def usable(rows: pd.DataFrame) -> pd.DataFrame:
     """Valid, undisturbed rows, without anchors and gates.
 

@@ -90,7 +90,7 @@ def _of_files(scale: str) -> str:
     return "shape" if scale == "weights" else scale
 
 
-@cache
+@cache  # reads all journals of the reference machine
 def _recorded(folder: Path, scale: str) -> tuple[dict[Cell, float], dict[Gated, float]]:
     """Median seconds of cells, and of gates by model and tokens whatever the type, in a folder's journals."""
     cells: dict[Cell, list[float]] = {}

@@ -73,7 +73,7 @@ def _whole(name: str, scale: str) -> bool:
     return registry.STUDIES[name].whole and _recorded(name, scale) > 0
 
 
-@cache
+@cache  # asked for again by every study that shares the time
 def _need(name: str, scale: str) -> float:
     """Minutes that a study needs to show anything, as on the reference machine."""
     if _whole(name, scale):
@@ -85,7 +85,7 @@ def _need(name: str, scale: str) -> float:
     return sum(Durations(planned, {}).least()) / 60
 
 
-@cache
+@cache  # reads a journal
 def _recorded(name: str, scale: str) -> float:
     """Minutes that a study took when it was recorded; 0 where it was not."""
     path = recording.journal_path(name, scale, recording.REFERENCE)

@@ -1,7 +1,7 @@
 """Study 03: what evaluating several sequences together buys, per build of the engine, model and number of sequences.
 
-Every function takes the frame of the study's rows. The step time of a process is the median of its steps; estimates
-are over processes, comparisons paired by block.
+The step time of a process is the median of its steps; estimates are over processes, comparisons paired by block. What
+is fitted and compared are the `curves` of the study's rows.
 """
 
 import math
@@ -13,11 +13,11 @@ from scipy import optimize
 
 from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.kernels import weight_passes
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import usable
 
 Curve = tuple[str, str]  # (build, model)
+Curves = dict[Curve, pd.DataFrame]
 
 STOCK = "stock"
 LINE, PASSES = "shared + B x each", "passes(B) x shared + B x each, B > 1"
@@ -27,8 +27,7 @@ FALSE_DISCOVERIES = 0.05  # Benjamini-Hochberg level for jumps
 LEAST_JUMP = 0.1  # smaller deviations may come from a poor fit
 
 
-@once_a_frame
-def curves(rows: pd.DataFrame) -> dict[Curve, pd.DataFrame]:
+def curves(rows: pd.DataFrame) -> Curves:
     """Step seconds by (build, model): a frame with a row per number of sequences and a column per block."""
     found = usable(rows)
     found = found[(found["workload"] == "decode") & (found["policy"] == "shared")]
@@ -39,27 +38,9 @@ def curves(rows: pd.DataFrame) -> dict[Curve, pd.DataFrame]:
     }
 
 
-@once_a_frame
-def scaling(rows: pd.DataFrame) -> pd.DataFrame:
-    """Per build, model and n_seq: `step` (s), `rate` of all and `each` sequence (t/s), `factor` over one (whose rate is
-    `one`), `noise`, `n`.
-
-    `memory` is the largest resident size of the processes in bytes, the mapped weights included.
-    """
-    memory = usable(rows)
-    memory = memory[memory["policy"] == "shared"].groupby(["build", "model", "n_seq"])["peak_rss_bytes"].max()
-    entries = []
-    for (build, model), curve in curves(rows).items():
-        for n_seq, seconds in curve.iterrows():
-            n, known = int(str(n_seq)), seconds.dropna()
-            step = stats.median(known.tolist())
-            rate = step.per(n)
-            entry = {"build": build, "model": model, "n_seq": n, "step": step, "rate": rate, "each": rate.scaled(1 / n)}
-            entry["one"] = stats.rate(1, curve.loc[1].dropna().tolist())
-            factor = paired_ratio(curve.loc[1] * n, seconds)
-            noise, peak = stats.variation(known.tolist()), memory[build, model, n]
-            entries.append(entry | {"factor": factor, "memory": peak, "noise": noise, "n": step.n})
-    return pd.DataFrame(entries)
+def factor(curve: pd.DataFrame, n_seq: int) -> stats.Estimate:
+    """How many times as many tokens a second `n_seq` sequences write together as one does."""
+    return paired_ratio(curve.loc[1] * n_seq, curve.loc[n_seq])
 
 
 def prefill(rows: pd.DataFrame) -> pd.DataFrame:
@@ -77,7 +58,7 @@ def prefill(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
-def fits(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
+def fits(known: Curves, tile: int | None = None) -> pd.DataFrame:
     """Step time = `fixed` + n_seq * `each` (s), fitted block by block, residuals weighted by 1 / time.
 
     With the `tile` of a known kernel, step time = passes(n_seq) * `fixed` + n_seq * `each` instead, from two sequences
@@ -88,7 +69,7 @@ def fits(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
     `worst` at `worst_at`: largest deviation of a median from the fit.
     """
     entries = []
-    for (build, model), curve in curves(rows).items():
+    for (build, model), curve in known.items():
         found = _fitted_part(curve, tile)
         lines = [line(one.index.to_numpy(), one.to_numpy(), passes_of(one.index, tile)) for one in _blocks(found)]
         off = found.median(axis="columns") / predicted(found, tile) - 1
@@ -108,9 +89,9 @@ def fits(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
     return pd.DataFrame(entries)
 
 
-def chosen_fits(rows: pd.DataFrame, tile: int | None) -> pd.DataFrame:
+def chosen_fits(known: Curves, tile: int | None) -> pd.DataFrame:
     """One fit per curve, which all sentences use: the form with the smaller worst miss."""
-    forms = [fits(rows), *([fits(rows, tile)] if tile else [])]
+    forms = [fits(known), *([fits(known, tile)] if tile else [])]
     both = pd.concat(forms, ignore_index=True)
     best = both["worst"].abs().groupby([both["build"], both["model"]]).idxmin()
     return both.loc[best.sort_values()].reset_index(drop=True)
@@ -146,7 +127,7 @@ def line(n_seq: np.ndarray, seconds: np.ndarray, passes: np.ndarray | float = 1.
     return float(fixed), float(each)
 
 
-def bends(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
+def bends(known: Curves, tile: int | None = None) -> pd.DataFrame:
     """Whether two lines that meet fit a curve better than the fit of `fits`, by the Bayesian information criterion.
 
     Per build and model: `at` (median over blocks of the best meeting point), `gain` in the criterion (over 6: strong
@@ -154,7 +135,7 @@ def bends(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
     points are left out.
     """
     entries = []
-    for (build, model), curve in curves(rows).items():
+    for (build, model), curve in known.items():
         whole = _fitted_part(curve, tile)
         if len(whole) < LEAST_POINTS:
             continue
@@ -184,14 +165,14 @@ def _criterion(left: float, n: int, parameters: int) -> float:
     return float(n * np.log(max(left, 1e-12) / n) + parameters * np.log(n))
 
 
-def jumps(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
+def jumps(known: Curves, tile: int | None = None) -> pd.DataFrame:
     """From every n_seq to the next: measured growth of the step over the growth of the fit (with `tile`, of passes).
 
     Columns build, model, n_seq (before), `jump` (1: as the fit says) and `found`: a t-test of the logarithms over
     blocks, corrected over the curve by Benjamini and Hochberg, and a growth off the fit's by a tenth at least.
     """
     parts = []
-    for (build, model), curve in curves(rows).items():
+    for (build, model), curve in known.items():
         whole = _fitted_part(curve, tile)
         pairs = [(n, n + 1) for n in whole.index if n + 1 in whole.index]
         if len(whole.columns) < 2 or len(pairs) < 2:
@@ -206,14 +187,14 @@ def jumps(rows: pd.DataFrame, tile: int | None = None) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
-def decomposed(rows: pd.DataFrame, chain: dict[str, Curve]) -> pd.DataFrame:
+def decomposed(known: Curves, chain: dict[str, Curve]) -> pd.DataFrame:
     """The change from one curve to another as factors that multiply, at every n_seq that all of them have.
 
     `chain`: the first curve, then every further one under the name of what leads to it. Columns n_seq, `from` and `to`
     (seconds of a step at both ends), one factor per name (how many times as fast the step became), `whole`, and the
     factors' `product`. Only blocks that hold all curves enter, so in each block the factors multiply to the whole.
     """
-    known, entries = curves(rows), []
+    entries: list[dict[str, Any]] = []
     if not known.keys() >= set(chain.values()):
         return pd.DataFrame(columns=["n_seq", "from", *list(chain)[1:], "product", "whole", "to"])
     links = {name: known[curve] for name, curve in chain.items()}

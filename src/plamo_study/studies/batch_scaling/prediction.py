@@ -4,11 +4,13 @@ from typing import Any
 
 import pandas as pd
 
-from plamo_study.analysis import roofline
+from plamo_study.analysis import roofline, stats
 from plamo_study.analysis.ceilings import limits, usual_limits
 from plamo_study.analysis.kernels import column_tile, switches, weight_passes
 from plamo_study.analysis.roofline import Ceilings, Model, miss
+from plamo_study.analysis.usable import usable
 from plamo_study.studies.batch_scaling import analysis
+from plamo_study.studies.batch_scaling.analysis import Curves
 
 Facts = dict[str, dict[str, Any]]
 ROOM = 256  # llama.cpp rounds the tokens kept for one sequence up to a multiple of this (llama-context.cpp, n_ctx_seq)
@@ -20,7 +22,7 @@ def depth(rows: pd.DataFrame) -> float:
     return float(cell["n_prompt"] + cell["n_gen"] / 2)
 
 
-def prediction(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def prediction(rows: pd.DataFrame, facts: Facts, known: Curves) -> pd.DataFrame:
     """Per model and n_seq: `bytes` and `flops` of a step, the nearer ceiling (`bound`), the band `low` to `high` (s).
 
     `bytes` = weights + n_seq * (keys and values at depth + recurrent state, read and written). `passes`: how often the
@@ -28,47 +30,49 @@ def prediction(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     with them.
     """
     at, tile, entries = depth(rows), tile_of(rows, facts), []
-    for (build, model), curve in analysis.curves(rows).items():
-        limit = limits(rows, facts[model])
-        for n in (int(str(n)) for n in curve.index) if build == analysis.STOCK else ():
+    stock = {model: curve for (build, model), curve in known.items() if build == analysis.STOCK}
+    ceilings = limits(rows, {model: facts[model] for model in stock})
+    for model, curve in stock.items():
+        for n in (int(str(n)) for n in curve.index):
             moved, flops = roofline.decode_bytes(facts[model], at, n), roofline.decode_flops(facts[model], at, n)
             passes = weight_passes(n, tile) if tile else 1
             again = moved + (passes - 1) * roofline.weight_bytes(facts[model])
             entry = {"model": model, "n_seq": n, "bytes": moved, "flops": flops, "passes": passes}
             for end, band in (
-                ("", roofline.band(flops, moved, limit)),
-                ("_passes", roofline.band(flops, again, limit)),
+                ("", roofline.band(flops, moved, ceilings[model])),
+                ("_passes", roofline.band(flops, again, ceilings[model])),
             ):
                 entry |= {f"low{end}": band.low, f"high{end}": band.high} | ({} if end else {"bound": band.bound})
             entries.append(entry)
     return pd.DataFrame(entries)
 
 
-def against_prediction(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def against_prediction(rows: pd.DataFrame, facts: Facts, known: Curves) -> pd.DataFrame:
     """Prediction beside the `measured` step (s); `miss` and `miss_passes`: 1 inside the band, else times its edge."""
-    measured = analysis.scaling(rows)
-    measured = measured[measured["build"] == analysis.STOCK].set_index(["model", "n_seq"])["step"]
-    table = prediction(rows, facts)
-    steps = [measured[row.model, row.n_seq] for row in table.itertuples()]
+    table = prediction(rows, facts, known)
+    seconds = [known[analysis.STOCK, row.model].loc[row.n_seq].dropna() for row in table.itertuples()]
+    steps = [stats.median(of_step.tolist()) for of_step in seconds]
     for end in ("", "_passes"):
         edges = zip(steps, table[f"low{end}"], table[f"high{end}"], strict=True)
         table[f"miss{end}"] = [miss(step.value, low, high) for step, low, high in edges]
     return table.assign(measured=steps)
 
 
-def turning(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def turning(rows: pd.DataFrame, facts: Facts, known: Curves) -> pd.DataFrame:
     """Per model: the n_seq from which a step is bound by compute, no longer by memory.
 
     `predicted`: where the roofline's two times are equal, ceilings best-of; `usual`: the ceilings of the same blocks.
     `measured`: where the part every sequence adds has grown as large as the part all share, in the chosen fit, whose
     `worst` miss lies at `worst_at`. `miss`: measured over predicted.
     """
-    at, fitted, entries = depth(rows), analysis.chosen_fits(rows, tile_of(rows, facts)), []
-    for fit in fitted[fitted["build"] == analysis.STOCK].to_dict("records"):
-        model = facts[fit["model"]]
-        limit, usual = limits(rows, model), usual_limits(rows, model)
+    at, fitted, entries = depth(rows), analysis.chosen_fits(known, tile_of(rows, facts)), []
+    fitted = fitted[fitted["build"] == analysis.STOCK]
+    models = {name: facts[name] for name in fitted["model"]}
+    best, usual = limits(rows, models), usual_limits(rows, models)
+    for fit in fitted.to_dict("records"):
+        name, model = fit["model"], models[fit["model"]]
         entry = {key: fit[key] for key in ("model", "worst", "worst_at")} | {"measured": fit["half"]}
-        entry |= {"predicted": _turn(model, at, limit), "usual": _turn(model, at, usual)}
+        entry |= {"predicted": _turn(model, at, best[name]), "usual": _turn(model, at, usual[name])}
         entries.append(entry | {"miss": fit["half"].scaled(1 / entry["predicted"])})
     return pd.DataFrame(entries)
 
@@ -79,11 +83,11 @@ def memory(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     `grown`: growth of the peak resident size from fewest to most sequences, per sequence. By arithmetic
     `state` (recurrent) and `cache` (keys and values of `tokens` tokens); `rest` is what is left, logits and buffers.
     """
-    cell = rows[(rows["workload"] == "decode") & (rows["policy"] == "shared")].iloc[0]
+    shared, entries = rows[(rows["workload"] == "decode") & (rows["policy"] == "shared")], []
+    cell = shared.iloc[0]
     tokens = -(-int(cell["n_prompt"] + cell["n_gen"]) // ROOM) * ROOM
-    measured, entries = analysis.scaling(rows), []
-    for name, group in measured[measured["build"] == analysis.STOCK].groupby("model"):
-        peak, model = group.set_index("n_seq")["memory"].sort_index(), facts[str(name)]
+    for name, group in usable(shared[shared["build"] == analysis.STOCK]).groupby("model"):
+        peak, model = group.groupby("n_seq")["peak_rss_bytes"].max(), facts[str(name)]
         _, sliding, full = roofline.layers(model)
         cache = tokens * (sliding + full) * roofline.kv_bytes_per_token(model, cell["type_k"], cell["type_v"])
         entry = {"model": name, "tokens": tokens, "state": roofline.state_bytes(model), "cache": cache}
@@ -105,12 +109,12 @@ def tile_of(rows: pd.DataFrame, facts: Facts) -> int | None:
     return column_tile(engine(rows, facts), _dtype(rows))
 
 
-def known_switches(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
+def known_switches(rows: pd.DataFrame, facts: Facts, known: Curves) -> pd.DataFrame:
     """The kernel switches the engine is known to make, and whether each curve shows them.
 
     Columns n_seq (before), what, model, `jump` and `shown`: slower, faster, or not found.
     """
-    jumps, entries = analysis.jumps(rows), []
+    jumps, entries = analysis.jumps(known), []
     jumps, on_gpu = jumps[jumps["build"] == analysis.STOCK], bool((rows["n_gpu_layers"] != 0).any())
     for switch in switches(engine(rows, facts), _dtype(rows), int(rows["n_seq"].max()), on_gpu):
         for row in jumps[jumps["n_seq"] == switch.n_seq].to_dict("records"):

@@ -4,7 +4,6 @@ from typing import Any
 
 import pandas as pd
 
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.errors import StudyError
 from plamo_study.limits import ROUNDINGS
 from plamo_study.studies.batching_law.grid import drawn_from
@@ -43,7 +42,6 @@ def limit(rows: pd.DataFrame) -> float:
     return ROUNDINGS * rounding(rows)
 
 
-@once_a_frame
 def checked(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     """Replay rows with `predicted` and `observed` outcome, and `exact`: the same sequences wrong, call by call.
 

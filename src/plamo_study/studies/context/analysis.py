@@ -1,7 +1,7 @@
 """Study 05: the samples of its rows with the depth each was taken at, and the laws by which times grow with depth.
 
-Every function takes the frame of 05-context. Times are seconds per token; a part of a prompt counts at its middle.
-Estimates are over processes, comparisons are paired by block.
+Laws and ratios are made from the `samples` of the rows. Times are seconds per token; a part of a prompt counts at its
+middle. Estimates are over processes, comparisons are paired by block.
 """
 
 import math
@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, growth, stats
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, paired_ratio
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.frame import WITH_WINDOW
@@ -20,14 +19,13 @@ from plamo_study.studies.context.plan import LADDER
 
 PHASES = ("prefill", "decode")
 OUTPUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # output tokens a request may have
-OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "use_mmap", "block", "machine")
+OF_CELL = ("model", "label", "flash_attn", "type_k", "type_v", "use_mmap", "n_ubatch", "block", "machine")
 SAMPLE = [*OF_CELL, "phase", "depth", "at", "value"]
 LEAST_DEPTHS = 5  # fewest depths that a law is fitted to
 FITS = 0.05  # a law that misses a median by more is shown, but supports no conclusion
 Knots = dict[str, float]
 
 
-@once_a_frame
 def samples(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per usable process, phase and depth, which `estimate` and `compare` take.
 
@@ -58,18 +56,17 @@ def _by_depth(row: Any) -> list[tuple[str, int, float, float]]:
     return found
 
 
-def curves(rows: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, pd.DataFrame]:
+def curves(timed: pd.DataFrame, phase: str, index: str = "depth") -> dict[str, pd.DataFrame]:
     """Seconds per token of the ladders by model: a row per depth, a column per block; windowed models last."""
-    found = samples(rows)
-    found = found[(found["phase"] == phase) & (found["label"] == LADDER)]
+    found = timed[(timed["phase"] == phase) & (timed["label"] == LADDER)]
     groups = dict(iter(found.groupby("model")))
     names = sorted(groups, key=lambda name: (name.replace(WITH_WINDOW, ""), WITH_WINDOW in name))
     return {name: groups[name].pivot_table(index=index, columns="block", values="value") for name in names}
 
 
-def part(rows: pd.DataFrame) -> int:
+def part(timed: pd.DataFrame) -> int:
     """Tokens of the parts of a prompt that the ladders time; 0 where there are none."""
-    found = rows[(rows["workload"] == "depth") & (rows["label"] == LADDER) & (rows["text"] == "")]
+    found = timed[timed["label"] == LADDER]
     return int(found["n_ubatch"].iloc[0]) if len(found) else 0
 
 
@@ -78,24 +75,24 @@ def knots(models: dict[str, dict[str, Any]]) -> Knots:
     return {name: float(model["shape"]["window"]) for name, model in models.items() if "shape" in model}
 
 
-def laws(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
+def laws(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
     """Per model and phase: the fields of `growth.Growth`, and `fits`: no median is further from the law than FITS."""
     entries = []
     for phase in PHASES:
-        for model, curve in curves(rows, phase, index="at").items():
+        for model, curve in curves(timed, phase, index="at").items():
             if len(curve) >= LEAST_DEPTHS:
                 law = growth.growth(curve, bends.get(model, 0.0))
                 entries.append({"model": model, "phase": phase, "fits": abs(law.worst) <= FITS} | vars(law))
     return pd.DataFrame(entries, columns=["model", "phase", "fits", *(each.name for each in fields(growth.Growth))])
 
 
-def takeover(rows: pd.DataFrame, bends: Knots) -> pd.DataFrame:
+def takeover(timed: pd.DataFrame, bends: Knots) -> pd.DataFrame:
     """Per model and number of output tokens: `tokens` of context from which prefill takes more than half of a request.
 
     A request reads N tokens and then writes its output after them. Times between measured depths are interpolated;
     beyond the deepest they follow the curve's law, and `extrapolated` says so. NaN: not up to `growth.FARTHEST`.
     """
-    reading, writing, entries = curves(rows, "prefill", index="at"), curves(rows, "decode", index="at"), []
+    reading, writing, entries = curves(timed, "prefill", index="at"), curves(timed, "decode", index="at"), []
     contexts = np.geomspace(1.0, growth.FARTHEST, 1025)
     for model, curve in reading.items():
         both, knot = curve.columns.intersection(writing[model].columns), bends.get(model, 0.0)
@@ -114,21 +111,21 @@ def _written(write: growth.Function, after: np.ndarray, n_out: int) -> np.ndarra
     return np.asarray(behind - before)
 
 
-def pairs(rows: pd.DataFrame) -> list[tuple[str, str]]:
+def pairs(timed: pd.DataFrame) -> list[tuple[str, str]]:
     """(hybrid, attention) models to compare: the one of equal bytes first, if any; windowed ones last."""
-    names = sorted(curves(rows, "decode"), key=lambda name: ("matched" not in name, WITH_WINDOW in name, name))
+    names = sorted(curves(timed, "decode"), key=lambda name: ("matched" not in name, WITH_WINDOW in name, name))
     hybrids = [name for name in names if name.startswith("plamo-2")]
     return [(hybrid, other) for hybrid in hybrids for other in names if other not in hybrids]
 
 
-def explained(rows: pd.DataFrame) -> pd.DataFrame:
+def explained(timed: pd.DataFrame) -> pd.DataFrame:
     """The hybrid with its published window over the same without, per phase and depth.
 
     `ratio` of times, paired by block; `windowed` and `plain`: seconds per token with and without.
     """
     entries = []
     for phase in PHASES:
-        known = curves(rows, phase)
+        known = curves(timed, phase)
         for model in (name for name in known if WITH_WINDOW in name and name.replace(WITH_WINDOW, "") in known):
             plain = known[model.replace(WITH_WINDOW, "")]
             for depth in sorted(set(known[model].index) & set(plain.index)):

@@ -34,9 +34,9 @@ def kinds(rows: pd.DataFrame) -> pd.DataFrame:
     """
     found = usable(rows)
     found = found[(found["workload"] == "depth") & (found["text"] == "")]
-    found, entries = found.assign(kind=kind_of(found)), []
+    every, found, entries = analysis.samples(found), found.assign(kind=kind_of(found)), []
     for (model, label), group in found.groupby(["model", "label"]):
-        timed = analysis.samples(group)
+        timed = every[(every["model"] == model) & (every["label"] == label)]
         timed = timed[timed["depth"] == timed["depth"].max()]
         for kind, cells in group.groupby("kind"):
             entry = {"model": model, "whole": label == WHOLE_WINDOW, "kind": kind, "depth": int(timed["depth"].max())}
@@ -84,14 +84,14 @@ def drift(rows: pd.DataFrame) -> pd.DataFrame:
     return table.assign(p_adjusted=clustered.adjusted(table["p"].tolist()) if len(table) else [])
 
 
-def loop_prediction(rows: pd.DataFrame, depth_rows: pd.DataFrame, n_prompt: int, n_gen: int) -> pd.DataFrame:
-    """Predicted seconds with and without cache, from the depth curves: `naive`, `cached` and `times`, per process.
+def loop_prediction(rows: pd.DataFrame, timed: pd.DataFrame, n_prompt: int, n_gen: int) -> pd.DataFrame:
+    """Predicted seconds with and without cache, from the ladders' samples: `naive`, `cached` and `times`, per process.
 
     Summed over the texts' lengths; a text counts as if read in whole parts, short ones by their share of a part. Only
     curves of the machine that ran the loop are used.
     """
-    depth_rows = depth_rows[depth_rows["machine"].isin(rows["machine"].unique())]
-    reading, writing = (analysis.curves(depth_rows, phase, index="at") for phase in analysis.PHASES)
+    timed = timed[timed["machine"].isin(rows["machine"].unique())]
+    reading, writing = (analysis.curves(timed, phase, index="at") for phase in analysis.PHASES)
     lengths, found, entries = n_prompt + np.arange(n_gen), usable(rows), []
     for model in sorted(set(found[found["workload"] == "naive"]["model"]) & set(reading)):
         blocks = reading[model].columns.intersection(writing[model].columns)

@@ -1,6 +1,7 @@
 """Study 05's arithmetic: what each depth should cost, where the curves should cross, and what was measured.
 
-From the tensor table and this machine's ceilings alone; the frame is that of 05-context.
+From the tensor table and this machine's ceilings alone; the frames are those of 05-context: its rows, and the samples
+`timed` in them.
 """
 
 from functools import partial
@@ -26,17 +27,18 @@ def band(model: Model, phase: str, depth: float, limit: Ceilings, part: int) -> 
     return {"flops": flops / n, "bytes": moved / n, "bound": found.bound, "low": found.low, "high": found.high}
 
 
-def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+def against_prediction(rows: pd.DataFrame, timed: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """Per model, phase and depth measured: FLOPs, bytes and the band `low` to `high`, per token, before any timing.
 
     Beside it `measured` (s per token); `miss`: 1 inside the band, else times its edge.
     """
-    entries, part = [], analysis.part(rows)
-    for phase in analysis.PHASES:
-        for name, curve in analysis.curves(rows, phase).items():
-            limit = limits(rows, models[name])
+    entries, part = [], analysis.part(timed)
+    by_phase = {phase: analysis.curves(timed, phase) for phase in analysis.PHASES}
+    ceilings = limits(rows, {name: models[name] for curves in by_phase.values() for name in curves})
+    for phase, curves in by_phase.items():
+        for name, curve in curves.items():
             for depth in curve.index:
-                found = band(models[name], phase, depth, limit, part)
+                found = band(models[name], phase, depth, ceilings[name], part)
                 measured = stats.median(curve.loc[depth].dropna().tolist())
                 off = miss(measured.value, found["low"], found["high"])
                 entry = {"model": name, "phase": phase, "depth": int(depth), "measured": measured, "miss": off}
@@ -44,15 +46,16 @@ def against_prediction(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataF
     return pd.DataFrame(entries, columns=PREDICTED)
 
 
-def attention_rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+def attention_rates(rows: pd.DataFrame, timed: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """Time that each token of depth adds to a token, and the rate of attention that follows.
 
     Per model and phase whose law grows and fits: `added` and `allowed` by the nearer ceiling (s per token and token of
     depth, below a window's end), `rate` (FLOP/s) and its `share` of the matrix ceiling.
     """
-    entries, part = [], analysis.part(rows)
-    for law in analysis.laws(rows, analysis.knots(models)).to_dict("records"):
-        limit = limits(rows, models[law["model"]])
+    entries, part, laws = [], analysis.part(timed), analysis.laws(timed, analysis.knots(models))
+    ceilings = limits(rows, {name: models[name] for name in laws["model"]})
+    for law in laws.to_dict("records"):
+        limit = ceilings[law["model"]]
         near, far = (band(models[law["model"]], law["phase"], depth, limit, part) for depth in (0, part))
         flops, moved = ((far[name] - near[name]) / part for name in ("flops", "bytes"))
         if law["fits"] and len(law["coefficients"]) > 1 and law["coefficients"][1].low > 0:
@@ -80,7 +83,7 @@ def growth_of_bytes(models: dict[str, Model], names: list[str]) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["model", "depth", "state", "kv", "kv_whole"])
 
 
-def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
+def meeting_points(timed: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     """Depths up to which, or from which, the hybrid needs less by arithmetic, per pair of models and phase.
 
     `keys`: fewer keys that a token looks at, all layers together; `sliding`: fewer bytes of a step, or FLOPs of a part
@@ -88,11 +91,11 @@ def meeting_points(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame
     needs less right after the first token; the depths are those where this changes, empty if it never does.
     """
     entries = []
-    for hybrid, other in analysis.pairs(rows):
+    for hybrid, other in analysis.pairs(timed):
         for phase in analysis.PHASES:
             entry: dict[str, Any] = {"hybrid": hybrid, "other": other, "phase": phase}
             own, theirs = models[hybrid], models[other]
-            part = analysis.part(rows)
+            part = analysis.part(timed)
             more = {"keys": partial(_more_keys, theirs, own), "sliding": partial(_more_work, theirs, own, phase, part)}
             more["whole"] = partial(_more_work, without_window(theirs), own, phase, part)
             for name, difference in more.items():

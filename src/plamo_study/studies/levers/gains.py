@@ -1,12 +1,12 @@
 """What each lever gives and what it costs, using only the rows of the study that measured it.
 
-A lever changes one thing about how a model is served. Every function takes the recordings of its studies, in the order
-that `LEVERS` names them, and gives one line per model. More is better: a wait cut to a third is a gain of 3.
+A lever changes one thing about how a model is served. A function of `LEVERS` takes all recordings and gives a line per
+model. More is better: a wait cut to a third is a gain of 3.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -45,7 +45,36 @@ AT_ONCE = 10**18  # bits per second of a link that takes no time
 FALLBACK = "mini"
 LEAST = 3  # blocks a recording needs to be preferred to one at a smaller scale
 TOKENS, WAITS, PROMPTS, IF_FREE = "more tokens a second", "shorter waits", "prompts", "if drafts cost nothing"
-Recordings = Mapping[str, Recording]
+Table = TypeVar("Table")
+
+
+class Recordings(Mapping[str, Recording]):
+    """Recordings by study, and the tables of them that several levers are read from; empty where a study has no rows.
+
+    `steps`: curves of 03-batch-scaling. `types`: seconds of 04-quantization. `ladders`: samples of 05-context.
+    `kinds`: of 05-memory. `window`: what it changes, of 05-beside. `drafts`: speeds over plain decode by study of 08.
+    """
+
+    def __init__(self, found: Mapping[str, Recording]) -> None:
+        self._found = found
+        self.steps: batch_scaling.Curves = self._of("03-batch-scaling", batch_scaling.curves, {})
+        self.types: types.Series = self._of("04-quantization", types.seconds, {})
+        self.ladders = self._of("05-context", context.samples, pd.DataFrame())
+        self.kinds = self._of("05-memory", memory.kinds, pd.DataFrame())
+        self.window = self._of("05-beside", lambda rows: context.explained(context.samples(rows)), pd.DataFrame())
+        self.drafts = {study: drafts.speed_ups(self[study].rows) for study in (SEVERAL, DRAFTS) if study in self}
+
+    def __getitem__(self, study: str) -> Recording:
+        return self._found[study]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def _of(self, study: str, table: Callable[[pd.DataFrame], Table], none: Table) -> Table:
+        return table(self[study].rows) if study in self else none
 
 
 @dataclass(frozen=True)
@@ -70,22 +99,20 @@ class Gain(Line):
     study: str = ""
 
 
-def batch(recording: Recording) -> list[Line]:
+def batch(known: Recordings) -> list[Line]:
     """Several answers at once, on the engine as released."""
-    found = batch_scaling.scaling(recording.rows)
-    found = found[(found["build"] == batch_scaling.STOCK) & (found["n_seq"] == TOGETHER)]
-    return [
-        Line(
-            row.model, f"tokens a second of {TOGETHER} answers", row.factor,
-            f"a token of each answer takes {row.factor.per(TOGETHER):.1f} times as long",
-        )
-        for row in found.itertuples()
-    ]  # fmt: skip
+    lines = []
+    for (build, model), curve in known.steps.items():
+        if build == batch_scaling.STOCK and TOGETHER in curve.index:
+            factor = batch_scaling.factor(curve, TOGETHER)
+            price = f"a token of each answer takes {factor.per(TOGETHER):.1f} times as long"
+            lines.append(Line(model, f"tokens a second of {TOGETHER} answers", factor, price))
+    return lines
 
 
-def one_by_one(recording: Recording) -> list[Line]:
+def one_by_one(known: Recordings) -> list[Line]:
     """The hybrid's prompts read in separate calls, over one shared call on a build that computes it right."""
-    found = usable(recording.rows)
+    found = usable(known["03-batch-scaling"].rows)
     found = found[(found["workload"] == "prefill") & found["model"].str.startswith(HYBRID)]
     lines = []
     for model, own in found.groupby("model"):
@@ -99,13 +126,13 @@ def one_by_one(recording: Recording) -> list[Line]:
     return lines
 
 
-def corrected(recording: Recording) -> list[Line]:
+def corrected(known: Recordings) -> list[Line]:
     """The hybrid's step with its projections computed by one product for all sequences, over the other corrections."""
-    known, lines = batch_scaling.curves(recording.rows), []
-    for build, model in known:
-        other = known.get((CORRECT, model))
-        if build == FLAT and other is not None and TOGETHER in known[build, model].index.intersection(other.index):
-            gain = timing.paired_ratio(other.loc[TOGETHER], known[build, model].loc[TOGETHER])
+    lines = []
+    for (build, model), flat in known.steps.items():
+        other = known.steps.get((CORRECT, model))
+        if build == FLAT and other is not None and TOGETHER in flat.index.intersection(other.index):
+            gain = timing.paired_ratio(other.loc[TOGETHER], flat.loc[TOGETHER])
             lines.append(Line(model, f"tokens a second of {TOGETHER} answers", gain, "a build of one's own"))
     return lines
 
@@ -115,11 +142,11 @@ def lost(quality: Recording) -> dict[tuple[str, str], Estimate]:
     return {(row.model, row.file): row.kld for row in losses.table(quality.rows).itertuples()}
 
 
-def bits(speed: Recording, quality: Recording) -> list[Line]:
+def bits(known: Recordings) -> list[Line]:
     """Four bits a weight instead of eight, one answer."""
-    loses, lines = lost(quality), []
-    for model in dict.fromkeys(speed.rows[speed.rows["model"] != ""]["model"]):
-        gain, reading = (types.ratio(speed.rows, phase, model, FEWER_BITS, BITS) for phase in ("decode", "prefill"))
+    rows, loses, lines = known["04-quantization"].rows, lost(known["04-quality"]), []
+    for model in dict.fromkeys(rows[rows["model"] != ""]["model"]):
+        gain, reading = (types.ratio(known.types, phase, model, FEWER_BITS, BITS) for phase in ("decode", "prefill"))
         if gain is None or reading is None:
             continue
         kld = loses.get((unstarred(model), FEWER_BITS))
@@ -129,9 +156,9 @@ def bits(speed: Recording, quality: Recording) -> list[Line]:
     return lines
 
 
-def drafting(recording: Recording) -> list[Line]:
+def drafting(known: Recordings) -> list[Line]:
     """Drafts looked up in the text itself, on real text, greedily."""
-    found = drafts.on_text(recording.rows)
+    found = drafts.on_text(known["08-drafters"].rows)
     usual = (found["label"] == "lookup") & (found["n_draft"] == DRAFTED) & (found["temperature"] == 0)
     usual &= found["build"] == batch_scaling.STOCK
     return [
@@ -143,32 +170,32 @@ def drafting(recording: Recording) -> list[Line]:
     ]  # fmt: skip
 
 
-def heads(recording: Recording) -> list[Line]:
+def heads(known: Recordings) -> list[Line]:
     """Upper bound for a draft head of the model's own: drafts that cost nothing, at a given acceptance."""
-    return [Line(row.model, FREE, row.speed, BACK[row.how], IF_FREE) for row in _free(recording, "heads")]
+    return [Line(row.model, FREE, row.speed, BACK[row.how], IF_FREE) for row in _free(known, "heads")]
 
 
-def rollback(recording: Recording) -> list[Line]:
+def rollback(known: Recordings) -> list[Line]:
     """The same on the build that keeps the states of the hybrid's last tokens."""
     lines = []
-    for row in _free(recording, "rollback"):
-        state = sizes.size(recording.facts[row.model]["shape"], 0, "f16", "f16").recurrent
+    for row in _free(known, "rollback"):
+        state = sizes.size(known[DRAFTS].facts[row.model]["shape"], 0, "f16", "f16").recurrent
         price = f"{row.n_draft * state / 1e6:.2g} MB more for each answer, and a build of one's own"
         lines.append(Line(row.model, FREE, row.speed, price, IF_FREE))
     return lines
 
 
-def _free(recording: Recording, lever: str) -> list[Any]:
+def _free(known: Recordings, lever: str) -> list[Any]:
     """Speed over plain decode of one answer whose drafts cost nothing."""
-    found = drafts.free(recording.rows, BUILDS[lever], ACCEPTED)
+    found = drafts.free(known.drafts[DRAFTS], BUILDS[lever], ACCEPTED)
     return list(found[found["n_seq"] == 1].itertuples())
 
 
-def chunked(recording: Recording) -> list[Line]:
+def chunked(known: Recordings) -> list[Line]:
     """A prompt in chunks between the steps of others, which otherwise wait for it."""
-    lines = []
-    for model in dict.fromkeys(recording.rows[recording.rows["workload"] == "arrival"]["model"]):
-        waits = waited(recording.rows, model, DECODING)
+    rows, lines = known["06-chunked"].rows, []
+    for model in dict.fromkeys(rows[rows["workload"] == "arrival"]["model"]):
+        waits = waited(rows, model, DECODING)
         if waits is not None:
             price = f"the prompt's own first token takes {waits['ttft'].per(1):.2f} times as long"
             what = f"longest wait of {DECODING} others while a prompt of {PROMPT} tokens is read"
@@ -179,8 +206,8 @@ def chunked(recording: Recording) -> list[Line]:
 def waited(rows: pd.DataFrame, model: str, n_seq: int) -> dict[str, Estimate] | None:
     """Whole prompt over prompt in chunks: the longest wait of `n_seq` others (`largest`), and the prompt's own first
     token (`ttft`); None if either was not measured."""
-    found = chunked_prefill.usable_processes(rows)
-    found = found[(found["model"] == model) & (found["n_seq"] == n_seq) & (found["n_arriving"] == PROMPT)]
+    own = (rows["model"] == model) & (rows["n_seq"] == n_seq) & (rows["n_arriving"] == PROMPT)
+    found = chunked_prefill.usable_processes(rows[own])
     found = found[(found["flash_attn"] == "auto") & ~found["kv_unified"]]
     found = found[found["n_prompt"] == found["n_prompt"].min()]
     whole = found[found["way"] == "whole"]
@@ -191,9 +218,9 @@ def waited(rows: pd.DataFrame, model: str, n_seq: int) -> dict[str, Estimate] | 
     return {name: timing.paired_ratio(at_once[name], in_chunks[name]) for name in ("largest", "ttft")}
 
 
-def replicas(recording: Recording) -> list[Line]:
+def replicas(known: Recordings) -> list[Line]:
     """Two processes with half of the sequences and of the threads each, over one process with all of them."""
-    found = processes.weights(recording.rows, recording.facts)
+    found = processes.weights(known["07-replicas"].rows, known["07-replicas"].facts)
     usual = found["use_mmap"] & (found["dtype"] == found["dtype"].iloc[0])
     found = found[usual & (found["n_processes"] == SPLIT[0]) & (found["n_seq"] == SPLIT[1])]
     what = f"tokens a second of {SPLIT[0] * SPLIT[1]} answers, {SPLIT[0]} processes over one"
@@ -204,9 +231,9 @@ def replicas(recording: Recording) -> list[Line]:
     ]
 
 
-def split(recording: Recording) -> list[Line]:
+def split(known: Recordings) -> list[Line]:
     """One half of the threads reads prompts and the other writes answers, at the highest load that was tried."""
-    found, lines = moving.compared(recording.rows), []
+    found, lines = moving.compared(known["09-disaggregation"].rows), []
     for model, group in found.groupby("model"):
         row = group.loc[group["per_second"].idxmax()]
         price = f"{row['throughput_ratio']:.2f} times the tokens a second; "
@@ -216,8 +243,9 @@ def split(recording: Recording) -> list[Line]:
     return lines
 
 
-def reuse(recording: Recording) -> list[Line]:
+def reuse(known: Recordings) -> list[Line]:
     """A prompt's state kept and put back, instead of reading the prompt again."""
+    recording = known["09-disaggregation"]
     found, lines = moving.shares(recording.rows, (AT_ONCE,)), []
     for model, group in found[found["n_prompt"] <= KEPT].groupby("model"):
         row = group.loc[group["n_prompt"].idxmax()]
@@ -227,18 +255,17 @@ def reuse(recording: Recording) -> list[Line]:
     return lines
 
 
-def cache(recording: Recording) -> list[Line]:
+def cache(known: Recordings) -> list[Line]:
     """Keys and values in 8 bits, with the flash attention that this needs, over F16 without."""
-    return _kind(recording, "on/q8_0/q8_0")
+    return _kind(known.kinds, "on/q8_0/q8_0")
 
 
-def flash(recording: Recording) -> list[Line]:
+def flash(known: Recordings) -> list[Line]:
     """Flash attention with F16 keys and values, over none."""
-    return _kind(recording, "on/f16/f16")
+    return _kind(known.kinds, "on/f16/f16")
 
 
-def _kind(recording: Recording, kind: str) -> list[Line]:
-    found = memory.kinds(recording.rows)
+def _kind(found: pd.DataFrame, kind: str) -> list[Line]:
     plain = found[~found["whole"] & (found["kind"] == memory.PLAIN)].set_index("model")["kv"]
     lines = []
     for row in found[~found["whole"] & (found["kind"] == kind)].itertuples():
@@ -249,19 +276,19 @@ def _kind(recording: Recording, kind: str) -> list[Line]:
     return lines
 
 
-def window(recording: Recording) -> list[Line]:
+def window(known: Recordings) -> list[Line]:
     """The hybrid's published attention window, built into the engine."""
-    found, lines = context.explained(recording.rows), []
-    for model, group in found.groupby("model"):
+    lines = []
+    for model, group in known.window.groupby("model"):
         deepest = group[group["depth"] == group["depth"].max()].set_index("phase")
-        written, known = deepest.loc["decode"], deepest.loc["prefill"]
-        price = f"a token is read {known['ratio'].per(1):.2f} times as fast; a build of one's own"
+        written, read_at = deepest.loc["decode"], deepest.loc["prefill"]
+        price = f"a token is read {read_at['ratio'].per(1):.2f} times as fast; a build of one's own"
         name = str(model).replace(context.WITH_WINDOW, "")
         lines.append(Line(name, f"a token written after {written['depth']:,}", written["ratio"].per(1), price))
     return lines
 
 
-LEVERS: dict[str, tuple[tuple[str, ...], Callable[..., list[Line]]]] = {
+LEVERS: dict[str, tuple[tuple[str, ...], Callable[[Recordings], list[Line]]]] = {
     "batch": (("03-batch-scaling",), batch),
     "one by one": (("03-batch-scaling",), one_by_one),
     "corrected": (("03-batch-scaling",), corrected),
@@ -299,7 +326,7 @@ def recordings(source: str, scale: str, device: str = "auto") -> Recordings:
             found[study] = recording
     if not found:
         raise StudyError("levers", f"no study has {source} rows to show", f"plamo-study study --scale {scale}")
-    return found
+    return Recordings(found)
 
 
 def _blocks(recording: Recording) -> int:
@@ -313,17 +340,17 @@ def gains(known: Recordings) -> list[Gain]:
         Gain(line.model, line.what, line.gain, line.price, line.aim, lever, studies[0])
         for lever, (studies, lines) in LEVERS.items()
         if known.keys() >= set(studies)
-        for line in lines(*(known[study] for study in studies))
+        for line in lines(known)
     ]
 
 
-def drafted(known: Recordings) -> tuple[str, Recording] | None:
-    """The study, and its rows, that hold drafts beside one answer and beside several: every short length, or the one
-    length that notebook 08 measured so."""
-    return next(((study, known[study]) for study in (SEVERAL, DRAFTS) if study in known), None)
+def drafted(known: Recordings) -> tuple[str, pd.DataFrame] | None:
+    """The study, and its speeds, of drafts beside one answer and beside several: every short length, or the one length
+    that notebook 08 measured so."""
+    return next(iter(known.drafts.items()), None)
 
 
-def lacking(known: Recordings) -> dict[str, tuple[str, ...]]:
-    """Levers without measurements, with the studies that they need."""
-    said = {gain.lever for gain in gains(known)}
+def lacking(measured: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Levers that are not among those measured, with the studies that they need."""
+    said = set(measured)
     return {lever: studies for lever, (studies, _) in LEVERS.items() if lever not in said}

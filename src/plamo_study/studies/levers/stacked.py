@@ -59,7 +59,7 @@ def _types(known: Recordings) -> Iterator[dict[str, Any]]:
     rows = recording.rows
     for model in dict.fromkeys(rows[rows["model"] != ""]["model"]):
         for dtype in dict.fromkeys(rows[rows["model"] == model]["dtype"]):
-            pair = tuple(types.ratio(rows, phase, model, dtype, gains.BITS) for phase in ("decode", "batch"))
+            pair = tuple(types.ratio(known.types, phase, model, dtype, gains.BITS) for phase in ("decode", "batch"))
             if dtype != gains.BITS and pair[0] is not None and pair[1] is not None:
                 yield _line("bits", dtype, model, f"{gains.TOGETHER} answers", (pair[0], pair[1]), "04-quantization")
 
@@ -68,9 +68,9 @@ def _drafts(known: Recordings) -> Iterator[dict[str, Any]]:
     """Drafts of a length that cost nothing for one answer, and the same for several at once."""
     if (found := gains.drafted(known)) is None:
         return
-    study, recording = found
+    study, ups = found
     for lever, build in gains.BUILDS.items():
-        every = drafts.free_by_length(recording.rows, build, gains.ACCEPTED)
+        every = drafts.free_by_length(ups, build, gains.ACCEPTED)
         for (model, k), group in every.groupby(["model", "n_draft"]):
             by_n = group.set_index("n_seq")["speed"]
             for n in sorted(set(by_n.index) - {1}) if 1 in by_n.index else ():

@@ -135,12 +135,8 @@ def models(known: Recordings) -> list[str]:
     """The models whose requests can be split into phases: those with ladders of depth and a curve of batches."""
     if not known.keys() >= {"05-context", "03-batch-scaling"}:
         return []
-    deep = context.curves(known["05-context"].rows, "prefill", index="at")
-    return [model for build, model in _steps(known) if build == batch_scaling.STOCK and model in deep]
-
-
-def _steps(known: Recordings) -> dict[batch_scaling.Curve, pd.DataFrame]:
-    return batch_scaling.curves(known["03-batch-scaling"].rows)
+    deep = context.curves(known.ladders, "prefill", index="at")
+    return [model for build, model in known.steps if build == batch_scaling.STOCK and model in deep]
 
 
 def spent(known: Recordings, model: str, traffic: Traffic) -> Spent:
@@ -150,9 +146,9 @@ def spent(known: Recordings, model: str, traffic: Traffic) -> Spent:
     scaled by the ratio that notebook 03 measured, and another type than the ladders' by that of notebook 04.
     StudyError for a request that is too long, or a type that was not measured.
     """
-    rows = known["05-context"].rows
     read, written = (
-        context.curves(rows, phase, index="at")[model].median(axis=1).dropna() for phase in ("prefill", "decode")
+        context.curves(known.ladders, phase, index="at")[model].median(axis=1).dropna()
+        for phase in ("prefill", "decode")
     )
     deepest = float(min(read.index.max(), written.index.max()))
     if traffic.n_prompt + traffic.n_gen > FURTHEST * deepest:
@@ -184,7 +180,7 @@ def of_type(known: Recordings, model: str, dtype: str, over: str, n_users: int) 
     rows = recording.rows if recording else pd.DataFrame({"model": [], "dtype": []})
     own = _same(recording, model) if recording else ""
     phase = "decode" if n_users <= FEW else "batch"
-    pair = [types.ratio(rows, each, own, dtype, over) for each in ("prefill", phase)] if own else [None]
+    pair = [types.ratio(known.types, each, own, dtype, over) for each in ("prefill", phase)] if own else [None]
     if None in pair:
         there = ", ".join(dict.fromkeys(rows[rows["model"] == own]["dtype"])) or "none"
         why = f"was not measured beside {over} in both phases for {model}; there are: {there}"
@@ -202,12 +198,12 @@ def reading_share(known: Recordings, model: str, traffic: Traffic, alone: bool =
 
 def together(known: Recordings, model: str, n_users: int) -> Estimate:
     """Throughput of the nearest measured number of answers at once, over that of one answer."""
-    curve = _steps(known)[batch_scaling.STOCK, model]
+    curve = known.steps[batch_scaling.STOCK, model]
     n = _nearest(curve.index, n_users)
     if n_users > 2 * curve.index.max():
         why = f"is far beyond the {curve.index.max()} answers up to which {model} was measured"
         raise StudyError(f"n_users {n_users:,}", why, "ask for fewer")
-    return timing.paired_ratio(curve.loc[1] * n, curve.loc[n])
+    return batch_scaling.factor(curve, n)
 
 
 def _nearest(measured: Any, wanted: float) -> int:
@@ -220,13 +216,13 @@ def effects(known: Recordings, model: str, traffic: Traffic) -> Iterator[Effect]
     Excludes levers on how requests share an engine, and those measured at one length of prompt only.
     """
     own = {study: _same(recording, model) for study, recording in known.items()}
-    n = _nearest(_steps(known)[batch_scaling.STOCK, model].index, traffic.n_users)
+    n = _nearest(known.steps[batch_scaling.STOCK, model].index, traffic.n_users)
     if n > 1 and traffic.reading is None:  # a probed server batches already
         gain = together(known, model, n)
         yield Effect("batch", "one after another", f"{n} answers at once", "03-batch-scaling", writing=gain, alone=True)
     yield from _types(known, own, model, traffic)
     yield from _drafts(known, own, traffic)
-    curves = _steps(known)
+    curves = known.steps
     if {(FLAT, model), (CORRECT, model)} <= curves.keys():
         flat, other = curves[FLAT, model], curves[CORRECT, model]
         n = _nearest(flat.index.intersection(other.index), traffic.n_users)
@@ -270,9 +266,9 @@ def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterato
     found = gains.drafted(known)
     if found is None or not own.get(found[0]):
         return
-    study, recording = found
+    study, ups = found
     for lever, build in gains.BUILDS.items():
-        free = drafts.free(recording.rows, build, traffic.accepts)
+        free = drafts.free(ups, build, traffic.accepts)
         by_n = free[free["model"] == own[study]].set_index("n_seq")
         if len(by_n):
             best = by_n.loc[_nearest(by_n.index, traffic.n_users)]
@@ -281,8 +277,9 @@ def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterato
 
 
 def _window(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
-    model = own.get("05-beside")
-    found = context.explained(known["05-beside"].rows) if model else pd.DataFrame(columns=["model"])
+    if not (model := own.get("05-beside")):
+        return
+    found = known.window
     found = found[found["model"].str.replace(context.WITH_WINDOW, "", regex=False) == model]
     if len(found):
         known_at = found.set_index(["phase", "depth"])["ratio"]

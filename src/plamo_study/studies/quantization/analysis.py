@@ -17,7 +17,6 @@ import pandas as pd
 from plamo_study.analysis import stats
 from plamo_study.analysis.ceilings import MATMUL, at, by_type, loaded, main_place, measured, weighty
 from plamo_study.analysis.files import Files
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import main_rows
 
@@ -30,7 +29,6 @@ LEAST = 2  # processes
 COLUMNS = ["what", "model", "dtype", "mapped", "cold", "block", "started", "rate", "inside", "prefill"]
 
 
-@once_a_frame
 def seconds(rows: pd.DataFrame) -> Series:
     """Seconds by block, by (phase, model, dtype): of a whole prompt, or of a decode step (median of its steps)."""
     found = main_rows(rows)
@@ -46,9 +44,11 @@ def seconds(rows: pd.DataFrame) -> Series:
     return series
 
 
-def ratio(rows: pd.DataFrame, phase: str, model: str, dtype: str, over: str) -> stats.Estimate | None:
-    """Speed of `dtype` over that of `over` in a phase, paired by block; None if either was not measured."""
-    known = seconds(rows)
+def ratio(known: Series, phase: str, model: str, dtype: str, over: str) -> stats.Estimate | None:
+    """Speed of `dtype` over that of `over` in a phase, paired by block; None if either was not measured.
+
+    `known`: the `seconds` of the rows.
+    """
     top, bottom = known.get((phase, model, over)), known.get((phase, model, dtype))
     return None if top is None or bottom is None else paired_ratio(top, bottom)
 

@@ -105,6 +105,7 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
     parts, kernels = _parts(used), set(used[used["workload"] == "matmul"]["dtype"])
     found = _by_cell(used[used["killed"] < 0])
     by_block = {key: _alone(_cell_of(used, key), key, parts) for key in found}
+    ceilings = limits(used, {key[:2]: known[key[0], key[1]] for key in found if key[1] in kernels})
     for key, own in found.items():
         cell, alone = _cell_of(used, key), by_block[key]
         entry: dict[str, Any] = dict(zip(CELL, key, strict=True)) | {"measured": stats.median(own["rate"].tolist())}
@@ -113,7 +114,7 @@ def predicted(rows: pd.DataFrame, facts: Facts) -> pd.DataFrame:
             one = by_block.get(_alike(key, cell.n_processes * cell.n_seq))
             entry["promised"] = timing.paired_ratio(alone, one) if one is not None else None
         if cell.dtype in kernels:
-            entry |= _allowed(cell, known[key[0], key[1]], limits(used, known[key[0], key[1]]), entry["measured"])
+            entry |= _allowed(cell, known[key[0], key[1]], ceilings[key[:2]], entry["measured"])
         entries.append(entry)
     names = ["measured", "alone", "ratio", "promised", "slowest", "fastest", "near", "miss"]
     return pd.DataFrame(entries, columns=[*CELL, *names])

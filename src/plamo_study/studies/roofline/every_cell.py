@@ -6,9 +6,8 @@ engine is known to read more than once; with the matrix kernels' own times at a 
 were measured. A refinement may make the miss worse. Caches are not modelled: small models lie above their roof.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -92,13 +91,14 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
     studies = list(studies)
     own = [ceilings.measured([rows]) for _, rows, _ in studies]
     pooled = pd.concat(own, ignore_index=True)
-    fastest = cache(lambda place: ceilings.fastest([pooled], place)[1].best)
-    by_columns = cache(lambda place, dtype: ceilings.by_columns(pooled, place, dtype))
+    matmul = pooled[pooled["ceiling"] == ceilings.MATMUL].to_dict("records")
+    by_columns = {kernel: ceilings.by_columns(pooled, *kernel) for kernel in {_kernel(line) for line in matmul}}
+    fastest = {place: ceilings.fastest([pooled], place)[1].best for place in {place for place, _ in by_columns}}
     for (name, rows, facts), table in zip(studies, own, strict=True):
         files = {(fact["name"], fact["dtype"]): dict(fact) for fact in facts.values() if "tensors" in fact}
         limits: dict[tuple[Place, tuple[str, str], int], Limits | StudyError] = {}
-        found = usable(rows)
-        found = found[found["workload"].isin(TIMED) & found["samples_ns"].map(len).astype(bool)]
+        found = usable(rows[rows["workload"].isin(TIMED)])
+        found = found[found["samples_ns"].map(len).astype(bool)]
         for key, group in found.groupby(KEY, sort=False):
             cell = dict(zip(KEY, key, strict=True))
             place, file = ceilings.place_of(cell), (cell["model"].rstrip("*"), cell["dtype"])
@@ -110,13 +110,18 @@ def _held(studies: Iterable[tuple[str, pd.DataFrame, Facts]]) -> Iterator[Held]:
                 yield name, facts, cell, files[file], timed, limits[held]
 
 
+def _kernel(line: Mapping[str, Any]) -> tuple[Place, str]:
+    """Where a matrix product was measured, and of which type of weights."""
+    return ceilings.place_of(line), str(line["dtype"])
+
+
 def left_out(rows: pd.DataFrame) -> dict[str, int]:
     """Processes of a study's timed cells that are left out: `crashed`, `wrong` (computed wrong), and `other`.
 
     `other` counts anchors, disturbed processes, and starved ones, which were measured again.
     """
     timed = rows[rows["workload"].isin(TIMED)]
-    crashed, used = ~timed["status"].isin(["ok", "starved"]), timed.index.isin(usable(rows).index)
+    crashed, used = ~timed["status"].isin(["ok", "starved"]), timed.index.isin(usable(timed).index)
     wrong = ~crashed & ~timed["verdict"].isin(["valid", "n/a", "starved"])
     other = ~crashed & ~wrong & ~used
     return {"crashed": int(crashed.sum()), "wrong": int(wrong.sum()), "other": int(other.sum())}
@@ -165,16 +170,16 @@ def _limits(
     place: Place,
     model: Model,
     n_tokens: int,
-    fastest: Callable[[Place], float],
-    by_columns: Callable[[Place, str], Mapping[int, float]],
+    fastest: Mapping[Place, float],
+    by_columns: Mapping[tuple[Place, str], Mapping[int, float]],
 ) -> Limits | StudyError:
     """The ceilings of a place for a file in a pass of so many tokens; a decode step computes the head with each."""
     try:
         best, usual = ceilings.limits_at(tables, place, model, heads=1 / n_tokens)
     except StudyError as error:
         return error
-    known = {dtype: by_columns(place, dtype) for dtype in ceilings.by_type(model)}
-    return Limits(best, usual, Ceilings(best.read, fastest(place)), known)
+    known = {dtype: by_columns.get((place, dtype), {}) for dtype in ceilings.by_type(model)}
+    return Limits(best, usual, Ceilings(best.read, fastest[place]), known)
 
 
 def _compared(

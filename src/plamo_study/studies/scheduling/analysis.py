@@ -20,7 +20,7 @@ from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import observed
 from plamo_study.studies.scheduling.fleets_plan import WELL
 from plamo_study.studies.scheduling.loop import Load
-from plamo_study.studies.scheduling.observed import PROCESS, command, loads, traffic_of
+from plamo_study.studies.scheduling.observed import PROCESS, Observed
 from plamo_study.studies.scheduling.plan import SERVER, SPLIT, WITHIN
 from plamo_study.studies.scheduling.simulations import (
     METRICS,
@@ -42,10 +42,10 @@ PREDICTED = ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p95", "ttft_p99", "itl_p
 LIMIT = 0.15  # largest error of a usable prediction
 
 
-def live(rows: pd.DataFrame) -> pd.DataFrame:
+def live(seen: Observed) -> pd.DataFrame:
     """One row per process of traffic: LOADED, `block`, METRICS and `busy`, the share of time that the engine computed
     (NaN if its calls are unknown). Disturbed processes are used only for a model without others."""
-    return _taken(_judged(traffic_of(usable(rows))))
+    return _taken(_judged(seen.traffic))
 
 
 def measures(found: pd.DataFrame) -> pd.DataFrame:
@@ -75,19 +75,17 @@ def _judged(used: pd.DataFrame) -> pd.DataFrame:
     return used[~hit | hit.groupby(used["model"]).transform("all")]
 
 
-def unjudged(rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+def unjudged(seen: Observed) -> list[tuple[Any, ...]]:
     """Model, load and policy of the cells whose processes were all disturbed, where the model has undisturbed ones."""
-    used = traffic_of(usable(rows))
     names = ["model", "per_second", "label"]
-    kept = set(map(tuple, _judged(used)[names].to_numpy().tolist()))
-    return sorted(set(map(tuple, used[names].to_numpy().tolist())) - kept)
+    kept = set(map(tuple, _judged(seen.traffic)[names].to_numpy().tolist()))
+    return sorted(set(map(tuple, seen.traffic[names].to_numpy().tolist())) - kept)
 
 
-def typical(rows: pd.DataFrame) -> Load:
+def typical(seen: Observed) -> Load:
     """Requests of the loads at which policies are compared."""
-    used = traffic_of(usable(rows))
-    compared_at = used[used["per_second"].isin(loads(rows))]
-    return load_of(next((compared_at if len(compared_at) else used).itertuples()))
+    compared_at = seen.traffic[seen.traffic["per_second"].isin(seen.loads)]
+    return load_of(next((compared_at if len(compared_at) else seen.traffic).itertuples()))
 
 
 def load_of(row: Any) -> Load:
@@ -97,8 +95,8 @@ def load_of(row: Any) -> Load:
     return Load(arrives, prompt, output, WITHIN[row.scale])
 
 
-def predictions(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
-    """Predictions of each load of `found`, the rows' `live`, without its own data: one row per model, load, policy,
+def predictions(seen: Observed, found: pd.DataFrame) -> pd.DataFrame:
+    """Predictions of each load of `found`, the `live` rows, without its own data: one row per model, load, policy,
     metric of METRICS and `way`.
 
     Theory does not cover the split engine, which is two servers in series, and nothing is paced whose
@@ -107,13 +105,13 @@ def predictions(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
     missing. `refused`: why the simulation gave no prediction.
     """
     entries = []
-    used = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
+    used = seen.traffic.drop_duplicates(["model", "per_second", "label"])
     first = {(row.model, row.per_second, row.label): row for row in used.itertuples()}
     taken = _last(found)
-    calls, at = observed.calls(rows), set(loads(rows))
+    at = set(seen.loads)
     unknown = {per_second: per_second if per_second in at else 0.0 for per_second in sorted(set(taken["per_second"]))}
-    fits = {without: observed.fitted(rows, calls, without) for without in set(unknown.values())}
-    paces = {without: observed.paced(rows, calls, known, without) for without, known in fits.items()}
+    fits = {without: observed.fitted(seen, without) for without in set(unknown.values())}
+    paces = {without: observed.paced(seen, known, without) for without, known in fits.items()}
     for key, group in taken.groupby(LOADED, sort=True):
         model, per_second, rule = key
         row, without = first[key], unknown[per_second]
@@ -121,7 +119,7 @@ def predictions(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
         others = others[others["per_second"].isin(at - {per_second})]
         told = dict(zip(LOADED, key, strict=True)) | {"among": per_second in at}
         told |= {"asked": _asked(per_second, set(others["per_second"]))}
-        said, why = _split(rows, calls, row, without) if rule == SPLIT else _simulated(row, fits[without][model])
+        said, why = _split(seen, row, without) if rule == SPLIT else _simulated(row, fits[without][model])
         ways = {"simulation": said, "nearest load": nearest(others, per_second)}
         if rule != SPLIT:
             ways["theory"] = theory(load_of(row), per_second, rule, fits[without][model], int(row.n_seq))
@@ -163,12 +161,12 @@ def _simulated(row: Any, model: StepModel) -> tuple[dict[str, Any], str]:
         return {}, f"{error.what}: {error.why}"
 
 
-def _split(rows: pd.DataFrame, calls: pd.DataFrame, row: Any, without: float) -> tuple[dict[str, Any], str]:
+def _split(seen: Observed, row: Any, without: float) -> tuple[dict[str, Any], str]:
     """The simulation of a load that two machines share, each with half of the threads."""
     try:
-        moves, halves = shipping(rows, row.model, without), observed.half(rows, calls)
+        moves, halves = shipping(seen, row.model, without), observed.half(seen)
         if row.model not in halves:
-            raise StudyError(row.model, "was not measured with half of the threads", command(rows))
+            raise StudyError(row.model, "was not measured with half of the threads", seen.command)
         return disaggregated(load_of(row), halves[row.model], int(row.n_seq), moves), ""
     except StudyError as error:
         return {}, f"{error.what}: {error.why}"
@@ -210,15 +208,14 @@ def _scaled(near: dict[int, float], own: dict[int, float], theirs: dict[int, flo
     return {block: near.get(block, nan) * own.get(block, nan) / theirs.get(block, nan) for block in every}
 
 
-def shipping(rows: pd.DataFrame, model: str, without: float = 0.0) -> tuple[Seconds, Seconds]:
+def shipping(seen: Observed, model: str, without: float = 0.0) -> tuple[Seconds, Seconds]:
     """Seconds to move a state, by its tokens: to save, check and send it, which occupies the sender; to load it, which
     occupies the receiver. Medians of the shipments at all loads except `without`, interpolated linearly between the
     shipped lengths, and constant beyond them.
 
     Raises StudyError if nothing was shipped at those loads.
     """
-    used = traffic_of(usable(rows))
-    used = used[(used["label"] == SPLIT) & (used["model"] == model)]
+    used = seen.traffic[(seen.traffic["label"] == SPLIT) & (seen.traffic["model"] == model)]
     used = used[used["per_second"] != without]
     told = [
         (each.n_prompt, *took)
@@ -226,7 +223,7 @@ def shipping(rows: pd.DataFrame, model: str, without: float = 0.0) -> tuple[Seco
         for each, *took in zip(row.requests, row.series["shipped"], row.series["loaded"], strict=True)
     ]
     if not told:
-        raise StudyError(model, "no state was shipped at a load that the simulation knows", command(rows))
+        raise StudyError(model, "no state was shipped at a load that the simulation knows", seen.command)
     by_tokens = pd.DataFrame(told, columns=["tokens", "shipped", "loaded"]).groupby("tokens").median()
     return _between(by_tokens["shipped"]), _between(by_tokens["loaded"])
 
@@ -257,10 +254,10 @@ def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
     """
     used = usable(rows)
     used = used[(used["workload"] == "traffic") & (used["label"] == SERVER) & (used["status"] == "ok")]
-    taken, calls = _last(_taken(used)), observed.calls(rows)
+    taken, seen = _last(_taken(used)), observed.of_rows(rows)
     entries = []
     for (model, per_second, n_threads), group in used.groupby(["model", "per_second", "n_threads"]):
-        known = observed.with_threads(rows, calls, int(n_threads)).get(str(model))
+        known = observed.with_threads(seen, int(n_threads)).get(str(model))
         if known is None:
             continue
         load, slots = load_of(next(group.itertuples())), int(group["n_seq"].iloc[0])
@@ -356,7 +353,7 @@ def picks(found: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
 
 
 def alone(
-    rows: pd.DataFrame, found: pd.DataFrame, predicted: pd.DataFrame, known: dict[str, StepModel], pace: pd.Series
+    seen: Observed, found: pd.DataFrame, predicted: pd.DataFrame, known: dict[str, StepModel], pace: pd.Series
 ) -> pd.DataFrame:
     """One machine at loads that no way knows, one row per process: its `pace`, and the share of requests served in
     time, `measured`, predicted by each of WAYS without the pace, and `paced`, simulated with it.
@@ -366,8 +363,8 @@ def alone(
     entries = []
     predicted = predicted[(predicted["metric"] == "well") & ~predicted["among"]]
     taken = found.drop_duplicates(PROCESS, keep="last").set_index(PROCESS)["well"].sort_index()
-    used = traffic_of(usable(rows)).drop_duplicates(["model", "per_second", "label"])
-    for row in used[~used["per_second"].isin(loads(rows)) & (used["label"] != SPLIT)].itertuples():
+    used = seen.traffic.drop_duplicates(["model", "per_second", "label"])
+    for row in used[~used["per_second"].isin(seen.loads) & (used["label"] != SPLIT)].itertuples():
         said = predicted[(predicted[LOADED] == [row.model, row.per_second, row.label]).all(axis=1)].set_index("way")[
             "predicted"
         ]

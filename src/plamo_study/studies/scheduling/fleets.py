@@ -42,9 +42,9 @@ def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
 
     """
     stage("fit")
-    rows = measured_calls(cell)
-    known = {name.removesuffix("*"): model for name, model in observed.fitted(rows, observed.calls(rows)).items()}
-    typical = analysis.typical(rows)
+    seen = observed.of_rows(measured_calls(cell))
+    known = {name.removesuffix("*"): model for name, model in observed.fitted(seen).items()}
+    typical = analysis.typical(seen)
     began, tried, complete = time.monotonic(), [], []
     for repetition in range(cell.repetitions):
         stage(f"repetition {repetition}")

@@ -39,7 +39,7 @@ def write() -> int:
     return len(used)
 
 
-@cache
+@cache  # reads a file, for each simulation of a page
 def _recorded() -> dict[str, Figures]:
     if not FILE.exists():
         return {}

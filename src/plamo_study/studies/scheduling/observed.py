@@ -1,9 +1,10 @@
 """Calls of recorded rows on one machine, from any study, and the step models that are fitted on them.
 
-The calls of a frame of rows are taken once, by `calls`, and passed on to what is fitted on them.
+What a frame of rows says of them is taken once, by `of_rows`, and passed on to what is fitted.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import nan
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import stats
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import marked, usable
 from plamo_study.errors import StudyError
@@ -28,7 +28,24 @@ ORIGIN = ["model", "scale", "machine", "n_threads", "workload", "per_second", "b
 FLASH = ("auto", "on")
 
 
-@once_a_frame
+@dataclass(frozen=True)
+class Observed:
+    """What a study's rows say: usable rows of `traffic`, the `calls`, `moves` and `loads` that step models are fitted
+    on, and the `command` that measures more."""
+
+    traffic: pd.DataFrame
+    calls: pd.DataFrame
+    moves: pd.DataFrame
+    loads: tuple[float, ...]
+    command: str
+
+
+def of_rows(rows: pd.DataFrame) -> Observed:
+    """What these rows say of loads and of calls."""
+    served = traffic_of(usable(rows))
+    return Observed(served, calls(rows), moves(rows), loads(served), command(rows))
+
+
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds
     without any computation before it began (NaN: unknown).
@@ -60,7 +77,6 @@ def _steady(used: pd.DataFrame) -> pd.DataFrame:
     return used[~hit | (every & ((used["workload"] != "traffic") | (used["label"] == PARTS)))]
 
 
-@once_a_frame
 def moves(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per move of a sequence to another slot: `model`, `per_second` of the load, and `seconds`."""
     used = usable(rows)
@@ -159,47 +175,45 @@ def traffic_of(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["workload"] == "traffic") & served & (rows["status"] == "ok")]
 
 
-@once_a_frame
-def loads(rows: pd.DataFrame) -> tuple[float, ...]:
+def loads(served: pd.DataFrame) -> tuple[float, ...]:
     """Loads (1/s) at which several policies were measured; each is predicted from the others."""
-    policies_at = traffic_of(usable(rows)).groupby("per_second")["label"].nunique()
+    policies_at = served.groupby("per_second")["label"].nunique()
     return tuple(sorted(policies_at[policies_at > 1].index))
 
 
-def fitted(rows: pd.DataFrame, found: pd.DataFrame, without: float = 0.0) -> dict[str, StepModel]:
-    """Step model by model: fitted on the rows' `calls` measured alone, and on traffic at all `loads` but `without`."""
-    known = found["per_second"].isin(set(loads(rows)) - {without})
+def fitted(seen: Observed, without: float = 0.0) -> dict[str, StepModel]:
+    """Step model by model: fitted on the calls measured alone, and on those of traffic at all loads but `without`."""
+    found = seen.calls
+    known = found["per_second"].isin(set(seen.loads) - {without})
     own = pd.concat([parts_of(found), found[(found["workload"] == "traffic") & known]])
-    return _models(own, rows, without)
+    return _models(own, seen, without)
 
 
-def paced(
-    rows: pd.DataFrame, found: pd.DataFrame, known: dict[str, StepModel], without: float = 0.0
-) -> tuple[dict[str, StepModel], pd.Series]:
+def paced(seen: Observed, known: dict[str, StepModel], without: float = 0.0) -> tuple[dict[str, StepModel], pd.Series]:
     """Step models by model, and each process's pace by PROCESS: the seconds of its calls over those that `known`
     predicts, `fitted` without the same load. The models are fitted on the same calls, divided by the pace of their
     process."""
-    found = found[found["n_threads"] == found["n_threads"].max()]
+    found = seen.calls[seen.calls["n_threads"] == seen.calls["n_threads"].max()]
     found = found.assign(said=_said(known, found))
     awake = found[found["said"].notna() & ~(found["idle"] >= AWAKE_S)].groupby(PROCESS)
     pace = (awake["seconds"].sum() / awake["said"].sum()).rename("pace").sort_index()
     found = found.join(pace, on=PROCESS)
     found["seconds"] /= found["pace"].fillna(1.0)
-    own = found["per_second"].isin(set(loads(rows)) - {without}) | (found["workload"] != "traffic")
-    return _models(found[own | (found["rule"] == PARTS)], rows, without), pace
+    own = found["per_second"].isin(set(seen.loads) - {without}) | (found["workload"] != "traffic")
+    return _models(found[own | (found["rule"] == PARTS)], seen, without), pace
 
 
-def half(rows: pd.DataFrame, found: pd.DataFrame) -> dict[str, StepModel]:
+def half(seen: Observed) -> dict[str, StepModel]:
     """Step models of the parts with half of the threads; empty if there is only one thread."""
-    if found["n_threads"].nunique() < 2:
+    if seen.calls["n_threads"].nunique() < 2:
         return {}
-    return with_threads(rows, found, int(parts_of(found)["n_threads"].min()))
+    return with_threads(seen, int(parts_of(seen.calls)["n_threads"].min()))
 
 
-def with_threads(rows: pd.DataFrame, found: pd.DataFrame, n_threads: int) -> dict[str, StepModel]:
+def with_threads(seen: Observed, n_threads: int) -> dict[str, StepModel]:
     """Step model by model, of the parts that were measured with `n_threads` threads."""
-    own = parts_of(found)
-    return _models(own[own["n_threads"] == n_threads], rows)
+    own = parts_of(seen.calls)
+    return _models(own[own["n_threads"] == n_threads], seen)
 
 
 def after_idle(own: pd.DataFrame, known: dict[str, StepModel]) -> pd.DataFrame:
@@ -223,11 +237,11 @@ def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     outside its measured range) and `ratio`, measured over predicted, by process."""
     own = calls(rows)
     own = own[(own["workload"] == "traffic") & (own["rule"] != PARTS) & (own["idle"] < AWAKE_S)]  # NaN: neither
-    foreign = _same(calls(other), own)
+    foreign, moved = _same(calls(other), own), moves(rows)
     entries = []
     for model, group in own.groupby("model"):
         try:
-            known = of_model(foreign, str(model), int(group["n_threads"].max()), moves(rows), "")
+            known = of_model(foreign, str(model), int(group["n_threads"].max()), moved, "")
         except StudyError:
             continue
         of_group = table(group)
@@ -240,11 +254,11 @@ def elsewhere(rows: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=["model", "kind", "calls", "refused", "ratio"])
 
 
-def _models(own: pd.DataFrame, rows: pd.DataFrame, without: float = 0.0) -> dict[str, StepModel]:
+def _models(own: pd.DataFrame, seen: Observed, without: float = 0.0) -> dict[str, StepModel]:
     """A step model for each model of these calls, with the moves at all loads but `without`."""
-    threads, moved = int(own["n_threads"].max()) if len(own) else 0, moves(rows)
-    moved = moved[moved["per_second"] != without]
-    return {name: of_model(own, name, threads, moved, command(rows)) for name in sorted(own["model"].unique())}
+    threads = int(own["n_threads"].max()) if len(own) else 0
+    moved = seen.moves[seen.moves["per_second"] != without]
+    return {name: of_model(own, name, threads, moved, seen.command) for name in sorted(own["model"].unique())}
 
 
 def _same(other: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:

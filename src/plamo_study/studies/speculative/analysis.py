@@ -16,7 +16,6 @@ import pandas as pd
 from scipy import optimize
 
 from plamo_study.analysis import stats, timing
-from plamo_study.analysis.memo import once_a_frame
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.speculative.plan import TERMS
@@ -32,7 +31,6 @@ NATIVE, PART = "tokens removed", "part put back"
 WORDS = {"full": "all put back", "part": PART, "joined": "part put back, replay joined"}
 
 
-@once_a_frame
 def processes(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per process, in seconds: CELL, PROCESS; `tokens` generated in `seconds`; `rate`, tokens per second of all
     sequences; `taken`, accepted over drafted; `rounds`, each round; `series` and `checks` as recorded. `how`: the way
@@ -127,7 +125,6 @@ def round_seconds(process: Any, a: np.ndarray) -> np.ndarray:
     return np.asarray(base + n_seq * ((each + again * (n + 1)) * likely[:k]).sum(axis=0))
 
 
-@once_a_frame
 def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
     """Speed over plain decode of the same process at RATES, by block: SPEED, `blocks` and `ratios`, (len(RATES),
     blocks)."""
@@ -145,20 +142,20 @@ def speed_ups(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(entries, columns=[*SPEED, "machine", "blocks", "ratios"])
 
 
-def curves(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
-    """One row per cell and acceptance: SPEED, `accepts` and `speed`, relative to plain decode."""
+def curves(ups: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
+    """`speed_ups` as one row per cell and acceptance: SPEED, `accepts` and `speed`, relative to plain decode."""
     entries = []
-    for row in speed_ups(rows).to_dict("records"):
+    for row in ups.to_dict("records"):
         for rate in rates:
             column = row["ratios"][_at(rate)]
             entries.append({name: row[name] for name in SPEED} | {"accepts": rate, "speed": _of_blocks(column)})
     return pd.DataFrame(entries, columns=[*SPEED, "accepts", "speed"])
 
 
-def by_block(rows: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
+def by_block(ups: pd.DataFrame, rates: tuple[float, ...]) -> pd.DataFrame:
     """`curves` by block, for pairing: SPEED, `accepts`, `block`, `machine` and `value`, relative to plain decode."""
     entries = []
-    for row in speed_ups(rows).to_dict("records"):
+    for row in ups.to_dict("records"):
         for rate in rates:
             cell = {name: row[name] for name in SPEED} | {"accepts": rate, "machine": row["machine"]}
             speeds = zip(row["blocks"], row["ratios"][_at(rate)], strict=True)
@@ -171,16 +168,16 @@ def _at(accepts: float) -> int:
     return int(np.abs(RATES - accepts).argmin())
 
 
-def free_by_length(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
+def free_by_length(ups: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
     """Rows of `curves` for drafts without cost on one build, shortest prompts, except where all is put back."""
-    found = curves(rows, (accepts,))
+    found = curves(ups, (accepts,))
     found = found[(found["build"] == build) & (found["how"] != WORDS["full"])]
     return found[found["n_prompt"] == found["n_prompt"].min()]
 
 
-def free(rows: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
+def free(ups: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
     """Fastest draft length of `free_by_length`, with the interval of `speed` corrected for selection among lengths."""
-    found = free_by_length(rows, build, accepts).copy()
+    found = free_by_length(ups, build, accepts).copy()
     lengths = found.groupby(["model", "n_seq"])["n_draft"].transform("size")
     found["speed"] = [stats.selected(speed, n) for speed, n in zip(found["speed"], lengths, strict=True)]
     fastest = found["speed"].map(lambda speed: -speed.value).sort_values().index
@@ -192,13 +189,13 @@ def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
     return stats.ratio(ratios.tolist(), [1.0] * len(ratios))
 
 
-def break_even(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell: SPEED, `from`, the acceptance above which drafting beats plain decode, and `pays`.
+def break_even(ups: pd.DataFrame) -> pd.DataFrame:
+    """`speed_ups` as one row per cell: SPEED, `from`, the acceptance above which drafting beats plain decode, `pays`.
 
     `pays`: "from" that acceptance on, "always", "never", or "inconclusive" if the interval leaves it open.
     """
     entries = []
-    for row in speed_ups(rows).to_dict("records"):
+    for row in ups.to_dict("records"):
         ratios = row["ratios"]
         lowest, highest = _of_blocks(ratios[0]), _of_blocks(ratios[-1])
         crossed = _crossed(ratios)
@@ -214,11 +211,11 @@ def _crossed(ratios: np.ndarray, among: int = 1) -> stats.Estimate:
     return replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # a probability
 
 
-def soonest(rows: pd.DataFrame) -> pd.DataFrame:
+def soonest(ups: pd.DataFrame) -> pd.DataFrame:
     """Draft length of `break_even` that pays from the lowest acceptance, `from` corrected for the choice of length."""
-    known = {tuple(row[name] for name in SPEED): row["ratios"] for row in speed_ups(rows).to_dict("records")}
+    known = {tuple(row[name] for name in SPEED): row["ratios"] for row in ups.to_dict("records")}
     entries = []
-    for _, group in break_even(rows).groupby(OF_LENGTHS, sort=False):
+    for _, group in break_even(ups).groupby(OF_LENGTHS, sort=False):
         paying = group[group["pays"] == "from"].to_dict("records")
         if paying:
             first = min(paying, key=lambda row: float(row["from"].value))

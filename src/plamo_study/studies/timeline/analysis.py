@@ -78,7 +78,7 @@ def rates(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFrame:
     a prefill or of one step.
     """
     found, entries = works(rows), []
-    limits = {name: ceilings.limits(rows, models[name]) for name in found["model"].unique()}
+    limits = ceilings.limits(rows, {name: models[name] for name in found["model"].unique()})
     for entry in _shares(found, EACH).to_dict("records"):
         same = (found["model"] == entry["model"]) & (found["phase"] == entry["phase"])
         entries.append(entry | _achieved(found[same & (found["class"] == entry["class"])], limits[entry["model"]]))
@@ -155,11 +155,11 @@ def against_ceilings(rows: pd.DataFrame, models: dict[str, Model]) -> pd.DataFra
     by block. Decode: bytes per second over the read ceiling of the same block. Prefill: FLOPs per second over the same
     kernel's own rate there, so a share near 1 means that nothing else slows it down; better kernels may exist.
     """
-    table, found, entries = measured([rows]), works(rows), []
+    table, place, found, entries = measured([rows]), main_place(rows), works(rows), []
     for (model, phase), group in found.groupby(["model", "phase"]):
         ceiling, quantity = ("matmul", "flops") if phase == "prefill" else ("read", "bytes")
         ffn = group[group["class"].isin(GROUPS["FFN products"])].groupby("block")[["ns", quantity]].sum()
-        usual = by_block(table, main_place(rows), models[str(model)])[ceiling]
+        usual = by_block(table, place, models[str(model)])[ceiling]
         share = paired_ratio(ffn[quantity] / ffn["ns"] * 1e9, usual)
         name = "the read ceiling" if phase == "decode" else "the same kernel alone"
         entries.append({"model": model, "phase": phase, "against": name} | as_columns(share))
