@@ -118,8 +118,8 @@ def build(study: str, scale: str, device: str = "auto") -> plan.Plan:
 def _offloads(engine: str, device: str) -> bool:
     """Whether layers go to a GPU: the engine in use is asked in a process of its own, once.
 
-    StudyError for an unknown device, where a GPU is asked for and the engine has none, and for a build whose GPU backend
-    finds none: its rows would be a CPU's under a GPU's name.
+    StudyError for an unknown device, where a GPU is asked for and the engine has none, and for a build made for a GPU
+    that finds none: its rows would be a CPU's under a GPU's name.
     """
     check_device(device)
     if device == "cpu":
