@@ -16,9 +16,12 @@ from plamo_study.measure.cells import Cell
 from plamo_study.models import synthetic
 
 HYBRID, ATTENTION = plan.MODELS
-LONGEST = ("test_cli", "test_types", "test_publish", "test_left_out", "test_engines", "test_fleet", "test_scheduling",
-           "test_roofline", "test_disaggregation", "test_replicas", "10-scheduling", "02-roofline", "test_trace",
-           "test_runner", "test_children", "test_watch", "test_doors", "test_serving", "test_training")  # fmt: skip
+LONGEST = (
+    "test_cli", "test_types", "test_publish", "test_probe", "test_engines", "test_fleet", "test_left_out",
+    "test_doors", "test_darwin_sweeps", "test_fragility", "test_oracle", "test_children", "test_convert",
+    "test_foreign_names", "test_scheduling", "test_machines", "test_mlx_beside", "test_replicas", "test_watch",
+    "test_trace", "04-quantization", "10-scheduling", "06-chunked-prefill", "02-roofline",
+)  # fmt: skip
 collect_ignore = ["notebooks"]  # made to be published or refused, not to reproduce
 
 

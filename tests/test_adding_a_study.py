@@ -11,6 +11,8 @@ import pytest
 
 from plamo_study import paths
 
+pytestmark = pytest.mark.long
+
 NAME = "99-half-a-prompt"
 FILES = {
     "__init__.py": '"""What half a prompt costs."""\n',

@@ -62,6 +62,7 @@ def test_a_value_that_means_nothing_is_refused_and_named():
         assert f"{name} {value!r}" == problem.value.what
 
 
+@pytest.mark.long
 def test_papermill_alone_refuses_too_and_measures_nothing(tmp_path):
     command = [sys.executable, "-m", "papermill", NOTEBOOKS["06-chunked-prefill"], "--no-progress-bar"]
     given = ["-p", "n_chunk", "-1", "-p", "source", "live", "-p", "scale", "mini"]

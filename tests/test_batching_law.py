@@ -58,11 +58,13 @@ def test_a_build_meets_the_defects_it_does_not_correct():
     assert law_check.defects(attention, {}) == CORRECT
 
 
+@pytest.mark.long
 def test_bisection_finds_the_abort_the_law_predicts_in_few_processes():
     assert law.smallest_abort(HYBRID, 512, 2048, most=16) == (6, 5)
     assert law.smallest_abort(HYBRID, 64, 2048, most=8) == (None, 1)
 
 
+@pytest.mark.long
 def test_the_engine_fails_the_three_tests_on_the_hybrid_alone_and_aborts_where_the_law_says(tmp_path):
     """The map's smallest abort comes in the second call; slots that left before it are asked too."""
     tests = tuple(grid.three_tests(test, model) for test in grid.TESTS for model in (HYBRID, ATTENTION))

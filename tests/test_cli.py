@@ -212,6 +212,7 @@ def test_a_file_in_place_of_a_folder_and_a_truncated_model_are_named_with_what_m
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_batching_law_holds_on_a_small_grid(root):
     small = "from plamo_study.studies.batching_law import grid\ngrid.MAP_BATCHES, grid.MAP_SEQUENCES = (128,), (1, 4)\n"
@@ -256,6 +257,7 @@ def measured(root, prepared):
     return [json.loads(line) for line in first.stdout.splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_released_weights_are_measured_once_and_become_a_page(root, measured):
     assert {row["status"] for row in measured} == {"ok"}
@@ -277,6 +279,7 @@ def test_released_weights_are_measured_once_and_become_a_page(root, measured):
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_papermill_alone_runs_the_notebook_live_and_measures_only_what_is_missing(root, measured):
     out, path = root / "by-papermill.ipynb", root / "data/measured/local/01-phase-asymmetry.weights.jsonl"
@@ -293,6 +296,7 @@ def test_papermill_alone_runs_the_notebook_live_and_measures_only_what_is_missin
     assert sorted(found) == sorted(row["key"] for row in measured)
 
 
+@pytest.mark.long
 def test_a_study_that_there_is_no_time_for_is_said_on_its_page_and_shown_as_recorded(root, tmp_path):
     place = tmp_path / "data/measured"
     place.mkdir(parents=True)

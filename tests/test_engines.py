@@ -154,6 +154,7 @@ def test_a_patch_is_applied_exactly_or_not_at_all_in_a_tree_inside_another_repos
     assert file.read_text() == "int one;\nint three;\nint four;\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, said in engines.definitions().items() if "program" not in said])
 def test_every_build_s_patches_apply_to_the_locked_sources_and_compile(name, sources, tmp_path):
     said = engines.definition(name)

@@ -97,6 +97,7 @@ def scanned(source, candidate, text):
     return Scanned("mini", "F16", "Q4_0", measured.series)
 
 
+@pytest.mark.long
 def test_random_weights_hold_nothing_fragile_although_damage_per_byte_differs(tmp_path, text):
     source = synthetic.write(registry.spec(HYBRID, "mini"), "F16", tmp_path / "random.F16.gguf", seed=1)
     found = scanned(source, quantized(source, tmp_path), text)
@@ -120,6 +121,7 @@ def plant(path, kind, feeding):
         values.flush()
 
 
+@pytest.mark.long
 def test_a_planted_fragile_class_is_found_and_nothing_else(tmp_path, text):
     source = synthetic.write(registry.spec(ATTENTION, "mini"), "F16", tmp_path / "planted.F16.gguf", seed=2)
     plant(source, "ffn_down", "ffn_up")

@@ -16,6 +16,8 @@ from plamo_study.present.tables import Table
 from plamo_study.studies import collect, registry
 from plamo_study.studies.scheduling import simulations
 
+pytestmark = pytest.mark.long
+
 NOTEBOOKS = [name for name in registry.NOTEBOOKS if registry.of_notebook(name, "mini")]  # those that measure
 SHORT = 2  # blocks
 whole = recording.of_rows

@@ -135,6 +135,7 @@ def studies(tmp_path_factory):
     return dict(zip(STUDIES, pages, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("notebook", STUDIES, ids=lambda path: path.stem)
 def test_every_study_becomes_a_page_that_fits_a_telephone(studies, notebook, browser):
     charts = sum("image/png" in str(cell.get("outputs")) for cell in nbformat.read(notebook, as_version=4).cells)

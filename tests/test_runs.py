@@ -28,6 +28,7 @@ def printed(notebook):
     )
 
 
+@pytest.mark.long
 def test_only_a_notebook_whose_every_cell_ran_gets_its_final_name_and_the_others_still_run(tmp_path, caplog):
     (tmp_path / "raises.ipynb").write_text("the last complete run")
     results = [runs.run(NOTEBOOKS / f"{name}.ipynb", {}, tmp_path) for name in ENDS]
@@ -53,6 +54,7 @@ def test_the_kernel_is_this_interpreter_in_the_notebooks_folder_and_gets_values_
     assert said == ["('1e5', 5, 0.01, True, [1, 16])", f"{sys.executable} {tmp_path}"]
 
 
+@pytest.mark.long
 def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_side(tmp_path):
     jobs = [(NOTEBOOKS / f"{name}.ipynb", {}, "a") for name in ("raises", "parameters")]
 

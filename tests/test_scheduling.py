@@ -383,6 +383,7 @@ def fleet(**fields):
     return change(base, **usual | fields)
 
 
+@pytest.mark.long
 def test_a_worker_of_a_cluster_simulates_what_is_simulated_here_and_one_that_dies_is_replaced(tmp_path):
     """A real scheduler and a real worker of it, killed while it simulates."""
     distributed = pytest.importorskip("distributed")

@@ -7,6 +7,8 @@ import pytest
 
 from plamo_study import paths
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
