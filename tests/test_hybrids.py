@@ -131,3 +131,9 @@ def test_without_the_generator_the_command_that_builds_it_is_named(tmp_path, mon
             asked()
         assert missing.value.mend == "plamo-study engine build architectures"
     assert not journal.exists(), "nothing was asked"
+
+
+def test_on_a_gpu_f32_may_be_off_by_what_tf32_rounds_and_the_same_is_wrong_on_a_cpu():
+    with_nine_columns, alone = 8.9e-4, 2e-6  # of Mamba on an H200
+    assert tolerance("slots", alone) < with_nine_columns < tolerance("slots", alone, gpu=True)
+    assert tolerance("slots", alone, "Q8_0", gpu=True) == tolerance("slots", alone, "Q8_0")
