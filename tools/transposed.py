@@ -1,0 +1,93 @@
+"""MiniMax-01 on the CPU with the mistake of CUDA's transposed copy planted in it: is it as far off as on an H200?
+
+plamo-study engine build architectures
+python tools/transposed.py
+"""
+
+import ctypes
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from plamo_study import paths
+from plamo_study.engine import architectures
+from plamo_study.engine.ggml import Tensor
+from plamo_study.engine.nodes import Watched, name_of
+from plamo_study.engine.session import SessionConfig
+from plamo_study.oracle.compare import relative_error
+from plamo_study.studies.hybrids import questions
+from plamo_study.studies.hybrids.catalogue import N_CTX, QUESTIONS, STEPS
+
+MODEL, VALUES = "minimax-01-moe", "v_trans"  # minimax-01.cpp 354
+ROWS = paths.MEASURED / "others" / "15-elsewhere.mini.jsonl"
+PIECES = (1, 2, 3, 4, 5, 7, 8, 12, 21)  # tokens of a micro-batch; 24 tokens leave a rest of three after 7 and 21
+
+
+def is_taken(ne: Sequence[int], nb: Sequence[int], size: int) -> bool:
+    """Whether CUDA takes a tensor for transposed matrices, ggml-cuda/cpy.cu 461: it asks for two of three strides."""
+    return nb[1] == size and ne[3] == 1 and nb[2] == ne[0] * ne[1] * size
+
+
+def misread(memory: np.ndarray, ne: Sequence[int]) -> np.ndarray:
+    """What its kernel makes of it, where rows lie further apart than the others: rows without gaps, transposed.
+
+    `memory`: from the tensor's first number on, (ne0 * ne1 * ne2,). As the kernel's launch does, all matrices are one.
+    """
+    return np.ascontiguousarray(memory.reshape(ne[0], ne[1] * ne[2]).T).ravel()
+
+
+class Planted(Watched):
+    """A session on the CPU whose copies of values are as wrong as CUDA's."""
+
+    taken = 0
+
+    def wanted(self, node: Tensor) -> bool:
+        """The copies."""
+        return name_of(node).startswith(VALUES) and self.op(node.op) == "CONT"
+
+    def see(self, node: Tensor) -> None:
+        """Write what CUDA would have written."""
+        source = node.src[0].contents
+        ne = list(source.ne)
+        if is_taken(ne, list(source.nb), ctypes.sizeof(ctypes.c_float)):
+            numbers = ctypes.c_float * int(np.prod(ne))
+            copied = np.ctypeslib.as_array(numbers.from_address(node.data))
+            copied[:] = misread(np.ctypeslib.as_array(numbers.from_address(source.data)).copy(), ne)
+            self.taken += 1
+
+
+def cut(path: Path, piece: int) -> tuple[float, int]:
+    """How far off logits are where a prompt is cut into micro-batches of so many tokens, and how many copies were."""
+    config, (n_prompt,) = SessionConfig(N_CTX, n_threads=1, n_threads_batch=1), QUESTIONS["cut"].lengths
+    with Planted(path, config) as session:
+        tokens = np.random.default_rng(0).integers(0, session.n_vocab, n_prompt + STEPS, dtype=np.int32)
+        alone = questions._alone(session, 0, tokens, n_prompt)
+    with Planted(path, replace(config, n_ubatch=piece)) as session:
+        found = questions._alone(session, 0, tokens, n_prompt)
+        return max(relative_error(found[at], row) for at, row in alone.items()), session.taken
+
+
+def on_gpu() -> float:
+    """The error of the recorded row: pieces of three on an H200."""
+    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    of = [row for row in rows if row["kind"] == "row" and row["cell"]["model"] == MODEL]
+    (row,) = [row for row in of if row["cell"]["label"] == "cut" and not row["cell"].get("planted")]
+    return float(row["checks"]["error"])
+
+
+def main() -> None:
+    """Print the error for each size of pieces, and the H200's."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = architectures.write(MODEL, Path(folder))
+        for piece in PIECES:
+            error, taken = cut(path, piece)
+            print(f"pieces of {piece:2}: off by {error:.6f}, {taken} copies taken for transposed")
+    print(f"pieces of  3 on an H200: off by {on_gpu():.6f}")
+
+
+if __name__ == "__main__":
+    main()
