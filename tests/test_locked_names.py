@@ -5,6 +5,7 @@ import tarfile
 from functools import cache
 
 import pytest
+import transposed
 from darwin import ENGINE
 
 from plamo_study.analysis import kernels
@@ -20,7 +21,7 @@ READ = (  # files of llama.cpp, and of the bindings
     "ggml/src/ggml-metal/ggml-metal.cpp", "ggml/src/ggml-metal/ggml-metal-device.m", "ggml/include/ggml.h",
     "ggml/include/ggml-cuda.h", "ggml/include/ggml-vulkan.h",
     "ggml/src/ggml-vulkan/ggml-vulkan.cpp", "src/llama-model.cpp", "src/llama.cpp", "common/arg.cpp",
-    "tools/llama-bench/llama-bench.cpp",
+    "tools/llama-bench/llama-bench.cpp", "ggml/src/ggml-cuda/cpy.cu", "src/models/minimax-01.cpp",
 )  # fmt: skip
 METAL = "ggml/src/ggml-metal/ggml-metal.cpp"
 BINDINGS = "llama_cpp/llama_cpp.py"
@@ -111,3 +112,13 @@ def test_an_assertion_is_found_as_the_engine_prints_it():
     printed = said("ggml/include/ggml.h", r'#define GGML_ASSERT\(x\) if \(!\(x\)\) GGML_ABORT\("(.*?)"')
     assert process.ASSERT.search(f"/x/ggml.c:3: {printed % 'n_tokens > 0'}")
     assert 'getenv("GGML_NO_BACKTRACE")' in sources()["ggml/src/ggml.c"]
+
+
+def test_the_copy_that_is_planted_on_a_cpu_is_taken_where_cuda_takes_it():
+    asked = said("ggml-cuda/cpy.cu", r"const bool can_be_transposed = ([^;]*);")
+    size = r"\(int64_t\)ggml_element_size\(src0\)"
+    assert re.fullmatch(rf"nb01 == {size} &&\s+src0->ne\[3\] == 1 && nb02 == ne00 \* ne01 \* {size}", asked)
+    named = said(
+        "src/models/minimax-01.cpp", r"ggml_cont\(ctx0, ggml_permute\(ctx0, Vcur, 1, 2, 0, 3\)\);\s+cb\((\w+),"
+    )
+    assert named == transposed.VALUES
