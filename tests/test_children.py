@@ -44,6 +44,7 @@ def hostile(tmp_path, monkeypatch):
     ran.mkdir()
     for name in {*sys.stdlib_module_names, *INSTALLED}:
         (folder / f"{name}.py").write_text(f"open({str(ran / name)!r}, 'w').close()\nraise SystemExit(77)\n")
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)  # that a test before may have left
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # where this process looks is not asked
     return ran

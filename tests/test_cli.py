@@ -183,6 +183,7 @@ def test_a_tool_beside_the_package_says_what_it_lacks(root, name, arguments, mes
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.long
 def test_selfcheck_reports_its_costs(root):
     done = run(root, "--json", command=tool("selfcheck"))
     assert done.returncode in (0, 1), done.stderr  # 1: too slow, which a busy machine may be

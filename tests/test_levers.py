@@ -33,6 +33,7 @@ def estimate(value, n=5):
     return Estimate(value, value * 0.9, value * 1.1, n)
 
 
+@pytest.mark.long
 def test_a_gain_is_there_only_with_the_rows_it_names(known):
     every = {(gain.lever, gain.model): gain for gain in gains.gains(known)}
     left = gains.Recordings({name: recording for name, recording in known.items() if name != "07-replicas"})

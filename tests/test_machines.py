@@ -64,6 +64,7 @@ def test_only_the_same_pass_of_two_machines_is_compared_and_of_several_depths_th
     assert len(common(first, twice, other)) == len(common(other, first, twice)) == 1, "one pass that was timed twice"
 
 
+@pytest.mark.long
 def test_the_recorded_machines_share_passes_and_reach_part_of_their_ceilings(studies):
     found = analysis.passes(studies)
     assert found["machine"].nunique() >= 3
@@ -209,6 +210,7 @@ def usual_cache(row):
     return few and (row.flash_attn, row.type_k) == ("on", "f16")
 
 
+@pytest.mark.long
 def test_chunks_and_caches_of_an_invented_mac_are_scored_by_the_forecasts(mac):
     by_kernel = dict(zip(chunked.GPU_SIZES, gpu.by_kernel(chunked.GPU_SIZES)["ms"], strict=True))
     for chunk, cached, tiles, bytes_alone, nearest in (

@@ -298,6 +298,7 @@ def test_a_percentile_of_too_few_requests_is_not_given():
     assert few["itl_p99"] == enough["itl_p99"] == pytest.approx(1e-3)
 
 
+@pytest.mark.long
 def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_give_the_same(monkeypatch):
     rows = recording.read("10-scheduling", "recorded", "mini").rows
     looked_up, asked, made = kept.looked_up, count(), []

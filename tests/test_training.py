@@ -64,6 +64,7 @@ def test_a_model_that_drafts_is_under_a_megabyte_and_has_its_targets_vocabulary(
     assert scoring.bits_per_byte(path, [text]) < card.read()["baselines"]["byte 3-gram"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trained_mini_predicts_held_out_python_and_not_the_same_backwards(name):
     texts = held_out()
