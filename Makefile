@@ -18,19 +18,19 @@ if set(here) & set(" \t'\"\\$$`:;"):
 endef
 export FITS
 
-.PHONY: study test check lab notebooks lock clean
+.PHONY: study lint test check lab notebooks lock clean
 
 study: $(READY)
 	$(BIN)/plamo-study study $(if $(SCALE),--scale $(SCALE)) $(if $(MINUTES),--minutes $(MINUTES))
 
-test: $(READY) # behaviour, within five minutes on two slow cores
+lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+test: lint # behaviour, within five minutes on two slow cores
 	$(BIN)/pytest tests -m "not long"
 
-check: $(READY) # all there is: types, every notebook against its outputs, every page in a browser, whole runs, hosts that die
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+check: lint # all there is: types, every notebook against its outputs, every page in a browser, whole runs, hosts that die
 	$(BIN)/pytest
 
 lab: $(READY)

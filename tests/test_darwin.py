@@ -216,15 +216,23 @@ def test_who_computes_on_the_cpu_is_told_to_leave_the_gpu_alone(layers, told, tm
 # ---------------------------------------------------------------- the device
 
 
+@pytest.fixture
+def asked_anew():
+    """What an engine said it can do is forgotten, before and after."""
+    collect._offloads.cache_clear()
+    yield
+    collect._offloads.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize(("device", "offloaded"), [("auto", {0, -1}), ("gpu", {0, -1}), ("cpu", {0})])
 def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device, offloaded, monkeypatch):
     monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
     monkeypatch.setenv(collect.DEVICE, device)
-    collect._offloads.cache_clear()
     assert {cell.n_gpu_layers for cell in collect.build("01-phase-asymmetry", "mini").asked} == offloaded
-    collect._offloads.cache_clear()
 
 
+@pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize(
     ("notebook", "command", "offloaded"),
     [
@@ -238,7 +246,6 @@ def test_a_plan_takes_the_gpu_that_the_engine_has_unless_told_to_leave_it(device
 def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, command, offloaded, monkeypatch):
     monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": True})
     monkeypatch.setenv(collect.DEVICE, command)
-    collect._offloads.cache_clear()
     planned = []
 
     def stop(plan, *_, **__):
@@ -255,7 +262,6 @@ def test_a_notebook_s_device_goes_before_that_of_the_command_line(notebook, comm
     assert planned == [offloaded] * 5
     recorded = [measurements.measurements("01-phase-asymmetry", device=each) for each in ("auto", notebook)]
     assert recorded[0]["key"].tolist() == recorded[1]["key"].tolist(), "recorded rows stay as they are"
-    collect._offloads.cache_clear()
 
 
 def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_path):
@@ -291,23 +297,22 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
             show("recorded", "shape", device="tpu")
 
 
+@pytest.mark.usefixtures("asked_anew")
 def test_a_gpu_that_the_engine_lacks_and_a_device_that_nobody_has_are_refused(monkeypatch):
     monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": False})
     for device, why in (("gpu", "without a GPU backend"), ("tpu", "known: auto, cpu, gpu")):
         monkeypatch.setenv(collect.DEVICE, device)
         with pytest.raises(StudyError, match=why):
             collect.build("01-phase-asymmetry", "mini")
-    collect._offloads.cache_clear()
 
 
+@pytest.mark.usefixtures("asked_anew")
 @pytest.mark.parametrize("option", sorted(collect.ON_GPU))
 def test_a_build_for_a_gpu_that_finds_none_measures_a_cpu_only_where_that_was_asked_for(option, monkeypatch):
     monkeypatch.setattr(bench, "engine_facts", lambda: {"gpu_offload": False, "options": [option]})
-    collect._offloads.cache_clear()
     with pytest.raises(StudyError, match="finds none"):
         collect.build("01-phase-asymmetry", "mini")
     assert {cell.n_gpu_layers for cell in collect.build("01-phase-asymmetry", "mini", "cpu").asked} == {0}
-    collect._offloads.cache_clear()
 
 
 def test_the_builds_that_are_made_for_a_gpu_are_known_by_their_options():

@@ -5,25 +5,24 @@ python tools/transposed.py
 """
 
 import ctypes
-import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from plamo_study import paths
 from plamo_study.engine import architectures
 from plamo_study.engine.ggml import Tensor
 from plamo_study.engine.nodes import Watched, name_of
-from plamo_study.engine.session import SessionConfig
+from plamo_study.measure.cells import Hybrid
+from plamo_study.measure.journal import latest_rows, read
+from plamo_study.measure.recording import journal_path
 from plamo_study.oracle.compare import relative_error
 from plamo_study.studies.hybrids import questions
-from plamo_study.studies.hybrids.catalogue import N_CTX, QUESTIONS, STEPS
+from plamo_study.studies.hybrids.catalogue import QUESTIONS, STEPS
 
 MODEL, VALUES = "minimax-01-moe", "v_trans"  # minimax-01.cpp 354
-ROWS = paths.MEASURED / "others" / "15-elsewhere.mini.jsonl"
 PIECES = (1, 2, 3, 4, 5, 7, 8, 12, 21)  # tokens of a micro-batch; 24 tokens leave a rest of three after 7 and 21
 
 
@@ -56,35 +55,35 @@ class Planted(Watched):
         if is_taken(ne, list(source.nb), ctypes.sizeof(ctypes.c_float)):
             numbers = ctypes.c_float * int(np.prod(ne))
             copied = np.ctypeslib.as_array(numbers.from_address(node.data))
-            copied[:] = misread(np.ctypeslib.as_array(numbers.from_address(source.data)).copy(), ne)
+            copied[:] = misread(np.ctypeslib.as_array(numbers.from_address(source.data)), ne)
             self.taken += 1
 
 
-def cut(path: Path, piece: int) -> tuple[float, int]:
-    """How far off logits are where a prompt is cut into micro-batches of so many tokens, and how many copies were."""
-    config, (n_prompt,) = SessionConfig(N_CTX, n_threads=1, n_threads_batch=1), QUESTIONS["cut"].lengths
-    with Planted(path, config) as session:
+def cut(path: Path, pieces: Iterable[int]) -> Iterator[tuple[int, float, int]]:
+    """For prompts cut into micro-batches of so many tokens: the tokens, how far off logits are from those of the whole
+    prompt in one call, and how many copies were wrong."""
+    (n_prompt,) = QUESTIONS["cut"].lengths
+    with Planted(path, questions.ALONE) as session:
         tokens = np.random.default_rng(0).integers(0, session.n_vocab, n_prompt + STEPS, dtype=np.int32)
-        alone = questions._alone(session, 0, tokens, n_prompt)
-    with Planted(path, replace(config, n_ubatch=piece)) as session:
-        found = questions._alone(session, 0, tokens, n_prompt)
-        return max(relative_error(found[at], row) for at, row in alone.items()), session.taken
+        whole = questions.by_itself(session, 0, tokens, n_prompt)
+    for piece in pieces:
+        with Planted(path, replace(questions.ALONE, n_ubatch=piece)) as session:
+            found = questions.by_itself(session, 0, tokens, n_prompt)
+            yield piece, max(relative_error(found[at], row) for at, row in whole.items()), session.taken
 
 
 def on_gpu() -> float:
     """The error of the recorded row: pieces of three on an H200."""
-    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
-    of = [row for row in rows if row["kind"] == "row" and row["cell"]["model"] == MODEL]
-    (row,) = [row for row in of if row["cell"]["label"] == "cut" and not row["cell"].get("planted")]
-    return float(row["checks"]["error"])
+    rows = latest_rows(read(journal_path("15-elsewhere", "mini", "others")))
+    asked = {row.cell: row for row in rows if isinstance(row.cell, Hybrid)}
+    (cell,) = [cell for cell in asked if (cell.model, cell.question, cell.planted) == (MODEL, "cut", False)]
+    return float(asked[cell].checks["error"])
 
 
 def main() -> None:
     """Print the error for each size of pieces, and the H200's."""
     with tempfile.TemporaryDirectory() as folder:
-        path = architectures.write(MODEL, Path(folder))
-        for piece in PIECES:
-            error, taken = cut(path, piece)
+        for piece, error, taken in cut(architectures.write(MODEL, Path(folder)), PIECES):
             print(f"pieces of {piece:2}: off by {error:.6f}, {taken} copies taken for transposed")
     print(f"pieces of  3 on an H200: off by {on_gpu():.6f}")
 

@@ -125,13 +125,15 @@ def _offloads(engine: str, device: str) -> bool:
     if device == "cpu":
         return False
     facts = bench.engine_facts()
-    if device == "gpu" and not facts["gpu_offload"]:
+    if facts["gpu_offload"]:
+        return True
+    if device == "gpu":
         why = "the engine in use was built without a GPU backend, or sees no GPU"
         raise StudyError("device gpu", why, "plamo-study engine list, or the device cpu or auto")
-    if not facts["gpu_offload"] and set(facts.get("options", ())) & ON_GPU:
+    if set(facts.get("options", ())) & ON_GPU:
         why = "was built for a GPU and finds none: it would measure the CPU"
         raise StudyError(f"engine {engine}", why, "nvidia-smi or vulkaninfo, which must list one; or the device cpu")
-    return bool(facts["gpu_offload"])
+    return False
 
 
 def measure(

@@ -22,23 +22,22 @@ SIZE = re.compile(r"llama_memory_recurrent: size = +([\d.]+) MiB")
 MIB = 1 << 20
 
 
-def bytes_each(path: Path, number: int, log: Sequence[str]) -> float:
+def bytes_each(path: Path, number: int, config: SessionConfig, log: Sequence[str]) -> float:
     """Bytes that a slot takes more for each of `number` kept states, by the engine's log; 0 where it keeps none."""
     sizes = []
     for kept in (0, number):
         start = len(log)
-        with Session(path, SessionConfig(N_CTX, n_seq_max=SLOTS, n_rs_seq=kept)):
+        with Session(path, replace(config, n_seq_max=SLOTS, n_rs_seq=kept)):
             found = SIZE.findall("".join(log[start:]))
         sizes.append(sum(map(float, found)) * MIB)
     return (sizes[1] - sizes[0]) / (SLOTS * number)
 
 
-def times(path: Path, number: int, n_threads: int, seed: int) -> dict[str, list[float]]:
+def times(path: Path, number: int, config: SessionConfig, seed: int) -> dict[str, list[float]]:
     """Nanoseconds of calls: "step" of one token, "draft" of one and `number` more, and both in a context that keeps.
 
     Turns of the two contexts alternate, and so does which of them is first. The first turns are not counted.
     """
-    config = SessionConfig(N_CTX, n_threads=n_threads, n_threads_batch=n_threads)
     keeping = replace(config, n_rs_seq=number)
     found: dict[str, list[float]] = {f"{what}{kept}": [] for what in ("step", "draft") for kept in ("", " kept")}
     with Session(path, config) as plain, Session(path, keeping) as other:

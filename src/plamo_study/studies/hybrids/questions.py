@@ -18,6 +18,7 @@ from plamo_study.studies.hybrids.catalogue import KEPT, N_CTX, QUESTIONS, STEPS
 SHORT = 6  # tokens of a prompt where many sequences are asked
 FEW = 4  # tokens of a draft, at most
 SHIFT = 5  # positions that a sequence is moved by
+ALONE = SessionConfig(N_CTX)
 Logits = dict[tuple[int, int], np.ndarray]  # (n_vocab,) by sequence and the number of its tokens that were evaluated
 
 
@@ -296,19 +297,18 @@ def ask(
     name: str,
     number: int,
     path: Path,
-    n_threads: int = 1,
+    config: SessionConfig = ALONE,
     seed: int = 0,
     planted: bool = False,
-    n_gpu_layers: int = 0,
     longer: int = 0,
 ) -> Answer:
     """Ask a file one question. EngineError where the engine fails to load it; an abort ends the process.
 
-    `longer`: tokens more than usual in each prompt. The sequences alone are evaluated on the same device.
+    `config`: of a sequence alone; other contexts differ from it by what the question changes, so all are on one device.
+    `longer`: tokens more than usual in each prompt.
     """
     question = QUESTIONS[name]
     lengths = [n + longer for n in question.lengths or (SHORT,) * number]
-    config = SessionConfig(N_CTX, n_threads=n_threads, n_threads_batch=n_threads, n_gpu_layers=n_gpu_layers)
     with Session(path, config) as session:
         rng = np.random.default_rng(seed)
         tokens = [rng.integers(0, session.n_vocab, n + STEPS, dtype=np.int32) for n in lengths]
@@ -316,8 +316,8 @@ def ask(
             tokens = [np.concatenate([tokens[0][:n], own[n:]]) for n, own in zip(lengths, tokens, strict=True)]
         alone: Logits = {}
         for seq, own in enumerate(tokens):
-            alone |= _alone(session, seq, own, lengths[seq])
-        stepped = _alone(session, 0, tokens[0], 1)
+            alone |= by_itself(session, seq, own, lengths[seq])
+        stepped = by_itself(session, 0, tokens[0], 1)
         rounding = max(relative_error(stepped[at], row) for at, row in alone.items() if at[0] == 0)
     serving = Serving(path, replace(config, n_seq_max=len(tokens)), tokens, lengths, number, planted)
     with serving.stack:
@@ -331,7 +331,7 @@ def ask(
     return Answer(errors, rounding)
 
 
-def _alone(session: Session, seq: int, tokens: np.ndarray, n_prompt: int) -> Logits:
+def by_itself(session: Session, seq: int, tokens: np.ndarray, n_prompt: int) -> Logits:
     """Logits of a sequence by itself: so many tokens in one call, then one a call."""
     session.clear()
     found = {(seq, n_prompt): session.prefill({0: tokens[:n_prompt]})[0][0]}

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plamo_study.engine import architectures, library, quantizer
+from plamo_study.engine.session import SessionConfig
 from plamo_study.measure.cells import Hybrid
 from plamo_study.measure.rows import Measured
 from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.studies.hybrids import costs, questions
+from plamo_study.studies.hybrids.catalogue import N_CTX
 
 TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
 LEAST = {"F32": 5e-4, "F16": 2e-3, "Q8_0": 2e-2}  # by type. Kernels at 17 slots: up to 2e-4; activations that round
@@ -27,6 +29,8 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
     log: list[str] = []
     library.capture_log(log)
     question = "kept" if cell.question == "costs" else cell.question
+    n = cell.n_threads
+    config = SessionConfig(N_CTX, n_threads=n, n_threads_batch=n, n_gpu_layers=cell.n_gpu_layers)
     with tempfile.TemporaryDirectory() as folder:
         stage("writing the file")
         file = architectures.write(cell.model, Path(folder), cell.shape)
@@ -35,14 +39,12 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
             file = file.with_suffix(".quantized")
         digest = hashlib.sha256(file.read_bytes()).digest()
         stage(cell.question)
-        answer = questions.ask(
-            question, cell.number, file, cell.n_threads, cell.seed, cell.planted, cell.n_gpu_layers, cell.longer
-        )  # fmt: skip
+        answer = questions.ask(question, cell.number, file, config, cell.seed, cell.planted, cell.longer)
         spent, weighed = {}, {}
         if cell.question == "costs" and not answer.refused:
             stage("times")
-            spent = costs.times(file, cell.number, cell.n_threads, cell.seed)
-            weighed = {"bytes": costs.bytes_each(file, cell.number, log)}
+            spent = costs.times(file, cell.number, config, cell.seed)
+            weighed = {"bytes": costs.bytes_each(file, cell.number, config, log)}
     errors, refused = list(answer.error.values()), bool(answer.refused)
     limit = tolerance(question, answer.rounding, cell.dtype, gpu=cell.n_gpu_layers != 0)
     wrong = sum(error > limit for error in errors)
