@@ -45,6 +45,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     way = ""
     busy = 0
+    dying = False
     asking: ClassVar[list[str]] = []  # prompts that are being answered
     asked_before = 0
     keys: ClassVar[list[str]] = []
@@ -219,10 +220,13 @@ class Handler(BaseHTTPRequestHandler):
         self.well(asked)
 
     def die_if_not_alone(self):
-        if Handler.busy > 1:
+        """Ends as a large process does: it answers nobody any more, and holds its port until its memory is written."""
+        Handler.dying |= Handler.busy > 1
+        if Handler.dying:
             sys.stdout.write("GGML_ASSERT(fits) failed\n")
             sys.stdout.flush()
-            os.kill(os.getpid(), signal.SIGABRT)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGABRT)).start()
+            raise ConnectionResetError
 
     def in_pairs(self, asked):
         """Two tokens a chunk, an empty chunk first."""

@@ -80,6 +80,7 @@ def test_a_server_that_is_gone_after_a_load_is_wrong_and_one_that_comes_back_is_
     assert (found.verdict, found.failed) == ("wrong", right.TOGETHER[0]), found
     assert "it was gone" in found.why
     monkeypatch.setattr(client, "UNREACHED", "another failure")
+    monkeypatch.setattr(right, "DYING", 2)
     with server.started(Setup("llama-server", mini_file(HYBRID), binary=program)) as running:
         assert probe.rightness(Ask(Target(running.url), seconds=30.0)).verdict == "cannot tell"
 

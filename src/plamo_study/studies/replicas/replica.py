@@ -7,6 +7,7 @@ and the worker map, so the progress of a killed replica is known.
 
 import mmap
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -105,7 +106,7 @@ def run(task: Task, say: Callable[[Any], None], stamps: np.ndarray) -> None:
         say(_weighed(task.path))
         with watch.timed():
             _prompts(session, cell, tokens, stamps[: cell.n_seq])
-            _steps(session, cell, tokens, stamps[cell.n_seq :])
+            _steps(session, cell, tokens, stamps[cell.n_seq :], waits=task.number == cell.killed)
         last = {seq: session.logits(row) for row, seq in enumerate(tokens)}
         say(Answered(n_evaluated=session.n_evaluated, evidence=watch.collected() or Evidence()))
         errors = [relative_error(last[seq], proof.alone(session, seq, stream)) for seq, stream in tokens.items()]
@@ -140,9 +141,12 @@ def _prompts(session: Session, cell: Replicas, tokens: Prompts, ends: np.ndarray
         ends[seq] = clock()
 
 
-def _steps(session: Session, cell: Replicas, tokens: Prompts, ends: np.ndarray) -> None:
+def _steps(session: Session, cell: Replicas, tokens: Prompts, ends: np.ndarray, waits: bool = False) -> None:
+    """Evaluate the steps; a replica that `waits` does not begin the last one, and is killed there at the latest."""
     steps = [{seq: int(t[cell.n_prompt + i]) for seq, t in tokens.items()} for i in range(len(ends))]
     for i, step in enumerate(steps):
+        if waits and 0 < i == len(steps) - 1:
+            signal.pause()
         session.decode(step)
         ends[i] = clock()
 

@@ -142,8 +142,8 @@ def run(cell: Replicas, path: Path, stage: Callable[[str], None]) -> Measured:
 
 
 def _kill_halfway(cell: Replicas, crew: Crew, stamps: np.ndarray) -> None:
-    """Kill a replica once it has half of its tokens; the others may be anywhere."""
-    while not stamps[cell.killed, cell.n_seq + cell.n_gen // 2] and crew.alive[cell.killed].poll() is None:
+    """Kill a replica once it has half of its tokens, and before its last; the others may be anywhere."""
+    while not stamps[cell.killed, cell.n_seq + (cell.n_gen - 1) // 2] and crew.alive[cell.killed].poll() is None:
         time.sleep(LOOK_S)
     crew.kill(cell.killed)
 

@@ -22,6 +22,7 @@ turns one prompt of eight (probability 0.12), it turns five or more with probabi
 each, for which each needs two near-ties, with at most C(8, 2) * 0.12 ** 4 = 0.006.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ TOP = 2  # likeliest tokens whose log probabilities are asked for
 TIE = 0.25  # nats; derived above
 MOST = PROMPTS // 2  # prompts that rounding may turn
 SEVERAL = 2  # prompts that part in several ways
+DYING, DYING_S = 20, 0.5  # most requests to a server after all at once failed, until one finds none; s between them
 Right = Literal["right", "wrong", "cannot tell"]
 
 
@@ -81,7 +83,7 @@ def at_once(concurrency: int) -> tuple[int, ...]:
 def most_requests(concurrency: int) -> int:
     """Most requests that both questions take: alone without log probabilities, after one try with them."""
     together = at_once(concurrency)
-    return PROMPTS * (1 + ALONE_UNKNOWN) + ROUNDS * sum(together) + COPIED * together[0] + 1
+    return PROMPTS * (1 + ALONE_UNKNOWN) + ROUNDS * sum(together) + COPIED * together[0] + DYING
 
 
 def most_prompt_tokens() -> int:
@@ -164,9 +166,23 @@ async def _at_once(
             else:
                 asked.beside += zip(numbers, got, strict=True)
             if all(answer.failure for answer in got):
-                after = await client.ask(web, target, of_all[0])
-                asked.gone = after.failure if after.failure.startswith(client.UNREACHED) else ""
+                asked.gone = await _gone(web, target, of_all[0], until)
                 return
+
+
+async def _gone(web: httpx2.AsyncClient, target: Target, prompt: Prompt, until: float) -> str:
+    """How a request fails that finds no server; empty if one answers, or something still holds its port.
+
+    A process that aborts holds its port while the system writes its memory to disk.
+    """
+    for _ in range(DYING):
+        after = await client.ask(web, target, prompt)
+        if after.failure.startswith(client.UNREACHED):
+            return after.failure
+        if not after.failure or time.monotonic() > until:
+            break
+        await asyncio.sleep(DYING_S)
+    return ""
 
 
 def _known(answers: Sequence[Answer]) -> bool:
