@@ -201,10 +201,10 @@ def _compiled_test(file: Path, source: Path, libraries: Path, binary: Path) -> P
 def _program(name: str, source: Path, into: Path) -> Path:
     """Compile one of upstream's own test programs against the installed engine; returns the folder `into`.
 
-    What it takes of llama.cpp's common library, a file NAME-common.cpp here stands for.
+    A file NAME-common.cpp here, if there is one, replaces what the program takes of llama.cpp's common library.
     """
     into.mkdir()
-    files = [source / "tests" / f"{name}.cpp", TESTS / f"{name}-common.cpp"]
+    files = [source / "tests" / f"{name}.cpp", *TESTS.glob(f"{name}-common.cpp")]
     _compiled(files, ("include", "ggml/include", "common", "src", "vendor"), source, installed_libraries(), into / name)
     return into
 
