@@ -317,4 +317,4 @@ def test_a_build_for_a_gpu_that_finds_none_measures_a_cpu_only_where_that_was_as
 
 def test_the_builds_that_are_made_for_a_gpu_are_known_by_their_options():
     named = {name for name, said in builds.definitions().items() if collect.ON_GPU & set(said.get("options", []))}
-    assert named == {"cuda", "cuda-copy", "cuda-scan", "cuda-launches", "vulkan", "vulkan-wkv"}
+    assert named == {"cuda", "cuda-copy", "cuda-scan", "cuda-launches", "vulkan", "vulkan-kept", "vulkan-wkv"}
