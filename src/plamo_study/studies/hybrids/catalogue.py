@@ -71,7 +71,10 @@ QUESTIONS = {
         DRAFTS,
     ),
     "kept apart": Question(
-        "the same, token by token", "The same, but each token of the draft comes in a call of its own.", (24,), DRAFTS
+        "a draft taken back token by token",
+        "States are kept too, and each token of the draft comes in a call of its own.",
+        (24,),
+        DRAFTS,
     ),
     "kept beside": Question(
         "drafts of several slots",
