@@ -13,7 +13,7 @@ from plamo_study.measure.worker import Job
 from plamo_study.studies import collect
 from plamo_study.studies.hybrids import costs, plan, questions
 from plamo_study.studies.hybrids.catalogue import DRAFTS, KEPT, N_CTX, QUESTIONS, STEPS
-from plamo_study.studies.hybrids.workload import tolerance
+from plamo_study.studies.hybrids.tolerance import tolerance
 
 WRONG = {"equal", "unequal"}  # of the hybrid on the engine as released
 REFUSED = {"back", "kept", "kept apart", "kept beside", "kept copied"}  # by a recurrent state without a rollback

@@ -12,10 +12,7 @@ from plamo_study.measure.rows import Measured
 from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.studies.hybrids import costs, questions
 from plamo_study.studies.hybrids.catalogue import N_CTX
-
-TIMES = 30.0  # tolerance: so many times the rounding of the sequence alone, but at least
-LEAST = {"F32": 5e-4, "F16": 2e-3, "Q8_0": 2e-2}  # by type. Kernels at 17 slots: up to 2e-4; activations that round
-AGAIN = 5.0  # times that, where keys that are kept in F16 are rotated once more
+from plamo_study.studies.hybrids.tolerance import tolerance
 
 
 def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
@@ -52,15 +49,6 @@ def run(cell: Hybrid, path: Path, stage: Callable[[str], None]) -> Measured:
     checks |= weighed | ({"error": max(errors), "wrong": float(wrong)} if errors else {})
     series = spent | {"error": errors, "sha256": [float(byte) for byte in digest]}
     return Measured(checks=checks, series=series, valid=refused or bool(wrong) == cell.planted)
-
-
-def tolerance(question: str, rounding: float, dtype: str = "F32", gpu: bool = False) -> float:
-    """Largest relative error of logits that rounding explains.
-
-    On a GPU, F32 counts as F16: CUDA multiplies 4 to 16 columns in TF32, whose mantissa is as short (ggml-cuda/mmf.cu).
-    """
-    least = LEAST["F16" if gpu and dtype == "F32" else dtype]
-    return max(least, TIMES * rounding) * (AGAIN if question == "shifted" else 1)
 
 
 RUNS = {Hybrid: run}
