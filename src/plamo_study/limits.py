@@ -2,6 +2,7 @@
 
 FIRST_TOKEN = 5  # the lowest ordinary token id; lower ids are special tokens
 DRIFT_LIMIT = 0.10  # a block that drifts further is measured again, and is used only where no block is steadier
+RIGHT = ("valid", "consistent")  # verdicts of numbers that count: by the oracle, or by the engine against itself
 LEAST_BLOCKS = 2  # undisturbed blocks that any statement about a cell needs
 ROUNDINGS = 3  # a replayed sequence is wrong beyond this multiple of its recording's largest rounding error
 DRAWS = 8  # random draws of each control of a scan: chunk k belongs to draw k mod DRAWS

@@ -10,6 +10,7 @@ import pandas as pd
 
 from plamo_study.analysis.usable import usable
 from plamo_study.fields import ORDER
+from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import Recording, added, elsewhere, read
 from plamo_study.present import processors
@@ -33,7 +34,12 @@ CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
 
 def measurements(
-    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+    study: str,
+    source: str = "recorded",
+    scale: str = "shape",
+    minutes: float = 0,
+    device: str = "auto",
+    asked: Sweep = NOTHING,
 ) -> pd.DataFrame:
     """The measurements of a study, one line per process and metric.
 
@@ -50,6 +56,8 @@ def measurements(
     device
         Live: "auto" measures on a GPU where the engine has one, and on its host's CPU beside it, or as `--device` says;
         "cpu" leaves the GPU alone; "gpu" is an error without one. Recorded rows stay as they are.
+    asked
+        Live: files and values of your own, as `sweep(files=..., n_prompt="128,512", ...)` reads them.
 
     Returns
     -------
@@ -79,7 +87,8 @@ def measurements(
             The cell: tokens of the prompt (of a decode: the depth it starts at), tokens generated, sequences evaluated
             together. Fields that say nothing anywhere in the study are left out, those of arriving prompts never.
         verdict
-            "valid"; "invalid": computed, but wrong; "ungated": no oracle saw the file; "failed"; "starved"; "n/a".
+            "valid": as the oracle computes it; "consistent": no oracle reads the file, and the engine agrees with itself,
+            cut in pieces, alone, together and beside others; "invalid": computed, but wrong; "ungated": no oracle saw the file; "failed"; "starved"; "n/a".
         disturbed, drift
             Whether something disturbed the process, and the relative drift of the machine's speed in its block.
         usable
@@ -98,7 +107,7 @@ def measurements(
         no time to measure and nothing recorded.
 
     """
-    return _tidy(recording(study, source, scale, minutes, device))
+    return _tidy(recording(study, source, scale, minutes, device, asked))
 
 
 def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
@@ -155,17 +164,27 @@ def _tidy(found: Recording) -> pd.DataFrame:
 
 @cache
 def recording(
-    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+    study: str,
+    source: str = "recorded",
+    scale: str = "shape",
+    minutes: float = 0,
+    device: str = "auto",
+    asked: Sweep = NOTHING,
 ) -> Recording:
     """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
-    return collect(study, source, scale, minutes, device)
+    return collect(study, source, scale, minutes, device, asked)
 
 
 def models(
-    study: str, source: str = "recorded", scale: str = "shape", minutes: float = 0, device: str = "auto"
+    study: str,
+    source: str = "recorded",
+    scale: str = "shape",
+    minutes: float = 0,
+    device: str = "auto",
+    asked: Sweep = NOTHING,
 ) -> dict[str, dict[str, Any]]:
     """The models of a study by name, each with its `shape`, `tensors` and `file_bytes`: the input of a roofline."""
-    found = recording(study, source, scale, minutes, device)
+    found = recording(study, source, scale, minutes, device, asked)
     names = sorted(name for name in found.rows["model"].unique() if name)
     return {name: found.facts[name] for name in names}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from plamo_study.fields import ORDER
-from plamo_study.limits import DRIFT_LIMIT, LEAST_BLOCKS
+from plamo_study.limits import DRIFT_LIMIT, LEAST_BLOCKS, RIGHT
 
 CELL = ["machine", "build", "engine", *ORDER]
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
@@ -18,7 +18,7 @@ def usable(rows: pd.DataFrame) -> pd.DataFrame:
     Where fewer than two blocks of a cell remain, all its blocks are used: an honest wide interval beats no number, and
     `evidence.disturbed` reports it before the finding. A repeated row replaces the original.
     """
-    return undisturbed(rows[~rows["anchor"] & rows["verdict"].isin(["valid", "n/a"])])
+    return undisturbed(rows[~rows["anchor"] & rows["verdict"].isin([*RIGHT, "n/a"])])
 
 
 def undisturbed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -57,9 +57,9 @@ def of_cell(found: pd.DataFrame, cell: Mapping[str, Any], names: list[str]) -> p
 
 
 def verdict_of(verdicts: pd.Series) -> str:
-    """A cell's verdict from its processes': valid, or how many were not, with the last verdict."""
-    wrong = int((verdicts != "valid").sum())
-    return f"{wrong} of {len(verdicts)} {verdicts.iloc[-1]}" if wrong else "valid"
+    """A cell's verdict from its processes': valid or consistent, or how many were not, with the last verdict."""
+    wrong = int((~verdicts.isin(RIGHT)).sum())
+    return f"{wrong} of {len(verdicts)} {verdicts.iloc[-1]}" if wrong else str(verdicts.iloc[-1])
 
 
 def _cells(rows: pd.DataFrame) -> pd.Series:

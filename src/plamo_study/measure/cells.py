@@ -131,7 +131,8 @@ class Gate(OnModel, frozen=True, kw_only=True):
     timed = False
     n_prompt: int = 0  # tokens that both see
     n_gen: int = 0  # tokens continued greedily, to see whether the model loops
-    judged: Literal["", "parts"] = field(default="", name="proof")  # parts: each part, given what entered it; no more
+    # parts: each part, given what entered it; no more. consistent: the engine against itself, where there is no oracle
+    judged: Literal["", "parts", "consistent"] = field(default="", name="proof")
 
 
 class Replay(OnModel, frozen=True, kw_only=True):

@@ -20,9 +20,9 @@ from plamo_study.measure.plan import Plan
 from plamo_study.measure.rows import Row
 from plamo_study.models import recipes
 
-USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0}  # of an unknown cell
-USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0}
-USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0, "weights": 20.0}  # of a gate that judges parts only
+USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0, "file": 12.0}  # of an unknown cell
+USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0, "file": 60.0}
+USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0, "weights": 20.0, "file": 20.0}  # of a gate that judges parts only
 WORKER_BYTES = 1 << 28  # of a process without its model
 ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, and the weights in the oracle at a time
 Gated = tuple[str, int]  # model, and tokens that its oracle sees

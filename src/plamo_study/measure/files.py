@@ -17,7 +17,7 @@ from plamo_study.measure import quantizing
 from plamo_study.measure.cells import Comparison
 from plamo_study.measure.checking import check
 from plamo_study.measure.plan import Plan
-from plamo_study.models import recipes, registry, synthetic, tensors
+from plamo_study.models import given, recipes, registry, synthetic, tensors
 from plamo_study.models.expected import read_spec
 from plamo_study.models.finding import Finding, blocking
 from plamo_study.models.header import read
@@ -36,6 +36,8 @@ def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = N
     model without any file here is left to `model_fact`.
     """
     for name, scale, dtype in needed(plan):
+        if scale == registry.GIVEN:
+            continue
         path = recipes.model_path(name, scale, dtype)
         tell = partial(progress, path.name) if progress else None
         if scale != "weights" and dtype in registry.DTYPES:  # the quantizer makes all others from these
@@ -71,13 +73,14 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
 
     Raises StudyError for a released file that is not here, or that has a blocking finding that was not accepted.
     """
+    if scale == registry.GIVEN:
+        return _given(name, dtype)
     path = recipes.model_path(name, scale, dtype)
     spec, found = _released(name, path) if scale == "weights" else (registry.spec(name, scale), [])
     accepted = os.environ.get(ACCEPT, "") if blocking(found) else ""
     words = (
         [f"blocking findings ({', '.join(f.code for f in blocking(found))}) accepted: {accepted}"] if accepted else []
     )
-    shape = {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in NOT_SHAPE}
     fact = {
         "name": name,
         "scale": scale,
@@ -87,11 +90,34 @@ def model_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:
         "file_bytes": path.stat().st_size,
         "n_params": spec.n_params,
         "assumptions": [*spec.assumptions, *words],
-        "shape": shape,
+        "shape": _shape(spec),
         "tensors": by_kind(tensors.tensor_table(path)),
     }
     known = {"findings": [finding.code for finding in found]} if scale == "weights" else {}
     return fact | known | ({"trained": True} if spec.trained else {})
+
+
+def _shape(spec: registry.ModelSpec) -> dict[str, Any]:
+    return {k: v for k, v in asdict(spec).items() if isinstance(v, int | float | str) and k not in NOT_SHAPE}
+
+
+def _given(name: str, dtype: str) -> dict[str, Any]:
+    """The facts of a file given by path; where it lies is nobody's business."""
+    file = given.FILES[name, registry.GIVEN, dtype]
+    table = [tensor for part in file.parts for tensor in tensors.table_of(read(part))]
+    return {
+        "name": name,
+        "scale": registry.GIVEN,
+        "dtype": dtype,
+        "synthetic": False,
+        "sha256": file.sha256,
+        "file_bytes": file.n_bytes,
+        "n_params": file.spec.n_params,
+        "assumptions": [],
+        "shape": _shape(file.spec),
+        "tensors": by_kind(table),
+        "findings": [finding.code for finding in file.findings],
+    }
 
 
 def by_kind(table: Iterable[TensorInfo]) -> dict[str, dict[str, Any]]:

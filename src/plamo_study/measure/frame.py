@@ -11,7 +11,7 @@ import msgspec
 
 from plamo_study.fields import ORDER
 from plamo_study.measure import defects, watch
-from plamo_study.measure.cells import Cell, Replay, columns
+from plamo_study.measure.cells import Cell, Gate, Replay, columns
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.rows import Conditions, Fact, Record, Row
 
@@ -53,7 +53,8 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
         for row, cell in zip(rows, cells, strict=True)
     ]
     table["build"] = [build_name(known[row.engine]) if row.engine else "" for row in rows]
-    table["verdict"] = [_verdict(row, gates, proofs) for row in rows]
+    consistent = {row.model for row in rows if isinstance(row.cell, Gate) and row.cell.judged == "consistent"}
+    table["verdict"] = [_verdict(row, gates, proofs, consistent) for row in rows]
     table["drift"] = [drift.get(row.block, 0.0) for row in rows]
     table["failure"] = [f"{row.failure.stage}: {row.failure.why}" if row.failure else "" for row in rows]
     for name in CONDITIONS:
@@ -183,8 +184,13 @@ def _proofs(rows: list[Row]) -> dict[tuple[Cell, str, str], bool]:
     return {(row.cell, row.model, row.engine): row.valid is True for row in asked}
 
 
-def _verdict(row: Row, gates: dict[tuple[str, str], bool], proofs: dict[tuple[Cell, str, str], bool]) -> str:
-    """valid, invalid (computed, but wrong), ungated (no oracle verdict on file and build), failed, starved, or n/a."""
+def _verdict(
+    row: Row, gates: dict[tuple[str, str], bool], proofs: dict[tuple[Cell, str, str], bool], consistent: set[str]
+) -> str:
+    """valid, invalid (computed, but wrong), ungated (no oracle verdict on file and build), failed, starved, or n/a.
+
+    "consistent" instead of valid: the file's gate held the engine against itself, as no oracle reads the file.
+    """
     if row.status == "starved":
         return "starved"
     if row.status != "ok":
@@ -197,4 +203,5 @@ def _verdict(row: Row, gates: dict[tuple[str, str], bool], proofs: dict[tuple[Ce
         return "ungated"  # the process that should have proved it did not finish
     if right is not True or False in found:
         return "invalid"
-    return "ungated" if None in found else "valid"
+    judged = "consistent" if consistent & {row.model, *row.others} else "valid"
+    return "ungated" if None in found else judged

@@ -1,13 +1,15 @@
 """What every plan shares: cells, gates, anchor and blocks. Which cells a study measures is in studies/NAME/plan.py."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
-from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, Gate, MatMul, OnModel, Prefill, Read
-from plamo_study.models import recipes, registry
+from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
+from plamo_study.measure.asked import Sweep
+from plamo_study.models import given, recipes, registry
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
 RECIPES = (
@@ -19,17 +21,18 @@ MODELS = ("plamo-2-1b", "plamo-3-nict-2b")
 MATCHED = "plamo-3-matched"  # attention only, with as many weight bytes as the first model
 DTYPE = {"mini": "F16", "shape": "Q8_0", "weights": "Q8_0"}  # the type a study measures where it does not compare types
 READ_CACHES = 8  # array for the read ceiling, in last-level caches
-MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096}
+MATMUL_SIZE = {"mini": 2048, "shape": 4096, "weights": 4096, "file": 4096}
 GPU_MATMUL_SIZE = 16_384  # rows: a smaller product does not fill a large GPU
 # Of a GPU's read ceiling: 16 times the system-level cache of an Ultra, or 20; the workload keeps within free memory
-GPU_READ_BYTES = {"mini": 16 * machine.SYSTEM_CACHE, "shape": 1 << 31, "weights": 1 << 31}
+GPU_READ_BYTES = {"mini": 16 * machine.SYSTEM_CACHE, "shape": 1 << 31, "weights": 1 << 31, "file": 1 << 31}
 GPU_GATE_TOKENS, GPU_GATE_MICRO_BATCH = 320, 160  # of full-size models: CUDA uses another scan above 128 tokens a call
-GATE_TOKENS = {"mini": 320, "shape": 72, "weights": 72}  # mini: past the sliding window; else a minute's work
-GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32}  # a gate's prefill crosses two ends of micro-batches
+GATE_TOKENS = {"mini": 320, "shape": 72, "weights": 72, "file": 72}  # mini: past the sliding window; else a minute's work
+GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32, "file": 32}  # a gate's prefill crosses two ends of micro-batches
+CONSISTENT_TOKENS = 48  # of each sequence in a gate without an oracle
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again
-TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0}
-ANCHORS = {"mini": 1, "shape": 3, "weights": 3}
+TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0, "file": 900.0}
+ANCHORS = {"mini": 1, "shape": 3, "weights": 3, "file": 3}
 MOST_CELLS = 10**6
 LEAN_BLOCKS = 3
 LEAN_GATE: dict[str, Any] = {"n_prompt": 24, "n_ubatch": 8, "n_gen": 0, "repetitions": 1}
@@ -89,10 +92,26 @@ def thread_counts() -> tuple[int, ...]:
     return tuple(dict.fromkeys((cores, max(cores // 2, 1))))
 
 
+def files_of(scale: str, sweep: Sweep, models: Sequence[str] = MODELS) -> tuple[File, ...]:
+    """The files that a study runs on: those that were asked for, else these models in its type."""
+    return sweep.files or tuple((model, scale, DTYPE[scale]) for model in models)
+
+
+def scale_of(scale: str, sweep: Sweep) -> str:
+    """The scale of a plan: "file" where files were asked for."""
+    return registry.GIVEN if sweep.files else scale
+
+
+def on_file(cell: C, file: File) -> C:
+    """A cell on another file."""
+    return change(cell, model=file[0], scale=file[1], dtype=file[2])
+
+
 def both_ceilings(scale: str) -> tuple[Read, MatMul]:
     """Read bandwidth and matrix throughput of one thread on the CPU."""
-    read = Read(dtype=DTYPE[scale], n_bytes=READ_CACHES * machine.last_level_cache(), repetitions=11)
-    return read, MatMul(dtype=DTYPE[scale], n_rows=MATMUL_SIZE[scale], repetitions=6)
+    dtype = DTYPE.get(scale, "Q8_0")
+    read = Read(dtype=dtype, n_bytes=READ_CACHES * machine.last_level_cache(), repetitions=11)
+    return read, MatMul(dtype=dtype, n_rows=MATMUL_SIZE[scale], repetitions=6)
 
 
 def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | MatMul, ...]:
@@ -121,7 +140,7 @@ def with_gates(
     gate = change(base, workload="gate", **gate_tokens(scale, gpu=base.n_gpu_layers != 0))
     exact = change(gate, type_k="f32", type_v="f32", flash_attn="off")  # the same without the cache's own rounding
     kinds = (gate, exact) if scale == "mini" and exact_cache else (gate,)
-    gates = tuple(change(kind, model=file[0], scale=file[1], dtype=file[2]) for file in files for kind in kinds)
+    gates = tuple(dict.fromkeys(_gate_of(kind, file) for file in files for kind in kinds))
     how = {"n_seq": 1, "policy": "per_sequence", "depth": 16, "n_gen": 32}
     anchor = change(base, workload="decode", dtype=anchor_dtype or first.dtype, **how)
     planned = Plan(study, scale, cells, gates, anchor, BLOCKS, BLOCKS // 2, TIME_LIMIT_S[scale])
@@ -143,8 +162,16 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
         raise StudyError(f"{study} at {scale}", why, "plamo-study models fetch plamo-2-1b, or another --scale")
     gate = change(first, workload="gate", judged="parts", n_threads=1, **LEAN_GATE)
     files = dict.fromkeys(file for cell in own for file in cell.files)
-    gates = tuple(change(gate, model=file[0], scale=file[1], dtype=file[2]) for file in files)
+    gates = tuple(_gate_of(gate, file) for file in files)
     return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed, grows=False)
+
+
+def _gate_of(gate: Gate, file: File) -> Gate:
+    """A gate of this file: by the oracle, or by the engine's consistency with itself where the oracle cannot read it."""
+    own = on_file(gate, file)
+    if file[1] != registry.GIVEN or given.has_oracle(file):
+        return own
+    return change(own, judged="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, type_k=gate.type_k, n_ubatch=512)
 
 
 def planned_models(scale: str) -> tuple[str, ...]:
@@ -207,6 +234,11 @@ def check_cell(cell: Cell) -> None:
         raise StudyError(what, why, "choose a shorter prompt or fewer steps")
     if isinstance(cell, Decode) and cell.policy == "shared" and not cell.depth:
         raise StudyError(what, "only decode after a prompt can share it", "pack it")
+
+
+def fits(cell: Cell) -> bool:
+    """Whether a cell's tokens fit the model's context."""
+    return not isinstance(cell, OnModel) or sum(cell.shape[1:]) <= registry.spec(cell.model, cell.scale).context_length
 
 
 def types(model: str, scale: str) -> tuple[str, ...]:

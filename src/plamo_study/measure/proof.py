@@ -15,6 +15,7 @@ from plamo_study.engine import library
 from plamo_study.engine.nodes import PartSums
 from plamo_study.engine.session import Session
 from plamo_study.limits import FIRST_TOKEN
+from plamo_study.measure import sessions
 from plamo_study.measure.cells import Calls, Gate, Isolation, OnModel, Replay
 from plamo_study.measure.rows import Measured, told
 from plamo_study.measure.tolerance import part_tolerance, tolerance
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # a third of what a worker imports, and only gates need it
 
 TAIL_STEPS = 8  # tokens fed one by one on the second path of a prefill
 LOOP_TOKENS = 16  # a greedy tail of this length with at most two different tokens is a degenerate loop
+CONSISTENT_SEQUENCES, CONSISTENT_PIECE = 3, 7  # of a gate without an oracle: slots, and tokens of a piece
 PROBE_TOKENS = 32  # evaluated alone, split in several ways, beside a replay: the size of rounding
 PROBE_CUTS = (PROBE_TOKENS, 5, 1)  # tokens of each call; the first split is the reference
 
@@ -74,6 +76,8 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     with a window is compared with the oracle with that window. Its distance from the oracle without one is reported
     too, to show that the check would find a missing window.
     """
+    if cell.judged == "consistent":
+        return _consistent(cell, session)
     from plamo_study.oracle.forward import Oracle  # a third of what a worker imports, and only gates need it
     from plamo_study.oracle.judge import judge
 
@@ -105,6 +109,41 @@ def gate(cell: Gate, session: Session, draws: list[Prompts], path: Path) -> Meas
     agree = all(value for name, value in checks.items() if name.endswith("_agrees"))
     series = judged.parts | {f"fault: {name}": errors for name, errors in judged.faults.items()}
     return Measured(checks=checks, series=series, valid=agree, n_evaluated=n_evaluated)
+
+
+def _consistent(cell: Gate, session: Session) -> Measured:
+    """The engine against itself, where no oracle reads the file: this shows no fault that every way has alike.
+
+    Errors are relative, of the last logits. One prefill of a prompt is compared with the prompt cut in pieces, with its
+    last tokens stepped, with steps together with two other sequences, and with steps beside other neighbours.
+    """
+    n, shape = cell.n_prompt, (2, CONSISTENT_SEQUENCES, cell.n_prompt)
+    rng = np.random.default_rng(cell.seed)
+    first, second = (dict(enumerate(each)) for each in rng.integers(FIRST_TOKEN, session.n_vocab, shape, dtype=np.int32))
+    whole = {seq: alone(session, 0, tokens) for seq, tokens in first.items()}
+    errors = {"steps": relative_error(by_steps(session, 0, first[0]), whole[0])}
+    session.clear()
+    for start in range(0, n, CONSISTENT_PIECE):
+        pieces = session.prefill({0: first[0][start : start + CONSISTENT_PIECE]})[0][-1]
+    errors["pieces"] = relative_error(pieces, whole[0])
+    with Session(session, sessions.config(cell, n, n_seq_max=CONSISTENT_SEQUENCES)) as crowd:
+
+        def together(tokens: Prompts) -> dict[int, np.ndarray]:
+            crowd.clear()
+            crowd.prefill({seq: each[: n - TAIL_STEPS] for seq, each in tokens.items()})
+            for at in range(n - TAIL_STEPS, n):
+                crowd.decode({seq: int(each[at]) for seq, each in tokens.items()})
+            return {seq: crowd.logits(row) for row, seq in enumerate(tokens)}
+
+        found = together(first)
+        errors["together"] = max(relative_error(found[seq], whole[seq]) for seq in whole)
+        errors["neighbours"] = relative_error(together({**second, 0: first[0]})[0], whole[0])
+    limit = tolerance(cell)
+    checks: dict[str, float | bool] = {f"{name}_error": error for name, error in errors.items()}
+    checks |= {f"{name}_agrees": error <= limit for name, error in errors.items()}
+    checks["finite_agrees"] = all(bool(np.isfinite(logits).all()) for logits in whole.values())
+    right = all(value for name, value in checks.items() if name.endswith("_agrees"))
+    return Measured(checks=checks | {"tolerance": limit}, valid=right, n_evaluated=session.n_evaluated)
 
 
 def computed_on(cell: Gate) -> str:

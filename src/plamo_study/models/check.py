@@ -30,6 +30,12 @@ def inspect(path: Path, sha256: str = "") -> tuple[list[Finding], Header | None]
     return found + _static_findings(header), header
 
 
+def anything(header: Header) -> list[Finding]:
+    """Findings that hold for a GGUF of any architecture: tensors in their places, and finite scales and weights."""
+    layout = layout_findings(header)
+    return layout or finite_findings(header)
+
+
 def _hash_findings(path: Path, sha256: str) -> list[Finding]:
     if not sha256:
         return []

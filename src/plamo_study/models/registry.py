@@ -17,6 +17,7 @@ from plamo_study.paths import MODELS_TOML
 SCALES = ("mini", "shape")
 DTYPES = ("F32", "F16", "BF16", "Q8_0")
 ARCHS = ("plamo2", "plamo3")
+GIVEN = "file"  # the scale of files given by path
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,27 @@ def _spec(path: Path, name: str, scale: str, entry: dict[str, Any], archs: dict[
         raise StudyError(f"{path}, models.{name}.{scale}", str(error), f"edit {path}") from error
 
 
+_given: dict[str, ModelSpec] = {}  # of files given by path, in this process
+_paths: dict[tuple[str, str], Path] = {}  # theirs, by name and type
+
+
+def give(spec: ModelSpec, dtype: str, path: Path) -> None:
+    """Make a file that was given by path known, at scale "file"."""
+    _given[spec.name] = spec
+    _paths[spec.name, dtype] = path
+
+
+def given_path(name: str, dtype: str) -> Path:
+    """Where a file lies that was given by path. StudyError for one that was not given to this process."""
+    if (name, dtype) not in _paths:
+        raise StudyError(f"{name} in {dtype}", "is a file of yours, and this call does not name it", "add --file PATH")
+    return _paths[name, dtype]
+
+
 def spec(name: str, scale: str) -> ModelSpec:
     """The spec of a model at a scale; StudyError listing the known ones when there is none."""
+    if scale == GIVEN and name in _given:
+        return _given[name]
     known = load()
     if scale == "weights" and (name, "shape") in known and known[name, "shape"].hub:
         return replace(known[name, "shape"], scale=scale)

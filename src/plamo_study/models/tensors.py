@@ -67,7 +67,12 @@ def planned_table(spec: ModelSpec, dtype: str) -> list[TensorInfo]:
 
 def tensor_table(path: Path) -> list[TensorInfo]:
     """The tensors of a PLaMo GGUF in file order. StudyError for a missing or damaged file, or one that is no PLaMo."""
-    return [TensorInfo(t.name, t.type_name, t.dims[::-1]) for t in _open(path).tensors]
+    return table_of(_open(path))
+
+
+def table_of(header: Header) -> list[TensorInfo]:
+    """The tensors of any header in file order."""
+    return [TensorInfo(t.name, t.type_name, t.dims[::-1]) for t in header.tensors]
 
 
 def metadata(path: Path) -> dict[str, Any]:

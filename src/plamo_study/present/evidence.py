@@ -14,7 +14,7 @@ from plamo_study.analysis.ceilings import main_place, of_study, published
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.usable import disturbed_cells, drifted, marked_by, model_names
 from plamo_study.errors import StudyError
-from plamo_study.limits import LEAST_BLOCKS
+from plamo_study.limits import LEAST_BLOCKS, RIGHT
 from plamo_study.measure import disturbances, frame, journal, result_file
 from plamo_study.measure.cells import AnyCell, columns
 from plamo_study.measure.frame import build_name
@@ -110,7 +110,8 @@ def verdicts(recording: Recording) -> Table:
         ratios = [checks["last_to_first_quarter"] for checks in group["checks"] if "last_to_first_quarter" in checks]
         entry = {"model": model, "cells": workload, "against": _against(group)}
         entry["largest error, of allowed"] = _largest(list(group.itertuples()))
-        entry |= {verdict: int((group["verdict"] == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
+        counted = group["verdict"].replace("consistent", "valid")
+        entry |= {verdict: int((counted == verdict).sum()) for verdict in ("valid", "invalid", "failed")}
         entry["last / first quarter"] = f"{median(ratios):.2f}" if ratios else "n/a"
         entries.append(entry)
     n_drifted, blocks = drifted(recording.rows)
@@ -156,7 +157,7 @@ def gates(recording: Recording) -> Table:
         entry["parts, error of allowed"] = _largest([row], ("parts_error",), part_tolerance) if judged else "not judged"
         entry["hides best"] = f"{smallest}, {min(faults[smallest]):.1e}" if faults else "n/a"
         entry["margin"] = f"{min(faults[smallest]) / allowed:.1f}" if faults else "n/a"
-        entries.append(entry | {"verdict": "agrees" if row.verdict == "valid" else "DISAGREES"})
+        entries.append(entry | {"verdict": "agrees" if row.verdict in RIGHT else "DISAGREES"})
     return Table(pd.DataFrame(entries).drop_duplicates())
 
 
@@ -320,7 +321,7 @@ def _types(rows: pd.DataFrame) -> str:
 def computed(rows: pd.DataFrame) -> str:
     """How many rows were computed correctly, and which were not and are left out."""
     judged = rows[rows["model"] != ""]
-    wrong = judged[judged["verdict"] != "valid"]
+    wrong = judged[~judged["verdict"].isin(RIGHT)]
     if wrong.empty:
         return f"All {len(judged):,} rows were computed right."
     said = [

@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from inspect import signature
 from pathlib import Path
 
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import bench, files, journal, plan, runner, watch
+from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.recording import (
     LOCAL,
     REFERENCE,
@@ -22,31 +24,41 @@ from plamo_study.measure.recording import (
 from plamo_study.studies import budget, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
+LIVE = "-p source live (papermill), or plamo-study run, which is live by default"
 ON_GPU = {"GGML_CUDA=ON", "GGML_VULKAN=ON"}  # options of builds that are made for a GPU
 DEVICE = "PLAMO_STUDY_DEVICE"  # environment variable, which kernels inherit
 
 
 def collect(
-    study: str, source: str = "recorded", scale: str = "mini", minutes: float = 0, device: str = "auto"
+    study: str,
+    source: str = "recorded",
+    scale: str = "mini",
+    minutes: float = 0,
+    device: str = "auto",
+    asked: Sweep = NOTHING,
 ) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
 
     `scale`: that of the notebook; a study that is always shown at mini is collected at mini. `minutes`: time for
-    measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for the
-    study's finding, its recorded rows are shown, and the page says so. `device`: where live measures, one of DEVICES;
-    recorded rows are shown as they are.
+    measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for all,
+    the first cells of its plan are measured. Only a study that is meaningless in part is then shown as recorded, and
+    the page says so. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
+    and values that a user asked for; these are measured, so the source is live.
 
     Raises
     ------
     StudyError
-        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, or
-        no time to measure and nothing recorded.
+        Unknown study, source, scale or device, a GPU asked for where there is none, nothing recorded at this scale, no
+        time to measure and nothing recorded, or values asked for of recorded rows.
 
     """
     check_source(source)
     check_device(device)
+    if asked != NOTHING and source != "live":
+        raise StudyError(f"source {source!r}", "files and values of your own are measured, not recorded", LIVE)
     at = studies.shown_at(study, scale) if study in studies.STUDIES else scale
-    summary, why = _measured(study, scale, at, minutes, device) if source == "live" else (None, "")
+    at = plan.scale_of(at, asked)
+    summary, why = _measured(study, scale, at, minutes, device, asked) if source == "live" else (None, "")
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = journal.read(path)
     rows = summary.rows if summary else journal.latest_rows(records)
@@ -79,16 +91,27 @@ def every_study(notebook: str, source: str, scale: str, minutes: float = 0, devi
     return found
 
 
-def _measured(study: str, scale: str, at: str, minutes: float, device: str) -> tuple[runner.Summary | None, str]:
-    """Summary of a live study, or why there was no time for the rows that its finding needs."""
-    planned, share = build(study, at, device), budget.of_study(study, scale, minutes)
+def _measured(
+    study: str, scale: str, at: str, minutes: float, device: str, asked: Sweep
+) -> tuple[runner.Summary | None, str]:
+    """Summary of a live study, or why there was no time for it.
+
+    Where the time is too short for all that its finding needs, the first half of it is tried, and so on to one cell.
+    """
+    base = studies.shown_at(study, scale) if study in studies.STUDIES else scale
+    planned, share = build(study, base, device, asked), budget.of_study(study, scale, minutes)
     if share == budget.LEFT_OUT:
         return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
-    try:
-        summary = measure(planned, journal_path(study, at, LOCAL), minutes=share)
-    except runner.NoTimeError as error:
-        return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
-    return (None, lacking(summary)) if summary.lacking else (summary, "")
+    while True:
+        try:
+            summary = measure(planned, journal_path(study, at, LOCAL), minutes=share)
+        except runner.NoTimeError as error:
+            needed = min(planned.needed, len(planned.cells)) // 2
+            if studies.STUDIES[study].whole or not needed:
+                return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
+            planned = replace(planned, needed=needed)
+            continue
+        return (summary, "") if summary.rows else (None, lacking(summary))
 
 
 def lacking(summary: runner.Summary) -> str:
@@ -105,13 +128,22 @@ def _say(what: str) -> None:
     display(Markdown(what))
 
 
-def build(study: str, scale: str, device: str = "auto") -> plan.Plan:
-    """The plan of a study for the engine and machine at hand, and a device; "auto": the one that `--device` named."""
+def build(study: str, scale: str, device: str = "auto", asked: Sweep = NOTHING) -> plan.Plan:
+    """The plan of a study for the engine and machine at hand, and a device; "auto": the one that `--device` named.
+
+    `asked`: files and values of a user's own. StudyError for a study that varies nothing of the kind.
+    """
     if study not in studies.STUDIES:
         raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
     device = os.environ.get(DEVICE, "auto") if device == "auto" else device
-    return studies.STUDIES[study].plan(scale, gpu=_offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device))
+    gpu, found = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.STUDIES[study]
+    if asked == NOTHING:
+        return found.plan(scale, gpu=gpu)
+    if "sweep" not in signature(found.plan).parameters:
+        why = "takes no files or values of yours"
+        raise StudyError(f"study {study}", why, "plamo-study run your-machine, 01, 03 or 04, with --file")
+    return found.plan(scale, gpu=gpu, sweep=asked)
 
 
 @cache

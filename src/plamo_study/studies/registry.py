@@ -22,6 +22,7 @@ from plamo_study.studies.scheduling import fleets_plan, plan as scheduling
 from plamo_study.studies.serving import plan as serving
 from plamo_study.studies.speculative import plan as speculative
 from plamo_study.studies.timeline import plan as timeline
+from plamo_study.studies.your_machine import plan as your_machine
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Study:
 
 
 NOTEBOOKS = {
+    "your-machine": "how fast, what holds it back, how many at once, which type, and is it right",
     "00-start-here": "two numbers and one explanation, in five minutes: guess first, then see",
     "01-phase-asymmetry": "how far apart are prefill and decode, and why",
     "02-roofline": "where do both phases stand against this machine's ceilings",
@@ -60,6 +62,7 @@ NOTEBOOKS = {
     "15-hybrids": "is a hybrid's answer its own: every recurrent architecture of llama.cpp",
 }
 STUDIES = {
+    "your-machine": Study(your_machine.your_machine, weight=4),
     "00-gates": Study(plan.gates, aside=True),
     "01-phase-asymmetry": Study(phase_asymmetry.phase_asymmetry, weight=4),
     "01-core": Study(phase_asymmetry.core, aside=True),

@@ -15,6 +15,7 @@ from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.kernels import weight_passes
 from plamo_study.analysis.timing import NS, median_sample, paired_ratio
 from plamo_study.analysis.usable import usable
+from plamo_study.limits import RIGHT
 
 Curve = tuple[str, str]  # (build, model)
 Curves = dict[Curve, pd.DataFrame]
@@ -54,7 +55,7 @@ def prefill(rows: pd.DataFrame) -> pd.DataFrame:
         seconds = (group["samples_ns"].map(median_sample) / NS).tolist()
         rate = stats.rate(n_seq * int(group["n_prompt"].iloc[0]), seconds)
         entry = {"build": build, "model": model, "policy": policy, "n_seq": n_seq, "rate": rate}
-        entries.append(entry | {"right": bool((group["verdict"] == "valid").all()), "n": len(group)})
+        entries.append(entry | {"right": bool(group["verdict"].isin(RIGHT).all()), "n": len(group)})
     return pd.DataFrame(entries)
 
 
@@ -217,7 +218,7 @@ def table_cells(rows: pd.DataFrame) -> pd.DataFrame:
     found, entries = rows[(rows["workload"] == "decode") & ~rows["anchor"]], []
     for (build, model, policy, n_seq), group in found.groupby(["build", "model", "policy", "n_seq"]):
         done = group[group["status"] == "ok"]
-        outcome = "valid" if (group["verdict"] == "valid").all() else "wrong" if len(done) == len(group) else "abort"
+        outcome = "valid" if group["verdict"].isin(RIGHT).all() else "wrong" if len(done) == len(group) else "abort"
         entry = {"build": build, "model": model, "policy": policy, "n_seq": n_seq, "outcome": outcome, "n": len(group)}
         entry |= {"n_prompt": group["n_prompt"].iloc[0], "n_gen": group["n_gen"].iloc[0], "rate": None, "prefill": None}
         entry |= {"error": max((c["second_path_error"] for c in done["checks"]), default=None)}

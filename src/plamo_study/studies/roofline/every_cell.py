@@ -20,6 +20,7 @@ from plamo_study.analysis.kernels import column_tile, weight_passes
 from plamo_study.analysis.roofline import NO_MATMUL, PRODUCTS, Band, Ceilings, Model, Part, miss
 from plamo_study.analysis.usable import usable
 from plamo_study.errors import StudyError
+from plamo_study.limits import RIGHT
 from plamo_study.present.processors import device
 
 Facts = Mapping[str, Mapping[str, Any]]
@@ -122,7 +123,7 @@ def left_out(rows: pd.DataFrame) -> dict[str, int]:
     """
     timed = rows[rows["workload"].isin(TIMED)]
     crashed, used = ~timed["status"].isin(["ok", "starved"]), timed.index.isin(usable(timed).index)
-    wrong = ~crashed & ~timed["verdict"].isin(["valid", "n/a", "starved"])
+    wrong = ~crashed & ~timed["verdict"].isin([*RIGHT, "n/a", "starved"])
     other = ~crashed & ~wrong & ~used
     return {"crashed": int(crashed.sum()), "wrong": int(wrong.sum()), "other": int(other.sum())}
 

@@ -1,0 +1,277 @@
+"""Model files that a user gives by path: what each is, the name of its rows, and whether it may be measured.
+
+A file is never copied, moved or written to. Its hash and the findings of its check are remembered by path, size and
+time in data/models/given.json, so that a large file is read once. Where only a repaired copy can be measured, it is
+made on request alone, in data/models/repaired.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from gguf import LlamaFileType
+
+from plamo_study import paths
+from plamo_study.errors import StudyError
+from plamo_study.foreign import parsed, plain
+from plamo_study.growing import growing
+from plamo_study.models import check, header, registry, repair, tensors
+from plamo_study.models.expected import read_spec
+from plamo_study.models.finding import Finding, blocking, printable
+from plamo_study.models.header import Header
+from plamo_study.models.registry import ARCHS, GIVEN, ModelSpec
+
+REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be made where only that can be measured
+PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # as llama-gguf-split names parts
+TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
+LONGEST = 60  # characters of a name
+MENDED = ("head-count-array",)  # findings that a repair mends
+
+
+@dataclass(frozen=True)
+class OtherSpec(ModelSpec):
+    """What the header of another architecture states; 0 where it does not. `weights`: as many as the file holds."""
+
+    weights: int = 0
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights in the file."""
+        return self.weights
+
+
+class Noted(msgspec.Struct, frozen=True):
+    """What is remembered of a file as it was: size, time, hash and the findings of its check."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+    findings: list[tuple[str, str, str, str]]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A file: where it lies, all its parts, what it states, and the findings of its check."""
+
+    path: Path
+    parts: tuple[Path, ...]
+    spec: ModelSpec
+    dtype: str
+    sha256: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def file(self) -> tuple[str, str, str]:
+        """As cells name it: model, scale and type."""
+        return self.spec.name, GIVEN, self.dtype
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.stat().st_size for part in self.parts)
+
+
+FILES: dict[tuple[str, str, str], Given] = {}  # of this process, by the names that cells give them
+
+
+def give(named: str | Iterable[Any]) -> list[Given]:
+    """The files that a parameter names: a path, several with commas between them, or a list; each once.
+
+    Raises StudyError for a path that is no file, a file that is no model, a part that is missing, and a blocking
+    finding of the check.
+    """
+    found = dict.fromkeys(_one(path) for path in split(named))
+    for each in found:
+        FILES[each.file] = each
+        registry.give(each.spec, each.dtype, each.path)
+    return list(found)
+
+
+def has_oracle(file: tuple[str, str, str]) -> bool:
+    """Whether the oracle can judge a given file: one of PLaMo's architectures, in one part."""
+    own = FILES[file]
+    return own.spec.arch in ARCHS and len(own.parts) == 1
+
+
+def split(named: str | Iterable[Any]) -> list[Path]:
+    """The paths of a parameter. A text that is the path of a file is this path, whatever commas it has."""
+    texts = [str(each) for each in named] if not isinstance(named, str) else [named.strip()]
+    if len(texts) == 1 and not _expanded(texts[0]).exists():
+        texts = [word for word in (part.strip() for part in texts[0].split(",")) if word]
+    return [_expanded(text) for text in texts if text]
+
+
+def _expanded(text: str) -> Path:
+    return Path(os.path.expandvars(text)).expanduser()
+
+
+def _one(path: Path) -> Given:
+    if path.is_dir():
+        inside = ", ".join(sorted(each.name for each in path.glob("*.gguf"))[:4]) or "none"
+        raise StudyError(str(path), f"is a folder (GGUF files in it: {inside})", "name a file in it")
+    if not path.is_file():
+        why = "is a broken link" if path.is_symlink() else "no such file"
+        raise StudyError(str(path), why, "name a .gguf file; a blank or a comma in a path needs quotes, or a YAML list")
+    whole = path.resolve()
+    opened = header.read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
+    parts = _parts(path, whole, opened)
+    heads = [opened, *(header.read(part) for part in parts[1:])]
+    noted = _noted(parts, heads)
+    findings = tuple(Finding(*each) for each in noted.findings)  # type: ignore[arg-type] # as they were written
+    if worst := blocking(findings):
+        mended = _repaired(parts, noted, worst)
+        return _one(mended)
+    spec, dtype = _spec(path, opened, heads), _dtype(heads)
+    clash = FILES.get((spec.name, GIVEN, dtype))
+    if clash and clash.sha256 != noted.sha256:
+        spec = replace(spec, name=f"{spec.name} {noted.sha256[:6]}")
+    return Given(path.absolute(), parts, spec, dtype, noted.sha256, findings)
+
+
+def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
+    """All parts of a split file, the given one first; it must be the first."""
+    count, number = int(opened.number("split.count") or 1), int(opened.number("split.no") or 0)
+    if count < 2:
+        return (whole,)
+    name = PART.fullmatch(path.name)
+    named = [path.with_name(f"{name[1]}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1)] if name else []
+    if not named:
+        why = f"is part {number + 1} of {count}, and its name does not say so: the engine looks for the parts by name"
+        raise StudyError(str(path), why, f"name it as it was published: NAME-{number + 1:05d}-of-{count:05d}.gguf")
+    if number:
+        raise StudyError(str(path), f"is part {number + 1} of {count}", f"give the first part: {named[0]}")
+    if missing := [part for part in named if not part.is_file()]:
+        why = f"is the first of {count} parts, and {len(missing)} are missing (first: {missing[0].name})"
+        raise StudyError(str(path), why, f"fetch all parts into {path.parent}")
+    return tuple(named)
+
+
+def _noted(parts: Sequence[Path], heads: Sequence[Header]) -> Noted:
+    """What is remembered of a file, after it was hashed and checked where it is new or has changed."""
+    known, stats = _memory(), [part.stat() for part in parts]
+    size, mtime = sum(each.st_size for each in stats), max(each.st_mtime_ns for each in stats)
+    before = known.get(str(parts[0]))
+    if before and (before.size, before.mtime_ns) == (size, mtime):
+        return before
+    digests = [tensors.sha256(part) for part in parts]
+    digest = digests[0] if len(parts) == 1 else sha256("".join(digests).encode()).hexdigest()
+    found = _checked(parts, heads)
+    new = Noted(size, mtime, digest, [(each.severity, each.code, each.evidence, each.mend) for each in found])
+    _remember({**known, str(parts[0]): new})
+    return new
+
+
+def _checked(parts: Sequence[Path], heads: Sequence[Header]) -> list[Finding]:
+    """Findings without an engine: for PLaMo all of `models check`, for others what holds for any GGUF."""
+    arch = heads[0].text("general.architecture")
+    if len(parts) > 1 and arch in ARCHS:
+        why = "is split, and only whole files of PLaMo are checked tensor by tensor"
+        return [Finding("note", "split", why, "llama-gguf-split --merge FIRST-PART OUT")]
+    if arch in ARCHS:
+        return check.inspect(parts[0])[0]
+    return [finding for head in heads for finding in check.anything(head)]
+
+
+def _memory() -> dict[str, Noted]:
+    try:
+        known: dict[str, Noted] = parsed(_place().read_bytes(), dict[str, Noted])
+    except (OSError, ValueError):
+        return {}  # none yet, or damaged: files are read again
+    return known
+
+
+def _remember(known: dict[str, Noted]) -> None:
+    try:
+        paths.MODELS.mkdir(parents=True, exist_ok=True)
+        with growing(_place()) as partial:
+            partial.write_bytes(msgspec.json.encode(known))
+    except (OSError, StudyError):
+        pass  # a read-only folder: the next call reads the file again
+
+
+def _place() -> Path:
+    return paths.MODELS / "given.json"
+
+
+def _repaired(parts: Sequence[Path], noted: Noted, worst: Sequence[Finding]) -> Path:
+    """A repaired copy, where it was allowed and mends all that blocks; StudyError otherwise."""
+    path, first = parts[0], worst[0]
+    if len(parts) > 1 or any(finding.code not in MENDED for finding in worst):
+        raise StudyError(str(path), f"must not be measured: {first.evidence}", first.mend)
+    copy = paths.MODELS / "repaired" / f"{_stem(path)}.{noted.sha256[:12]}.gguf"
+    if not copy.exists():
+        if not os.environ.get(REPAIR):
+            why = f"must not be measured as it is: {first.evidence}"
+            size = f"{noted.size / 1e9:.2g} GB in {copy}"
+            mend = f"add --repair (papermill: -p repair True), which makes and measures a repaired copy: {size}"
+            raise StudyError(str(path), why, mend)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        repair.repair(path, copy)
+    return copy
+
+
+def _spec(path: Path, opened: Header, heads: Sequence[Header]) -> ModelSpec:
+    """The shape that the header states, under the name that rows give it."""
+    arch, name = printable(opened.text("general.architecture") or ""), _name(path, opened)
+    if arch in ARCHS:
+        spec, found = read_spec(opened)
+        if spec is None:
+            worst = (blocking(found) or found)[0]
+            raise StudyError(str(path), f"does not state its shape: {worst.evidence}", worst.mend)
+        tied = all(tensor.name != "output.weight" for head in heads for tensor in head.tensors)
+        return replace(spec, name=name, tied=tied)
+    if not arch:
+        raise StudyError(str(path), "does not name its architecture", "give a model's GGUF")
+
+    def number(key: str) -> int:
+        value = opened.value(f"{arch}.{key}")
+        return int(max(value)) if isinstance(value, Iterable) and not isinstance(value, str) else int(value or 0)
+
+    heads_, hidden = number("attention.head_count"), number("embedding_length")
+    tokens = opened.records.get("tokenizer.ggml.tokens")
+    return OtherSpec(
+        name=name, scale=GIVEN, arch=arch, hidden=hidden, layers=number("block_count"), heads=heads_,
+        kv_heads=number("attention.head_count_kv") or heads_,
+        head_dim=number("attention.key_length") or hidden // max(heads_, 1), ffn=number("feed_forward_length"),
+        vocab=tokens.count if tokens else number("vocab_size"), context_length=number("context_length") or 1 << 30,
+        rms_eps=0.0, rope_theta=0.0,
+        tied=all(tensor.name != "output.weight" for head in heads for tensor in head.tensors),
+        d_state=number("ssm.state_size"), d_conv=number("ssm.conv_kernel"),
+        weights=sum(prod(tensor.dims) for head in heads for tensor in head.tensors),
+    )  # fmt: skip
+
+
+def _name(path: Path, opened: Header) -> str:
+    """`general.name`, else the file's stem without its type: printable, short, and without what names a file."""
+    said = opened.text("general.name") or ""
+    text = plain(" ".join(said.split()), kept="") or _stem(path)
+    return text[:LONGEST].strip() or "unnamed"
+
+
+def _stem(path: Path) -> str:
+    """The file's name without parts and type."""
+    name = PART.fullmatch(path.name)
+    stem = name[1] if name else path.name.removesuffix(".gguf")
+    return plain(TYPE.sub("", stem), kept="") or stem
+
+
+def _dtype(heads: Sequence[Header]) -> str:
+    """The file's type: llama.cpp's file type, or the type of most of its bytes; exceptions for `ssm_out` are named."""
+    n_bytes: dict[str, int] = {}
+    for tensor in (tensor for head in heads for tensor in head.tensors):
+        n_bytes[tensor.type_name] = n_bytes.get(tensor.type_name, 0) + tensor.n_bytes
+    most = max(n_bytes, key=lambda name: n_bytes[name], default="")
+    said = heads[0].number("general.file_type")
+    known = {int(kind): kind.name.removeprefix("MOSTLY_").removeprefix("ALL_") for kind in LlamaFileType}
+    dtype = known.get(int(said), most) if said is not None else most
+    apart = {t.type_name for head in heads for t in head.tensors if t.name.endswith("ssm_out.weight")}
+    floats = ("F32", "F16", "BF16")
+    if len(apart) == 1 and dtype not in floats and (kind := apart.copy().pop()) in floats:
+        return f"{dtype}-ssm_out-{kind}"
+    return dtype

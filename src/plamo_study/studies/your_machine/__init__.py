@@ -1,0 +1,1 @@
+"""Your machine and your files: the write-up this study grew from."""

@@ -1,0 +1,76 @@
+"""Small random files of other architectures, written with the gguf package: a llama, a Qwen3, a Mamba hybrid."""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter
+
+HIDDEN, FFN, HEADS, KV_HEADS, VOCAB, LAYERS = 64, 128, 4, 2, 320, 2
+HEAD = HIDDEN // HEADS
+
+
+def write(path: Path, arch: str = "llama", name: str = "", file_type: int = 1, layers: int = LAYERS) -> Path:
+    """A model of `arch` (llama or qwen3) in F16; `name`: its general.name, none by default."""
+    writer = GGUFWriter(path, arch)
+    if name:
+        writer.add_name(name)
+    writer.add_file_type(file_type)
+    _sizes(writer, layers)
+    _words(writer)
+    rng = np.random.default_rng(0)
+
+    def matrix(key: str, *shape: int) -> None:
+        writer.add_tensor(key, (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float16))
+
+    def ones(key: str, n: int) -> None:
+        writer.add_tensor(key, np.ones(n, np.float32))
+
+    matrix("token_embd.weight", VOCAB, HIDDEN)
+    for layer in range(layers):
+        block = f"blk.{layer}."
+        ones(block + "attn_norm.weight", HIDDEN)
+        matrix(block + "attn_q.weight", HEADS * HEAD, HIDDEN)
+        matrix(block + "attn_k.weight", KV_HEADS * HEAD, HIDDEN)
+        matrix(block + "attn_v.weight", KV_HEADS * HEAD, HIDDEN)
+        matrix(block + "attn_output.weight", HIDDEN, HEADS * HEAD)
+        if arch == "qwen3":
+            ones(block + "attn_q_norm.weight", HEAD)
+            ones(block + "attn_k_norm.weight", HEAD)
+        ones(block + "ffn_norm.weight", HIDDEN)
+        matrix(block + "ffn_gate.weight", FFN, HIDDEN)
+        matrix(block + "ffn_up.weight", FFN, HIDDEN)
+        matrix(block + "ffn_down.weight", HIDDEN, FFN)
+    ones("output_norm.weight", HIDDEN)
+    matrix("output.weight", VOCAB, HIDDEN)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _sizes(writer: GGUFWriter, layers: int) -> None:
+    writer.add_context_length(1024)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(FFN)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(HEAD)
+    writer.add_rope_freq_base(10000.0)
+
+
+def _words(writer: GGUFWriter) -> None:
+    """A vocabulary of bytes and letters that llama's tokenizer takes."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256))]
+    words += [f"w{n}" for n in range(VOCAB - len(words))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(words)
+    writer.add_token_scores([-float(n) for n in range(VOCAB)])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * (VOCAB - 259))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
