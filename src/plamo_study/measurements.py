@@ -21,7 +21,7 @@ from plamo_study.studies.disaggregation import measures as moved
 from plamo_study.studies.serving import metrics
 
 NS = 1e9
-FIRST = ["metric", "value", "unit", "model", "build", "dtype"]
+FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "n_threads", "n_gpu_layers"]
 OF_KIND = {  # columns that a study with such cells always has
@@ -81,8 +81,8 @@ def measurements(
         samples
             All samples of the process, a numpy array in the same unit: `m.samples.map(lambda s: s[:16].sum())` is the
             time of the first sixteen steps.
-        model, build, dtype
-            A star marks a model whose shape rests on assumptions; "stock" is the engine as released.
+        model, build, dtype, file
+            `file` is model and type. A star marks a model whose shape rests on assumptions; "stock" is the engine as released.
         workload, n_prompt, n_gen, n_seq, n_threads, ...
             The cell: tokens of the prompt (of a decode: the depth it starts at), tokens generated, sequences evaluated
             together. Fields that say nothing anywhere in the study are left out, those of arriving prompts never.
@@ -153,6 +153,7 @@ def _tidy(found: Recording) -> pd.DataFrame:
     frame = frame.infer_objects()  # a column of all rows may hold what none of these has
     for at, name in enumerate((*FIRST[:3], "samples"), 1):
         frame[name] = [line[at] for line in lines]
+    frame["file"] = (frame["model"] + " " + frame["dtype"]).where(frame["model"] != "", "")
     frame["usable"] = frame["key"].isin(good)
     on = pd.MultiIndex.from_arrays([frame["machine"], frame["n_gpu_layers"] != 0])
     frame["device"] = on.map({(fact, gpu): processors.device(facts[fact], gpu) for fact, gpu in on.unique()})
@@ -187,6 +188,16 @@ def models(
     found = recording(study, source, scale, minutes, device, asked)
     names = sorted(name for name in found.rows["model"].unique() if name)
     return {name: found.facts[name] for name in names}
+
+
+def files(*study: Any) -> dict[str, dict[str, Any]]:
+    """The files of a study by model and type, as the column `file` names them, each with its facts as for `models`.
+
+    `study`: the arguments of `measurements`.
+    """
+    found = recording(*study)
+    lines = found.rows[found.rows["model"] != ""].drop_duplicates("fact")
+    return {f"{line.model} {line.dtype}": found.facts[line.fact] for line in lines.itertuples()}
 
 
 def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, float, str, np.ndarray]]:

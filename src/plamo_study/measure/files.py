@@ -117,7 +117,16 @@ def _given(name: str, dtype: str) -> dict[str, Any]:
         "shape": _shape(file.spec),
         "tensors": by_kind(table),
         "findings": [finding.code for finding in file.findings],
+        **({"like": like} if (like := _same_shape(file.spec)) else {}),
     }
+
+
+def _same_shape(spec: registry.ModelSpec) -> str:
+    """The registered model of a file's shape, or "": others' figures of that model may stand beside it."""
+    alike = ("arch", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "mamba_heads")
+    sizes = [getattr(spec, name) for name in alike]
+    known = (known for (_, scale), known in registry.load().items() if scale == "shape")
+    return next((each.name for each in known if [getattr(each, name) for name in alike] == sizes), "")
 
 
 def by_kind(table: Iterable[TensorInfo]) -> dict[str, dict[str, Any]]:

@@ -52,6 +52,7 @@ def frame(rows: Iterable[Row], known: dict[str, dict[str, Any]]) -> "pd.DataFram
         starred(computed(known[row.model], known[row.engine])) if row.model else cell["model"]
         for row, cell in zip(rows, cells, strict=True)
     ]
+    table["fact"] = [row.model for row in rows]
     table["build"] = [build_name(known[row.engine]) if row.engine else "" for row in rows]
     consistent = {row.model for row in rows if isinstance(row.cell, Gate) and row.cell.judged == "consistent"}
     table["verdict"] = [_verdict(row, gates, proofs, consistent) for row in rows]

@@ -26,8 +26,18 @@ GPU_MATMUL_SIZE = 16_384  # rows: a smaller product does not fill a large GPU
 # Of a GPU's read ceiling: 16 times the system-level cache of an Ultra, or 20; the workload keeps within free memory
 GPU_READ_BYTES = {"mini": 16 * machine.SYSTEM_CACHE, "shape": 1 << 31, "weights": 1 << 31, "file": 1 << 31}
 GPU_GATE_TOKENS, GPU_GATE_MICRO_BATCH = 320, 160  # of full-size models: CUDA uses another scan above 128 tokens a call
-GATE_TOKENS = {"mini": 320, "shape": 72, "weights": 72, "file": 72}  # mini: past the sliding window; else a minute's work
-GATE_MICRO_BATCH = {"mini": 128, "shape": 32, "weights": 32, "file": 32}  # a gate's prefill crosses two ends of micro-batches
+GATE_TOKENS = {
+    "mini": 320,
+    "shape": 72,
+    "weights": 72,
+    "file": 72,
+}  # mini: past the sliding window; else a minute's work
+GATE_MICRO_BATCH = {
+    "mini": 128,
+    "shape": 32,
+    "weights": 32,
+    "file": 32,
+}  # a gate's prefill crosses two ends of micro-batches
 CONSISTENT_TOKENS = 48  # of each sequence in a gate without an oracle
 GREEDY_TOKENS = 32  # continued greedily after a gate, to see whether the model loops
 BLOCKS = 5  # processes behind every number, before marked blocks are measured again

@@ -119,7 +119,9 @@ def _consistent(cell: Gate, session: Session) -> Measured:
     """
     n, shape = cell.n_prompt, (2, CONSISTENT_SEQUENCES, cell.n_prompt)
     rng = np.random.default_rng(cell.seed)
-    first, second = (dict(enumerate(each)) for each in rng.integers(FIRST_TOKEN, session.n_vocab, shape, dtype=np.int32))
+    first, second = (
+        dict(enumerate(each)) for each in rng.integers(FIRST_TOKEN, session.n_vocab, shape, dtype=np.int32)
+    )
     whole = {seq: alone(session, 0, tokens) for seq, tokens in first.items()}
     errors = {"steps": relative_error(by_steps(session, 0, first[0]), whole[0])}
     session.clear()

@@ -16,6 +16,7 @@ LABELS: dict[str, tuple[str, Format]] = {  # column -> heading, format
     "model": ("model", ""),
     "build": ("build", ""),
     "dtype": ("type", ""),
+    "file": ("file", ""),
     "phase": ("phase", ""),
     "metric": ("metric", ""),
     "what": ("what", ""),
@@ -62,15 +63,17 @@ def label(name: str) -> str:
     return LABELS[name][0] if name in LABELS else name.replace("_", " ")
 
 
-def table(found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = "", **headings: str) -> Table:
+def table(
+    found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = "", otherwise: str = "", **headings: str
+) -> Table:
     """A table of some columns, headed and formatted by LABELS: a list of names, or one string separated by blanks.
 
-    `headings` rename columns of this one table.
+    `otherwise`: what is said instead where there are no lines. `headings` rename columns of this one table.
     `numbers` of the result is the frame behind it, unrounded.
     """
     names = names_of(columns) or [name for name in found if name not in ("value", "low", "high", "noise")]
     if found.empty:
-        return Table(pd.DataFrame({"": [note or NOTHING]}))
+        return Table(pd.DataFrame({"": [otherwise or note or NOTHING]}))
     shown = {}
     for name in names:
         heading, how = LABELS.get(name, (label(name), _format(found[name])))
