@@ -21,7 +21,8 @@ export FITS
 .PHONY: study lint test check lab notebooks lock clean
 
 study: $(READY)
-	$(BIN)/plamo-study study $(if $(SCALE),--scale $(SCALE)) $(if $(MINUTES),--minutes $(MINUTES))
+	@for file in $(FILES); do set -- "$$@" --file "$$file"; done; \
+	$(BIN)/plamo-study study $(if $(SCALE),--scale $(SCALE)) $(if $(MINUTES),--minutes $(MINUTES)) "$$@"
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -82,13 +82,15 @@ def measurements(
             All samples of the process, a numpy array in the same unit: `m.samples.map(lambda s: s[:16].sum())` is the
             time of the first sixteen steps.
         model, build, dtype, file
-            `file` is model and type. A star marks a model whose shape rests on assumptions; "stock" is the engine as released.
+            `file` is model and type. A star marks a model whose shape rests on assumptions; "stock" is the engine as
+            released.
         workload, n_prompt, n_gen, n_seq, n_threads, ...
             The cell: tokens of the prompt (of a decode: the depth it starts at), tokens generated, sequences evaluated
             together. Fields that say nothing anywhere in the study are left out, those of arriving prompts never.
         verdict
-            "valid": as the oracle computes it; "consistent": no oracle reads the file, and the engine agrees with itself,
-            cut in pieces, alone, together and beside others; "invalid": computed, but wrong; "ungated": no oracle saw the file; "failed"; "starved"; "n/a".
+            "valid": as the oracle computes it; "consistent": no oracle reads the file, and the engine agrees with
+            itself, cut in pieces, alone, together and beside others; "invalid": computed, but wrong; "ungated": nothing
+            judged the file; "failed"; "starved"; "n/a".
         disturbed, drift
             Whether something disturbed the process, and the relative drift of the machine's speed in its block.
         usable

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from plamo_study import paths
@@ -26,18 +27,22 @@ from plamo_study.cli.options import (
     Accept,
     Device,
     Engine,
+    Files,
     Force,
     Json,
     Minutes,
+    Repair,
     Scale,
     accept_findings,
     finite,
+    may_repair,
     use_device,
     use_engine,
 )
 from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
-from plamo_study.studies import allowed, at_hand, cluster
+from plamo_study.measure.asked import NOTHING, sweep
+from plamo_study.studies import allowed, at_hand, cluster, collect
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 app.add_typer(cli_models.app, name="models")
@@ -76,14 +81,19 @@ def study(
     engine: Engine = None,
     device: Device = "auto",
     force: Force = False,
+    file: Files = None,
+    repair: Repair = False,
 ) -> None:
-    """Measure the core of the study on models of full size here, and publish its pages with your numbers on them."""
+    """Describe this machine with your files, or with the study's models of full size, and publish every page."""
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
 
     use_engine(engine)
     use_device(device)
+    may_repair(repair)
+    if file and scale:
+        raise StudyError("--file", "has the size it has", "omit --scale")
     if scale is None:
-        raise typer.Exit(cli_notebooks.at_hand(minutes, force))
+        raise typer.Exit(cli_notebooks.at_hand(minutes, force, file or []))
     usual = minutes is None and scale == "mini"
     minutes, at_most = (MINUTES, AT_MOST) if usual else (minutes or 0, 0.0)
     asked = cli_notebooks.Asked([], "live", scale, {}, minutes, at_most, force, published=True)
@@ -112,6 +122,8 @@ def run(
     engine: Engine = None,
     device: Device = "auto",
     accept: Accept = None,
+    file: Files = None,
+    repair: Repair = False,
     force: Force = False,
     json: Json = False,
     hosts: Annotated[
@@ -124,15 +136,18 @@ def run(
     from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter and SciPy
 
     accept_findings(accept)
+    may_repair(repair)
     use_engine(engine)
     if divide and not hosts:
         raise StudyError("--divide", "divides studies among hosts, but no hosts are given", "add --hosts FILE")
-    if hosts and (engine or device != "auto" or accept or force or json or parameter or source):
+    if hosts and (engine or device != "auto" or accept or force or json or parameter or source or file):
         why = "measures with the installation on the hosts and executes no notebooks"
         raise StudyError("--hosts", why, "omit everything except NOTEBOOKS, --scale, --minutes and --divide")
     if hosts:
         raise typer.Exit(cli_notebooks.measure_on(hosts, notebooks or [], scale or "mini", minutes or 0, divide))
     values = dict(report.name_and_value(text) for text in parameter or [])
+    if file:
+        values["files"] = _one_of("files", msgspec.json.encode(file).decode(), values) or ""
     use_device(_one_of("device", None if device == "auto" else device, values) or "auto")
     source = _one_of("source", source, values) or "live"
     scale = _one_of("scale", scale, values) or ("mini" if source == "live" else None)
@@ -165,6 +180,12 @@ def measure(
         typer.Option(help="another build to compare, by name or folder, measured in the same blocks"),
     ] = None,
     accept: Accept = None,
+    file: Files = None,
+    repair: Repair = False,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("-p", metavar="NAME VALUE", help="what to vary, such as n_seq 1-16 or type_k q8_0"),
+    ] = None,
     json: Json = False,
     scheduler: Annotated[
         str | None,
@@ -175,10 +196,15 @@ def measure(
     use_engine(engine)
     use_device(device)
     accept_findings(accept)
+    may_repair(repair)
+    values = dict(report.name_and_value(text) for text in parameter or [])
+    asked = sweep(**values, **({"files": file} if file else {}))
+    if asked != NOTHING and not collect.varies(name):
+        raise StudyError(f"study {name}", "takes no files or values of yours", "measure your-machine, with --file")
     builds = [engines.resolve(build) for build in beside or []]
     place = report.place(reference)
     with cluster.connected(scheduler) if scheduler else nullcontext() as elsewhere:
-        summary = report.measure(name, scale, place, retry_failed, builds, minutes, elsewhere)
+        summary = report.measure(name, scale, place, retry_failed, builds, minutes, elsewhere, asked=asked)
     if json:
         report.rows(summary)
     raise typer.Exit(1 if summary.unexpected or summary.lacking else 0)

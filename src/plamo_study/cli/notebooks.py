@@ -3,15 +3,21 @@
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from plamo_study import paths
 from plamo_study.cli import report
 from plamo_study.cli.alone import alone
 from plamo_study.measure import machine, plan, recording, runner
+from plamo_study.measure.asked import NOTHING, Sweep, sweep
 from plamo_study.publish import inputs, parameters, runs
 from plamo_study.studies import allowed, at_hand as core, budget, collect, fleet, registry as studies
+from plamo_study.studies.allowed import VARIED
 
 NOTEBOOK_S = 15.0  # to execute one, about
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
@@ -35,6 +41,7 @@ class Asked:
     force: bool = False
     json: bool = False
     published: bool = False
+    of_page: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # further values, by notebook
 
 
 def execute(asked: Asked) -> int:
@@ -51,11 +58,14 @@ def execute(asked: Asked) -> int:
         return _execute(asked, values)
 
 
-def at_hand(minutes: float | None, force: bool) -> int:
-    """Measure the rows that pages show beside the recorded ones, and publish those pages with them; the exit code."""
+def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
+    """Measure this machine with these files or the study's models, and publish its page and all others; exit code."""
     with alone(paths.REPORTS):
-        well = _measure_core(minutes)
-        asked = Asked([], "recorded", None, {}, force=force, published=True)
+        limit = core.MINUTES if minutes is None else minutes
+        well, scale = _measure_core(limit, files)
+        own = {"source": "live", "minutes": limit, "scale": scale}
+        own |= {"files": msgspec.json.encode(files).decode()} if files else {}
+        asked = Asked([], "recorded", None, {}, force=force, published=True, of_page={core.NOTEBOOK: own})
         return _execute(asked, {"source": "recorded"}) or int(not well)
 
 
@@ -92,11 +102,13 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         own |= as_recorded(notebook.stem, scale) if asked.published else {}
         own |= {OWN: "true"} if asked.published and OWN in declared else {}
         own |= {"device": device} if device != "auto" and "device" in declared else {}
+        own |= asked.of_page.get(notebook.stem, {})
+        varied = sweep(**{name: own[name] for name in VARIED if name in own and declared.get(name) == "str"})
         digest = inputs.digest(notebook.stem)
         if runs.is_current(notebook, own, paths.REPORTS, digest) and not (asked.force or asked.json):
             steps.skip(len(needs[notebook.stem]))
         else:
-            well = all([_measure(each, asked, steps) for each in needs[notebook.stem]])
+            well = all([_measure(each, asked, steps, varied) for each in needs[notebook.stem]])
             if needs[notebook.stem]:
                 digest = inputs.digest(notebook.stem)
             digest = "" if asked.force or not well else digest  # the next call reports this too
@@ -118,13 +130,14 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
     return 1 if report.summary(results) or failed else 0
 
 
-def _measure(need: tuple[str, str, float], asked: Asked, steps: report.Steps) -> bool:
+def _measure(need: tuple[str, str, float], asked: Asked, steps: report.Steps, varied: Sweep) -> bool:
     """Measure one study at its scale within its share of the minutes; whether everything succeeded."""
     study, scale, share = need
     steps.begin(f"measuring {study}")
     at_most = share * asked.at_most / (asked.minutes or 1)
     try:
-        summary = report.measure(study, scale, recording.LOCAL, minutes=share, at_most=at_most)
+        varied = varied if collect.varies(study) else NOTHING
+        summary = report.measure(study, scale, recording.LOCAL, minutes=share, at_most=at_most, asked=varied)
     except runner.NoTimeError as error:
         report.no_time(error, budget.enough(asked.minutes, share, error.needed_s))
         return False
@@ -139,32 +152,21 @@ def as_recorded(notebook: str, scale: str) -> dict[str, str]:
     return {"source": "recorded", "scale": studies.RANDOM_WEIGHTS} if of_cache else {}
 
 
-def _measure_core(minutes: float | None) -> bool:
-    """Write the files of full size and measure within `minutes` (0: no limit), in order of need; whether all succeeded.
+def _measure_core(limit: float, files: list[str]) -> tuple[bool, str]:
+    """Write the files that are missing and measure within `limit` minutes (0: none), in order of need.
 
-    A study without enough time is left out with a message: its page shows the recorded rows.
-
-    Raises StudyError when the disk is too full, a file cannot be written, or the engine cannot be probed.
+    Returns whether all succeeded, and the scale. Raises StudyError when the disk is too full, a file cannot be written
+    or must not be measured, or the engine cannot be probed.
     """
-    asked = [(name, scale, collect.build(name, scale)) for name, scale in core.asked()]
-    limit, began = core.MINUTES if minutes is None else minutes, time.monotonic()
-    lacking = core.missing([planned for *_, planned in asked])
-    left = [planned for name, scale, planned in asked if not core.measured(name, scale)]
-    if left:
-        _say_how_long(left, lacking, limit)
-    well, spent = True, 0.0
-    for name, scale, _ in asked:
-        try:
-            share = max(limit - spent / 60, 1e-3) if limit else 0.0
-            summary = report.measure(name, scale, recording.LOCAL, minutes=share)
-        except runner.NoTimeError as error:
-            report.console.print(f"{error.what}: {error.why}; its page shows the recorded rows", soft_wrap=True)
-            continue
-        well &= not (summary.unexpected or summary.lacking)
-        spent += runner.spent_s(summary.rows)
-    if left:
+    scale, varied, began = core.scale(), sweep(files=files), time.monotonic()
+    planned = collect.build(core.NOTEBOOK, scale, asked=varied)
+    lacking, new = core.missing([planned]), not core.measured(planned)
+    if new:
+        _say_how_long([planned], lacking, limit)
+    summary = report.measure(core.NOTEBOOK, scale, recording.LOCAL, minutes=limit, asked=varied)
+    if new:
         report.console.print(f"files and measuring took {(time.monotonic() - began) / 60:.1f} minutes")
-    return well
+    return not (summary.unexpected or summary.lacking), scale
 
 
 def _say_how_long(left: list[plan.Plan], lacking: dict[str, int], limit: float) -> None:

@@ -9,6 +9,7 @@ import typer
 from plamo_study.engine import builds as engines
 from plamo_study.measure.files import ACCEPT
 from plamo_study.measure.recording import check_device
+from plamo_study.models.given import REPAIR
 from plamo_study.studies import collect
 
 
@@ -40,6 +41,16 @@ Engine = Annotated[
 ]
 
 
+Files = Annotated[
+    list[str] | None,
+    typer.Option("--file", metavar="GGUF", help="measure this file instead of the study's models; may be repeated"),
+]
+Repair = Annotated[
+    bool,
+    typer.Option("--repair", help="where only a repaired copy of a file can be measured, make one in data/models"),
+]
+
+
 Device = Annotated[
     str,
     typer.Option(help="cpu, gpu, or auto: on a GPU where the engine has one, and on its host's CPU beside it"),
@@ -50,6 +61,12 @@ def use_device(device: str) -> None:
     """Let plans use this device, in this process and in the kernels that it starts; StudyError for an unknown one."""
     check_device(device)
     os.environ[collect.DEVICE] = device
+
+
+def may_repair(asked: bool) -> None:
+    """Let a repaired copy be made of a file that cannot be measured as it is."""
+    if asked:
+        os.environ[REPAIR] = "1"
 
 
 def use_engine(name_or_folder: str | None) -> None:

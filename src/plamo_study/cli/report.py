@@ -23,6 +23,7 @@ from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, recording, runner
+from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import OnModel
 from plamo_study.measure.process import Outcome
 from plamo_study.studies import collect
@@ -52,10 +53,12 @@ def measure(
     minutes: float = 0,
     elsewhere: runner.Elsewhere | None = None,
     at_most: float = 0,
+    asked: Sweep = NOTHING,
 ) -> runner.Summary:
     """Measure a study with a progress bar: the running cell, failures, and the time left."""
-    path = recording.journal_path(study, scale, place)
-    return sweep(collect.build(study, scale), path, retry_failed, beside, minutes, elsewhere, at_most)
+    planned = collect.build(study, scale, asked=asked)
+    path = recording.journal_path(study, planned.scale, place)
+    return sweep(planned, path, retry_failed, beside, minutes, elsewhere, at_most)
 
 
 def sweep(

@@ -7,9 +7,10 @@ from typing import Any, TypeVar, overload
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine
-from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
 from plamo_study.measure.asked import Sweep
+from plamo_study.measure.cells import KINDS, AnyCell, Cell, Decode, File, Gate, MatMul, OnModel, Prefill, Read
 from plamo_study.models import given, recipes, registry
+from plamo_study.models.file_types import FILE_TYPES
 
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_0", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K")
 RECIPES = (
@@ -44,6 +45,7 @@ BLOCKS = 5  # processes behind every number, before marked blocks are measured a
 TIME_LIMIT_S = {"mini": 60.0, "shape": 900.0, "weights": 900.0, "file": 900.0}
 ANCHORS = {"mini": 1, "shape": 3, "weights": 3, "file": 3}
 MOST_CELLS = 10**6
+MINOR = 0.01  # share of a file's bytes below which a type's kernel is not measured
 LEAN_BLOCKS = 3
 LEAN_GATE: dict[str, Any] = {"n_prompt": 24, "n_ubatch": 8, "n_gen": 0, "repetitions": 1}
 DEPTH, STEPS = 128, 6  # of batched decode: tokens of the shared prompt, steps timed
@@ -134,6 +136,20 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
     return tuple(cells)
 
 
+def kernels_of(files: Sequence[File], product: MatMul) -> tuple[MatMul, ...]:
+    """The matrix product in every type that most of these files' matrices have."""
+    return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in matrix_types(file)))
+
+
+def matrix_types(file: File) -> tuple[str, ...]:
+    """The types of a file's matrices: of a given one those of at least MINOR of its bytes, else as its type says."""
+    if file[1] == registry.GIVEN:
+        sizes = given.matrix_bytes(file)
+        return tuple(dtype for dtype, n_bytes in sizes.items() if n_bytes >= MINOR * sum(sizes.values()))
+    name = file[2].split("-")[0]
+    return (FILE_TYPES[name][1], *(("Q6_K",) if name.endswith("K_M") else ()))  # a mixture's larger type
+
+
 def with_gates(
     study: str, scale: str, cells: tuple[Cell, ...], exact_cache: bool = True, anchor_dtype: str = ""
 ) -> Plan:
@@ -177,7 +193,7 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
 
 
 def _gate_of(gate: Gate, file: File) -> Gate:
-    """A gate of this file: by the oracle, or by the engine's consistency with itself where the oracle cannot read it."""
+    """A gate of this file: by the oracle, or by the engine against itself where the oracle cannot read it."""
     own = on_file(gate, file)
     if file[1] != registry.GIVEN or given.has_oracle(file):
         return own

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is used
 from gguf import LlamaFileType
 
 from plamo_study import paths
@@ -99,8 +100,21 @@ def has_oracle(file: tuple[str, str, str]) -> bool:
     return own.spec.arch in ARCHS and len(own.parts) == 1
 
 
+def matrix_bytes(file: tuple[str, str, str]) -> dict[str, int]:
+    """Bytes of a given file's matrices by tensor type; an embedding that is only looked up is none."""
+    found: dict[str, int] = {}
+    records = [tensor for part in FILES[file].parts for tensor in header.read(part).tensors]
+    looked_up = {"token_embd.weight"} if any(tensor.name == "output.weight" for tensor in records) else set()
+    for tensor in records:
+        if len(tensor.shape) > 1 and tensor.name not in looked_up and "conv1d" not in tensor.name:
+            found[tensor.type_name] = found.get(tensor.type_name, 0) + tensor.n_bytes
+    return found
+
+
 def split(named: str | Iterable[Any]) -> list[Path]:
     """The paths of a parameter. A text that is the path of a file is this path, whatever commas it has."""
+    if isinstance(named, str) and named.lstrip().startswith("[") and not _expanded(named.strip()).exists():
+        named = yaml.safe_load(named)  # as a command line gives a list
     texts = [str(each) for each in named] if not isinstance(named, str) else [named.strip()]
     if len(texts) == 1 and not _expanded(texts[0]).exists():
         texts = [word for word in (part.strip() for part in texts[0].split(",")) if word]

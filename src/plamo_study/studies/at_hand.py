@@ -11,7 +11,7 @@ from typing import Any
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, machine, plan, recording
+from plamo_study.measure import files, journal, machine, plan, recording
 from plamo_study.measure.cells import Cell, Decode, MatMul, OnModel, Prefill, Read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import measured_once
@@ -19,7 +19,7 @@ from plamo_study.measure.proof import TAIL_STEPS
 from plamo_study.measure.workloads import WARM_STEPS, WARM_TOKENS
 from plamo_study.models import recipes, registry
 
-STUDIES = ("01-core", "03-core", "04-core")  # a study's notebook has the same two digits
+NOTEBOOK = "your-machine"  # and the study behind it
 MINUTES = 11.0  # default for measuring; writing files comes on top
 PROBE = {"n_bytes": 1 << 30, "repetitions": 4}
 PROBE_LIMIT_S = 60.0
@@ -40,19 +40,17 @@ class Pace:
     matmul: float
 
 
-def asked() -> list[tuple[str, str]]:
-    """Studies and scales to measure: released weights of the models that were fetched, random ones of the others."""
-    found = []
-    for scale in ("weights", "shape"):
-        models = plan.planned_models(scale)
-        names = [name for name in STUDIES if name != "04-core" or plan.MODELS[0] in models]
-        found += [(name, scale) for name in names if models]
-    return found
+def scale() -> str:
+    """The scale of the study's own models here: released weights where some were fetched, else random ones."""
+    return "weights" if plan.planned_models("weights") else registry.SCALES[-1]
 
 
-def measured(name: str, scale: str) -> bool:
-    """Whether this machine already has rows of a study."""
-    return recording.journal_path(name, scale, recording.LOCAL).exists()
+def measured(planned: Plan) -> bool:
+    """Whether this machine already has rows of the files that a plan needs."""
+    path = recording.journal_path(planned.study, planned.scale, recording.LOCAL)
+    rows = journal.latest_rows(journal.read(path)) if path.exists() else []
+    known = {file for row in rows for file in row.cell.files}
+    return bool(known) and all(file in known for cell in planned.cells[: planned.needed] for file in cell.files)
 
 
 def missing(found: Iterable[Plan]) -> dict[str, int]:

@@ -131,19 +131,19 @@ def _say(what: str) -> None:
 def build(study: str, scale: str, device: str = "auto", asked: Sweep = NOTHING) -> plan.Plan:
     """The plan of a study for the engine and machine at hand, and a device; "auto": the one that `--device` named.
 
-    `asked`: files and values of a user's own. StudyError for a study that varies nothing of the kind.
+    `asked`: files and values of a user's own, for a study that varies them.
     """
     if study not in studies.STUDIES:
         raise StudyError(f"study {study!r}", f"unknown; known: {', '.join(studies.STUDIES)}", "plamo-study run")
     plan.check_scale(scale)
     device = os.environ.get(DEVICE, "auto") if device == "auto" else device
     gpu, found = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.STUDIES[study]
-    if asked == NOTHING:
-        return found.plan(scale, gpu=gpu)
-    if "sweep" not in signature(found.plan).parameters:
-        why = "takes no files or values of yours"
-        raise StudyError(f"study {study}", why, "plamo-study run your-machine, 01, 03 or 04, with --file")
-    return found.plan(scale, gpu=gpu, sweep=asked)
+    return found.plan(scale, gpu=gpu, sweep=asked) if asked != NOTHING else found.plan(scale, gpu=gpu)
+
+
+def varies(study: str) -> bool:
+    """Whether a study takes files and values of a user's own."""
+    return study in studies.STUDIES and "sweep" in signature(studies.STUDIES[study].plan).parameters
 
 
 @cache

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from plamo_study.measure import machine
+from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, Decode
 from plamo_study.measure.plan import (
     BLOCKS,
@@ -15,46 +16,53 @@ from plamo_study.measure.plan import (
     ceilings,
     change,
     check_scale,
-    lean,
-    planned_models,
+    files_of,
+    kernels_of,
+    on_file,
+    scale_of,
     thread_counts,
     with_gates,
 )
 
 SEQUENCES = (*range(1, 17), 24, 32)
 FEW_SEQUENCES = (1, 2, 3, 4, 8, 12, 16, 24, 32)  # where curves are compared
-LEAN_DEPTH = 32
-LEAN_SEQUENCES = (4, 5, 8, 9, 16)  # either side of two cliffs; one sequence is measured for the phases
 FIRST_SEQUENCES = (1, 4, 16)  # that every page requires
 GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded during the first of them
 SHORT_PROMPT = 8  # where packing prompts could pay: long ones fill a micro-batch each
 SOURCE_BLOCKS = 3  # of the source's table, whose cells take minutes
 
 
-def batch_scaling(scale: str, gpu: bool = False) -> Plan:
+def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Notebook 03: decode and prefill of 1 to 32 sequences, the matched model beside both, and the ceilings.
 
     Decode starts from copies of one prompt's state: a step costs the same as after separate prompts, and the cell
-    saves their time.
+    saves their time. `sweep`: other files, numbers of sequences, depths, steps or settings.
     """
     check_scale(scale)
-    steps = GPU_STEPS if gpu else STEPS
-    base = Decode(model=MODELS[0], scale=scale, dtype=DTYPE[scale], depth=DEPTH, n_gen=steps)
-    base = change(base, policy="shared", n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
+    n_gen = (*sweep.n_gen, GPU_STEPS if gpu else STEPS)[0]
+    threads = sweep.n_threads[:1] or thread_counts()[:1]
+    base = Decode(depth=(*sweep.n_depth, DEPTH)[0], n_gen=n_gen, policy="shared", n_threads=threads[0])
+    base = change(base, n_gpu_layers=-1 if gpu else 0)
+    base, files, own = change(base, **sweep.settings()), files_of(scale, sweep), scale_of(scale, sweep)
     short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, policy="per_sequence")
-    limits = ceilings(scale, gpu, thread_counts()[:1])
+    limits: tuple[Cell, ...] = ceilings(own, base.n_gpu_layers != 0, threads)
+    limits += kernels_of(files, limits[1]) if sweep.files else ()
+    first, order = FIRST_SEQUENCES, (*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES)
+    if sweep.n_seq:
+        first, order = (1,), (1, *sweep.n_seq)
 
     def of(n_seq: int) -> list[Cell]:
-        matched = (MATCHED,) if n_seq in FEW_SEQUENCES and scale != "weights" else ()  # it is invented
+        invented = n_seq in FEW_SEQUENCES and scale != "weights" and not sweep.files
+        matched = ((MATCHED, scale, DTYPE[scale]),) if invented else ()
         policies = ("packed", "per_sequence") if n_seq in (4, 16) else ("packed",)
-        steps = [change(base, model=model, n_seq=n_seq) for model in (*MODELS, *matched)]
-        return steps + [change(short, model=model, n_seq=n_seq, policy=how) for how in policies for model in MODELS]
+        steps = [on_file(change(base, n_seq=n_seq), file) for file in (*files, *matched)]
+        return steps + [on_file(change(short, n_seq=n_seq, policy=how), file) for how in policies for file in files]
 
-    cells = [cell for n_seq in dict.fromkeys((*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES)) for cell in of(n_seq)]
-    compared: list[Cell] = [change(base, n_seq=n) for n in FEW_SEQUENCES]
-    compared += [change(short, n_seq=n, policy="packed") for n in (4, 16)]
-    needed = len(limits) + sum(len(of(n_seq)) for n_seq in FIRST_SEQUENCES)
-    planned = with_gates("03-batch-scaling", scale, (*limits, *cells), exact_cache=False)
+    cells = [cell for n_seq in dict.fromkeys(order) for cell in of(n_seq)]
+    compared: list[Cell] = [on_file(change(base, n_seq=n), files[0]) for n in FEW_SEQUENCES]
+    compared += [on_file(change(short, n_seq=n, policy="packed"), files[0]) for n in (4, 16)]
+    needed = len(limits) + sum(len(of(n_seq)) for n_seq in first)
+    planned = with_gates("03-batch-scaling", own, (*limits, *cells), exact_cache=False)
     return replace(planned, compared=tuple(compared), needed=needed, blocks=2 if scale == "mini" else BLOCKS)
 
 
@@ -67,16 +75,3 @@ def source_table(scale: str, gpu: bool = False) -> Plan:
     cells = [change(base, n_seq=n, policy=policy) for n in (2, 8, 16) for policy in ("per_sequence", "packed")]
     planned = with_gates("03-source-table", scale, tuple(cells))
     return replace(planned, blocks=2 if scale == "mini" else SOURCE_BLOCKS, extra_blocks=0)
-
-
-def core(scale: str, gpu: bool = False) -> Plan:
-    """Decode steps of a few batch sizes, those of the first cliff first, after a short prompt.
-
-    The study's prompt of 128 tokens would take as long as the steps, and makes them at most 3 % longer.
-    """
-    check_scale(scale)
-    base = Decode(scale=scale, dtype=DTYPE[scale], depth=LEAN_DEPTH, n_gen=GPU_STEPS if gpu else STEPS, policy="shared")
-    base = change(base, n_threads=machine.performance_cores(), n_gpu_layers=-1 if gpu else 0)
-    models = planned_models(scale)
-    cells = tuple(change(base, model=model, n_seq=n) for n in LEAN_SEQUENCES for model in models)
-    return lean("03-core", scale, cells, needed=LEAN_SEQUENCES.index(5) * len(models) + len(models))

@@ -2,66 +2,60 @@
 
 from dataclasses import replace
 
-from plamo_study.measure import energy, machine
+from plamo_study.measure import energy
+from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, Idle, Prefill
 from plamo_study.measure.plan import (
     DEPTH,
-    DTYPE,
-    MODELS,
     Plan,
     ceilings,
     change,
     check_scale,
-    lean,
-    planned_models,
+    files_of,
+    fits,
+    kernels_of,
+    on_file,
+    scale_of,
     thread_counts,
     with_gates,
 )
 
 IDLE_S = 10
-LEAN_STEPS = 16
+PROMPTS, LONG, ANSWER = (128, 512, 2048), 512, 512  # tokens read; read three times up to LONG; and written
 
 
-def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MODELS) -> Plan:
+def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Notebook 01: prefill of 128, 512 and 2048 tokens, 512 decode steps at depth 128, ceilings, and fewer threads.
 
     With `gpu` these run offloaded, and the thread experiment, on the CPU, gives the CPU's numbers beside them.
+    `sweep`: other files, prompts, answers, depths or settings.
     """
     check_scale(scale)
-    base = Prefill(scale=scale, dtype=DTYPE[scale], n_threads=machine.performance_cores())
-    base = change(base, n_gpu_layers=-1 if gpu else 0)
-    often = {128: 20, 512: 20, 2048: 20} if gpu else {128: 3, 512: 3, 2048: 1}  # milliseconds each on a GPU
+    threads = sweep.n_threads or thread_counts()
+    base = Prefill(scale=scale, n_threads=threads[0], n_gpu_layers=-1 if gpu else 0)
+    base = change(base, **sweep.settings())
+    own, gpu, files = scale_of(scale, sweep), base.n_gpu_layers != 0, files_of(scale, sweep)
+    often = {n: 20 if gpu else 3 if n <= LONG else 1 for n in sweep.n_prompt or PROMPTS}  # milliseconds each on a GPU
+    steps = change(base, workload="decode")
     asked: list[Cell] = [
         cell
-        for model in models
+        for file in files
         for cell in (
-            *(change(base, model=model, n_prompt=n, repetitions=times) for n, times in often.items()),
-            change(base, model=model, workload="decode", depth=128, n_gen=512),
+            *(on_file(change(base, n_prompt=n, repetitions=times), file) for n, times in often.items()),
+            *(on_file(change(steps, depth=depth, n_gen=n), file)
+              for depth in sweep.n_depth or (DEPTH,) for n in sweep.n_gen or (ANSWER,)),
         )
-    ]
-    limits: tuple[Cell, ...] = ceilings(scale, gpu, thread_counts())
+    ]  # fmt: skip
+    if sweep.files and not (sweep.n_prompt or sweep.n_gen):  # our own choice gives way to a short context
+        asked = [cell for cell in asked if fits(cell)]
+    limits: tuple[Cell, ...] = ceilings(own, gpu, threads)
+    limits += kernels_of(files, limits[1]) if sweep.files else ()
     if energy.meters():  # idle power belongs to no phase
         limits += (Idle(seconds=IDLE_S),)
     fewer: list[Cell] = []
-    for threads in thread_counts():
-        for model in models:
-            on_cpu = change(base, model=model, n_threads=threads, n_gpu_layers=0, n_prompt=128)
+    for n_threads in threads:
+        for file in files:
+            on_cpu = on_file(change(base, n_threads=n_threads, n_gpu_layers=0, n_prompt=128), file)
             fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
-    planned = with_gates("01-phase-asymmetry", scale, tuple(dict.fromkeys((*asked, *limits, *fewer))))
+    planned = with_gates("01-phase-asymmetry", own, tuple(dict.fromkeys((*asked, *limits, *fewer))))
     return replace(planned, compared=tuple(asked), needed=len(asked) + len(limits))
-
-
-def core(scale: str, gpu: bool = False) -> Plan:
-    """Both phases of both models, and this machine's ceilings: a prompt of 512 tokens, and steps after 128."""
-    check_scale(scale)
-    base = Prefill(scale=scale, dtype=DTYPE[scale], n_threads=machine.performance_cores(), n_prompt=512)
-    base = change(base, n_gpu_layers=-1 if gpu else 0)
-    of_models = [
-        cell
-        for model in planned_models(scale)
-        for cell in (
-            change(base, model=model),
-            change(base, model=model, workload="decode", depth=DEPTH, n_gen=LEAN_STEPS),
-        )
-    ]
-    return lean("01-core", scale, (*ceilings(scale, gpu, thread_counts()[:1]), *of_models))

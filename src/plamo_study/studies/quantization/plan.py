@@ -6,6 +6,7 @@ Quality, fragile tensors and the numeric range have plans of their own.
 from dataclasses import replace
 
 from plamo_study.measure import machine
+from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, Decode, MatMul
 from plamo_study.measure.plan import (
     BLOCKS,
@@ -16,8 +17,9 @@ from plamo_study.measure.plan import (
     Plan,
     change,
     check_scale,
-    lean,
-    planned_models,
+    kernels_of,
+    on_file,
+    scale_of,
     types,
     with_gates,
 )
@@ -26,7 +28,6 @@ QUICK = ("F16", "Q8_0", "Q4_K_M", "Q4_0", "Q2_K", "Q4_0-ssm_out-F16")  # types m
 KERNELS = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # tensor types
 IN_QUICK = ("F16", "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K")  # what the files of QUICK are made of
 PACKED = ("Q4_K", "Q4_0", "Q2_K")  # types whose layout on x86 differs from the file's
-LEAN_TYPES = ("F16", "Q8_0", "Q4_0", "Q4_K_M")
 STEPS, STEPS_TOGETHER, TOGETHER = 16, 6, 8  # decode steps alone and of a batch, and the sequences in that batch
 REFERENCE, SHORT, PROCESSES = "F16", 16, 12  # of the study of two speeds: type, prompt in tokens, processes per cell
 AGAIN = ("F16", "BF16", "Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0", "Q2_K")  # whose ratios are measured again, controlled
@@ -38,21 +39,25 @@ def timed(model: str, scale: str) -> tuple[str, ...]:
     return tuple(name for name in types(model, scale) if scale != "mini" or name in QUICK)
 
 
-def speed(scale: str, gpu: bool = False) -> Plan:
+def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     """Per type: prefill of 128 tokens and decode steps after it, decode of 8 sequences, and its kernels' rates.
 
     One process measures prefill and decode alone. The engine prefills 128 tokens at the rate of 512, so a longer
     prompt would only cost time. The batched cell is that of the study of batch scaling.
     """
     check_scale(scale)
-    offload, cores = -1 if gpu else 0, machine.performance_cores()
-    base = Decode(scale=scale, depth=DEPTH, n_threads=cores, n_gpu_layers=offload)
-    alone = change(base, n_gen=STEPS)
-    together = change(base, n_gen=STEPS_TOGETHER, n_seq=TOGETHER, policy="shared")
-    files = [(model, dtype) for model in MODELS for dtype in timed(model, scale)]
-    cells = [change(cell, model=model, dtype=dtype) for cell in (alone, together) for model, dtype in files]
+    n_threads = (*sweep.n_threads, machine.performance_cores())[0]
+    base = Decode(depth=(*sweep.n_depth, DEPTH)[0], n_threads=n_threads, n_gpu_layers=-1 if gpu else 0)
+    base = change(base, **sweep.settings())
+    alone = change(base, n_gen=(*sweep.n_gen, STEPS)[0])
+    together = [change(base, n_gen=STEPS_TOGETHER, n_seq=n, policy="shared") for n in sweep.n_seq or (TOGETHER,)]
+    brought = [(model, scale, dtype) for model in MODELS for dtype in sweep.dtypes or timed(model, scale)]
+    files = list(sweep.files) or brought
+    cells: list[Cell] = [on_file(cell, file) for cell in (alone, *together) for file in files]
+    cells += kernels_of(files, kernels(scale, gpu)[0]) if sweep.files else kernels(scale, gpu)
+    anchor = "" if sweep.files else DTYPE[scale]
     planned = with_gates(
-        "04-quantization", scale, (*cells, *kernels(scale, gpu)), exact_cache=False, anchor_dtype=DTYPE[scale]
+        "04-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False, anchor_dtype=anchor
     )
     return replace(planned, needed=len(files), blocks=2 if scale == "mini" else BLOCKS)
 
@@ -101,14 +106,3 @@ def kernels(scale: str, gpu: bool = False) -> tuple[MatMul, ...]:
     if not gpu:
         cells += [change(cell, dtype=dtype, layout="plain") for dtype in PACKED for cell in (many, one)]
     return tuple(cells)
-
-
-def core(scale: str, gpu: bool = False) -> Plan:
-    """Both phases of the first model in four types; where time is left, eight sequences together in each."""
-    check_scale(scale)
-    models = [name for name in MODELS[:1] if name in planned_models(scale)]
-    base = Decode(scale=scale, depth=DEPTH, n_gen=STEPS, n_threads=machine.performance_cores())
-    base = change(base, n_gpu_layers=-1 if gpu else 0)
-    alone = [change(base, model=model, dtype=dtype) for model in models for dtype in LEAN_TYPES]
-    together = [change(cell, n_gen=STEPS_TOGETHER, n_seq=TOGETHER, policy="shared") for cell in alone]
-    return lean("04-core", scale, (*alone, *together), needed=len(alone))

@@ -1,9 +1,7 @@
 """Which cells describe a machine and its files within minutes: both phases, several sequences, types, ceilings."""
 
-from plamo_study.analysis.ceilings import by_type, weighty
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import Cell, Decode, File, Prefill
-from plamo_study.measure.files import model_fact
 from plamo_study.measure.plan import (
     DEPTH,
     MODELS,
@@ -14,28 +12,19 @@ from plamo_study.measure.plan import (
     check_scale,
     files_of,
     fits,
+    kernels_of,
     lean,
     on_file,
     planned_models,
     scale_of,
     thread_counts,
 )
-from plamo_study.models import registry
-from plamo_study.models.file_types import FILE_TYPES
 
 N_PROMPT, N_GEN = (512, 128, 2048), (16,)  # tokens read and written, in order of need
 N_SEQ = (4, 5, 8, 9, 16, 2, 12, 32)  # on either side of two jumps first; one sequence is measured for the phases
 TYPES = ("Q4_0", "F16", "Q4_K_M")  # of the first model the repository brings, beside the type of every study
 SHORT = 32  # tokens of the prompt that a batch's sequences share
 GPU_STEPS = 48  # a GPU's steps take milliseconds, and its graphs are recorded during the first of them
-
-
-def tensor_types(file: File) -> tuple[str, ...]:
-    """The types of most of a file's matrices, whose kernels decide how fast it reads."""
-    if file[1] == registry.GIVEN:
-        return tuple(weighty(by_type(model_fact(*file))))
-    name = file[2].split("-")[0]
-    return (FILE_TYPES[name][1], *(("Q6_K",) if name.endswith("K_M") else ()))  # a mixture's larger type
 
 
 def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
@@ -73,7 +62,6 @@ def your_machine(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     if not sweep.n_prompt:  # our own choice gives way to a short context, yours is an error
         cells = [*needed, *filter(fits, cells)]
     limits = ceilings(scale_of(scale, sweep), base.n_gpu_layers != 0, threads[:1])
-    kernels = [change(limits[1], dtype=dtype) for file in (*files, *(cell.files[0] for cell in types))
-               for dtype in tensor_types(file)]  # fmt: skip
+    kernels = kernels_of([*files, *(cell.files[0] for cell in types)], limits[1])
     cells = [*cells[: len(needed)], *kernels, *cells[len(needed) :]]
     return lean("your-machine", scale_of(scale, sweep), (*limits, *dict.fromkeys(cells)), len(limits) + len(needed))
