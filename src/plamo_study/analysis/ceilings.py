@@ -9,6 +9,7 @@ is what a kernel reaches, not what the machine could reach: `fastest` is the fas
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
@@ -137,7 +138,7 @@ def limits_at(
 
 
 def limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, Ceilings]:
-    """The best ceilings of a study's main set-up for each of some files: the input of the roofline."""
+    """The best ceilings of a study's main set-up for each file whose ceilings were measured: the roofline's input."""
     return {name: best for name, (best, _) in _limits(rows, files).items()}
 
 
@@ -147,10 +148,11 @@ def usual_limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, 
 
 
 def _limits(rows: pd.DataFrame, files: Mapping[Name, Model]) -> dict[Name, tuple[Ceilings, Ceilings]]:
-    if not files:
-        return {}
-    table, place = measured([rows]), main_place(rows)
-    return {name: limits_at([table], place, file) for name, file in files.items()}
+    table, found = measured([rows]), dict[Name, tuple[Ceilings, Ceilings]]()
+    for name, file in files.items() if len(table) else ():
+        with suppress(StudyError):  # a kernel of this file was not measured
+            found[name] = limits_at([table], main_place(rows), file)
+    return found
 
 
 def of_study(rows: pd.DataFrame) -> pd.DataFrame:

@@ -24,7 +24,7 @@ from plamo_study.models.header import read
 from plamo_study.models.tensors import TensorInfo
 
 ACCEPT = "PLAMO_STUDY_ACCEPT"
-NOT_SHAPE = ("name", "scale", "trained", "values")
+NOT_SHAPE = ("name", "scale", "trained", "values", "weights")
 SUMMED = ("count", "n_elements", "n_bytes")
 SOURCES = {"mini": ("F16",), "shape": ("F16",), "weights": ("F32", "BF16", "F16")}  # to quantize from, the best first
 

@@ -21,9 +21,11 @@ from plamo_study.measure.frame import build_name
 from plamo_study.measure.recording import LOCAL, REFERENCE, Recording, journal_path
 from plamo_study.measure.tolerance import part_tolerance, tolerance
 from plamo_study.models import casts
+from plamo_study.models.registry import GIVEN
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present import processors
 from plamo_study.present.tables import Columns, Table, escaped, scaled, table
+from plamo_study.present.theme import NOTHING
 
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
 GATES = "00-gates"
@@ -94,7 +96,9 @@ def models(recording: Recording) -> Table:
 
 
 def weights_of(fact: dict[str, Any]) -> str:
-    """Where a model's weights come from: random, trained here (the embedded models), or released."""
+    """Where a model's weights come from: random, trained here (the embedded models), released, or a user's file."""
+    if fact["scale"] == GIVEN:
+        return "a file's"
     return "random" if fact["synthetic"] else "released" if fact["scale"] == "weights" else "trained"
 
 
@@ -206,6 +210,8 @@ def ceilings(recording: Recording) -> Table:
     The note holds an Apple chip's fastest reading against its published bandwidth.
     """
     data = of_study(recording.rows)
+    if data.empty:
+        return Table(pd.DataFrame({"": [NOTHING]}))
     factors, devices = [PER_SECOND[c] for c in data["ceiling"]], ["GPU" if n else "CPU" for n in data["n_gpu_layers"]]
     shown = pd.DataFrame(
         {
@@ -300,16 +306,32 @@ def returned(rows: pd.DataFrame) -> str:
 
 
 def verified(recording: Recording) -> Markdown:
-    """One line under a page's finding: how many rows were correct, and their machine and files."""
+    """One line under a page's finding: how many rows were correct, and their machine and files.
+
+    For a page whose sentences speak of the reference machine, which it says where its rows are others'.
+    """
+    here = HERE if recording.source == "live" else ""
+    return Markdown(f"{disturbed(recording.rows)}{here}{_rows(recording)}")
+
+
+def _scale(recording: Recording) -> str:
+    return "files given by path" if recording.scale == GIVEN else f"scale {recording.scale}"
+
+
+def of_rows(recording: Recording) -> Markdown:
+    """The same line for a page that is true of any rows."""
+    return Markdown(f"{disturbed(recording.rows)}{_rows(recording)}")
+
+
+def _rows(recording: Recording) -> str:
     rows, kinds = recording.rows, [weights_of(recording.facts[name]) for name in model_names(recording.rows)]
     threads = rows["n_threads"].max()
     types = _types(rows[rows["model"] != ""]).removesuffix(" of")
     weights = f"{' and '.join(dict.fromkeys(kinds))} weights, {types}"
     shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
     where = chips(recording) + (f", {devices(rows)}" if shared else "")
-    place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; scale {recording.scale} ({weights})"
-    here = HERE if recording.source == "live" else ""
-    return Markdown(f"{disturbed(rows)}{here}*{computed(rows)} {returned(rows)}{place}.*")
+    place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; {_scale(recording)} ({weights})"
+    return f"*{computed(rows)} {returned(rows)}{place}.*"
 
 
 def _types(rows: pd.DataFrame) -> str:

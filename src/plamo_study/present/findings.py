@@ -1,27 +1,52 @@
-"""What a page says of the rows it shows: findings, lines with numbers in them, and questions with their verdicts."""
+"""What a page says of the rows it shows: findings, lines with numbers in them, and questions with their answers.
+
+    finding(*(f"{name(r.file)} reads {number(r.value)} tokens a second." for r in rate.itertuples()))
+    questions(
+        question("Does a written token cost more than ten read ones?", ratio, above=10, why="then answers decide"),
+    )
+
+The same cell is true of any rows. A threshold is set from what a reader would do differently, before rows are read. The
+questions of one table are a family: an answer other than "inconclusive" needs an interval on one side of the threshold
+and a p-value that survives the correction for all of them.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from IPython.display import Markdown
 
-from plamo_study.analysis.stats import Estimate
-from plamo_study.present.tables import Table, escaped, significant
+from plamo_study.analysis import claims
+from plamo_study.analysis.estimates import NUMBERS
+from plamo_study.errors import StudyError
+from plamo_study.present.page_claims import METADATA, figure
+from plamo_study.present.tables import Table, escaped
 
-MARKS = {"holds": "yes", "does not hold": "no", "inconclusive": "inconclusive"}
-FEW = 3  # processes below which an interval says nothing, and there is no verdict
+FINDINGS = "plamo_study_findings"  # key of an output's metadata with its lines, for documents
+ANSWERS = {"holds": "yes", "does not hold": "no", "inconclusive": "inconclusive"}
+NUMERIC = {"estimate", "first", "second", "noise", *NUMBERS}
+Line = dict[str, Any]
 
 
-def finding(*lines: str, otherwise: str = "") -> Markdown:
-    """Lines with numbers in them, as the rows have it, in bold; several become a list.
+class Finding(Markdown):
+    """Lines with numbers in them, in bold. Its output also holds them as data, for documents."""
 
-    `otherwise`: what is said where there are none: what was not measured, and the command that measures it.
+    def __init__(self, lines: Sequence[str], otherwise: str = ""):
+        self.lines = list(lines)
+        said = [f"**{line}**" for line in lines] or ([f"*Not measured here. {otherwise}*"] if otherwise else [""])
+        super().__init__(said[0] if len(said) == 1 else "\n".join(f"- {line}" for line in said))
+
+    def _repr_markdown_(self) -> Any:
+        return self.data, {FINDINGS: self.lines}
+
+
+def finding(*lines: str, otherwise: str = "") -> Finding:
+    """Lines with numbers in them; several become a list.
+
+    `otherwise`: what is said where there are none: the command that measures it.
     """
-    said = [f"**{line}**" for line in lines]
-    if not said:
-        return Markdown(otherwise and f"*Not measured here. {otherwise}*")
-    return Markdown(said[0] if len(said) == 1 else "\n".join(f"- {line}" for line in said))
+    return Finding(lines, otherwise)
 
 
 def name(text: str) -> str:
@@ -38,33 +63,50 @@ def number(value: float) -> str:
 
 
 def question(
-    sentence: str, found: pd.DataFrame, above: float = math.nan, below: float = math.nan, why: str = ""
-) -> pd.DataFrame:
-    """A question of each line of `found`: is its `estimate` above, or below, a threshold that matters to a reader?
+    sentence: str, found: pd.DataFrame, above: float | None = None, below: float | None = None,
+    between: tuple[float, float] | None = None, why: str = "",
+) -> list[Line]:  # fmt: skip
+    """A question about each line of `found`, as `estimate` and `compare` return it; one threshold.
 
-    `why`: why the threshold is this one, set before the rows are read. Columns question, of, estimate, asked, verdict.
+    `why`: why the threshold is this one. Raises StudyError unless there is exactly one threshold.
     """
-    sought = f"above {above:g}" if above == above else f"below {below:g}"
-
-    def verdict(estimate: Estimate) -> str:
-        if estimate.n < FEW or math.isnan(estimate.low):
-            return "inconclusive"
-        return MARKS[estimate.above(above) if above == above else estimate.below(below)]
-
-    return pd.DataFrame(
-        {
-            "question": [sentence] * len(found),
-            "of": found.get("file", found.get("model", pd.Series([""] * len(found)))).tolist(),
-            "estimate": found["estimate"].tolist(),
-            "asked": [f"{sought}{f', {why}' if why else ''}"] * len(found),
-            "verdict": [verdict(estimate) for estimate in found["estimate"]],
-        }
-    )
+    given = [each for each in (above, below, between) if each is not None]
+    if len(given) != 1:
+        raise StudyError(f"question {sentence!r}", f"has {len(given)} thresholds", "give one of above, below, between")
+    lines = []
+    for row in found.to_dict("records"):
+        of, estimate = ", ".join(str(value) for key, value in row.items() if key not in NUMERIC), row["estimate"]
+        if above is not None:
+            line = claims.above(sentence, of, estimate, above)
+        elif below is not None:
+            line = claims.below(sentence, of, estimate, below)
+        else:
+            line = claims.within(sentence, of, estimate, *(between or (0, 0)))
+        lines.append(line | {"why": why})
+    return lines
 
 
-def questions(asked: Iterable[pd.DataFrame]) -> Table:
-    """All questions of a section or a page in one table."""
-    frame = pd.concat([*asked, pd.DataFrame(columns=["question", "of", "estimate", "asked", "verdict"])])
-    number = significant(3)
-    shown = frame.assign(estimate=[number(each) for each in frame["estimate"]])
-    return Table(shown.rename(columns={"estimate": "measured", "verdict": "answer"}))
+class Questions(Table):
+    """The questions of a section or a page. Its output also holds them as data, for tests and documents."""
+
+    def __init__(self, lines: list[Line]):
+        family = claims.family(lines).to_dict("records") if lines else []
+        self.lines = [
+            {"claim": line["claim"], "of": line["model"], "figure": figure(line), "needed": line["wanted"],
+             "verdict": ANSWERS[line["verdict"]]} for line in family
+        ]  # fmt: skip
+        whys = [f"{line['wanted']}{', ' * bool(line['why'])}{line['why']}" for line in lines]
+        shown = [
+            {"question": line["claim"], "of": line["of"], "measured": line["figure"], "asked": why,
+             "answer": line["verdict"]} for line, why in zip(self.lines, whys, strict=True)
+        ]  # fmt: skip
+        super().__init__(pd.DataFrame(shown or [{"": "Nothing that a question is about was measured here."}]))
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+        data = {"text/html": self._repr_html_(), "text/markdown": self._repr_markdown_(), "text/plain": repr(self)}
+        return data, {METADATA: self.lines}
+
+
+def questions(*asked: Sequence[Line]) -> Questions:
+    """All questions of a section in one table."""
+    return Questions([line for each in asked for line in each])

@@ -103,7 +103,7 @@ class Verdicts:
     """The verdicts of a claim, shown under its sentence."""
 
     def __init__(self, lines: list[Line], here: Sequence[Line] = ()):
-        self.lines, own = lines, {_what(line): f"; on this machine {_figure(line)}" for line in here}
+        self.lines, own = lines, {_what(line): f"; on this machine {figure(line)}" for line in here}
         self._said = [_said(line) + own.get(_what(line), "") for line in lines]
 
     def _repr_markdown_(self) -> str:
@@ -122,14 +122,14 @@ class Checked(Table):
         self.lines = lines
         n, own = len(lines), {_what(line): line for line in here}
         if own:
-            reference, n = {_what(line): _figure(line) for line in lines}, len(own)
+            reference, n = {_what(line): figure(line) for line in lines}, len(own)
             lines = [line for line in lines if _what(line) in own]
         shown = []
         for line in lines:
             entry, mine = {"claim": line["claim"], "of": line["model"]}, own.get(_what(line), line)
             if reference is not None:
                 entry["reference machine"] = reference.get(_what(line), "")
-            entry["measured" if reference is None else "on this machine"] = _figure(mine)
+            entry["measured" if reference is None else "on this machine"] = figure(mine)
             shown.append(entry | {"needed": mine["wanted"], "verdict": mine["verdict"]})
         note = f"{n} claims, one family: p-values after Benjamini and Hochberg's correction, at 5 %."
         super().__init__(pd.DataFrame(shown), note)
@@ -170,11 +170,12 @@ def _untested(sentence: str, wanted: str, verdict: str) -> Line:
 
 
 def _plain(line: Line) -> Line:
-    own = {"claim": line["claim"], "of": line["model"], "figure": _figure(line), "needed": line["wanted"]}
+    own = {"claim": line["claim"], "of": line["model"], "figure": figure(line), "needed": line["wanted"]}
     return own | {"verdict": line["verdict"]}
 
 
-def _figure(line: Line) -> str:
+def figure(line: Line) -> str:
+    """A line's estimate as text; where processes are few, their range."""
     found: Estimate | None = line["estimate"]
     if found is None:
         return ""
@@ -187,5 +188,5 @@ def _figure(line: Line) -> str:
 
 def _said(line: Line) -> str:
     of = f"{line['model']}: " if line["model"] else ""
-    figure = f" ({of}{_figure(line)}, needed {line['wanted']})" if line["estimate"] else ""
-    return f"{MARKS[line['verdict']]} {line['claim']}{figure}"
+    shown = f" ({of}{figure(line)}, needed {line['wanted']})" if line["estimate"] else ""
+    return f"{MARKS[line['verdict']]} {line['claim']}{shown}"

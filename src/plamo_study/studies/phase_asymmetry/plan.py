@@ -57,5 +57,5 @@ def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pl
         for file in files:
             on_cpu = on_file(change(base, n_threads=n_threads, n_gpu_layers=0, n_prompt=128), file)
             fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
-    planned = with_gates("01-phase-asymmetry", own, tuple(dict.fromkeys((*asked, *limits, *fewer))))
+    planned = with_gates("01-phase-asymmetry", own, tuple(dict.fromkeys((*limits, *asked, *fewer))))
     return replace(planned, compared=tuple(asked), needed=len(asked) + len(limits))
