@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 
 import msgspec
@@ -231,6 +231,13 @@ class _Sweep:
             self._each(todo)
             if number + 1 >= least:
                 self._again(seconds)
+        self._recall()
+
+    def _recall(self) -> None:
+        """Count the rows of earlier calls in, such as those of another sweep: also where no time was left for them."""
+        blocks = ((*self.asked.shuffled(n, self.plan.cells), *self.asked.anchors(n)) for n in range(MOST_BLOCKS))
+        every = [*self.asked.gates(), *chain.from_iterable(blocks)]
+        self._plan([task for task in every if self.bench.key(task) in self.done])
 
     def lacking(self) -> list[Task]:
         """The tasks that the finding needs and that are not done."""

@@ -87,11 +87,13 @@ def give(named: str | Iterable[Any]) -> list[Given]:
     Raises StudyError for a path that is no file, a file that is no model, a part that is missing, and a blocking
     finding of the check.
     """
-    found = dict.fromkeys(_one(path) for path in split(named))
-    for each in found:
+    found = []
+    for path in split(named):
+        each = _one(path)
         FILES[each.file] = each
         registry.give(each.spec, each.dtype, each.path)
-    return list(found)
+        found.append(each)
+    return list(dict.fromkeys(found))
 
 
 def has_oracle(file: tuple[str, str, str]) -> bool:

@@ -27,7 +27,7 @@ from plamo_study.studies.your_machine import plan as your_machine
 
 @dataclass(frozen=True)
 class Study:
-    """What is measured under one name. The first two digits of a study's name are those of the notebook it belongs to.
+    """What is measured under one name. Its notebook begins with the same two letters, unless `notebook` names another.
 
     `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: needs trained weights, so it
     is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured by a live
@@ -40,6 +40,7 @@ class Study:
     aside: bool = False
     whole: bool = False
     weight: int = 1
+    notebook: str = ""
 
 
 NOTEBOOKS = {
@@ -47,7 +48,8 @@ NOTEBOOKS = {
     "00-start-here": "two numbers and one explanation, in five minutes: guess first, then see",
     "01-phase-asymmetry": "how far apart are prefill and decode, and why",
     "02-roofline": "where do both phases stand against this machine's ceilings",
-    "03-batch-scaling": "what does batching buy, where does it break, and is the batch right",
+    "03-batch-scaling": "what does a batch buy, and where does it stop",
+    "03b-batching-law": "is an answer its own when others ask too",
     "04-quantization": "size, speed, quality and numeric range by type and by tensor",
     "05-context-length": "how both phases move with context, by attention kernel and cache type",
     "06-chunked-prefill": "what one long prompt does to everyone else",
@@ -69,7 +71,7 @@ STUDIES = {
     "02-trace": Study(timeline.trace),
     "03-batch-scaling": Study(batch_scaling.batch_scaling, weight=5),
     "03-source-table": Study(batch_scaling.source_table),
-    "03-batching-law": Study(batching_law.batching_law, at_mini=True, weight=2),
+    "03-batching-law": Study(batching_law.batching_law, at_mini=True, weight=2, notebook="03b-batching-law"),
     "04-quantization": Study(quantization.speed, weight=4),
     "04-modes": Study(quantization.modes, aside=True),
     "04-controlled": Study(quantization.controlled, aside=True),
@@ -120,7 +122,20 @@ OF_FULL_SIZE = (  # as their titles say
 
 def of_notebook(name: str, scale: str) -> list[tuple[str, str]]:
     """The studies a notebook shows, with the scale each is measured at when the notebook asks for `scale`."""
-    return [(own, shown_at(own, scale)) for own, study in STUDIES.items() if own[:2] == name[:2] and not study.aside]
+    return [
+        (own, shown_at(own, scale))
+        for own in STUDIES
+        if notebook_of(own) == notebook_of(name) and not STUDIES[own].aside
+    ]
+
+
+def notebook_of(name: str) -> str:
+    """The notebook that a study, or a notebook itself, belongs to; "" for neither."""
+    if name in NOTEBOOKS:
+        return name
+    if name in STUDIES and STUDIES[name].notebook:
+        return STUDIES[name].notebook
+    return next((each for each in NOTEBOOKS if each[:2] == name[:2]), "")
 
 
 def shown_at(name: str, scale: str) -> str:

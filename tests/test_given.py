@@ -1,0 +1,177 @@
+"""Files that a user gives by path: named, judged and measured where they lie, or refused with a reason and a mend."""
+
+import os
+import shutil
+
+import foreign_models
+import pytest
+from gguf import GGUFReader
+
+from plamo_study import paths
+from plamo_study.engine.session import Session, SessionConfig
+from plamo_study.errors import StudyError
+from plamo_study.measure import asked, proof
+from plamo_study.measure.cells import Gate
+from plamo_study.measure.files import model_fact
+from plamo_study.measurements import measurements
+from plamo_study.models import given, registry, synthetic
+from plamo_study.studies.your_machine import plan
+
+MINI = paths.MODELS / "plamo-2-1b.mini.F16.gguf"
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    """Nothing is remembered from other tests, and nothing is written into the checkout."""
+    monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
+    monkeypatch.setattr(paths, "MEASURED", tmp_path / "measured")
+    monkeypatch.setattr(given, "FILES", {})
+    monkeypatch.setattr(registry, "_given", {})
+    monkeypatch.setattr(registry, "_paths", {})
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return foreign_models.write(tmp_path / "llama, tiny.gguf")
+
+
+def test_a_file_is_named_and_typed_by_its_header_wherever_it_lies(tmp_path):
+    folder = tmp_path / "some dir"
+    folder.mkdir()
+    path = shutil.copy(MINI, folder / "モデル.Q4_K_M.gguf")
+    [found] = given.give(str(path))
+    assert found.spec.arch == "plamo2"
+    assert found.dtype == "F16", "the header says so, whatever the name says"
+    assert found.file == (found.spec.name, "file", "F16")
+    assert given.has_oracle(found.file)
+    assert (found.n_bytes, found.sha256) == (path.stat().st_size, given.tensors.sha256(path))
+    assert sorted(folder.iterdir()) == [path], "nothing is written beside it"
+
+
+def test_a_file_without_a_name_bears_its_own_and_one_without_a_suffix_is_read(tmp_path, llama):
+    blob = shutil.copy(llama, tmp_path / "sha256-0a1b")
+    link = tmp_path / "linked.Q8_0.gguf"
+    link.symlink_to(blob)
+    assert [each.spec.name for each in given.give([str(llama)])] == ["llama, tiny"]
+    assert given.give(str(blob))[0].spec.name == "sha256-0a1b"
+    assert given.give(str(link))[0].spec.name.startswith("linked")
+
+
+def test_several_files_are_told_apart_even_by_one_name(tmp_path):
+    a = foreign_models.write(tmp_path / "a.gguf", name="same")
+    b = foreign_models.write(tmp_path / "b.gguf", name="same", layers=3)
+    first, second = given.give(f"{a}, {b}")
+    assert first.spec.name == "same"
+    assert second.spec.name == f"same {second.sha256[:6]}"
+    assert given.give([str(a), str(a)]) == [first]
+
+
+def test_a_path_with_commas_and_a_list_are_read_as_meant(tmp_path, llama, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert given.split(str(llama)) == [llama]
+    assert given.split("~/llama, tiny.gguf") == [llama]
+    assert given.split(f'["{llama}", "x.gguf"]') == [llama, given.Path("x.gguf")]
+    assert given.split("a.gguf,b.gguf") == [given.Path("a.gguf"), given.Path("b.gguf")]
+
+
+def test_what_is_no_model_is_refused_by_name(tmp_path, llama):
+    (tmp_path / "page.gguf").write_text("<!doctype html>")
+    (tmp_path / "broken.gguf").symlink_to(tmp_path / "gone")
+    for path, why in ((tmp_path, "is a folder"), (tmp_path / "no.gguf", "no such file"),
+                      (tmp_path / "broken.gguf", "broken link")):  # fmt: skip
+        with pytest.raises(StudyError, match=why):
+            given.give(str(path))
+    with pytest.raises(StudyError):
+        given.give(str(tmp_path / "page.gguf"))
+
+
+def test_a_file_is_hashed_and_checked_once_as_long_as_it_is_the_same(tmp_path, llama, monkeypatch):
+    given.give(str(llama))
+    read = []
+    monkeypatch.setattr(given.tensors, "sha256", lambda path: read.append(path) or "0" * 64)
+    given.give(str(llama))
+    assert read == []
+    os.utime(llama, ns=(1, 1))
+    given.give(str(llama))
+    assert read == [llama]
+
+
+def test_a_folder_of_models_that_cannot_be_written_to_costs_no_more_than_a_second_reading(tmp_path, llama, monkeypatch):
+    monkeypatch.setattr(paths, "MODELS", tmp_path / "a file")
+    (tmp_path / "a file").write_text("")
+    assert given.give(str(llama))[0].spec.arch == "llama"
+
+
+def test_its_fact_says_what_it_is_and_not_where_it_lies(tmp_path, llama):
+    [found] = given.give(str(llama))
+    fact = model_fact(*found.file)
+    assert fact["sha256"] == found.sha256
+    assert fact["shape"]["layers"] == foreign_models.LAYERS
+    assert fact["n_params"] == sum(int(t.n_elements) for t in GGUFReader(llama).tensors)
+    assert str(tmp_path) not in str(fact)
+
+
+def test_a_file_that_only_a_repair_makes_measurable_is_repaired_when_asked(tmp_path, monkeypatch):
+    path = synthetic.write(registry.spec("plamo-2-1b", "mini"), "F16", tmp_path / "arrays.gguf", head_count_array=True)
+    with pytest.raises(StudyError, match="--repair"):
+        given.give(str(path))
+    assert not (paths.MODELS / "repaired").exists()
+    monkeypatch.setenv(given.REPAIR, "1")
+    [found] = given.give(str(path))
+    assert found.path.parent == paths.MODELS / "repaired"
+
+
+@pytest.mark.parametrize(
+    ("word", "values"),
+    [("128,512", (128, 512)), ("1-4", (1, 2, 3, 4)), ("1-9+4", (1, 5, 9)), ("64-512*2", (64, 128, 256, 512)),
+     (512, (512,)), ([8, 8, 4], (8, 4))],
+)  # fmt: skip
+def test_lengths_are_written_as_for_llama_bench(word, values):
+    assert asked.sweep(n_prompt=word).n_prompt == values
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"n_prompt": "0"}, {"n_seq": "abc"}, {"n_seq": "9-1"}, {"n_seq": "1-100000"}, {"type_k": "q3"},
+     {"flash_attn": "maybe"}, {"n_gpu_layers": "all"}, {"n_sequences": "1"}, {"n_prompt": "1-8*1"}],
+)  # fmt: skip
+def test_values_that_make_no_sense_are_refused_before_anything_is_measured(values):
+    with pytest.raises(StudyError):
+        asked.sweep(**values)
+
+
+def test_settings_and_lengths_reach_the_cells(llama):
+    varied = asked.sweep(files=str(llama), n_prompt="64", n_seq="2", type_k="q8_0", flash_attn="on", n_threads="1")
+    cells = [cell for cell in plan.your_machine("shape", sweep=varied).cells if cell.files]
+    assert {cell.files[0] for cell in cells} == set(varied.files)
+    assert {(cell.type_k, cell.flash_attn, cell.n_threads) for cell in cells} == {("q8_0", "on", 1)}
+    assert {cell.n_prompt for cell in cells if cell.workload == "prefill"} == {64}
+    assert {cell.n_seq for cell in cells} == {1, 2}
+
+
+def test_files_of_other_architectures_are_judged_by_their_consistency_and_measured_once(llama):
+    varied = asked.sweep(files=str(llama), n_prompt="16", n_gen="4", n_seq="2")
+    m = measurements("your-machine", "live", "mini", 0, "cpu", varied)
+    of_file = m[m.file != ""]
+    assert set(of_file.verdict) == {"consistent"}
+    assert {"prefill", "step"} <= set(of_file.metric)
+    wider = asked.sweep(files=str(llama), n_prompt="16,32", n_gen="4", n_seq="2")
+    again = measurements("your-machine", "live", "mini", 0, "cpu", wider)
+    assert set(m.key) <= set(again.key), "a cell measured once is reused by another sweep"
+
+
+def test_a_mixing_engine_is_no_consistent_one(llama, monkeypatch):
+    """Planted: sequences see one another's tokens."""
+    usual = Session.decode
+
+    def mixed(self, tokens):
+        swapped = dict(zip(tokens, reversed(tokens.values()), strict=True))
+        usual(self, swapped if len(tokens) > 1 else tokens)
+
+    gate = Gate(model="x", scale="file", dtype="F16", n_prompt=24, judged="consistent")
+    with Session(llama, SessionConfig(24)) as session:
+        assert proof.gate(gate, session, [], llama).valid is True
+        monkeypatch.setattr(Session, "decode", mixed)
+        measured = proof.gate(gate, session, [], llama)
+    assert measured.valid is False
+    assert not measured.checks["together_agrees"]
