@@ -17,6 +17,8 @@ from plamo_study.present.tables import Table
 
 NAMES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
 DOCUMENTS = ("README.md", "USING.md", "CONTRIBUTING.md", "FINDINGS.md")
+ROOT = typer.main.get_command(main.app)
+TARGETS = set(re.findall(r"^([a-z]+):", (paths.ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 AGAIN = ("04-quantization",)
 CODE = re.compile(r"^ *```.*?^ *```|`[^`]+`", re.DOTALL | re.MULTILINE)
 TOOL = re.compile(r"\btools/[\w/]+\.py")
@@ -84,9 +86,8 @@ def texts():
 
 def gone(text):
     """What a text names that is not there: commands of ours with their options, targets of make, tools."""
-    root = typer.main.get_command(main.app)
     for words in COMMAND.findall(text):
-        command, options = root, set()
+        command, options = ROOT, set()
         for word in words.split():
             options |= {each for parameter in command.params for each in (*parameter.opts, *parameter.secondary_opts)}
             if word == "--help":
@@ -98,9 +99,7 @@ def gone(text):
                 command = command.commands[word]
             elif word.startswith("-") and word.split("=")[0] not in options:
                 yield f"plamo-study{words}: {word}"
-    makefile = (paths.ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    yield from (f"make {target}" for target in TARGET.findall(text) if target not in targets)
+    yield from (f"make {target}" for target in TARGET.findall(text) if target not in TARGETS)
     yield from (tool for tool in TOOL.findall(text) if not (paths.ROOT / tool).exists())
 
 
