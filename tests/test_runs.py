@@ -76,6 +76,7 @@ def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_sid
     ("type_name", "text", "value"),
     [
         ("bool", "False", False),
+        ("bool", "yes", True),
         ("int", "-3", -3),
         ("float", "1e5", 1e5),
         ("float", 2, 2.0),
