@@ -62,15 +62,17 @@ def label(name: str) -> str:
     return LABELS[name][0] if name in LABELS else name.replace("_", " ")
 
 
-def table(found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = "", **headings: str) -> Table:
+def table(
+    found: pd.DataFrame, columns: str | Sequence[str] = (), note: str = "", nothing: str = "", **headings: str
+) -> Table:
     """A table of some columns, headed and formatted by LABELS: a list of names, or one string separated by blanks.
 
-    `headings` rename columns of this one table.
+    `nothing`: what stands in place of a table without lines, if not the note. `headings` rename columns of this one.
     `numbers` of the result is the frame behind it, unrounded.
     """
     names = names_of(columns) or [name for name in found if name not in ("value", "low", "high", "noise")]
     if found.empty:
-        return Table(pd.DataFrame({"": [note or NOTHING]}))
+        return Table(pd.DataFrame({"": [nothing or note or NOTHING]}))
     shown = {}
     for name in names:
         heading, how = LABELS.get(name, (label(name), _format(found[name])))
