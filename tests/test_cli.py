@@ -89,6 +89,7 @@ WRONG = (
     (("run", "01", "--device", "cpu", "-p", "device", "gpu"), "-p device gpu"),
     (("measure", "99-nothing"), "study '99-nothing'"),
     (("measure", "01-phase-asymmetry", "--scale", "weights"), "is not here"),
+    (("measure", "01-phase-asymmetry", "--scale", "weights", "--minutes", "2"), "is not here"),
     (("measure", "03-batching-law", "--scale", "shape"), "held against the engine at mini"),
     (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
     (("models", "make", "--model", "gpt"), "model 'gpt'"),
