@@ -10,7 +10,7 @@ import plamo_study  # noqa: F401
 
 ASKED = """
 import sys
-loaded = [each for each in sys.modules if each.split(".")[0] == "llama_cpp" or each == "plamo_study.engine.bindings"]
+loaded = [each for each in sys.modules if each.split(".")[0] == "llama_cpp"]
 assert not loaded, loaded
 """
 

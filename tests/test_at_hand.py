@@ -1,6 +1,7 @@
 """What `make study` measures here: three processes a cell, one proof, a gate of parts, and pages that set it beside."""
 
 import shutil
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from plamo_study.analysis.estimates import compare
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, recording, runner
 from plamo_study.measure.cells import Decode, Prefill
+from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.models import recipes
 from plamo_study.present.page_claims import Claims
 from plamo_study.studies import at_hand, registry as studies
@@ -90,6 +92,49 @@ def own(swept, tmp_path, monkeypatch):
     target.parent.mkdir(parents=True)
     shutil.copy(swept[1], target)
     return measurements.measured_here("01-core")
+
+
+def rewrite(change):
+    """Let the own rows of 01-core be what `change` makes of them; returns their frame on a page."""
+    path = recording.journal_path("01-core", "shape", recording.LOCAL)
+    records = journal.read(path)
+    facts = [record for record in records if not isinstance(record, Row)]
+    rows = change([record for record in records if isinstance(record, Row)])
+    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in (*facts, *rows)))
+    return measurements.measured_here("01-core")
+
+
+@pytest.mark.parametrize("minutes", [5, 300])
+def test_own_rows_are_those_of_the_device_that_ran_a_model_last_and_never_of_two(own, minutes):
+    def on_a_gpu(row):
+        started = (datetime.fromisoformat(row.started) + timedelta(minutes=minutes)).isoformat()
+        faster = [[time // 10 for time in sample] for sample in row.samples_ns]
+        cell = msgspec.structs.replace(row.cell, n_gpu_layers=-1)
+        return msgspec.structs.replace(row, key=row.key[::-1], cell=cell, started=started, samples_ns=faster)
+
+    both = rewrite(lambda rows: [*rows, *map(on_a_gpu, rows)])
+    assert set(both.n_gpu_layers) == {-1}
+    assert (both.query("metric == 'step'").value < own.query("metric == 'step'").value.min()).all()
+    again = rewrite(lambda rows: [row for row in rows if row.cell.n_gpu_layers == 0])
+    assert set(again.n_gpu_layers) == {0}
+
+
+@pytest.mark.usefixtures("own")
+def test_where_own_rows_were_disturbed_a_page_that_shows_them_says_by_what(capsys):
+    def shown(**state):
+        def disturb(row):
+            quiet = Conditions(load_1min=0, whole=Evidence(wall_ns=1), **state)
+            return msgspec.structs.replace(row, conditions=quiet)
+
+        capsys.readouterr()
+        assert len(rewrite(lambda rows: [disturb(row) for row in rows]))
+        return capsys.readouterr().out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measurements, "display", lambda said: print(said.data))
+        assert shown() == ""
+        assert "ran on its battery while your own rows (01-core) were measured" in shown(power_source="battery")
+        assert "heat slowed the machine" in shown(thermal="heavy")
 
 
 def test_own_rows_are_a_frame_as_any_other_and_have_no_lines_where_nobody_asks(own):

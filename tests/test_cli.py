@@ -89,6 +89,7 @@ WRONG = (
     (("run", "01", "--device", "cpu", "-p", "device", "gpu"), "-p device gpu"),
     (("measure", "99-nothing"), "study '99-nothing'"),
     (("measure", "01-phase-asymmetry", "--scale", "weights"), "is not here"),
+    (("measure", "01-phase-asymmetry", "--scale", "weights", "--minutes", "2"), "is not here"),
     (("measure", "03-batching-law", "--scale", "shape"), "held against the engine at mini"),
     (("measure", "03-batch-scaling", "--beside", "/nowhere"), "libllama"),
     (("models", "make", "--model", "gpt"), "model 'gpt'"),
@@ -151,6 +152,79 @@ def test_bad_input_is_one_clear_message_and_exit_code_two(answers, arguments, me
     code, said = answers[arguments]
     assert code == 2, said
     assert message in said
+
+
+TEXT = str(paths.ROOT / "README.md")
+ENDING = {  # every command, with arguments that bring it to an end within some seconds
+    "study": ["--minutes", "nan"],
+    "run": ["99-nothing"],
+    "measure": ["01-phase-asymmetry", "--minutes", "0.001"],
+    "publish": [],
+    "trace": ["nowhere.gguf"],
+    "probe": ["http://127.0.0.1:9"],
+    "models list": [],
+    "models scan": ["nowhere.gguf", "nowhere.gguf", "--text", TEXT],
+    "models make": ["--scale", "mini"],
+    "models fetch": ["plamo-2-1b", "--offline"],
+    "models convert": ["."],
+    "models check": [str(mini_file())],
+    "models quantize": [str(mini_file()), "--type", "Q8_0", "--dry-run"],
+    "models ranges": [str(mini_file()), "--text", TEXT, "--n-prompt", "8", "--n-gen", "1"],
+    "models quality": [TEXT, "--scale", "weights"],
+    "engine build": ["nothing"],
+    "engine test": ["nothing"],
+    "engine server": ["nothing"],
+    "engine list": [],
+    "rows pack": [],
+    "rows add": ["nowhere.rows.gz"],
+    "rows remove": ["nowhere"],
+    "rows list": [],
+    "server build": ["nothing"],
+    "server start": ["nowhere.gguf"],
+}
+FORKED = """
+import json, os, sys
+from plamo_study.cli import main
+import typer
+
+def leaves(command, *names):
+    for name, each in getattr(command, "commands", {}).items():
+        yield from leaves(each, *names, name)
+    if names and not hasattr(command, "commands"):
+        yield " ".join(names)
+
+def mapped():
+    with open("/proc/self/maps") as maps:
+        return sorted({line.split()[-1] for line in maps if "libllama" in line or "libggml" in line})
+
+ending, found, reading = json.load(sys.stdin), {"": mapped()}, {}
+assert set(ending) == set(leaves(typer.main.get_command(main.app)))
+for name, arguments in ending.items():
+    answer, asked = os.pipe()
+    if not os.fork():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        sys.argv[1:] = [*name.split(), *arguments]
+        try:
+            main.main()
+        finally:
+            os.write(asked, json.dumps(mapped()).encode())
+            os._exit(0)
+    os.close(asked)
+    reading[name] = open(answer)
+for name, answer in reading.items():
+    found[name] = json.loads(answer.read())
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not list what a process maps")
+def test_no_command_maps_the_engine_s_libraries_which_its_workers_load(root):
+    everything = os.environ | {"PLAMO_STUDY_ROOT": str(root)}
+    pipes = {"input": json.dumps(ENDING), "capture_output": True, "text": True, "cwd": root}
+    done = subprocess.run([sys.executable, "-c", FORKED], env=everything, check=True, **pipes)
+    assert {name: mapped for name, mapped in json.loads(done.stdout).items() if mapped} == {}
 
 
 def test_models_are_listed_with_their_assumptions_and_made_with_the_pinned_hash(root):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from conftest import ATTENTION, HYBRID, mini
 
+from plamo_study.cli import report
 from plamo_study.errors import StudyError
 from plamo_study.measure import bench, durations, frame, journal, machine, plan, process, recording, runner, watch
 from plamo_study.measure.rows import Conditions, Row, content_id
@@ -323,10 +324,43 @@ def test_what_cannot_be_measured_or_collected_is_said_before_anything_runs():
             plan.check_cell(mini("decode", **how))
     study = "01-phase-asymmetry"
     wrong = {"source": (study, "elsewhere", "mini"), "scale": (study, "live", "huge"),
-             "study": ("99-nothing", "live", "mini"), "no rows": (study, "recorded", "weights")}  # fmt: skip
+             "study": ("99-nothing", "live", "mini"), "no rows": (study, "recorded", "weights"),
+             "is not here": (study, "live", "weights", 0.1)}  # fmt: skip
     for why, asked in wrong.items():
         with pytest.raises(StudyError, match=why):
             collect.collect(*asked)
+
+
+def test_a_gate_that_fails_is_said_before_anything_else_is_measured_and_fails_the_call(
+    tmp_path, monkeypatch, capsys, once
+):
+    def wrong(job, *rest, **how):
+        outcome = remembered(job, *rest, **how)
+        if job.cell is None or job.cell.workload != "gate":
+            return outcome
+        checks = outcome.measured.checks | {"decode_error": 0.5, "decode_agrees": False}
+        measured = msgspec.structs.replace(outcome.measured, checks=checks, valid=False)
+        return msgspec.structs.replace(outcome, measured=measured)
+
+    order, append = [], journal.Journal.append
+
+    def kept(self, record):
+        append(self, record)
+        if isinstance(record, Row):
+            order.append((record.cell.workload, "gate of plamo-2-1b in F16: wrong" in printed()))
+
+    def printed():
+        said.append(capsys.readouterr().err)
+        return "".join(said)
+
+    said = []
+    monkeypatch.setattr(bench, "work", wrong)
+    monkeypatch.setattr(journal.Journal, "append", kept)
+    summary = report.sweep(small_plan(blocks=1), tmp_path / "j.jsonl")
+    assert order[0] == ("gate", False)
+    assert all(told for _, told in order[1:])
+    assert "decode off by 0.5" in printed()
+    assert [row.cell.workload for row in summary.unexpected] == ["gate"]
 
 
 def test_an_engine_that_does_not_load_is_named(tmp_path, monkeypatch):

@@ -54,6 +54,27 @@ def test_the_kernel_is_this_interpreter_in_the_notebooks_folder_and_gets_values_
     assert said == ["('1e5', 5, 0.01, True, [1, 16])", f"{sys.executable} {tmp_path}"]
 
 
+LATE = """
+import time
+handlers = get_ipython().kernel.shell_handlers
+answer = handlers["kernel_info_request"]
+
+async def late(*request):
+    await answer(*request)
+    time.sleep(0.5)
+
+handlers["kernel_info_request"] = late
+"""  # after its last answer a kernel is still at work for a moment
+
+
+def test_a_kernel_ends_in_order_and_is_not_interrupted_after_its_last_answer(tmp_path, capfd):
+    notebook = nbformat.read(NOTEBOOKS / "plain.ipynb", as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(LATE))
+    nbformat.write(notebook, tmp_path / "late.ipynb")
+    assert runs.run(tmp_path / "late.ipynb", {}, tmp_path / "out").status == "ok"
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.long
 def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_side(tmp_path):
     jobs = [(NOTEBOOKS / f"{name}.ipynb", {}, "a") for name in ("raises", "parameters")]
@@ -76,6 +97,7 @@ def test_a_notebook_is_executed_again_only_if_something_changed_also_side_by_sid
     ("type_name", "text", "value"),
     [
         ("bool", "False", False),
+        ("bool", "yes", True),
         ("int", "-3", -3),
         ("float", "1e5", 1e5),
         ("float", 2, 2.0),

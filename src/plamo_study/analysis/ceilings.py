@@ -20,7 +20,7 @@ import pandas as pd
 from plamo_study import paths
 from plamo_study.analysis import stats
 from plamo_study.analysis.roofline import NO_MATMUL, Ceilings, Model
-from plamo_study.analysis.usable import usable
+from plamo_study.analysis.usable import on_main_device, usable
 from plamo_study.errors import StudyError
 
 NEGLIGIBLE = 0.01  # share of a file's bytes below which a type's kernel is ignored
@@ -87,7 +87,8 @@ def main_place(rows: pd.DataFrame) -> Place:
     """The main set-up of a study: its most frequent machine, offloaded where possible, with all threads."""
     found = usable(rows)
     found = found[found["machine"] == found["machine"].mode().iloc[0]]
-    machine, layers, threads = found["machine"].iloc[0], found["n_gpu_layers"].min(), found["n_threads"].max()
+    machine, threads = found["machine"].iloc[0], found["n_threads"].max()
+    layers = on_main_device(found)["n_gpu_layers"].min()
     return Place(str(machine), int(threads), int(layers))
 
 

@@ -69,10 +69,20 @@ def _cells(rows: pd.DataFrame) -> pd.Series:
 
 def main_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Usable rows of the machine's main set-up: offloaded where possible, with all threads."""
-    found = usable(rows)
-    return found[
-        (found["n_gpu_layers"] == found["n_gpu_layers"].min()) & (found["n_threads"] == found["n_threads"].max())
-    ]
+    found = on_main_device(usable(rows))
+    return found[found["n_threads"] == found["n_threads"].max()]
+
+
+def on_main_device(rows: pd.DataFrame) -> pd.DataFrame:
+    """The GPU's rows where layers were offloaded, else the CPU's: all rows."""
+    offloaded = rows["n_gpu_layers"] != 0
+    return rows[offloaded == offloaded.any()]
+
+
+def ran_last(rows: pd.DataFrame) -> bool:
+    """Whether the last row with a model ran on a GPU."""
+    found = rows[rows["model"] != ""]
+    return bool(len(found)) and bool(found.sort_values("started")["n_gpu_layers"].iloc[-1])
 
 
 def model_names(rows: pd.DataFrame) -> list[str]:

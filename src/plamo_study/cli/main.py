@@ -153,7 +153,7 @@ def run(
     scale = _one_of("scale", scale, values) or ("mini" if source == "live" else None)
     text = _one_of("minutes", None if minutes is None else f"{minutes:g}", values) or "0"
     within = float(cli_notebooks.parameters.convert("minutes", text, "float"))
-    allowed.check(minutes=within)
+    allowed.typed(minutes=within)
     asked = cli_notebooks.Asked(notebooks or [], source, scale, values, within, force=force, json=json)
     raise typer.Exit(cli_notebooks.execute(asked))
 

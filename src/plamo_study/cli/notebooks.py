@@ -50,10 +50,10 @@ def execute(asked: Asked) -> int:
     Raises StudyError, before anything is measured, for invalid arguments and while another run is active.
     """
     values = {"source": asked.source} | ({"scale": asked.scale} if asked.scale else {}) | asked.values
-    allowed.check(source=asked.source, scale=asked.scale or studies.RANDOM_WEIGHTS)
+    allowed.typed(source=asked.source, scale=asked.scale or studies.RANDOM_WEIGHTS)
     for path, assigned in parameters.assign(_in_order(asked.notebooks), values).items():
         if path.stem in studies.NOTEBOOKS:
-            allowed.check(**assigned)
+            allowed.typed(**assigned)
     with alone(paths.REPORTS):
         return _execute(asked, values)
 

@@ -1,5 +1,6 @@
 """Display of the command line: progress with the time left, tables, summaries. Messages on stderr, tables on stdout."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,9 @@ from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, plan, recording, runner
 from plamo_study.measure.asked import NOTHING, Sweep
-from plamo_study.measure.cells import OnModel
+from plamo_study.measure.cells import AnyCell, Gate, OnModel
 from plamo_study.measure.process import Outcome
+from plamo_study.measure.rows import Row
 from plamo_study.studies import collect
 
 if TYPE_CHECKING:  # these load Jupyter and SciPy, which few commands need
@@ -72,6 +74,7 @@ def sweep(
 ) -> runner.Summary:
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
+    files.check_released(planned)
     runner.check_time(planned, max(minutes, at_most))
     with bytes_progress() as progress:
         files.make_models(planned, lambda file, done, total: progress(file)(done, total))
@@ -86,14 +89,14 @@ def sweep(
         task = bar.add_task(study, total=None, left="")
 
         def on_progress(event: runner.Progress) -> None:
-            left, said = _left(event.remaining_s), f"{study} {_name(event.task)}"
+            left, said = _left(event.remaining_s), f"{study} {_name(event.task.cell)}"
             bar.update(task, total=event.total, completed=event.done, description=said, left=left)
             row = event.row
             if event.cools_s:
                 said = f"heat slows this machine: waiting until it is cool, for {event.cools_s:.0f} s at most"
                 console.print(f"{study}: {said}", style="yellow")
             if row and (row.status != "ok" or row.valid is False) and not row.cell.asks_whether:
-                console.print(f"{_name(event.task)}: {_trouble(event)}", style="yellow")
+                console.print(_trouble(row), style="red" if isinstance(row.cell, Gate) else "yellow", soft_wrap=True)
 
         summary = runner.sweep(planned, path, on_progress, retry_failed, beside, minutes, elsewhere, at_most)
     console.print(
@@ -221,8 +224,7 @@ def _left(seconds: float) -> str:
     return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
 
-def _name(task: runner.Task) -> str:
-    cell = task.cell
+def _name(cell: AnyCell) -> str:
     what = cell.workload
     if isinstance(cell, OnModel):
         what = f"{cell.model} {what} {cell.shape[1]}+{cell.shape[2]}"
@@ -237,11 +239,22 @@ def leave_unless_ok(outcome: Outcome, doing: str) -> None:
         raise typer.Exit(1)
 
 
-def _trouble(event: runner.Progress) -> str:
-    row = event.row
-    if row is None or row.failure is None:
-        return f"wrong result: {row.checks if row else ''}"
-    return f"{row.status} in {row.failure.stage}: {row.failure.why}"
+def _trouble(row: Row) -> str:
+    """What is wrong with a row; of a gate, also what follows from it."""
+    said = f"{row.status} in {row.failure.stage}: {row.failure.why}" if row.failure else f"wrong result: {_wrong(row)}"
+    if not isinstance(row.cell, Gate):
+        return f"{_name(row.cell)}: {said}"
+    return f"gate of {row.cell.model} in {row.cell.dtype}: {said}; no time that is measured with this file will count"
+
+
+def _wrong(row: Row) -> str:
+    """What disagrees, with its relative error; all checks where that is not known."""
+    differ = [
+        name.removesuffix("_agrees") for name, agrees in row.checks.items() if name.endswith("_agrees") and not agrees
+    ]
+    return ", ".join(f"{name} off by {row.checks.get(f'{name}_error', math.nan):.2g}" for name in differ) or str(
+        row.checks
+    )
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""llama.cpp through llama-cpp-python's batch API. Importing this room loads the engine's shared library."""
+"""llama.cpp through llama-cpp-python's batch API. The engine's libraries are loaded when it is first used."""

@@ -32,10 +32,22 @@ def _bindings() -> ModuleType:
         del sys.modules[PACKAGE]
 
 
+class _WhenUsed:
+    """The names of the bindings, which are imported, and map the engine's libraries, when one of them is first used.
+
+    Commands and pages import modules that measure, and measure in other processes.
+    """
+
+    def __getattr__(self, name: str) -> Any:  # asked only for a name that is not there yet
+        bindings = _bindings()
+        vars(self).update(vars(bindings))
+        return getattr(bindings, name)
+
+
 if TYPE_CHECKING:
     import llama_cpp.llama_cpp as llama
 else:
-    llama = _bindings()
+    llama = _WhenUsed()
 
 
 def generate(path: Path, prompt: Sequence[int], n: int, n_ctx: int, draft: Draft | None = None) -> list[int]:

@@ -1,7 +1,7 @@
 """The loaded build of llama.cpp and its description of itself.
 
-`LLAMA_CPP_LIB_PATH` (our `--engine DIR`) chooses the build; it must be set before this module is imported,
-which is why every measurement has its own process.
+`LLAMA_CPP_LIB_PATH` (our `--engine DIR`) chooses the build; it must be set before the engine is first used, which
+is why every measurement has its own process.
 """
 
 import ctypes

@@ -41,7 +41,7 @@ class Operators(Session):
         self._callback = llama.ggml_backend_sched_eval_callback(self._on_node)
         super().__init__(source, config)
 
-    def _context_params(self) -> llama.llama_context_params:
+    def _context_params(self) -> "llama.llama_context_params":
         params = super()._context_params()
         params.cb_eval = self._callback
         return params

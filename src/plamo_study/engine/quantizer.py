@@ -51,7 +51,7 @@ def quantize(
         raise EngineError("llama.cpp refused to quantize (its log says why)")
 
 
-def check_layout(params: llama.llama_model_quantize_params) -> None:
+def check_layout(params: "llama.llama_model_quantize_params") -> None:
     """EngineError unless llama.h's defaults are where the binding expects them, including the last field."""
     found = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)
     flags = (params.allow_requantize, params.only_copy, params.pure, params.keep_split, params.dry_run)

@@ -15,7 +15,7 @@ from plamo_study.engine.ggml import TYPES
 Policy = Literal["per_sequence", "packed"]
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # llama.h, enum llama_flash_attn_type
 Part = Literal["everything", "fixed"]
-STATE_PARTS = {"everything": 0, "fixed": llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY}
+STATE_PARTS = {"everything": 0, "fixed": 1}  # llama.h, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 DECODE_ERRORS = {1: "no room left in the context", 2: "aborted", -1: "invalid batch"}  # llama.h, llama_decode
 NO_DEVICES = (ctypes.c_void_p * 1)()  # an empty list of GPUs
 
@@ -83,7 +83,7 @@ class Session:
         self.n_batch: int = llama.llama_n_batch(self.context)  # at most the context: a longer batch would abort
         self._batch = self._make_batch(self.n_batch)
 
-    def _context_params(self) -> llama.llama_context_params:
+    def _context_params(self) -> "llama.llama_context_params":
         """llama.cpp's context parameters; a subclass may add a callback."""
         config, params = self.config, llama.llama_context_default_params()
         params.n_ctx = config.n_ctx_seq * config.n_seq_max
@@ -308,7 +308,7 @@ class Session:
             raise EngineError(f"llama_decode returned {code}: {DECODE_ERRORS.get(code, 'fatal error')}")
         self.n_evaluated += n_tokens
 
-    def _make_batch(self, n: int) -> llama.llama_batch:
+    def _make_batch(self, n: int) -> "llama.llama_batch":
         """A llama_batch of `n` tokens over NumPy arrays, so that filling it costs no conversions."""
         self._token, self._pos, self._seq = (np.zeros(n, dtype=np.int32) for _ in range(3))
         self._n_seq, self._output = np.ones(n, dtype=np.int32), np.zeros(n, dtype=np.int8)
@@ -341,7 +341,7 @@ def tokenize(vocab: Any, text: bytes, add_special: bool = True) -> np.ndarray:
     return np.ctypeslib.as_array(ids)[:n].copy()
 
 
-def load(path: Path | str, params: llama.llama_model_params) -> int:
+def load(path: Path | str, params: "llama.llama_model_params") -> int:
     """Load a model file; EngineError where llama.cpp cannot."""
     model: int | None = llama.llama_model_load_from_file(str(path).encode(), params)
     if not model:
@@ -349,7 +349,7 @@ def load(path: Path | str, params: llama.llama_model_params) -> int:
     return model
 
 
-def model_params(config: SessionConfig) -> llama.llama_model_params:
+def model_params(config: SessionConfig) -> "llama.llama_model_params":
     """llama.cpp's model parameters. Without layers on a GPU, the GPU is not used at all.
 
     If it stayed listed, calls of 32 tokens or more would run there, copying the weights each time (`op_offload`).

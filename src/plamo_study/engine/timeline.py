@@ -52,7 +52,7 @@ class Recorder(Operators):
         self._left: list[int] = []
         super().__init__(session, session.config)
 
-    def _context_params(self) -> llama.llama_context_params:
+    def _context_params(self) -> "llama.llama_context_params":
         params = super()._context_params()
         params.no_perf = False
         return params

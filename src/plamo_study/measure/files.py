@@ -46,6 +46,14 @@ def make_models(plan: Plan, progress: Callable[[str, int, int], None] | None = N
             quantizing.quantize(source, path, recipes.by_name(dtype), progress=tell)
 
 
+def check_released(plan: Plan) -> None:
+    """StudyError for the first released file of a plan that is not here and has no source: before time is asked for."""
+    for name, scale, dtype in needed(plan):
+        path = recipes.model_path(name, scale, dtype)
+        if scale == "weights" and not path.exists() and _source_of(path, name, scale) is None:
+            raise _absent(name, path)
+
+
 def needed(plan: Plan) -> list[tuple[str, str, str]]:
     """(model, scale, type or recipe) of every file a plan's cells run on or compare."""
     files = [file for cell in plan.asked for file in cell.files]
@@ -148,8 +156,7 @@ def _named(kind: dict[str, Any]) -> dict[str, Any]:
 def _released(name: str, path: Path) -> tuple[registry.ModelSpec, list[Finding]]:
     """The shape a released file states, and the findings of a check without the engine; the study has its own gate."""
     if not path.is_file():
-        how = f"plamo-study models fetch {name}, then models convert {name}, then models quantize"
-        raise StudyError(str(path), "is not here: released weights are not brought along", how)
+        raise _absent(name, path)
     found = check(path, gate=False)
     if blocking(found) and not os.environ.get(ACCEPT):
         worst = blocking(found)[0]
@@ -158,6 +165,11 @@ def _released(name: str, path: Path) -> tuple[registry.ModelSpec, list[Finding]]
     if spec is None:
         raise StudyError(str(path), "does not state its shape", f"plamo-study models check {path}")
     return spec, found
+
+
+def _absent(name: str, path: Path) -> StudyError:
+    how = f"plamo-study models fetch {name}, then models convert {name}, then models quantize"
+    return StudyError(str(path), "is not here: released weights are not brought along", how)
 
 
 def planned_fact(name: str, scale: str, dtype: str) -> dict[str, Any]:

@@ -245,13 +245,13 @@ def _beside_published(recording: Recording, data: pd.DataFrame) -> str:
     )
 
 
-def disturbed(rows: pd.DataFrame) -> str:
-    """The warning before a finding that uses disturbed rows; empty where none are used."""
+def disturbed(rows: pd.DataFrame, what: str = "this was") -> str:
+    """The warning before a finding that uses disturbed rows, `what` was measured; empty where none are used."""
     cells, every = disturbed_cells(rows)
     if not cells:
         return ""
     return (
-        f"**Disturbed: {_what_disturbed(rows)} while this was measured.** Of {every} cells {cells} "
+        f"**Disturbed: {_what_disturbed(rows)} while {what} measured.** Of {every} cells {cells} "
         f"{'has' if cells == 1 else 'have'} fewer than {LEAST_BLOCKS} undisturbed processes, and "
         f"{'its' if cells == 1 else 'their'} numbers are a disturbed machine's. "
         "Measure again when it is idle.\n\n"

@@ -14,6 +14,7 @@ import papermill
 import yaml  # type: ignore[import-untyped]  # ships no types; only safe_load is used
 
 from plamo_study.errors import StudyError
+from plamo_study.studies import allowed
 
 KINDS = (bool, int, float, str, list, dict, list[bool], list[int], list[float], list[str])
 TYPES: dict[str, Any] = {kind.__name__ if isinstance(kind, type) else str(kind): kind for kind in KINDS}
@@ -67,7 +68,7 @@ def convert(name: str, value: Any, type_name: str) -> Any:
     """
     if type_name not in TYPES:
         return value
-    read = value
+    read = allowed.from_text(value, TYPES[type_name])
     try:
         if isinstance(value, str) and type_name.startswith(("list", "dict")):
             bare = type_name.startswith("list") and not value.lstrip().startswith("[")

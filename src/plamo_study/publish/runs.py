@@ -7,6 +7,7 @@ as success. `unfinished` looks at execution counts and error outputs too. A fail
 Nothing here depends on what the notebooks measure.
 """
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -37,6 +38,7 @@ from plamo_study.publish import parameters
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # tags of papermill's own cells
+ENDS_S = 3.0  # in which an idle kernel ends that was asked to
 SAVED_EVERY_S = 5.0  # shortest interval between saves of a running notebook
 Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
 
@@ -69,6 +71,18 @@ class ThisPython(AsyncKernelManager):
     @default("transport_encryption")
     def _encrypted_where_possible(self) -> str:
         return "auto" if zmq.has("curve") else "disabled"
+
+    async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
+        """Let an idle kernel end by itself; after ENDS_S end it as jupyter_client does.
+
+        That interrupts first, and a kernel that is just sending its last reply logs the interrupt as an error.
+        """
+        if not now and await self.is_alive():
+            await self.request_shutdown(restart=restart)
+            until = time.monotonic() + ENDS_S
+            while await self.is_alive() and time.monotonic() < until:
+                await asyncio.sleep(ENDS_S / 60)
+        await super().shutdown_kernel(now=now, restart=restart)
 
 
 class SavesSeldom(NBClientEngine):

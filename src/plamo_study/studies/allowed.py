@@ -1,10 +1,12 @@
 """Allowed values of notebook parameters, checked before anything is measured.
 
 The command line checks before it runs a notebook. For plain papermill and JupyterLab, a notebook also checks in the
-cell after its parameters: `check(source=source, scale=scale, ...)` with every parameter it has.
+cell after its parameters: `check(source=source, scale=scale, ...)` with every parameter it has. Papermill passes on as
+text what is no Python, such as `-p own true`: the notebook goes on with what the text stands for.
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -49,6 +51,7 @@ class Allowed:
         return " and ".join(f"{word} {limit:g}" for word, limit in words.items() if math.isfinite(limit))
 
 
+TRUTHS = {"true": True, "yes": True, "false": False, "no": False}
 FACTOR, COUNT, GUESS = Allowed(float, above=0), Allowed(int, least=1), Allowed(float, least=-1)
 PARAMETERS = {
     "source": Allowed(str, SOURCES),
@@ -82,10 +85,34 @@ PARAMETERS = {
 VARIED = {field.name for field in fields(Sweep)}  # text of these is a sweep, which has a check of its own
 
 
-def check(**values: Any) -> None:
-    """StudyError for the first value that is not allowed; an unknown parameter may have any value."""
-    for name, value in values.items():
-        if name not in PARAMETERS or (name in VARIED and isinstance(value, str)):
-            continue
-        if why := PARAMETERS[name].wrong(value):
+def from_text(value: Any, kind: type) -> Any:
+    """The truth value or number of this kind that a text stands for; anything else as it is."""
+    if not isinstance(value, str) or kind not in (bool, int, float):
+        return value
+    try:
+        return TRUTHS[value.strip().lower()] if kind is bool else kind(value)
+    except (KeyError, ValueError):
+        return value
+
+
+def typed(**values: Any) -> dict[str, Any]:
+    """The values, text as what it stands for; StudyError for the first that is not allowed.
+
+    An unknown parameter may have any value.
+    """
+    known = {
+        name for name, value in values.items() if name in PARAMETERS and not (name in VARIED and isinstance(value, str))
+    }
+    found = {
+        name: from_text(value, PARAMETERS[name].kind) if name in known else value for name, value in values.items()
+    }
+    for name in found:
+        if name in known and (why := PARAMETERS[name].wrong(value := found[name])):
             raise StudyError(f"{name} {value!r}", why, f"give another in the first cell, or with -p {name} VALUE")
+    return found
+
+
+def check(**values: Any) -> None:
+    """Check a notebook's parameters as `typed` does, and give those that were text their values in the notebook."""
+    found = typed(**values)
+    sys._getframe(1).f_globals.update({name: value for name, value in found.items() if value is not values[name]})

@@ -182,6 +182,7 @@ def measure(
     """
     if planned.program:
         builds.program(planned.program)
+    files.check_released(planned)
     runner.check_time(planned, minutes)
     files.make_models(planned)
     return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)

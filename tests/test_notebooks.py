@@ -1,0 +1,116 @@
+"""Notebooks as readers use them: cells that can be run again, and commands that exist, there and in the documents."""
+
+import ast
+import json
+import re
+import symtable
+from functools import cache
+
+import altair as alt
+import pytest
+import typer
+
+from plamo_study import paths
+from plamo_study.cli import main
+from plamo_study.present import theme
+from plamo_study.present.tables import Table
+
+NAMES = sorted(path.stem for path in paths.NOTEBOOKS.glob("*.ipynb"))
+DOCUMENTS = ("README.md", "USING.md", "CONTRIBUTING.md", "FINDINGS.md")
+ROOT = typer.main.get_command(main.app)
+TARGETS = set(re.findall(r"^([a-z]+):", (paths.ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+AGAIN = ("04-quantization",)
+CODE = re.compile(r"^ *```.*?^ *```|`[^`]+`", re.DOTALL | re.MULTILINE)
+TOOL = re.compile(r"\btools/[\w/]+\.py")
+COMMAND = re.compile(r"(?<![{\w/-])plamo-study((?: +[\w./~<>=+-]+)*)")
+TARGET = re.compile(r"(?:^|`) *make ([a-z]+)", re.MULTILINE)
+
+
+@cache
+def cells(name):
+    """(type, source) of each cell."""
+    found = json.loads((paths.NOTEBOOKS / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return [(cell["cell_type"], "".join(cell["source"])) for cell in found]
+
+
+def code_cells(name):
+    """(number, source) of each code cell."""
+    return [(number, source) for number, (kind, source) in enumerate(cells(name)) if kind == "code"]
+
+
+def bound(source):
+    """Names that a cell binds for all cells, with whether it imports them."""
+    symbols = symtable.symtable(source, "cell", "exec").get_symbols()
+    return {each.get_name(): each.is_imported() for each in symbols if each.is_assigned()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_cell_imports_no_cell_gives_another_meaning(name):
+    bindings = [(number, bound(source)) for number, source in code_cells(name)]
+    imported = {each for _, names in bindings for each, imports in names.items() if imports}
+    assert not [(number, each) for number, names in bindings for each in names if each in imported and not names[each]]
+
+
+def shown(source, room):
+    """What a cell shows, as text, without the numbers that count what was drawn before it."""
+    if not (body := ast.parse(source).body):
+        return ""
+    *before, last = body
+    if not isinstance(last, ast.Expr):
+        before, last = [*before, last], None
+    exec(compile(ast.Module(before, []), "cell", "exec"), room)
+    found = eval(compile(ast.Expression(last.value), "cell", "eval"), room) if last else ""
+    if isinstance(found, alt.TopLevelMixin):
+        return re.sub(r"(param|view)_\d+", r"\1", str(found.to_dict()))
+    return found._repr_html_() if isinstance(found, Table) else str(getattr(found, "data", found))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", AGAIN)
+def test_after_all_cells_ran_each_shows_the_same_again_in_any_order(name, monkeypatch):
+    monkeypatch.setattr(theme, "enable", lambda: None)
+    room = {}
+    first = {number: shown(source, room) for number, source in code_cells(name)}
+    again = {number: shown(source, room) for number, source in reversed(code_cells(name))}
+    assert [number for number in first if first[number] != again[number]] == []
+
+
+def texts():
+    """(where, text that may name commands) of documents and cells."""
+    for name in DOCUMENTS:
+        yield name, "\n".join(CODE.findall((paths.ROOT / name).read_text(encoding="utf-8")))
+    for name in NAMES:
+        for number, (kind, source) in enumerate(cells(name)):
+            yield f"{name}, cell {number}", "\n".join(CODE.findall(source)) if kind == "markdown" else source
+
+
+def gone(text):
+    """What a text names that is not there: commands of ours with their options, targets of make, tools."""
+    for words in COMMAND.findall(text):
+        command, options = ROOT, set()
+        for word in words.split():
+            options |= {each for parameter in command.params for each in (*parameter.opts, *parameter.secondary_opts)}
+            if word == "--help":
+                break
+            if hasattr(command, "commands"):
+                if word not in command.commands:
+                    yield f"plamo-study{words}: {word}"
+                    break
+                command = command.commands[word]
+            elif word.startswith("-") and word.split("=")[0] not in options:
+                yield f"plamo-study{words}: {word}"
+    yield from (f"make {target}" for target in TARGET.findall(text) if target not in TARGETS)
+    yield from (tool for tool in TOOL.findall(text) if not (paths.ROOT / tool).exists())
+
+
+def test_every_command_that_a_document_or_a_cell_names_exists():
+    found = {where: missing for where, text in texts() if (missing := [*gone(text)])}
+    assert found == {}
+
+
+def test_a_command_an_option_a_target_and_a_tool_that_are_not_there_are_noticed():
+    text = "`plamo-study selfcheck --coverage`, `plamo-study run 01 --sauce live`, `make tea`, `python tools/tea.py`"
+    assert [*gone(text)] == [
+        "plamo-study selfcheck --coverage: selfcheck", "plamo-study run 01 --sauce live: --sauce", "make tea",
+        "tools/tea.py",
+    ]  # fmt: skip
