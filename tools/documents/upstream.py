@@ -39,18 +39,25 @@ def three_tests(recording: Recording) -> Table:
 
 
 def law(recording: Recording) -> str:
-    """The drawn batches of PLaMo 2, one clause per build."""
+    """The outcomes of PLaMo 2's batches, those drawn at random apart from those of the fixed map; a clause per build."""
     data = law_check.checked(recording.rows, recording.facts)
     hybrid = law_check.of_hybrid(data, recording.facts)
-    said = []
-    for build, words in BUILDS.items():
-        counts = hybrid[hybrid["build"] == build]["observed"].value_counts()
-        parts = [f"{counts.get(what, 0)} {name}" for what, name in OUTCOMES.items()]
-        said.append(f"{words}: {', '.join(parts)} of {counts.sum()}")
-    return f"Batches drawn at random (unequal prompts, slots joining and leaving, partial steps), {'; '.join(said)}."
+    lines = []
+    for label, kind in BATCHES.items():
+        said = []
+        for build, words in BUILDS.items():
+            counts = hybrid[(hybrid["build"] == build) & (hybrid["label"] == label)]["observed"].value_counts()
+            parts = [f"{counts.get(what, 0)} {name}" for what, name in OUTCOMES.items()]
+            said.append(f"{words}: {', '.join(parts)} of {counts.sum()}")
+        lines.append(f"{kind}, {'; '.join(said)}.")
+    return "\n\n".join(lines)
 
 
 OUTCOMES = {"right": "right", "wrong": "silently wrong", "abort": "aborted"}
+BATCHES = {
+    "": "Batches drawn at random (unequal prompts, slots joining and leaving, partial steps)",
+    "map": "Batches of a fixed map (1 to 12 equal prompts packed into calls, at four sizes of a call)",
+}
 
 
 def first_aborts(recording: Recording) -> str:
