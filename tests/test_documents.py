@@ -21,7 +21,10 @@ from plamo_study.publish import runs
 from plamo_study.studies.collect import collect
 
 UPSTREAM = paths.DATA / "upstream"
-REPORTS = ("plamo2-batching", "plamo2-projections", "plamo2-rollback", "k-quant-packing", "amx", "server-wakeups")
+REPORTS = (
+    "plamo2-batching", "plamo2-projections", "plamo2-rollback", "plamo2-rope", "k-quant-packing", "amx",
+    "server-wakeups",
+)  # fmt: skip
 
 
 def test_every_document_says_what_the_rows_say():

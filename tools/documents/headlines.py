@@ -58,8 +58,8 @@ def corruption() -> str:
         f"{changed} of {released['answers'].sum()} answers beyond near-ties, and {released['died'].sum()} of "
         f"{released['runs'].sum()} servers died. With the patch we propose, {patched['differ'].sum()} of "
         f"{patched['answers'].sum()} answers changed and no server died ({chips(loads)}, a small trained model). A "
-        f"law says beforehand which sequences go wrong; it was right in all {len(stock)} batches on a CPU, {drawn} of "
-        f"them drawn at random, and in all {len(on_gpu)} with CUDA on an NVIDIA H200, which left the scan to the CPU."
+        f"law says beforehand which sequences go wrong; it was right in all {len(stock)} batches on a CPU ({drawn} "
+        f"drawn at random) and all {len(on_gpu)} with CUDA on an NVIDIA H200, which left the scan to the CPU."
     )
 
 
@@ -117,8 +117,8 @@ def asymmetry() -> str:
         f"**Reading is {ratio:.1f} times as fast as writing.** {escaped(model)} in {used} reads {rate['read']:.0f} "
         f"tokens a second and writes {rate['write']:.1f} ({chips(recording)}). The type decides the ratio: from "
         f"{least['ratio'].value:.1f} in {least['dtype']} to {most['ratio'].value:.1f} in {most['dtype']}, the ends of "
-        f"{len(by_type)} types, for prompts of {least['n_prompt']} tokens. A prompt reaches {reached:.0%} of what the {used} kernel can do, and that "
-        f"kernel does {share:.0%} of what the fastest one does."
+        f"{len(by_type)} types, for prompts of {least['n_prompt']} tokens. A prompt reaches {reached:.0%} of what the "
+        f"{used} kernel can do, and that kernel does {share:.0%} of what the fastest one does."
     )
 
 
@@ -132,9 +132,9 @@ def window() -> str:
     first = next(row["depth"] for row in reading.to_dict("records") if row["ratio"].below(1.0) == "holds")
     return (
         f"**llama.cpp leaves out {MODELS[0]}'s attention window, which makes it slow on long contexts.** We built the "
-        f"{WINDOW:,} tokens in: at {last['depth']:,}, one more takes {last['windowed'].value * 1e3:.1f} ms to read "
-        f"instead of {last['plain'].value * 1e3:.1f} ({chips(recording)}). It helps from {first:,} tokens on. The "
-        "window of plamo-2-translate is 32,768 tokens."
+        f"{WINDOW:,} tokens in (plamo-2-translate: 32,768): at {last['depth']:,}, one more takes "
+        f"{last['windowed'].value * 1e3:.1f} ms to read instead of {last['plain'].value * 1e3:.1f} "
+        f"({chips(recording)}). It helps from {first:,} tokens on."
     )
 
 
