@@ -270,6 +270,14 @@ def test_published_configurations_give_the_registered_shapes(name, tmp_path):
     assert found.n_params == registry.spec(name, "shape").parameters
 
 
+def test_the_translator_is_published_with_a_window_and_a_rotary_base_of_its_own(tmp_path):
+    changes = {"rope_theta": 1e6, "rope_local_theta": 1e6, "attention_window_size": 32768, "full_attention_idx": []}
+    found = configured(tmp_path, "plamo-2-translate", **changes)
+    assert found.spec.rope_theta == registry.spec("plamo-2-translate", "shape").rope_theta
+    assert found.window == 32768
+    assert registry.spec("plamo-2-1b", "shape").rope_theta != found.spec.rope_theta
+
+
 FULL = {"rope_theta": 1e4, "rope_local_theta": 1e6, "full_attention_idx": [*range(1, 16, 2)]}
 NESTED = {"full_attention": {"rope_theta": 3e6}, "sliding_attention": {"rope_theta": 3e4}}
 

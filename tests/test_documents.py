@@ -15,13 +15,18 @@ from plamo_study.engine import builds as engines
 from plamo_study.errors import StudyError
 from plamo_study.measure.cells import ORDER
 from plamo_study.measure.concurrency import Served
+from plamo_study.measure.recording import added
 from plamo_study.measure.rows import Request, Row
 from plamo_study.present.tables import FAR
 from plamo_study.publish import runs
+from plamo_study.studies.batching_law import analysis as batching_law
 from plamo_study.studies.collect import collect
 
 UPSTREAM = paths.DATA / "upstream"
-REPORTS = ("plamo2-batching", "plamo2-projections", "plamo2-rollback", "k-quant-packing", "amx", "server-wakeups")
+REPORTS = (
+    "plamo2-batching", "plamo2-projections", "plamo2-rollback", "plamo2-rope", "k-quant-packing", "amx",
+    "server-wakeups",
+)  # fmt: skip
 
 
 def test_every_document_says_what_the_rows_say():
@@ -79,6 +84,18 @@ def test_split_projections_are_compared_by_raw_step_times_that_divide_or_say_to_
         quotient = float(row["step, split (ms)"]) / float(row["step, one product (ms)"])
         ratio, _, said = row["times as fast"].partition("] (")
         assert float(said.rstrip(")") or ratio.split()[0]) == pytest.approx(quotient, rel=FAR, abs=0.006)
+
+
+def test_batches_that_were_drawn_are_counted_apart_from_the_fixed_map_and_cuda_s_are_those_that_can_go_wrong():
+    law = collect("03-batching-law", "recorded", "mini")
+    hybrid = batching_law.of_hybrid(batching_law.checked(law.rows, law.facts), law.facts)
+    of_stock = hybrid[hybrid["build"] == "stock"]["label"].value_counts()
+    for said, label in zip(upstream.law(law).split("\n\n"), ("", "map"), strict=True):
+        assert set(re.findall(r"of (\d+)[;.]", said)) == {str(of_stock[label])}
+    there = [batching_law.of_hybrid(batching_law.checked(r.rows, r.facts), r.facts)
+             for r in added("03-batching-law", "mini")]  # fmt: skip
+    on_gpu = sum((found["build"] == "stock").sum() for found in there)
+    assert f"all {on_gpu} with CUDA" in headlines.corruption()
 
 
 def test_a_dead_server_and_a_living_one_are_told_apart():

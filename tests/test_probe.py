@@ -21,6 +21,7 @@ from plamo_study.engine import server_build
 from plamo_study.errors import StudyError
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
+from plamo_study.measure.tolerance import NEAR_TIE
 from plamo_study.studies.serving import analysis, client, page, probe, results, right, traffic
 from plamo_study.studies.serving.client import Target
 from plamo_study.studies.serving.probe import Ask, Seen
@@ -117,7 +118,7 @@ def test_without_log_probabilities_repetition_decides(beside, verdict):
 
 
 def test_the_lead_at_the_first_differing_token_says_whether_rounding_may_have_done_it():
-    for lead, verdict in ((right.TIE - 0.01, "right"), (right.TIE, "wrong")):
+    for lead, verdict in ((NEAR_TIE - 0.01, "right"), (NEAR_TIE, "wrong")):
         found = judged("abXd0", gaps=[3.0, 3.0, lead, 0.0, 0.0])
         assert (found.verdict, found.prompts) == (verdict, {} if verdict == "right" else {"1": 2})
 

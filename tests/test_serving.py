@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import misbehaving
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 
@@ -18,7 +19,8 @@ from plamo_study.measure import concurrency, server
 from plamo_study.measure.cells import Serving
 from plamo_study.measure.rows import Request
 from plamo_study.measure.server import Setup
-from plamo_study.studies.serving import client, load, metrics, plan, workload
+from plamo_study.measure.tolerance import NEAR_TIE
+from plamo_study.studies.serving import analysis, client, load, metrics, plan, workload
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 
 MS = 1_000_000
@@ -276,6 +278,19 @@ def test_answers_part_at_a_token_where_a_near_tie_is_told_by_the_gap_and_a_broke
     assert client.difference(alone, answer("a ", "b ")).token == 2
     assert client.difference(alone, answer("a ", failure="cut")) is None
     assert client.difference(alone, answer("x ", failure="cut")).token == 0
+
+
+@pytest.mark.parametrize(("lead", "tie"), [(0.0, 1), (NEAR_TIE - 0.01, 1), (NEAR_TIE, 0), (-1.0, 0), (float("nan"), 0)])
+def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorded_rows(lead, tie):
+    assert client.Difference(0, lead).is_near_tie == bool(tie)
+    assert concurrency.Served(
+        build="stock", model="m", version="v", slots=4, at_once=2, rounds=1, rounds_done=1, answers=1, differ=1,
+        gaps=[lead], exit=None,
+    ).near_ties == tie  # fmt: skip
+    row = {"workload": "serving", "status": "ok", "anchor": False, "model": "m", "build": "stock", "server": "s",
+           "n_seq": 4, "n_clients": 2, "key": "k", "series": {"differs": [0], "gap": [lead]},
+           "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])]}  # fmt: skip
+    assert analysis.answers(pd.DataFrame([row])).near_ties.item() == tie
 
 
 # ------------------------------------------------------------------ servers

@@ -31,12 +31,12 @@ from plamo_study.measure import watch
 from plamo_study.measure.cells import Decode, Gate, Prefill
 from plamo_study.measure.proof import TAIL_STEPS
 from plamo_study.measure.rows import Measured, passed
+from plamo_study.measure.tolerance import near_tie
 from plamo_study.measure.workloads import WARM_STEPS, draw
 from plamo_study.oracle.compare import relative_error
 from plamo_study.oracle.forward import Oracle
 
 PIECE = 2048  # tokens of a prompt evaluated at once: prefill_step_size of mlx-lm's generate_step
-NEAR_TIE = 0.1  # nats between the oracle's likeliest token and another: there rounding may decide
 SAME = 6e-2  # relative error of logits over two paths that rounding explains: that of BF16 weights here
 NEEDS = "it needs a Mac with Apple silicon and `pip install -e '.[mlx]'`"
 
@@ -245,7 +245,7 @@ def gate(model: Mlx, job: MlxJob) -> Measured:
     checks: dict[str, float | bool] = {
         "prefill_error": relative_error(after, logits[0]),
         "greedy_gap": float(gaps.max()),
-        "greedy_disputed": int((gaps > NEAR_TIE).sum()),
-        "greedy_agrees": bool(gaps.max() <= NEAR_TIE),
+        "greedy_disputed": int((~near_tie(gaps)).sum()),
+        "greedy_agrees": bool(near_tie(gaps).all()),
     }
     return Measured(checks=checks, n_evaluated=model.n_evaluated + len(answer), valid=checks["greedy_agrees"] is True)

@@ -22,11 +22,11 @@ from plamo_study.studies.speculative import plan as speculation
 CLAIMS = 3  # claims of each notebook that FINDINGS repeats
 README, USING, FINDINGS, ROWS = "README.md", "USING.md", "FINDINGS.md", "data/ROWS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
-BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES, SCAN = (
+BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES, SCAN, ROPE = (
     f"data/upstream/{name}.md"
     for name in (
         "plamo2-batching", "plamo2-projections", "k-quant-packing", "flash-attention-tiles", "plamo2-rollback",
-        "server-wakeups", "x86-half-conversion", "cuda-scan",
+        "server-wakeups", "x86-half-conversion", "cuda-scan", "plamo2-rope",
     )
 )  # fmt: skip
 
@@ -124,6 +124,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "memory": lambda: upstream.kept_states(speculation.HYBRID, (4, 8)),
     },
     SCAN: {"speed": lambda: upstream.scan_on_gpu()._repr_markdown_(), "machine": upstream.gpu},
+    ROPE: {"rotation": lambda: upstream.lost_rotation()._repr_markdown_()},
     HALVES: {"speed": lambda: upstream.scales()._repr_markdown_()},
     WAKEUPS: {
         "crowds": _shown(endurance.crowds, lambda: recorded("11-serving", "mini")),

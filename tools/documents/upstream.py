@@ -7,6 +7,7 @@ import pandas as pd
 from plamo_study.analysis import kernels, timing
 from plamo_study.analysis.estimates import compare, estimate
 from plamo_study.measure import files
+from plamo_study.measure.cells import ROTATION
 from plamo_study.measure.concurrency import Served
 from plamo_study.measure.plan import MODELS
 from plamo_study.measure.recording import Recording
@@ -18,6 +19,7 @@ from plamo_study.studies.batching_law import analysis as law_check
 from plamo_study.studies.batching_law.grid import TESTS
 from plamo_study.studies.chunked import analysis as chunked
 from plamo_study.studies.machines.gpu import SCAN
+from plamo_study.studies.numeric_range import backends
 from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculation
 
@@ -39,18 +41,25 @@ def three_tests(recording: Recording) -> Table:
 
 
 def law(recording: Recording) -> str:
-    """The drawn batches of PLaMo 2, one clause per build."""
+    """The outcomes of PLaMo 2's batches, those drawn at random apart from the fixed map; a clause per build."""
     data = law_check.checked(recording.rows, recording.facts)
     hybrid = law_check.of_hybrid(data, recording.facts)
-    said = []
-    for build, words in BUILDS.items():
-        counts = hybrid[hybrid["build"] == build]["observed"].value_counts()
-        parts = [f"{counts.get(what, 0)} {name}" for what, name in OUTCOMES.items()]
-        said.append(f"{words}: {', '.join(parts)} of {counts.sum()}")
-    return f"Batches drawn at random (unequal prompts, slots joining and leaving, partial steps), {'; '.join(said)}."
+    lines = []
+    for label, kind in BATCHES.items():
+        said = []
+        for build, words in BUILDS.items():
+            counts = hybrid[(hybrid["build"] == build) & (hybrid["label"] == label)]["observed"].value_counts()
+            parts = [f"{counts.get(what, 0)} {name}" for what, name in OUTCOMES.items()]
+            said.append(f"{words}: {', '.join(parts)} of {counts.sum()}")
+        lines.append(f"{kind}, {'; '.join(said)}.")
+    return "\n\n".join(lines)
 
 
 OUTCOMES = {"right": "right", "wrong": "silently wrong", "abort": "aborted"}
+BATCHES = {
+    "": "Batches drawn at random (unequal prompts, slots joining and leaving, partial steps)",
+    "map": "Batches of a fixed map (1 to 12 equal prompts packed into calls, at four sizes of a call)",
+}
 
 
 def first_aborts(recording: Recording) -> str:
@@ -283,6 +292,18 @@ def scan_on_gpu() -> Table:
     ms = scaled(1e3, ".1f")
     columns: Columns = {"pass": ("pass", ""), "first": ("as released (ms)", ms), "second": (f"{SCAN} (ms)", ms)}
     return table(pd.DataFrame(entries), {**columns, "ratio": ("times as fast", ".1f")})
+
+
+def lost_rotation() -> Table:
+    """What each backend makes of a file whose head counts are an array that starts with 0, against the right file."""
+    entries = []
+    for backend in backends.recorded():
+        for row in backend.rows[backend.rows["label"] == ROTATION].iloc[-1:].itertuples():
+            said = "never returns" if row.status == "hang" else "answers"
+            checks = {name: f"{row.checks[name]:.2f}" if row.checks else "n/a" for name in ("error", "rounding")}
+            entries.append({"backend": backend.name, "machine": backend.machine, "the file without": said} | checks)
+    headings = {"error": "logits off by", "rounding": "rounding of the right file"}
+    return Table(pd.DataFrame(entries).rename(columns=headings))
 
 
 def gpu() -> str:

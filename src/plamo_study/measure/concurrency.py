@@ -19,6 +19,7 @@ from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 from plamo_study.measure import server
 from plamo_study.measure.server import Setup
+from plamo_study.measure.tolerance import near_tie
 
 if TYPE_CHECKING:
     import httpx2
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 ANSWER = 24  # tokens of an answer
 PROMPTS = 12  # prompts that are asked alone, and drawn from again in every round
 REQUEST_S, RUN_S = 120, 900  # limits: one answer, all rounds
-NEAR_TIE = 0.1  # nats between the two likeliest tokens where two answers diverge: below it, rounding may decide
 UNLIKE = 1e3  # nats: the gap given where one answer merely ends before the other
 RECORD = paths.MEASURED / "reference" / "llama-server.json"
 
@@ -54,7 +54,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def near_ties(self) -> int:
         """Differing answers that diverge where the two likeliest tokens are nearly as likely."""
-        return sum(gap < NEAR_TIE for gap in self.gaps)
+        return sum(near_tie(gap) for gap in self.gaps)
 
 
 def serve(

@@ -29,6 +29,19 @@ LOOSEST_PART = 1.5e-2
 # by 0.033 in Q4_0 and 0.067 in Q4_K_M; in NumPy, rounding so, by 0.033 and 0.058. The fault that hides best hides here.
 CUDA_PART = {"Q4_0": 5e-2, "Q4_K": 8e-2}
 
+# Nats between the two likeliest tokens within which rounding may decide between them. The coarsest type in which
+# engines compute logits is BF16, with 8 bits of significand: from 16 to 32, where the largest logits lie, its numbers
+# are 2 ** -3 apart. Rounded the other way, each of two logits moves by one such step, so the lead moves by two.
+NEAR_TIE = 0.25
+
+
+def near_tie(lead: Any) -> Any:
+    """Whether rounding may decide between the two likeliest tokens, by the lead of one over the other in nats.
+
+    `lead`: a number, an array or a Series; below zero or NaN where it is not known, which is no near-tie.
+    """
+    return (lead >= 0) & (lead < NEAR_TIE)
+
 
 def tolerance(cell: Any) -> float:
     """Largest relative error of logits that rounding explains, for a cell or a row of a frame: by its coarsest type."""

@@ -10,7 +10,7 @@ from plamo_study import paths
 
 
 def load(name: str) -> pd.DataFrame:
-    """The figures of one source: columns model, quantity, n_prompt, n_gen, n_seq, value and unit."""
+    """The figures of one source, with the columns of its file; `sources.toml` says where they come from."""
     return pd.read_csv(paths.PUBLISHED / f"{name}.csv")
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from plamo_study.analysis import clustered, stats
 from plamo_study.analysis.usable import usable
-from plamo_study.measure.concurrency import NEAR_TIE
+from plamo_study.measure.tolerance import near_tie
 from plamo_study.studies.serving import metrics
 from plamo_study.studies.serving.plan import ENOUGH, OBJECTIVES, SLOTS
 from plamo_study.studies.serving.results import AIPERF, OURS, PATCHED, RELEASED, Beside, Crowd, Crowds, Probed, Run
@@ -52,7 +52,7 @@ def answers(rows: pd.DataFrame) -> pd.DataFrame:
     """
     found, entries = requests(rows), []
     found["apart"] = found["parts"] >= 0
-    found["tie"] = found["apart"] & found["gap"].ge(0) & found["gap"].lt(NEAR_TIE)
+    found["tie"] = found["apart"] & near_tie(found["gap"])
     for key, group in found.groupby(SERVED, sort=True):
         ended = [deaths(of["failure"]) for _, of in group.groupby("key", sort=False)]
         dead = [end for end in ended if end]

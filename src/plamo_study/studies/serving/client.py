@@ -23,7 +23,7 @@ import msgspec
 
 from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed
-from plamo_study.measure.concurrency import NEAR_TIE
+from plamo_study.measure.tolerance import near_tie
 
 Api = Literal["completions", "chat/completions"]
 MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
@@ -432,7 +432,7 @@ class Difference:
     @property
     def is_near_tie(self) -> bool:
         """Whether rounding may decide at that token; False without log probabilities."""
-        return self.gap < NEAR_TIE
+        return bool(near_tie(self.gap))
 
 
 def difference(alone: Answer, answer: Answer) -> Difference | None:

@@ -8,12 +8,10 @@ Neither question does for the other: states exchanged between equal prompts chan
 the server samples, or answers strangers as well, and nothing can be told.
 
 **Near-ties.** Batches of other shapes round differently. Where an answer parts from the one alone, the likeliest
-token's lead over the second (nats, by the log probabilities alone) says whether rounding may have done it. The coarsest
-type in which servers compute logits is BF16, with 8 bits of significand: from 16 to 32, where the largest logits lie,
-its numbers are 2 ** -3 apart. Rounded the other way, each of two logits moves by one such step, so their lead moves by
-two: TIE is 0.25. A finer type moves it less (F16: 0.03). What was rounded in earlier layers moves it too: the
-largest lead that it turned at a server known to be right was 0.012 (`tools/probed.py`). If most prompts part at
-near-ties, rounding is a poor explanation: cannot tell.
+token's lead over the second (nats, by the log probabilities alone) says whether rounding may have done it
+(`measure/tolerance.py`). A type finer than BF16 moves it less than is allowed there (F16: 0.03). What was rounded in
+earlier layers moves it too: the largest lead that it turned at a server known to be right was 0.012
+(`tools/probed.py`). If most prompts part at near-ties, rounding is a poor explanation: cannot tell.
 
 **Without log probabilities** repetition decides. Rounding chooses between two tokens, so a prompt parts in one way: at
 one character, with one other character there. What depends on neighbours parts in several. Two prompts that part in
@@ -32,6 +30,7 @@ import httpx2
 import msgspec
 import numpy as np
 
+from plamo_study.measure.tolerance import NEAR_TIE
 from plamo_study.studies.serving import client, load, questions
 from plamo_study.studies.serving.client import Answer, Prompt, Target
 
@@ -39,7 +38,6 @@ PROMPTS, ALONE, ALONE_UNKNOWN = 8, 2, 3  # prompts; times each is asked alone, w
 TOGETHER, ROUNDS, COPIED = (4, 2), 6, 3  # different prompts at once; rounds of each; rounds of identical ones
 TOKENS, CHARACTERS = 24, (600, 50)  # of an answer; of the first prompt, and more with each
 TOP = 2  # likeliest tokens whose log probabilities are asked for
-TIE = 0.25  # nats; derived above
 MOST = PROMPTS // 2  # prompts that rounding may turn
 SEVERAL = 2  # prompts that part in several ways
 DYING, DYING_S = 20, 0.5  # most requests to a server after all at once failed, until one finds none; s between them
@@ -198,7 +196,7 @@ def _parting(alone: Sequence[Answer], answer: Answer) -> client.Difference | Non
 def changing(alone: Sequence[Sequence[Answer]]) -> int:
     """How many prompts get answers alone that differ by more than a near-tie."""
     partings = [[_parting(answers[:1], answer) for answer in answers[1:]] for answers in alone]
-    return sum(any(each and not each.gap < TIE for each in of_one) for of_one in partings)
+    return sum(any(each and not each.is_near_tie for each in of_one) for of_one in partings)
 
 
 def _ways(alone: Sequence[Answer], answer: Answer) -> tuple[int, str]:
@@ -222,7 +220,7 @@ def judged(asked: Asked) -> Rightness:
     for number, answer in compared:
         if not (found := _parting(alone[number], answer)):
             continue
-        kind = "near_ties" if found.gap < TIE else "other" if found.gap >= TIE else "unknown"
+        kind = "near_ties" if found.is_near_tie else "other" if found.gap >= 0 else "unknown"
         counts[kind] += 1
         if kind == "near_ties":
             tied[number] = max(found.gap, tied.get(number, 0.0))
@@ -282,6 +280,6 @@ MISSED: dict[Right, str] = {
 
 def _missed(verdict: Right, asked: Asked, told: dict[str, Any]) -> str:
     """What a verdict would miss or mistake. None of n answers wrong bounds their share by 3 / n with 95 %."""
-    said = MISSED[verdict].format(n=asked.n, rare=max(told["compared"] // 3, 1), tie=TIE)
+    said = MISSED[verdict].format(n=asked.n, rare=max(told["compared"] // 3, 1), tie=NEAR_TIE)
     alike = PROMPTS - len({answers[0].text for answers in asked.alone})
     return said + (f"; {alike} of {PROMPTS} answers alone are repeated ones" if alike and verdict == "right" else "")
