@@ -10,14 +10,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
-import psutil
 import pytest
 from conftest import mini
 from test_runner import small_plan
 from test_watch import made_up
 
 from plamo_study.cli import report
-from plamo_study.measure import bench, frame, journal, machine, runner, watch
+from plamo_study.measure import bench, frame, journal, machine, runner, system, watch
 from plamo_study.measure.cells import Idle
 from plamo_study.measure.machine import State
 from plamo_study.measure.process import work
@@ -111,9 +110,8 @@ def test_a_program_that_does_not_answer_holds_nothing_up_for_long(nothing_else):
 
 def test_linux_says_what_its_kernel_counts_and_nothing_where_it_does_not(tmp_path, monkeypatch):
     for name, folder in (("PROC", tmp_path / "proc"), ("SYS", tmp_path / "sys")):
-        monkeypatch.setattr(machine, name, folder)
+        monkeypatch.setattr(system, name, folder)
     monkeypatch.setattr(machine, "MACOS", False)
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
     assert machine.state() == State()
     assert (machine.counters().stalled_ns, machine.counters().hot) == (None, None)
     for name, said in (
@@ -127,11 +125,7 @@ def test_linux_says_what_its_kernel_counts_and_nothing_where_it_does_not(tmp_pat
         (tmp_path / name).write_text(said)
     found = machine.counters()
     assert (found.stalled_ns, found.hot) == (12_000, 7)
-    state = State(power_mode="powersave", swapped_bytes=7 * os.sysconf("SC_PAGE_SIZE"))
-    assert machine.state() == state
-    for plugged, source in ((True, "ac"), (False, "battery")):
-        monkeypatch.setattr(psutil, "sensors_battery", lambda plugged=plugged: SimpleNamespace(power_plugged=plugged))
-        assert machine.state() == msgspec.structs.replace(state, power_source=source)
+    assert machine.state() == State(power_mode="powersave", swapped_bytes=7 * os.sysconf("SC_PAGE_SIZE"))
     assert msgspec.json.encode(State()) == b"{}"
 
 
