@@ -175,7 +175,7 @@ def _groups(proc: Path) -> tuple[Path, ...]:
     own: dict[str, str] = {}
     for line in text(proc / "self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
-        own |= dict.fromkeys(controllers.split(","), path)  # version 2 names no controller
+        own |= dict.fromkeys(controllers.split(","), path) if path else {}  # version 2 names no controller
     found: list[Path] = []
     for line in text(proc / "self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")

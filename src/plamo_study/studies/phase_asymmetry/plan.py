@@ -43,7 +43,8 @@ def phase_asymmetry(scale: str, gpu: bool = False, models: tuple[str, ...] = MOD
     if energy.meters():  # idle power belongs to no phase
         limits += (Idle(seconds=IDLE_S),)
     fewer: list[Cell] = []
-    for threads in thread_counts():
+    counts = thread_counts()
+    for threads in counts if len(counts) > 1 else ():  # one thread is compared with no other
         for model in models:
             on_cpu = change(base, model=model, n_threads=threads, n_gpu_layers=0, n_prompt=128)
             fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]
