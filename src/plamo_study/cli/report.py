@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from plamo_study import paths
 from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan, recording, runner
+from plamo_study.measure import files, machine, plan, recording, runner
 from plamo_study.measure.cells import OnModel
 from plamo_study.measure.process import Outcome
 from plamo_study.studies import collect
@@ -69,6 +70,7 @@ def sweep(
 ) -> runner.Summary:
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
+    _say_what_ends_it()
     runner.check_time(planned, max(minutes, at_most))
     with bytes_progress() as progress:
         files.make_models(planned, lambda file, done, total: progress(file)(done, total))
@@ -104,6 +106,12 @@ def sweep(
     if summary.lacking:
         console.print(f"{study}: {collect.lacking(summary)}; {collect.MORE}", style="red", soft_wrap=True)
     return summary
+
+
+@cache  # once a command, however many studies it measures
+def _say_what_ends_it() -> None:
+    if machine.sleeps_when_closed():
+        console.print("Leave the lid open: a Mac that is closed sleeps. Its display may go dark.")
 
 
 def no_time(error: runner.NoTimeError, enough: int) -> None:

@@ -10,13 +10,15 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,12 @@ MEMORY_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}  # DISPATCH_MEM
 ANSWER_S = 10.0  # that a program of the system may take to answer
 STATE_S = 2.0  # the same for the state around a row, which is asked for twice a row
 ACCELERATORS = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
+# A library that makes an abort of any program an exit code, for both architectures: a server may be one of Intel's.
+NO_REPORTS, UNIVERSAL = "no-reports.dylib", ("-arch", "arm64", "-arch", "x86_64")
+ON_ABORT = b"""#include <signal.h>
+#include <unistd.h>
+__attribute__((constructor)) static void on_abort(void) { signal(SIGABRT, _exit); }
+"""
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 SMALLEST_CACHE = 32 << 20  # bytes assumed where a system reports no cache
 
@@ -72,7 +80,7 @@ def slow_cpus() -> frozenset[int]:
 
 @cache  # it takes some 20 ms, and is asked for around every timed part
 def efficiency_cores() -> frozenset[int]:
-    """A Mac's efficiency cores: its device tree names the cluster of each CPU. On an Ultra they are not the first ones."""
+    """A Mac's efficiency cores: its device tree names the cluster of each CPU. An Ultra has two such clusters."""
     said = re.split(r"\+-o cpu(\d+)@", _output("ioreg", "-r", "-d", "1", "-k", "cluster-type"))
     kinds = {
         int(n): re.search(r'"cluster-type" = <"(\w)">', each) for n, each in zip(said[1::2], said[2::2], strict=True)
@@ -280,10 +288,13 @@ def was_stopped(child: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process, or one that it started, is stopped now; False for one that is gone."""
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return any(each.status() in STOPPED for each in (process, *process.children(recursive=True)))
-    return False
+    return bool(_is_stopped(pid))
+
+
+@optional
+def _is_stopped(pid: int) -> bool:
+    process = psutil.Process(pid)
+    return any(each.status() in STOPPED for each in (process, *process.children(recursive=True)))
 
 
 def awake_or_not_ns() -> int:
@@ -320,7 +331,7 @@ def _cpu_times() -> Any:
 @optional
 def _slow_busy_ns(slow: frozenset[int]) -> int:
     """Nanoseconds that some CPUs computed; CPUs that are off are not among those that the system counts."""
-    numbers = sorted(system.online() or ()) or range(os.cpu_count() or 0)
+    numbers: Iterable[int] = sorted(system.online() or ()) or count()
     return sum(_busy_ns(times) for n, times in zip(numbers, psutil.cpu_times(percpu=True), strict=False) if n in slow)
 
 
@@ -352,20 +363,19 @@ class Memory:
     """Bytes of a process in memory; None where the system does not count them (macOS has no shares of pages)."""
 
     rss: int  # all of its pages
-    private: int  # pages of this process alone
+    private: int | None  # pages of this process alone
     pss: int | None  # private pages, and this process's share of each shared page
 
 
 def memory() -> Memory:
     """Memory held by this process now; the call takes some milliseconds. macOS does not report other processes."""
     found = psutil.Process().memory_full_info()
-    return Memory(found.rss, found.uss, getattr(found, "pss", None))
+    return Memory(found.rss, getattr(found, "uss", None), getattr(found, "pss", None))
 
 
-def mapped(path: Path) -> int | None:
-    """This process's share in bytes of the pages of a mapped file; None where the system does not report it."""
-    if MACOS:
-        return None
+@optional
+def mapped(path: Path) -> int:
+    """This process's share in bytes of the pages of a mapped file; None where the system does not report it (macOS)."""
     maps = psutil.Process().memory_maps()
     return sum(each.pss for each in maps if each.path == str(path.resolve()))
 
@@ -398,15 +408,39 @@ def report_no_abort() -> None:
         system.signal(signal.SIGABRT, ctypes.cast(system._exit, ctypes.c_void_p))
 
 
+def unreported() -> dict[str, str]:
+    """What a program that is not ours needs in its environment for `report_no_abort`: on a Mac a library that sets it.
+
+    Empty elsewhere, and on a Mac without Apple's compiler: there its aborts are reported.
+    """
+    library = _no_reports() if MACOS else None
+    return {"DYLD_INSERT_LIBRARIES": f"{library[0].name}/{NO_REPORTS}"} if library else {}
+
+
+@cache  # with the folder, which lasts as long as this process
+@optional
+def _no_reports() -> tuple[tempfile.TemporaryDirectory[str], bytes] | None:
+    if not _output("xcode-select", "-p"):  # without its tools, cc opens a dialogue
+        return None
+    folder = tempfile.TemporaryDirectory(prefix="plamo-study-")
+    command = ["cc", *UNIVERSAL, "-shared", "-fPIC", "-x", "c", "-", "-o", f"{folder.name}/{NO_REPORTS}"]
+    return folder, subprocess.run(command, input=ON_ABORT, capture_output=True, timeout=ANSWER_S, check=True).stdout
+
+
 def ended_by(code: int) -> int:
-    """The number of the signal that ended a worker, from its exit code; 0 for none."""
+    """The number of the signal that ended a worker or a server, from its exit code; 0 for none."""
     return -code if code < 0 else int(signal.SIGABRT) if MACOS and code == signal.SIGABRT else 0
+
+
+def sleeps_when_closed() -> bool:
+    """Whether this is a Mac with a lid. Closing it puts the Mac to sleep, whatever keeps it awake otherwise."""
+    return MACOS and "InternalBattery" in _output("pmset", "-g", "batt")
 
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Keep a Mac from sleeping while measurements run; no effect elsewhere."""
-    keeper = subprocess.Popen(["caffeinate", "-dims", "-w", str(os.getpid())]) if MACOS else None
+    """Keep a Mac from sleeping while measurements run; no effect elsewhere. Its display may go dark."""
+    keeper = subprocess.Popen(["caffeinate", "-ims", "-w", str(os.getpid())]) if MACOS else None
     try:
         yield
     finally:

@@ -32,6 +32,7 @@ from plamo_study.limits import (
 from plamo_study.measure import energy, machine, system
 from plamo_study.measure.machine import State
 from plamo_study.measure.rows import Conditions, Evidence, Row
+from plamo_study.measure.system import optional
 
 REST_S, LOOK_S = 5.0, 0.5  # that a GPU may take to seem idle after a worker, and between two looks at it
 WARM_LOOK_S = 5.0  # between two looks at a machine that cools down
@@ -68,7 +69,7 @@ def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
     ran = waited = 0
     for pid in pids:
         threads = (machine.threads(pid) or {}).values()
-        ran += max(sum(each for each, _ in threads), _account(pid))
+        ran += max(sum(each for each, _ in threads), _account(pid) or 0)
         waited += sum(each for _, each in threads)
     return ran, waited
 
@@ -78,11 +79,10 @@ def stops(helpers: Iterable[int]) -> int:
     return sum(machine.was_stopped(pid) for pid in helpers)
 
 
+@optional
 def _account(pid: int) -> int:
-    try:
-        told = psutil.Process(pid).cpu_times()
-    except psutil.Error:  # it is gone, or a zombie, for which macOS reports nothing
-        return 0
+    """CPU time of a process in ns; None for one that is gone, or for a zombie on macOS."""
+    told = psutil.Process(pid).cpu_times()
     return int((told.user + told.system) * 1e9)
 
 
@@ -212,7 +212,7 @@ class Onlooker:
 
     def _crowded(self, meanwhile: Evidence) -> bool:
         """Without counts of how long threads wait: whether all CPUs were busy, partly with other work."""
-        before, self.own_ns = self.own_ns, _account(self.pid)
+        before, self.own_ns = self.own_ns, _account(self.pid) or 0
         ran = max(self.own_ns - before, 0)
         busy = (meanwhile.others_ns or 0) / meanwhile.wall_ns
         return busy > 0.95 * meanwhile.cpus and busy - ran / meanwhile.wall_ns > STARVED_LIMIT
