@@ -7,7 +7,8 @@ from functools import cache, wraps
 from pathlib import Path, PurePosixPath
 from typing import ParamSpec, TypeVar
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 PROC, SYS = Path("/proc"), Path("/sys")  # macOS has neither
 CPUS = "devices/system/cpu/cpu[0-9]*"
 MODEL = ("model name", "Model Name", "uarch", "cpu")  # of x86, LoongArch, RISC-V and POWER, in /proc/cpuinfo
@@ -181,8 +182,9 @@ def _groups(proc: Path) -> tuple[Path, ...]:
         mount, _, system = line.partition(" - ")
         kind, _, options = f"{system}  ".split(" ", 2)
         limits = kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.strip().split(","))
-        if limits and (path := own.get("" if kind == "cgroup2" else "cpu")) is not None:
-            found += _held(path, *mount.split(" ")[3:5])
+        group = own.get("" if kind == "cgroup2" else "cpu")
+        if limits and group is not None:
+            found += _held(group, *mount.split(" ")[3:5])
     return tuple(dict.fromkeys(found))
 
 
