@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from plamo_study.measure import machine
+from plamo_study.measure import machine, system
 
 LACKING = object()
 NOWHERE = Path("/no/such/folder")
@@ -88,9 +88,10 @@ cpu_times, full_memory = psutil.cpu_times, psutil.Process.memory_full_info
 process_times = psutil.Process.cpu_times
 
 
-def mac_cpu_times():
-    found = cpu_times()
-    return MacCPUTimes(found.user, found.nice, found.system, found.idle)
+def mac_cpu_times(percpu=False):
+    found = cpu_times(percpu=percpu)
+    own = [MacCPUTimes(each.user, each.nice, each.system, each.idle) for each in (found if percpu else [found])]
+    return own if percpu else own[0]
 
 
 def mac_process_times(process):
@@ -123,8 +124,8 @@ def changes():
     lacking = [(where, name, LACKING) for where, name in ABSENT if hasattr(where, name)]
     return [
         (machine, "MACOS", True),
-        (machine, "PROC", NOWHERE),
-        (machine, "SYS", NOWHERE),
+        (system, "PROC", NOWHERE),
+        (system, "SYS", NOWHERE),
         (psutil, "cpu_times", mac_cpu_times),
         (psutil.Process, "memory_full_info", mac_memory),
         (psutil.Process, "cpu_times", mac_process_times),
@@ -169,4 +170,6 @@ def mac(tmp_path, monkeypatch):
             monkeypatch.delattr(where, name)
         else:
             monkeypatch.setattr(where, name, what)
-    return found
+    machine.efficiency_cores.cache_clear()
+    yield found
+    machine.efficiency_cores.cache_clear()

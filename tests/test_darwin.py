@@ -1,6 +1,7 @@
 """What differs on macOS, on a thin one (`darwin.py`): what is refused there is an error, and nothing hangs."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,13 +19,14 @@ from crosscheck import llama_bench
 from misbehaving import as_llama_server
 
 from plamo_study import measurements, paths
+from plamo_study.cli import report
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
-from plamo_study.measure import bench, durations, journal, machine, plan, server, watch
+from plamo_study.measure import bench, durations, journal, machine, plan, runner, server, watch
 from plamo_study.measure.cells import Replicas
 from plamo_study.measure.process import work
 from plamo_study.measure.recording import DEVICES, LOCAL, REFERENCE, journal_path, of_device, read
-from plamo_study.measure.rows import Evidence, Row
+from plamo_study.measure.rows import Conditions, Evidence, Row
 from plamo_study.measure.server import Setup
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
@@ -140,6 +142,72 @@ def test_as_many_processes_run_beside_one_another_as_cores_and_memory_allow(mac,
     assert (durations.at_once(mini("gate")), durations.at_once(mini("prefill"))) == (8, 1)
 
 
+CLUSTERS = """\
++-o cpu{n}@{n}  <class IOPlatformDevice, id 0x10000028{n}, registered, matched, active, busy 0 (98 ms), retain 8>
+    {{
+      "cluster-type" = <"{kind}">
+      "cpu-id" = <0{n}000000>
+    }}
+"""
+
+
+def test_an_efficiency_core_that_others_keep_busy_weighs_a_third_and_on_an_ultra_they_are_no_prefix(mac, monkeypatch):
+    clusters = "".join(CLUSTERS.format(n=n, kind=kind) for n, kind in enumerate("EPPE"))
+    mac.say("ioreg -r -d 1 -k cluster-type", f"+-o cluster0  <class IOPlatformDevice>\n{clusters}")
+    assert machine.slow_cpus() == {0, 3}
+    busy, times = [0.0] * 4, psutil.cpu_times()._replace(user=0.0, nice=0.0, system=0.0, idle=0.0)
+
+    def counted(percpu=False):
+        return [times._replace(user=each) for each in busy] if percpu else times._replace(user=sum(busy))
+
+    monkeypatch.setattr(psutil, "cpu_times", counted)
+    before, busy[3] = machine.counters(), 60.0
+    found = msgspec.structs.replace(watch.since(before, machine.counters()), wall_ns=60 * 10**9, cpus=12)
+    assert watch.others(Conditions(timed=found)) == pytest.approx(1 / 3 / 12, rel=0.05)
+    assert watch.others(Conditions(timed=found)) < watch.OTHERS_LIMIT
+    on_performance_cores = msgspec.structs.replace(found, others_slow_ns=0)
+    assert watch.others(Conditions(timed=on_performance_cores)) > watch.OTHERS_LIMIT
+    mac.say("ioreg -r -d 1 -k cluster-type", "")
+    machine.efficiency_cores.cache_clear()
+    assert machine.slow_cpus() == frozenset(), "where nobody says, all weigh the same"
+
+
+def test_the_engine_s_first_start_may_compile_shaders_and_comes_before_anything_is_measured(mac, tmp_path, monkeypatch):
+    asked = []
+
+    def recorder(job, limit_s, *rest, **how):
+        asked.append((job.cell, limit_s))
+        return work(job, limit_s, *rest, **how)
+
+    monkeypatch.setattr(bench, "work", recorder)
+    cell = mini("prefill")
+    runner.sweep(plan.Plan("small", "mini", (cell,), (), None, 1, 0, 60.0), tmp_path / "j.jsonl")
+    assert [each for each, _ in asked] == [None, cell]
+    assert asked[0][1] >= 300
+    assert server.START_S >= 300
+
+
+def test_a_mac_at_work_may_darken_its_display_and_one_with_a_lid_says_what_closing_it_does(mac, tmp_path, capsys):
+    mac.say("caffeinate -ims -w " + str(os.getpid()), "")
+    keeper = mac.folder / "caffeinate"
+    keeper.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/kept\n')
+    planned = plan.Plan("small", "mini", (mini("prefill"),), (), None, 1, 0, 60.0)
+    said = []
+    for power in (
+        "Now drawing from 'AC Power'",
+        "Now drawing from 'AC Power'\n -InternalBattery-0 (id=1)\t100%; charged",
+    ):
+        mac.say("pmset -g batt", power)
+        for _ in range(2):
+            report.sweep(planned, tmp_path / "j.jsonl")
+        said.append(capsys.readouterr().err.count("lid"))
+        report._say_what_ends_it.cache_clear()
+    assert said == [0, 1]
+    options = (tmp_path / "kept").read_text().split()[0]
+    assert "d" not in options
+    assert {*"ims"} <= {*options}
+
+
 # ---------------------------------------------------------------- workers
 
 
@@ -171,6 +239,7 @@ def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
     memory = replicas._memory(found.series, own=0.0)
     assert isnan(memory["mapped"]), "how much of the file is in memory is not known there"
     assert memory["rest"] == memory["grown"]
+    assert isnan(replicas._memory({"rss": [9.0], "before rss": [1.0], "mapped": []}, own=0.0)["grown"])
     for name in (
         "CPU_Mapped",
         "MTL0_Mapped",
@@ -182,6 +251,24 @@ def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
 
 
 # ---------------------------------------------------------------- servers
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
+def test_an_abort_of_a_program_that_is_not_ours_is_an_exit_code_too_and_no_crash_report(mac, tmp_path, monkeypatch):
+    assert machine.unreported() == {}, "without Apple's compiler"
+    machine._no_reports.cache_clear()
+    mac.say("xcode-select -p", "/Library/Developer/CommandLineTools")
+    monkeypatch.setattr(machine, "UNIVERSAL", ())  # this system's compiler makes libraries for one architecture
+    (library,) = machine.unreported().values()
+    variables = os.environ | dict.fromkeys(("LD_PRELOAD", "DYLD_INSERT_LIBRARIES"), library)
+    aborted = subprocess.run([sys.executable, "-c", "import os; os.abort()"], env=variables, check=False).returncode
+    assert aborted > 0
+    assert server.how_ended(aborted) == "SIGABRT"
+    assert library in last_words(tmp_path, monkeypatch, "has '$DYLD_INSERT_LIBRARIES'")
+    machine._no_reports.cache_clear()
+    with subprocess.Popen([sys.executable, "-c", "import os; os.abort()"], env=variables) as process:
+        process.wait()
+        assert server.Server("", process, None).exit == -signal.SIGABRT
 
 
 def last_words(folder, monkeypatch, said, **fields):

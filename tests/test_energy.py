@@ -75,12 +75,27 @@ def test_a_counter_that_began_anew_is_no_negative_energy(powercap):
 
 
 def test_a_counter_for_root_alone_is_named_with_the_command_that_opens_it(powercap, monkeypatch):
-    def refused(self, *_, **__):
-        raise PermissionError(self)
+    usual = type(powercap).read_text
+
+    def refused(self, *args, **how):
+        if self.name == "energy_uj":
+            raise PermissionError(self)
+        return usual(self, *args, **how)
 
     monkeypatch.setattr(type(powercap), "read_text", refused)
     assert energy.meters() == ()
     assert "sudo chmod a+r" in energy.missing()
+
+
+def test_a_meter_that_stops_answering_leaves_its_part_without_joules_and_ends_nothing(powercap):
+    before = energy.counted()
+    powercap.write_text("counter lost\n")
+    after = energy.counted()
+    assert after == {"RAPL dram-0": 5.0}
+    assert energy.between(before, after, 60) == {"RAPL dram-0": 0.0}
+    with watch.timed():
+        pass
+    assert watch._parts.pop().joules == {"RAPL dram-0": 0.0}
 
 
 def test_boards_are_read_by_nvml_each_as_far_as_it_answers(tmp_path, monkeypatch):

@@ -10,15 +10,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
-import psutil
 import pytest
 from conftest import mini
 from test_runner import small_plan
 from test_watch import made_up
 
 from plamo_study.cli import report
-from plamo_study.measure import bench, frame, journal, machine, runner, watch
+from plamo_study.measure import bench, frame, journal, machine, runner, system, watch
 from plamo_study.measure.cells import Idle
+from plamo_study.measure.facts import Machine
 from plamo_study.measure.machine import State
 from plamo_study.measure.process import work
 from plamo_study.measure.rows import Conditions, Evidence
@@ -111,9 +111,8 @@ def test_a_program_that_does_not_answer_holds_nothing_up_for_long(nothing_else):
 
 def test_linux_says_what_its_kernel_counts_and_nothing_where_it_does_not(tmp_path, monkeypatch):
     for name, folder in (("PROC", tmp_path / "proc"), ("SYS", tmp_path / "sys")):
-        monkeypatch.setattr(machine, name, folder)
+        monkeypatch.setattr(system, name, folder)
     monkeypatch.setattr(machine, "MACOS", False)
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
     assert machine.state() == State()
     assert (machine.counters().stalled_ns, machine.counters().hot) == (None, None)
     for name, said in (
@@ -127,12 +126,123 @@ def test_linux_says_what_its_kernel_counts_and_nothing_where_it_does_not(tmp_pat
         (tmp_path / name).write_text(said)
     found = machine.counters()
     assert (found.stalled_ns, found.hot) == (12_000, 7)
-    state = State(power_mode="powersave", swapped_bytes=7 * os.sysconf("SC_PAGE_SIZE"))
-    assert machine.state() == state
-    for plugged, source in ((True, "ac"), (False, "battery")):
-        monkeypatch.setattr(psutil, "sensors_battery", lambda plugged=plugged: SimpleNamespace(power_plugged=plugged))
-        assert machine.state() == msgspec.structs.replace(state, power_source=source)
+    assert machine.state() == State(power_mode="powersave", swapped_bytes=7 * os.sysconf("SC_PAGE_SIZE"))
     assert msgspec.json.encode(State()) == b"{}"
+
+
+MOUSE = {"type": "Battery", "scope": "Device", "status": "Discharging", "present": "1"}
+ADAPTER, LAPTOP = {"type": "Mains", "online": "1"}, {"type": "Battery", "scope": "System", "present": "1"}
+PORT = {"type": "USB", "online": "0"}  # a port that nothing feeds
+
+
+@pytest.mark.parametrize(
+    ("supplies", "source"),
+    [
+        ({}, "unknown"),
+        ({"hidpp_battery_0": MOUSE}, "unknown"),
+        ({"ACAD": ADAPTER, "BAT1": LAPTOP | {"status": "Not charging"}}, "ac"),
+        ({"ACAD": ADAPTER, "BAT1": LAPTOP | {"status": "Discharging"}}, "ac"),
+        ({"ADP1": ADAPTER | {"online": "0"}, "BAT0": LAPTOP | {"status": "Discharging"}}, "battery"),
+        ({"ADP1": ADAPTER | {"online": "0"}, "BAT0": LAPTOP | {"status": "Unknown"}}, "battery"),
+        ({"ADP1": ADAPTER | {"online": "0"}, "hidpp_battery_0": MOUSE}, "unknown"),
+        ({"ucsi-source-psy-1": PORT | {"online": "1"}, "macsmc-battery": LAPTOP | {"status": "Full"}}, "ac"),
+        ({"ucsi-source-psy-1": PORT, "BAT0": LAPTOP | {"status": "Not charging"}}, "ac"),
+        ({"BAT0": LAPTOP | {"status": "Charging"}}, "ac"),
+        ({"BAT0": LAPTOP | {"status": "Unknown"}}, "unknown"),
+        ({"BAT0": {"type": "Battery", "status": "Discharging"}}, "battery"),
+        ({"BAT0": LAPTOP | {"status": "Full"}, "BAT1": LAPTOP | {"status": "Discharging"}}, "battery"),
+        ({"BAT0": LAPTOP | {"status": "Discharging", "present": "0"}}, "unknown"),
+        ({"ups": {"type": "UPS", "status": "Discharging", "online": "1"}}, "unknown"),
+        ({"odd": {"type": "Mains", "online": "<unknown>"}, "BAT0": {}}, "unknown"),
+    ],
+)
+def test_only_a_battery_of_the_machine_counts_and_only_where_no_supply_is_online(
+    supplies, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(system, "SYS", tmp_path)
+    monkeypatch.setattr(machine, "MACOS", False)
+    for name, files in supplies.items():
+        for file, said in files.items():
+            (tmp_path / "class/power_supply" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "class/power_supply" / name / file).write_text(f"{said}\n")
+    assert machine.state().power_source == source
+
+
+def test_a_clock_of_a_cpu_that_is_off_is_no_clock(tmp_path, monkeypatch):
+    monkeypatch.setattr(system, "SYS", tmp_path)
+    monkeypatch.setattr(system, "PROC", tmp_path)
+    assert system.mhz() is None
+    (tmp_path / "cpuinfo").write_text("cpu MHz\t: unknown\ncpu MHz\t: 1800.5\n")
+    assert system.mhz() == 1800.5
+    for cpu, said in enumerate(("2400000\n", "", "<unknown>\n", "3000000\n")):
+        (tmp_path / f"devices/system/cpu/cpu{cpu}/cpufreq").mkdir(parents=True)
+        (tmp_path / f"devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq").write_text(said)
+    (tmp_path / "devices/system/cpu/cpu4/cpufreq/scaling_cur_freq").mkdir(parents=True)  # it cannot be read
+    assert system.mhz() == 2400.0
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("model name\t: AMD EPYC\ncpu family\t: 26\n\nmodel name\t: other\n", "AMD EPYC (family 26)"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n", "implementer 0x41, part 0xd0c (family ?)"),
+        ("processor\t: 0\nuarch\t\t: sifive,u74-mc\n", "sifive,u74-mc (family ?)"),
+        ("processor\t: 0\nmodel name\t:\n", "unknown processor (family ?)"),
+        (None, "unknown processor (family ?)"),
+    ],
+)
+def test_a_processor_that_the_kernel_does_not_name_is_a_fact_all_the_same(said, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(system, "PROC", tmp_path)
+    if said is not None:
+        (tmp_path / "cpuinfo").write_text(said)
+    assert system.chip() == name
+
+
+MUTE = """
+import os, psutil
+from pathlib import Path
+from plamo_study.measure import system
+
+def refused(*args, **how):
+    raise FileNotFoundError("no such fact")
+
+put = monkeypatch.setattr if "monkeypatch" in globals() else setattr
+for where, name in (
+    (psutil, "cpu_times"), (psutil, "virtual_memory"), (psutil, "sensors_battery"), (psutil.Process, "cpu_times"),
+    (psutil.Process, "status"), (psutil.Process, "children"), (os, "getloadavg"), (system, "schedstat"),
+):
+    put(where, name, refused if name != "schedstat" else lambda pid: {})
+usual = psutil.cpu_count
+put(psutil, "cpu_count", lambda logical=True: usual() if logical else refused())
+put(system, "PROC", Path("/no/such/folder"))
+put(system, "SYS", Path("/no/such/folder"))
+"""
+
+
+def test_a_system_that_says_nothing_of_itself_gives_rows_in_which_nothing_is_known_and_nothing_is_marked(
+    tmp_path, monkeypatch
+):
+    """No power supplies, clocks, names, counters, pressure, control groups or loads; in the workers neither."""
+    (tmp_path / "sitecustomize.py").write_text(MUTE)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(machine, "MACOS", False)
+    exec(compile(MUTE, "mute", "exec"), {"monkeypatch": monkeypatch})
+    summary = runner.sweep(planned(blocks=1, extra_blocks=0), tmp_path / "j.jsonl")
+    assert {row.status for row in summary.rows} == {"ok"}, [row.failure for row in summary.rows]
+    assert watch.causes(summary.rows) == {}
+    facts = frame.facts(journal.read(tmp_path / "j.jsonl"))
+    for row in summary.rows:
+        conditions = row.conditions
+        assert conditions.before == State(**{name: getattr(conditions, name) for name in State.__struct_fields__})
+        assert conditions.before == State(gpu_used=conditions.gpu_used, gpu_mhz=conditions.gpu_mhz)
+        assert conditions.load_1min is None
+        whole = conditions.whole
+        counted = (whole.waited_ns, whole.others_ns, whole.stolen_ns, whole.pressure_ns, whole.mhz, whole.throttled_ns)
+        assert counted == (None,) * 6
+        facts_of_machine = msgspec.convert(facts[row.machine], Machine)
+        assert facts_of_machine.cores is None
+        assert facts_of_machine.memory_bytes > 0
+    assert frame.frame(summary.rows, facts)["others"].isna().all()
 
 
 # ---------------------------------------------------------------- what marks a row
@@ -263,6 +373,21 @@ def test_a_row_beside_planted_heat_is_marked_and_measured_again_once_the_machine
     assert capsys.readouterr().err.count("heat slows this machine") == 1
     table = frame.frame(summary.rows, frame.facts(journal.read(tmp_path / "j.jsonl")))
     assert list(table["disturbed_by"][table["disturbed"]]) == [watch.HEAT]
+
+
+def test_a_machine_that_every_row_heats_cools_down_before_the_next_one(heat, tmp_path, monkeypatch):
+    cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24))
+    asked, usual, events = replace(planned(extra_blocks=0), cells=cells), bench.work, []
+
+    def heated(job, *rest, **how):
+        heat[0] = 3 * (job.cell is not None and job.cell.is_timed)  # the look after the row, and two of the cooldown
+        return usual(job, *rest, **how)
+
+    monkeypatch.setattr(bench, "work", heated)
+    summary = runner.sweep(asked, tmp_path / "j.jsonl", events.append)
+    timed = [row for row in summary.rows if row.cell.is_timed]
+    assert {row.conditions.before.thermal for row in timed} == {"nominal"}
+    assert sum(event.cools_s > 0 for event in events) == len(timed) - 1
 
 
 def test_a_cooldown_of_a_mac_ends_at_its_limit_and_what_is_measured_then_is_marked(mac, tmp_path, monkeypatch):

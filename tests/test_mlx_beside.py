@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -18,13 +19,15 @@ from conftest import mini, mini_file
 from mlx_model import MlxJob
 
 from plamo_study import paths
+from plamo_study.cli import main
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, watch
 from plamo_study.measure.cells import Decode, Gate, Prefill
 from plamo_study.measure.tasks import REPEAT
-from plamo_study.models import hf, registry, synthetic
+from plamo_study.models import hf, recipes, registry, synthetic
 
 RELEASE = "mlx-lm==0.32.2"
+COMMAND = re.compile(r"`plamo-study (models \w+) ([^`]*)`")  # in a docstring
 CELLS = (mini("prefill", n_prompt=12, repetitions=2), mini("decode", n_prompt=4, n_gen=3))
 GATE = mini("gate", n_prompt=12, n_gen=4)
 
@@ -219,3 +222,14 @@ def test_the_real_mlx_lm_agrees_with_the_oracle_once_dt_is_not_clipped(tmp_path)
     )
     assert free.valid
     assert free.checks["prefill_error"] < 5e-3 < clipped.checks["prefill_error"]
+
+
+def test_the_command_that_it_asks_for_first_has_these_options_and_writes_the_file_that_it_measures():
+    ((name, arguments),) = COMMAND.findall(mlx_beside.__doc__)
+    told = typer.main.get_command(main.app).commands
+    for each in name.split():
+        command, told = told[each], getattr(told[each], "commands", {})
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in arguments.split() if word.startswith("-")} <= options
+    written = recipes.model_path(plan.MODELS[0], "weights", mlx_beside.DTYPE)
+    assert str(written.relative_to(paths.ROOT)) in arguments.split()

@@ -143,3 +143,29 @@ def test_a_gpu_reads_prompts_of_the_measured_shape_before_any_is_timed(layers, u
     draws = workloads.draw(cell, 512, 0)
     assert workloads._prefill(cell, Recorder(), draws, Path(), proved=False).n_evaluated == 48
     assert calls == [24, *untimed, "timed", 24, "timed", 24]
+
+
+@pytest.mark.parametrize(
+    ("layers", "n_gen", "untimed"), [(0, 16, 3), (0, 2, 2), (-1, 16, 32), (-1, 3, 33), (-1, 64, 32)]
+)
+def test_a_gpu_takes_more_steps_before_any_is_timed_and_a_cpu_as_many_as_ever(layers, n_gen, untimed, monkeypatch):
+    calls = []
+
+    class Recorder:
+        n_evaluated = n_gen
+        clear = staticmethod(lambda: None)
+        get_state = staticmethod(lambda seq: b"")
+        set_state = staticmethod(lambda *where: None)
+        logits = staticmethod(lambda row: np.zeros(8))
+        prefill = staticmethod(lambda prompts, *how: {0: np.zeros((1, 8))})
+        decode = staticmethod(lambda step: calls.append("step"))
+
+    @contextmanager
+    def timed():
+        calls.append("timed")
+        yield
+
+    monkeypatch.setattr(workloads.watch, "timed", timed)
+    cell = mini("decode", n_gen=n_gen, n_gpu_layers=layers)
+    workloads._decode(cell, Recorder(), workloads.draw(cell, 512, 0), Path(), proved=False)
+    assert calls == ["step"] * untimed + ["timed"] + ["step"] * n_gen

@@ -4,8 +4,9 @@
     python tools/mlx_beside.py FOLDER --unclipped   # if the gate of mlx-lm fails: without its bound on dt
 
 It needs a Mac with Apple silicon, `pip install -e '.[mlx]'`, and the same weights for llama.cpp:
-`plamo-study models convert FOLDER --type BF16`. Rows go to data/measured/local/01-mlx.weights.jsonl; a call that was
-interrupted goes on where it stopped. What is timed, and how it is proved: mlx_model.py.
+`plamo-study models convert FOLDER data/models/plamo-2-1b.weights.BF16.gguf --dtype BF16`. Rows go to
+data/measured/local/01-mlx.weights.jsonl; a call that was interrupted goes on where it stopped. What is timed, and how
+it is proved: mlx_model.py.
 """
 
 import os
@@ -28,7 +29,7 @@ from plamo_study.cli import report
 from plamo_study.cli.guard import guarded, interruptible
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, machine, watch
-from plamo_study.measure.bench import Bench, Elsewhere
+from plamo_study.measure.bench import START_LIMIT_S, Bench, Elsewhere
 from plamo_study.measure.cells import Decode, Gate, OnModel, Prefill
 from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.plan import MODELS, Plan, change, with_gates
@@ -42,7 +43,6 @@ from plamo_study.present.tables import show
 from plamo_study.studies.phase_asymmetry.plan import phase_asymmetry
 
 STUDY, DTYPE, MLX = "01-mlx", "BF16", "mlx"  # MLX: the name of its build in tasks
-START_LIMIT_S = 120.0  # of a process that only says what would compute
 
 
 def planned(scale: str = "weights", gpu: bool = True) -> Plan:

@@ -32,7 +32,7 @@ from plamo_study.measure.cells import Decode, Gate, Prefill
 from plamo_study.measure.proof import TAIL_STEPS
 from plamo_study.measure.rows import Measured, passed
 from plamo_study.measure.tolerance import near_tie
-from plamo_study.measure.workloads import WARM_STEPS, draw
+from plamo_study.measure.workloads import draw, warm_passes
 from plamo_study.oracle.compare import relative_error
 from plamo_study.oracle.forward import Oracle
 
@@ -181,8 +181,9 @@ def decode(model: Mlx, cell: Decode, replicate: int) -> Measured:
     draws = [tokens[0] for tokens in draw(cell, model.n_vocab, replicate)]
     for tokens in draws:
         start = clock()
-        _filled(model, cell, tokens)
-        _steps(model, tokens[cell.depth :][:WARM_STEPS])
+        for n_steps in warm_passes(cell):
+            _filled(model, cell, tokens)
+            _steps(model, tokens[cell.depth :][:n_steps])
         warmup += clock() - start
         fills.append(_filled(model, cell, tokens))
         model.n_evaluated = 0

@@ -4,15 +4,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Literal
 
 import msgspec
-import psutil
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import machine, watch
+from plamo_study.measure import machine, system, watch
 from plamo_study.measure.cells import OnEngine
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.files import model_fact
@@ -24,7 +23,7 @@ from plamo_study.measure.tasks import Task
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 300.0  # of an engine that only says what it is: on a Mac the first start compiles Metal's shaders
 ANY = ""  # study in keys that ignore the study
 
 
@@ -36,11 +35,26 @@ class Elsewhere:
     at_once: int
 
 
+class Clock:
+    """Wall time as it was when this clock began, and as much later as has passed since.
+
+    Rows are compared within a block because they began close together. A wall clock that is set meanwhile would tear a
+    block apart, or place its rows before those that were measured first.
+    """
+
+    def __init__(self) -> None:
+        self.began, self.began_ns = datetime.now(UTC), machine.awake_or_not_ns()
+
+    def now(self) -> datetime:
+        """The time now, in UTC."""
+        return self.began + timedelta(microseconds=(machine.awake_or_not_ns() - self.began_ns) / 1000)
+
+
 class Bench:
     """Measures tasks of a plan. Facts are written to the journal first: rows name them."""
 
     def __init__(self, plan: Plan, journal: Journal, beside: Sequence[str], elsewhere: Elsewhere | None):
-        self.plan, self.journal, self.elsewhere = plan, journal, elsewhere
+        self.plan, self.journal, self.elsewhere, self.clock = plan, journal, elsewhere, Clock()
         needed = any(isinstance(cell, OnEngine) for cell in plan.asked)
         asked = {folder: _asked(folder) for folder in ("", *beside)} if needed else {}
         self.engines = {folder: self._add_fact("engine", facts) for folder, (facts, _) in asked.items()}
@@ -66,15 +80,15 @@ class Bench:
     def measure(self, task: Task, left_s: float) -> Row:
         """The row of a task, measured in a worker. TimeUpError where it did not end within `left_s` seconds."""
         before = watch.before_row() if task.cell.is_timed else machine.state()
-        started, load, throttled = datetime.now(UTC), psutil.getloadavg()[0], machine.throttled_us()
+        started, load, throttled = self.clock.now(), machine.load(), system.throttled_ns() or 0
         path, *paths = [str(recipes.model_path(*file)) for file in task.cell.files] or [""]
         job = Job(cell=task.cell, path=path, others=paths, replicate=task.replicate)
         do = self.elsewhere.work if self.elsewhere else partial(work, ends_at=time.monotonic() + left_s)
         outcome = do(job, self.plan.time_limit_s, task.engine, self.plan.workload)
         conditions = Conditions(
-            load_1min=round(load, 2),
+            load_1min=None if load is None else round(load, 2),
             before=before,
-            throttled_us=machine.throttled_us() - throttled,
+            throttled_us=((system.throttled_ns() or 0) - throttled) // 1000,
             peak_rss_bytes=outcome.measured.peak_rss_bytes,
             timed=outcome.measured.evidence,
             whole=outcome.evidence,

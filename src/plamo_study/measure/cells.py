@@ -20,6 +20,7 @@ class AnyCell(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
 
     timed: ClassVar[bool] = False  # whether its results are times, which concurrent work would spoil
     crowds: ClassVar[bool] = False  # whether its own processes wait for one another's threads, even on an idle machine
+    computes: ClassVar[bool] = False  # whether all its threads compute, or spin, throughout what is timed on a CPU
     n_threads: int = 1
     repetitions: int = 1
     seed: int = 0
@@ -105,6 +106,7 @@ class OnModel(OnEngine, frozen=True, kw_only=True):
 class Prefill(OnModel, frozen=True, kw_only=True):
     """Prompts timed."""
 
+    computes = True
     n_prompt: int = 0  # tokens of each
     n_seq: int = 1
     policy: Literal["per_sequence", "packed"] = "per_sequence"
@@ -114,6 +116,7 @@ class Prefill(OnModel, frozen=True, kw_only=True):
 class Decode(OnModel, frozen=True, kw_only=True):
     """Decode steps timed."""
 
+    computes = True
     depth: int = field(default=0, name="n_prompt")  # tokens each sequence starts from
     n_gen: int = 0  # steps
     n_seq: int = 1
@@ -220,6 +223,7 @@ class Depth(OnText, frozen=True, kw_only=True):
     """Prefill and decode at growing depth or, of a text, what kinds of cache do to its predictions."""
 
     timed = True  # without a text
+    computes = True
     n_ctx: int = field(default=0, name="n_prompt")  # tokens of the longest sequence, or of a chunk of the text
     n_chunks: int = 0
     n_gen: int = 0  # steps timed at each depth
@@ -230,7 +234,7 @@ class Depth(OnText, frozen=True, kw_only=True):
 class Arrival(OnModel, frozen=True, kw_only=True):
     """A prompt arrives while sequences are decoding, or nobody is."""
 
-    timed = True
+    timed = computes = True
     depth: int = field(default=0, name="n_prompt")  # tokens each decoding sequence starts from
     n_gen: int = 0  # decode steps before the prompt arrives, and as many after its first token
     n_seq: int = 1  # sequences decoding
@@ -294,7 +298,7 @@ class Speculate(OnText, frozen=True, kw_only=True):
     A repetition is a prompt: random tokens, or a piece of a text.
     """
 
-    timed = True
+    timed = computes = True
     depth: int = field(default=0, name="n_prompt")  # tokens each sequence starts from
     n_gen: int = 0  # tokens generated
     n_seq: int = 1

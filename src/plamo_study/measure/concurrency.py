@@ -91,7 +91,7 @@ def serve(
                 if running.ended(1.0) or time.monotonic() - started > RUN_S:
                     break
                 done += 1
-        ended = running.process.poll()
+        ended = running.exit
         said = running.assertion()
     return Served(
         build=build, model=model.name, version=version, slots=slots, at_once=at_once, rounds=rounds, rounds_done=done,

@@ -7,14 +7,15 @@ readings are enough: a timed part in which a counter may wrap twice has no joule
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from plamo_study.measure import machine
+from plamo_study.measure.system import number, optional, text
 
 POWERCAP = Path("/sys/class/powercap")
 INSTALL = "pip install 'plamo-study[energy]'"
@@ -48,8 +49,8 @@ def missing() -> str:
 
 
 def counted() -> dict[str, float]:
-    """Cumulative joules of each meter."""
-    return {name: joules for meter in meters() for name, joules in meter.read().items()}
+    """Cumulative joules of each meter, as far as it answers: a part that was not read has no joules."""
+    return {name: joules for meter in meters() for name, joules in (optional(meter.read)() or {}).items()}
 
 
 def between(before: Mapping[str, float], after: Mapping[str, float], seconds: float) -> dict[str, float]:
@@ -74,65 +75,75 @@ def limits() -> dict[str, float]:
 
 def _rapl(folder: Path) -> tuple[list[Meter], str]:
     """Meters of the packages and of the memory beside each, and why a meter that is present cannot be read."""
-    found, why = [], ""
-    for zone in sorted(folder.glob("intel-rapl:*")):
-        try:
-            name = (zone / "name").read_text().strip()
-            if name.startswith("package") or name == "dram":
-                counter = zone / "energy_uj"
-                counter.read_text()
-                at = f"RAPL {name}" if name != "dram" else f"RAPL dram-{zone.name.split(':')[1]}"
-                held = [watts for file in zone.glob("constraint_*_power_limit_uw") if (watts := _micro(file))]
-                wraps = _micro(zone / "max_energy_range_uj")
-                limits = {at: max(held)} if held else {}  # the burst limit is the largest
-                read = partial(lambda at, file: {at: int(file.read_text()) / 1e6}, at, counter)
-                found.append(Meter(read, limits, {at: wraps} if wraps else {}))
-        except PermissionError:
-            why = f"{zone / 'energy_uj'} is for root alone: sudo chmod a+r {folder}/intel-rapl:*/energy_uj"
-        except OSError:
-            continue
-    return found, why
+    zones = [
+        zone for zone in sorted(folder.glob("intel-rapl:*")) if text(zone / "name").startswith(("package", "dram"))
+    ]
+    meters = [meter for zone in zones if (meter := _zone(zone))]
+    closed = [zone for zone in zones if _is_refused(zone / "energy_uj")]
+    why = (
+        f"{closed[-1] / 'energy_uj'} is for root alone: sudo chmod a+r {folder}/intel-rapl:*/energy_uj"
+        if closed
+        else ""
+    )
+    return meters, why
 
 
-def _micro(file: Path) -> float | None:
+def _is_refused(counter: Path) -> bool:
     try:
-        return int(file.read_text()) / 1e6
-    except (OSError, ValueError):
+        counter.read_text()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _zone(zone: Path) -> Meter | None:
+    """The meter of a package, or of the memory beside one; None where its counter cannot be read."""
+    name, counter = text(zone / "name").strip(), zone / "energy_uj"
+    at = f"RAPL {name}" if name != "dram" else f"RAPL dram-{zone.name.split(':')[1]}"
+    if number(counter) is None:
         return None
+    held = [watts / 1e6 for file in zone.glob("constraint_*_power_limit_uw") if (watts := number(file))]
+    wraps = number(zone / "max_energy_range_uj")
+    limits = {at: max(held)} if held else {}  # the burst limit is the largest
+    return Meter(lambda: {at: int(counter.read_text()) / 1e6}, limits, {at: wraps / 1e6} if wraps else {})
 
 
 def _nvml() -> list[Meter]:
     """Boards with an energy counter; not all have one."""
-    found = []
     nvml, boards = machine.nvidia_boards()
-    for n, board in enumerate(boards):
-        name, limits = f"NVML board-{n}", {}
-        try:
-            nvml.nvmlDeviceGetTotalEnergyConsumption(board)
-        except nvml.NVMLError:
-            continue
-        with suppress(nvml.NVMLError):
-            limits = {name: nvml.nvmlDeviceGetEnforcedPowerLimit(board) / 1e3}
-        read = partial(lambda at, of: {at: nvml.nvmlDeviceGetTotalEnergyConsumption(of) / 1e3}, name, board)  # of mJ
-        found.append(Meter(read, limits, {}))
-    return found
+    return [meter for n, board in enumerate(boards) if (meter := _board(nvml, n, board))]
+
+
+@optional
+def _board(nvml: Any, n: int, board: Any) -> Meter:
+    name = f"NVML board-{n}"
+
+    def read() -> dict[str, float]:
+        return {name: nvml.nvmlDeviceGetTotalEnergyConsumption(board) / 1e3}  # of mJ
+
+    read()
+    held = optional(nvml.nvmlDeviceGetEnforcedPowerLimit)(board)
+    return Meter(read, {} if held is None else {name: held / 1e3}, {})
 
 
 def _ioreport() -> list[Meter]:
-    if find_spec("zeus_apple_silicon") is None:  # there is none but for Macs
-        return []
+    meter = _apple_chip() if find_spec("zeus_apple_silicon") else None  # there is none but for Macs
+    return [meter] if meter else []
+
+
+@optional
+def _apple_chip() -> Meter:
     import zeus_apple_silicon
 
     parts = {"IOReport CPU": "cpu_total_mj", "IOReport GPU": "gpu_mj", "IOReport DRAM": "dram_mj"}
-    try:
-        monitor = zeus_apple_silicon.AppleEnergyMonitor()
-        monitor.get_cumulative_energy()
-    except RuntimeError:
-        return []
+    monitor = zeus_apple_silicon.AppleEnergyMonitor()
 
     def read() -> dict[str, float]:
         told = monitor.get_cumulative_energy()
         counts = {name: getattr(told, field) for name, field in parts.items()}
         return {name: each / 1e3 for name, each in counts.items() if each is not None}
 
-    return [Meter(read, {}, {})]
+    read()
+    return Meter(read, {}, {})

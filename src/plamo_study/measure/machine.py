@@ -1,4 +1,7 @@
-"""Facts about this machine and its state. Everything that differs between Linux and macOS is in this module."""
+"""Facts about this machine and its state. Everything that differs between Linux and macOS is in this module.
+
+What a system need not say is read through `system.optional`: it is None or "unknown" where it cannot be read.
+"""
 
 import os
 import platform
@@ -7,12 +10,15 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +27,8 @@ import psutil
 
 from plamo_study.errors import StudyError
 from plamo_study.limits import PRESSURES
+from plamo_study.measure import system
+from plamo_study.measure.system import optional
 
 MACOS = sys.platform == "darwin"
 SYSTEM_CACHE = 96 << 20  # of an M1, M2 or M3 Ultra; a Max has 48 MiB
@@ -30,21 +38,31 @@ MEMORY_LEVELS = {"1": "normal", "2": "warning", "4": "critical"}  # DISPATCH_MEM
 ANSWER_S = 10.0  # that a program of the system may take to answer
 STATE_S = 2.0  # the same for the state around a row, which is asked for twice a row
 ACCELERATORS = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
+# A library that makes an abort of any program an exit code, for both architectures: a server may be one of Intel's.
+NO_REPORTS, UNIVERSAL = "no-reports.dylib", ("-arch", "arm64", "-arch", "x86_64")
+ON_ABORT = b"""#include <signal.h>
+#include <unistd.h>
+__attribute__((constructor)) static void on_abort(void) { signal(SIGABRT, _exit); }
+"""
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-PROC, SYS = Path("/proc"), Path("/sys")  # Linux: the kernel's reports; macOS has neither
+SMALLEST_CACHE = 32 << 20  # bytes assumed where a system reports no cache
 
 
 def performance_cores() -> int:
-    """Cores to run one thread each on: the performance cores of Apple silicon, the physical cores elsewhere."""
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-        return min(psutil.cpu_count(logical=False) or allowed, allowed)
-    return int(_output("sysctl", "-n", "hw.perflevel0.physicalcpu") or 0) or (os.cpu_count() or 1)
+    """Cores to run one thread each on: performance cores that this process may use whole.
+
+    On Linux its affinity mask and the CPU quotas of its control groups limit them, and threads of one core count once.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return _integer(_output("sysctl", "-n", "hw.perflevel0.physicalcpu")) or os.cpu_count() or 1
+    allowed, quota = os.sched_getaffinity(0), system.quota()
+    usable = min(system.cores(allowed), _physical_cores() or len(allowed))
+    return max(min(usable, usable if quota is None else int(quota)), 1)
 
 
 def at_once(n_threads: int, n_bytes: int) -> int:
     """How many processes of `n_threads` threads and `n_bytes` of memory run side by side here; at least one."""
-    return max(min(performance_cores() // n_threads, psutil.virtual_memory().available // n_bytes), 1)
+    return max(min(performance_cores() // n_threads, (_free_bytes() or 0) // n_bytes), 1)
 
 
 def last_level_cache() -> int:
@@ -52,19 +70,57 @@ def last_level_cache() -> int:
 
     Apple's chips share one more cache between GPU and CPU, which no sysctl reports: the largest known size is assumed.
     """
-    if MACOS:
-        return SYSTEM_CACHE
-    sizes = [path.read_text().strip() for path in (SYS / "devices/system/cpu/cpu0/cache").glob("index*/size")]
-    return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=32 << 20)
+    return SYSTEM_CACHE if MACOS else system.largest_cache() or SMALLEST_CACHE
+
+
+def slow_cpus() -> frozenset[int]:
+    """The CPUs that are efficiency cores, by the numbers under which the system counts their time."""
+    return efficiency_cores() if MACOS else system.slow_cpus()
+
+
+@cache  # it takes some 20 ms, and is asked for around every timed part
+def efficiency_cores() -> frozenset[int]:
+    """A Mac's efficiency cores: its device tree names the cluster of each CPU. An Ultra has two such clusters."""
+    said = re.split(r"\+-o cpu(\d+)@", _output("ioreg", "-r", "-d", "1", "-k", "cluster-type"))
+    kinds = {
+        int(n): re.search(r'"cluster-type" = <"(\w)">', each) for n, each in zip(said[1::2], said[2::2], strict=True)
+    }
+    return frozenset(n for n, kind in kinds.items() if kind and kind.group(1) == "E")
+
+
+@optional
+def _physical_cores() -> int | None:
+    return psutil.cpu_count(logical=False)
+
+
+@optional
+def _free_bytes() -> int:
+    return int(psutil.virtual_memory().available)
+
+
+@optional
+def _memory_bytes() -> int:
+    return int(psutil.virtual_memory().total)
+
+
+@optional
+def _integer(said: str) -> int:
+    return int(said)
+
+
+@optional
+def load() -> float:
+    """Threads that were ready to run, in the mean over the last minute."""
+    return os.getloadavg()[0]
 
 
 def facts() -> dict[str, Any]:
     """What identifies this machine; two runs on one machine give the same dictionary."""
     return {
-        "chip": _output("sysctl", "-n", "machdep.cpu.brand_string") if MACOS else _linux_chip(),
-        "cores": psutil.cpu_count(logical=False),
+        "chip": _output("sysctl", "-n", "machdep.cpu.brand_string") if MACOS else system.chip(),
+        "cores": _physical_cores(),
         "performance_cores": performance_cores(),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": _memory_bytes() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "last_level_cache_bytes": last_level_cache(),
         "os": f"{platform.system()} {platform.release()}",
         "architecture": platform.machine(),
@@ -103,11 +159,12 @@ def state() -> State:
     On Linux use and clock are those of NVIDIA's boards, which NVML averages over a second at most.
     """
     if not MACOS:
-        battery, governor = psutil.sensors_battery(), _read(SYS / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
         return State(
-            power_source="unknown" if battery is None else "ac" if battery.power_plugged else "battery",
-            power_mode=governor.strip() or "unknown",
-            swapped_bytes=_swapped(r"^pswp(?:in|out) (\d+)$", _read(PROC / "vmstat"), resource.getpagesize()),
+            power_source=system.power_source() or "unknown",
+            power_mode=system.governor() or "unknown",
+            swapped_bytes=_swapped(
+                r"^pswp(?:in|out) (\d+)$", system.text(system.PROC / "vmstat"), resource.getpagesize()
+            ),
             **_boards(),
         )
     source, modes, level, short, pages, gpus = _outputs(
@@ -135,26 +192,34 @@ def state() -> State:
 def _boards() -> dict[str, Any]:
     """`gpu_used` of the busiest and `gpu_mhz` of the slowest of NVIDIA's boards, as far as they answer."""
     nvml, boards = nvidia_boards()
-    used: list[float] = []
-    clocks: list[float] = []
-    for board in boards:
-        with suppress(nvml.NVMLError):
-            used.append(nvml.nvmlDeviceGetUtilizationRates(board).gpu / 100)
-            clocks.append(nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_SM))
-    return ({"gpu_used": max(used)} if used else {}) | ({"gpu_mhz": float(min(clocks))} if clocks else {})
+    used = [share for board in boards if (share := _board_used(nvml, board)) is not None]
+    clocks = [mhz for board in boards if (mhz := _board_mhz(nvml, board)) is not None]
+    return ({"gpu_used": max(used)} if used else {}) | ({"gpu_mhz": min(clocks)} if clocks else {})
+
+
+@optional
+def _board_used(nvml: Any, board: Any) -> float:
+    return float(nvml.nvmlDeviceGetUtilizationRates(board).gpu / 100)
+
+
+@optional
+def _board_mhz(nvml: Any, board: Any) -> float:
+    return float(nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_SM))
 
 
 def nvidia_boards() -> tuple[Any, list[Any]]:
     """The module of NVML and its handles of NVIDIA's boards: none where it is not installed or does not answer."""
+    return _nvidia_boards() or (None, [])
+
+
+@optional
+def _nvidia_boards() -> tuple[Any, list[Any]]:
     if find_spec("pynvml") is None:
         return None, []
     import pynvml  # an optional package
 
-    try:
-        pynvml.nvmlInit()
-        return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
-        return pynvml, []
+    pynvml.nvmlInit()
+    return pynvml, [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
 
 
 def _swapped(pattern: str, said: str, page_bytes: int) -> int | None:
@@ -175,16 +240,9 @@ def _of_mac() -> dict[str, Any]:
         "gpu_cores": (gpu_cores or [""])[0],
         "efficiency_cores": _output("sysctl", "-n", "hw.perflevel1.physicalcpu"),
     }
-    found: dict[str, Any] = {name: int(told) for name, told in cores.items() if told}
+    found: dict[str, Any] = {name: n for name, said in cores.items() if (n := _integer(said)) is not None}
     build = _output("sw_vers", "-buildVersion")
     return found | ({"macos_build": build} if build else {})
-
-
-def throttled_us() -> int:
-    """Microseconds this cgroup has been throttled since it began; 0 where there is no such counter."""
-    stat = SYS / "fs/cgroup/cpu.stat"
-    lines = stat.read_text().splitlines() if stat.exists() else []
-    return next((int(line.split()[1]) for line in lines if line.startswith("throttled_usec")), 0)
 
 
 @dataclass(frozen=True)
@@ -196,11 +254,13 @@ class Counters:
     involuntary: int
     voluntary: int
     waited_ns: int | None
-    busy_ns: int
+    busy_ns: int | None
+    slow_busy_ns: int | None  # of it, on efficiency cores
     stolen_ns: int | None
     pressure_ns: int | None
     stalled_ns: int | None
     hot: int | None
+    throttled_ns: int | None  # summed over CPUs: a quota held this process's control group
     stops: int = 0
 
 
@@ -228,10 +288,13 @@ def was_stopped(child: int) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process, or one that it started, is stopped now; False for one that is gone."""
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return any(each.status() in STOPPED for each in (process, *process.children(recursive=True)))
-    return False
+    return bool(_is_stopped(pid))
+
+
+@optional
+def _is_stopped(pid: int) -> bool:
+    process = psutil.Process(pid)
+    return any(each.status() in STOPPED for each in (process, *process.children(recursive=True)))
 
 
 def awake_or_not_ns() -> int:
@@ -242,22 +305,41 @@ def awake_or_not_ns() -> int:
 def counters(children: bool = False) -> Counters:
     """Counters of this process, or of its ended children, and of the whole machine; the call costs 0.2 ms."""
     own = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF)
-    busy = psutil.cpu_times()
-    idle = busy.idle + getattr(busy, "iowait", 0.0) + getattr(busy, "steal", 0.0)
-    idle += getattr(busy, "guest", 0.0) + getattr(busy, "guest_nice", 0.0)  # guests are counted as user time too
+    times, slow = _cpu_times(), slow_cpus()
     return Counters(
         wall_ns=time.perf_counter_ns(),
         cpu_ns=round((own.ru_utime + own.ru_stime) * 1e9),
         involuntary=own.ru_nivcsw,
         voluntary=own.ru_nvcsw,
         waited_ns=None if children else waited_ns(os.getpid()),
-        busy_ns=round((sum(busy) - idle) * 1e9),
-        stolen_ns=round(busy.steal * 1e9) if hasattr(busy, "steal") else None,
-        pressure_ns=_pressure_ns("cpu"),
-        stalled_ns=_pressure_ns("memory"),
-        hot=_hot(),
+        busy_ns=None if times is None else _busy_ns(times),
+        slow_busy_ns=_slow_busy_ns(slow) if slow else None,
+        stolen_ns=None if times is None or not hasattr(times, "steal") else round(times.steal * 1e9),
+        pressure_ns=system.pressure_ns("cpu"),
+        stalled_ns=system.pressure_ns("memory"),
+        hot=system.hot(),
+        throttled_ns=system.throttled_ns(),
         stops=0 if children else len(_stops),
     )
+
+
+@optional
+def _cpu_times() -> Any:
+    return psutil.cpu_times()
+
+
+@optional
+def _slow_busy_ns(slow: frozenset[int]) -> int:
+    """Nanoseconds that some CPUs computed; CPUs that are off are not among those that the system counts."""
+    numbers: Iterable[int] = sorted(system.online() or ()) or count()
+    return sum(_busy_ns(times) for n, times in zip(numbers, psutil.cpu_times(percpu=True), strict=False) if n in slow)
+
+
+def _busy_ns(times: Any) -> int:
+    """Nanoseconds that CPUs computed, of psutil's times since the system began."""
+    idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
+    idle += getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # guests are counted as user time too
+    return round((sum(times) - idle) * 1e9)
 
 
 def waited_ns(pid: int) -> int | None:
@@ -268,49 +350,12 @@ def waited_ns(pid: int) -> int | None:
 
 def threads(pid: int) -> dict[str, tuple[int, int]] | None:
     """Nanoseconds that each living thread of a process ran and waited for a CPU; None where they are not counted."""
-    return {name: (ran, waited) for name, (ran, waited, _) in _schedstat(pid).items()} or None
+    return {name: (ran, waited) for name, (ran, waited, _) in system.schedstat(pid).items()} or None
 
 
 def timeslices(pid: int) -> int:
     """How often the living threads of a process have been scheduled so far; 0 where it is not counted."""
-    return sum(times for _, _, times in _schedstat(pid).values())
-
-
-def _schedstat(pid: int) -> dict[str, tuple[int, int, int]]:
-    """For each living thread: nanoseconds it ran, nanoseconds it waited for a CPU, and how often it was scheduled."""
-    try:
-        found = {task.name: _read(task / "schedstat").split() for task in (PROC / str(pid) / "task").iterdir()}
-    except OSError:
-        return {}
-    return {name: (int(words[0]), int(words[1]), int(words[2])) for name, words in found.items() if len(words) > 2}
-
-
-def mhz() -> float | None:
-    """Clock of the slowest CPU now, in MHz; None where the system does not report it."""
-    told = [float(_read(path)) / 1e3 for path in SYS.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq")]
-    if not told and not MACOS:
-        lines = _read(PROC / "cpuinfo").splitlines()
-        told = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
-    return min(told, default=None)
-
-
-def _pressure_ns(what: str) -> int | None:
-    """Pressure on CPUs or memory in this process's control group where that is accounted, else in the whole machine."""
-    group = _read(PROC / "self/cgroup").strip().rpartition("0::")[2].strip("/")
-    said = _read(SYS / "fs/cgroup" / group / f"{what}.pressure") or _read(PROC / "pressure" / what)
-    return next((int(line.rpartition("total=")[2]) * 1000 for line in said.splitlines() if line[:4] == "some"), None)
-
-
-def _hot() -> int | None:
-    told = [_read(path) for path in SYS.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")]
-    return sum(int(text) for text in told if text.strip().isdigit()) if told else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii")
-    except OSError:
-        return ""
+    return sum(times for _, _, times in system.schedstat(pid).values())
 
 
 @dataclass(frozen=True)
@@ -318,20 +363,19 @@ class Memory:
     """Bytes of a process in memory; None where the system does not count them (macOS has no shares of pages)."""
 
     rss: int  # all of its pages
-    private: int  # pages of this process alone
+    private: int | None  # pages of this process alone
     pss: int | None  # private pages, and this process's share of each shared page
 
 
 def memory() -> Memory:
     """Memory held by this process now; the call takes some milliseconds. macOS does not report other processes."""
     found = psutil.Process().memory_full_info()
-    return Memory(found.rss, found.uss, getattr(found, "pss", None))
+    return Memory(found.rss, getattr(found, "uss", None), getattr(found, "pss", None))
 
 
-def mapped(path: Path) -> int | None:
-    """This process's share in bytes of the pages of a mapped file; None where the system does not report it."""
-    if MACOS:
-        return None
+@optional
+def mapped(path: Path) -> int:
+    """This process's share in bytes of the pages of a mapped file; None where the system does not report it (macOS)."""
     maps = psutil.Process().memory_maps()
     return sum(each.pss for each in maps if each.path == str(path.resolve()))
 
@@ -364,15 +408,39 @@ def report_no_abort() -> None:
         system.signal(signal.SIGABRT, ctypes.cast(system._exit, ctypes.c_void_p))
 
 
+def unreported() -> dict[str, str]:
+    """What a program that is not ours needs in its environment for `report_no_abort`: on a Mac a library that sets it.
+
+    Empty elsewhere, and on a Mac without Apple's compiler: there its aborts are reported.
+    """
+    library = _no_reports() if MACOS else None
+    return {"DYLD_INSERT_LIBRARIES": f"{library[0].name}/{NO_REPORTS}"} if library else {}
+
+
+@cache  # with the folder, which lasts as long as this process
+@optional
+def _no_reports() -> tuple[tempfile.TemporaryDirectory[str], bytes] | None:
+    if not _output("xcode-select", "-p"):  # without its tools, cc opens a dialogue
+        return None
+    folder = tempfile.TemporaryDirectory(prefix="plamo-study-")
+    command = ["cc", *UNIVERSAL, "-shared", "-fPIC", "-x", "c", "-", "-o", f"{folder.name}/{NO_REPORTS}"]
+    return folder, subprocess.run(command, input=ON_ABORT, capture_output=True, timeout=ANSWER_S, check=True).stdout
+
+
 def ended_by(code: int) -> int:
-    """The number of the signal that ended a worker, from its exit code; 0 for none."""
+    """The number of the signal that ended a worker or a server, from its exit code; 0 for none."""
     return -code if code < 0 else int(signal.SIGABRT) if MACOS and code == signal.SIGABRT else 0
+
+
+def sleeps_when_closed() -> bool:
+    """Whether this is a Mac with a lid. Closing it puts the Mac to sleep, whatever keeps it awake otherwise."""
+    return MACOS and "InternalBattery" in _output("pmset", "-g", "batt")
 
 
 @contextmanager
 def awake() -> Iterator[None]:
-    """Keep a Mac from sleeping while measurements run; no effect elsewhere."""
-    keeper = subprocess.Popen(["caffeinate", "-dims", "-w", str(os.getpid())]) if MACOS else None
+    """Keep a Mac from sleeping while measurements run; no effect elsewhere. Its display may go dark."""
+    keeper = subprocess.Popen(["caffeinate", "-ims", "-w", str(os.getpid())]) if MACOS else None
     try:
         yield
     finally:
@@ -380,17 +448,12 @@ def awake() -> Iterator[None]:
             keeper.terminate()
 
 
-def _linux_chip() -> str:
-    lines = (PROC / "cpuinfo").read_text().splitlines()
-    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines[:30])}
-    return f"{found.get('model name', platform.processor())} (family {found.get('cpu family', '?')})"
-
-
 def _output(*command: str, most_s: float | None = None) -> str:
     """What a program of the system prints; empty where there is none, or where it does not answer in time."""
     most_s = ANSWER_S if most_s is None else most_s
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=most_s, check=False).stdout.strip()
+        done = subprocess.run(command, capture_output=True, timeout=most_s, check=False)
+        return done.stdout.decode(errors="replace").strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
@@ -402,11 +465,8 @@ def _outputs(*commands: tuple[str, ...]) -> list[str]:
 
 
 def peak_rss() -> int:
-    """Largest resident set of this process so far, in bytes.
+    """Largest resident set of this process so far, in bytes; 0 where the system does not say.
 
     On Linux `ru_maxrss` is inherited from the parent that spawned this process, so the kernel's own record is read.
     """
-    if MACOS:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = (PROC / "self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if MACOS else system.peak_rss() or 0

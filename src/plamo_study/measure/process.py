@@ -24,15 +24,18 @@ from plamo_study.measure.rows import Evidence, Failure, Measured, Status, heard
 LOG_LINES = 20
 ONCE_S = 600.0  # time limit of a cell outside of any study
 BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # read when numpy is loaded
-YIELDING = {"OMP_WAIT_POLICY": "passive"}  # threads of the engine sleep while they wait for one another
+# Threads of the engine sleep while they wait for one another. Read by OpenMP alone: an engine built without it, as on a
+# Mac, has threads of its own, which spin for a moment and then sleep.
+YIELDING = {"OMP_WAIT_POLICY": "passive"}
 BUILD_FOLDER = re.compile(  # where the engine was built: no row needs it
     r"(?<![\w./-])/\S*?(?:llama\.cpp/|(?=ggml/src/)|(?<=/)(?=[^/\s]+\.(?:cpp|c|h):\d))"
 )
 Late = Literal["hang", "starved", "stopped"]
-SILENT: dict[Late, str] = {
+SILENT: dict[Late | Literal["quota"], str] = {
     "hang": "no answer within the time limit",
     "starved": "no answer, but other programs kept it from computing",
     "stopped": "no answer, but it was stopped or the machine slept",
+    "quota": "no answer, but a CPU quota kept it from computing",
 }
 LOOKS = 12  # checks of a worker within its time limit, each costing this process some tens of microseconds
 MOST_LIMITS, MOST_MORE_S = 5, 300.0  # wall time of a starved worker: most limits, and seconds beyond the first
@@ -179,11 +182,12 @@ def _outcome(child: subprocess.Popen[bytes], result: bytes, late: Late | None, l
     asserts = [line for line in lines if ASSERT.search(line)]
     errors = [line.removeprefix("@error ") for line in lines if line.startswith("@error ")]
     ended_by = machine.ended_by(child.returncode)
+    why = "quota" if late == "starved" and watch.throttled(whole) else late
     failure = Failure(
         stage=stages[-1] if stages else "spawn",
         exit_code=None if ended_by else child.returncode,
         signal="" if late or not ended_by else signal.Signals(ended_by).name,
-        message=next(iter(errors + asserts), SILENT[late] if late else ""),
+        message=next(iter(errors + asserts), SILENT[why] if why else ""),
         log_tail=[line for line in lines if not line.startswith("@")][-LOG_LINES:],
     )
     known = Measured(checks=heard(lines))  # before it ended

@@ -43,6 +43,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     involuntary: int = 0  # context switches: a CPU was taken away
     voluntary: int = 0  # context switches: the worker itself waited for something
     others_ns: int | None = None  # CPU time of everything else on the machine
+    others_slow_ns: int | None = None  # of it at most so much on efficiency cores
+    throttled_ns: int | None = None  # a CPU quota held the worker's control group
     stolen_ns: int | None = None  # the hypervisor gave a CPU to another guest
     pressure_ns: int | None = None  # some task somewhere waited for a CPU (pressure-stall information, "some")
     mhz: float | None = None  # of the slowest CPU, at the end
@@ -57,7 +59,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Conditions(State, frozen=True, kw_only=True, omit_defaults=True):
     """The machine's state just after one worker, and what else was seen of it around the worker."""
 
-    load_1min: float
+    load_1min: float | None = None  # threads ready to run before the worker, in the mean over a minute
     before: State | None = None  # just before the worker; None in rows older than this
     throttled_us: int = 0  # cgroup CPU throttling while the worker ran
     peak_rss_bytes: int = 0

@@ -30,7 +30,7 @@ from plamo_study.measure.tasks import REPEAT, Task, Tasks, together
 from plamo_study.models import recipes
 
 CALM_S = 15.0  # longest wait for a calm machine before disturbed rows are measured again
-COOL_S = 300.0  # longest wait for a hot machine to cool down: before a block, and before rows are measured again
+COOL_S = 300.0  # longest wait for a hot machine to cool down before a row
 STARVED_REPEATS = 2
 WISHED_BLOCKS, MOST_BLOCKS = 4, 50  # of a plan with a time limit
 TAKEN_OVER = -1  # order of a gate taken over from another study: it took none of this study's time
@@ -116,8 +116,9 @@ def sweep(
     ends; blocks that drifted are followed by fresh ones. Together they add at most `plan.extra_blocks` blocks' worth of
     rows, apart from starved rows, which get two more attempts each.
 
-    Before a block and before disturbed rows are measured again, a machine that reports thermal pressure is given COOL_S
-    to cool down, but no time that the finding needs. What is measured while it is still hot is marked.
+    Before a timed row a machine that reports thermal pressure is given COOL_S to cool down, but no time that the
+    finding needs. Where it stays hot all the same, the rest of the block is measured without a wait. What is measured
+    while it is hot is marked.
 
     Raises
     ------
@@ -185,6 +186,7 @@ class _Sweep:
         self.cells = plan.cells
         self.limit_s = self.ends_at = math.inf  # under a time limit: seconds of all rows, and when this call ends
         self.late = False  # whether something no longer fitted in it
+        self.cools = True  # whether a hot machine is worth a wait: not in a block in which one was in vain
 
     def whole(self) -> None:
         """Measure the plan's blocks, and fresh ones after them if some drifted."""
@@ -207,7 +209,6 @@ class _Sweep:
         self.cells, least, wished = (), least_blocks(self.plan)[0], min(self.plan.blocks, WISHED_BLOCKS)
         needed: set[File] = {file for cell in self.plan.cells[: self.plan.needed] for file in cell.files}
         self._each(self.asked.gates(needed))  # together: gates are not timed, and run side by side
-        self._cool(self.asked.anchors(0))
         self._each(self.asked.anchors(0))
         for cells in together(self.plan.cells):
             first = [Task(cell, 0, 0, len(self.cells) + n, engine=folder) for n, cell in enumerate(cells, 1)
@@ -227,7 +228,7 @@ class _Sweep:
             fits = not self.late and spent + spent / number <= seconds
             if number >= least and not fits and not self._any_done(todo):
                 break
-            self._cool(todo)
+            self.cools = True
             self._each(todo)
             if number + 1 >= least:
                 self._again(seconds)
@@ -261,30 +262,29 @@ class _Sweep:
         self._plan(todo)
         for number, block in groupby(todo, key=lambda task: task.block):
             tasks = list(block)
-            self._cool(tasks)
             if number > numbers[0] and self.bench.key(tasks[0]) not in self.done and self._repeats() and watch.calm():
                 self._again()
+            self.cools = True
             self._each(tasks)
 
     def _again(self, seconds: float = math.inf) -> None:
         """Repeat disturbed rows after a short wait for a calm machine, while less than `seconds` is spent."""
         if self._spent(self._all()) < seconds and not self.late and (todo := self._repeats()):
-            self._cool(todo)
+            self.cools = True
             watch.wait_until_calm(min(CALM_S, max(self._left_s(), 0)))
             self._each(todo, planned=False)
 
-    def _cool(self, todo: Iterable[Task]) -> None:
-        """Before tasks that are timed and not done: let a hot machine cool down, not in time that the finding needs."""
-        timed = [task for task in todo if task.cell.is_timed and self.bench.key(task) not in self.done]
-        if not timed or not watch.hot(machine.state()):
+    def _cool(self, task: Task) -> None:
+        """Before a timed task: let a hot machine cool down, not in time that the finding needs."""
+        if not (self.cools and task.cell.is_timed and watch.hot(machine.state())):
             return
         spare = self._left_s()
         if spare < math.inf:
             spare -= sum(map(self._takes, self.lacking()))
         most_s = min(COOL_S, spare)
         if most_s > 0:
-            self._report(timed[0], None, most_s)
-            watch.wait_until_cool(most_s)
+            self._report(task, None, most_s)
+            self.cools = watch.wait_until_cool(most_s)
 
     def _check_time(self) -> None:
         """Raise NoTimeError where the missing tasks that are needed are expected to exceed the time limit."""
@@ -359,6 +359,7 @@ class _Sweep:
         if self.limit_s < math.inf and (self.late or self._takes(task) > self._left_s()):
             self.late = True
             return None
+        self._cool(task)
         self._report(task, None)
         try:
             return self.bench.measure(task, self._left_s())

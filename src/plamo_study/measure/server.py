@@ -25,7 +25,8 @@ from plamo_study.measure import machine
 from plamo_study.measure.process import ASSERT, BUILD_FOLDER
 
 Kind = Literal["llama-server", "llama_cpp.server"]
-START_S, LOOK_S, END_S = 120.0, 0.05, 10.0  # seconds until it listens; between two checks; from terminate to kill
+START_S, LOOK_S, END_S = 300.0, 0.05, 10.0  # seconds until it listens (the first time, a Mac compiles Metal's shaders
+# for it); between two checks; from terminate to kill
 READY = {"llama-server": "/health", "llama_cpp.server": "/v1/models"}  # the path that answers 200 when it is ready
 NAMED = "LLAMA_SERVER"  # environment: the llama-server to use
 NO_GPUS = {"GGML_METAL_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}  # without -dev
@@ -65,6 +66,12 @@ class Server:
             return ""
         return f"the server ended: {how_ended(code)}" + (f", {said}" if (said := self.assertion()) else "")
 
+    @property
+    def exit(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        code = self.process.poll()
+        return -number if code and (number := machine.ended_by(code)) else code
+
     def assertion(self) -> str:
         """The failed assertion in its log; empty for none."""
         found = ASSERT.search(self.log())
@@ -79,7 +86,7 @@ class Server:
 
 def how_ended(code: int) -> str:
     """An exit code in words: a signal by its name."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    return signal.Signals(number).name if (number := machine.ended_by(code)) else f"exit code {code}"
 
 
 def find() -> Path | None:
@@ -188,7 +195,7 @@ def offload(n_gpu_layers: int) -> list[str]:
 def _spawn(command: list[str], variables: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
     try:
-        return subprocess.Popen(command, env=variables, cwd=children.NOWHERE, **ends)
+        return subprocess.Popen(command, env=variables | machine.unreported(), cwd=children.NOWHERE, **ends)
     except OSError as error:
         raise StudyError(command[0], f"cannot be run ({error})", "name a llama-server binary") from None
 

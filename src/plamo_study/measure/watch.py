@@ -15,20 +15,24 @@ import msgspec
 import psutil
 
 from plamo_study.limits import (
+    COMPUTED_LIMIT,
     GPU_LIMIT,
     LATE_S,
     LOAD_LIMIT,
     LONG_NS,
     OTHERS_LIMIT,
     PRESSURES,
+    SLOW_WEIGHT,
     STALLED_LIMIT,
     STARVED_LIMIT,
     SWAPPED_LIMIT,
+    THROTTLED_LIMIT,
     WAITED_LIMIT,
 )
-from plamo_study.measure import energy, machine
+from plamo_study.measure import energy, machine, system
 from plamo_study.measure.machine import State
 from plamo_study.measure.rows import Conditions, Evidence, Row
+from plamo_study.measure.system import optional
 
 REST_S, LOOK_S = 5.0, 0.5  # that a GPU may take to seem idle after a worker, and between two looks at it
 WARM_LOOK_S = 5.0  # between two looks at a machine that cools down
@@ -51,7 +55,7 @@ def timed(*helpers: int) -> Iterator[None]:
     after = _of_helpers(helpers)  # a helper that ended meanwhile can no longer be read
     ran, waited = (max(late - early, 0) for late, early in zip(after, theirs, strict=True))
     told: dict[str, int | None] = {"cpu_ns": found.cpu_ns + ran, "stops": found.stops + stops(helpers)}
-    told["others_ns"] = max((found.others_ns or 0) - ran, 0)
+    told["others_ns"] = None if found.others_ns is None else max(found.others_ns - ran, 0)
     told["waited_ns"] = None if found.waited_ns is None else found.waited_ns + waited
     limits_w = energy.limits() if joules else {}
     _parts.append(msgspec.structs.replace(found, **told, joules=joules, limits_w=limits_w))
@@ -65,7 +69,7 @@ def _of_helpers(pids: Iterable[int]) -> tuple[int, int]:
     ran = waited = 0
     for pid in pids:
         threads = (machine.threads(pid) or {}).values()
-        ran += max(sum(each for each, _ in threads), _account(pid))
+        ran += max(sum(each for each, _ in threads), _account(pid) or 0)
         waited += sum(each for _, each in threads)
     return ran, waited
 
@@ -75,11 +79,10 @@ def stops(helpers: Iterable[int]) -> int:
     return sum(machine.was_stopped(pid) for pid in helpers)
 
 
+@optional
 def _account(pid: int) -> int:
-    try:
-        told = psutil.Process(pid).cpu_times()
-    except psutil.Error:  # it is gone, or a zombie, for which macOS reports nothing
-        return 0
+    """CPU time of a process in ns; None for one that is gone, or for a zombie on macOS."""
+    told = psutil.Process(pid).cpu_times()
     return int((told.user + told.system) * 1e9)
 
 
@@ -94,10 +97,11 @@ def take_over(parts: list[Evidence]) -> None:
     Processes of one job must not count as other programs to one another.
     """
     longest, cpu_ns = max(parts, key=lambda part: part.wall_ns), sum(part.cpu_ns for part in parts)
-    busy_ns, waited = (longest.others_ns or 0) + longest.cpu_ns, [part.waited_ns for part in parts]
+    busy_ns = None if longest.others_ns is None else longest.others_ns + longest.cpu_ns
+    waited = [part.waited_ns for part in parts]
     told = {
         "cpu_ns": cpu_ns,
-        "others_ns": max(busy_ns - cpu_ns, 0),
+        "others_ns": None if busy_ns is None else max(busy_ns - cpu_ns, 0),
         "waited_ns": None if None in waited else sum(each or 0 for each in waited),
         "involuntary": sum(part.involuntary for part in parts),
         "voluntary": sum(part.voluntary for part in parts),
@@ -112,8 +116,11 @@ def since(before: machine.Counters, after: machine.Counters) -> Evidence:
     for name in (field.name for field in fields(machine.Counters)):
         first, last = getattr(before, name), getattr(after, name)
         gone[name] = None if first is None or last is None else max(last - first, 0)
-    others = max((gone.pop("busy_ns") or 0) - (gone["cpu_ns"] or 0), 0)
-    return Evidence(cpus=psutil.cpu_count() or 1, others_ns=others, mhz=machine.mhz(), **gone)  # type: ignore[arg-type] # wall, CPU time and switches are never None
+    busy, slow = gone.pop("busy_ns"), gone.pop("slow_busy_ns")
+    others = None if busy is None else max(busy - (gone["cpu_ns"] or 0), 0)
+    of_slow = None if others is None or slow is None else min(slow, others)
+    known = {"cpus": psutil.cpu_count() or 1, "mhz": system.mhz(), "others_ns": others, "others_slow_ns": of_slow}
+    return Evidence(**known, **gone)  # type: ignore[arg-type] # wall, CPU time and switches are never None
 
 
 def added(parts: list[Evidence]) -> Evidence:
@@ -134,7 +141,7 @@ def calm() -> bool:
     before = machine.counters()
     time.sleep(0.5)
     found = since(before, machine.counters())
-    busy, state = (found.others_ns or 0) > OTHERS_LIMIT * found.wall_ns * found.cpus, machine.state()
+    busy, state = (_taken(found) or 0.0) > OTHERS_LIMIT * found.cpus, machine.state()
     return not busy and not slowed(state) and not _gpu_is_busy(state)
 
 
@@ -145,11 +152,14 @@ def wait_until_calm(most_s: float) -> None:
         pass
 
 
-def wait_until_cool(most_s: float) -> None:
-    """Return when the machine reports no thermal pressure, or none at all, or after `most_s` seconds."""
+def wait_until_cool(most_s: float) -> bool:
+    """Whether the machine reports no thermal pressure, or none at all, after a wait of at most `most_s` seconds."""
     end = time.monotonic() + most_s
-    while hot(machine.state()) and (left := end - time.monotonic()) > 0:
+    while is_hot := hot(machine.state()):
+        if (left := end - time.monotonic()) <= 0:
+            break
         time.sleep(min(WARM_LOOK_S, left))
+    return not is_hot
 
 
 def before_row() -> State:
@@ -183,7 +193,7 @@ class Onlooker:
         return held
 
     def starved(self, limit_s: float) -> bool:
-        """Whether others kept the worker from computing since the last call.
+        """Whether others, or a CPU quota, kept the worker from computing since the last call.
 
         A worker with one busy thread is not starved once it has had `limit_s` seconds of CPU time: that is progress
         enough. The CPU time of threads that spin while they wait for one another says nothing.
@@ -194,14 +204,15 @@ class Onlooker:
         if threads is None:
             return self._crowded(meanwhile)
         waited_ns = sum(waited for _, waited in threads.values())
-        queued, self.waited_ns = (waited_ns - self.waited_ns) / meanwhile.wall_ns, waited_ns
+        held_ns, self.waited_ns = waited_ns - self.waited_ns + (meanwhile.throttled_ns or 0), waited_ns
+        queued = held_ns / meanwhile.wall_ns
         ran = sorted((ran for ran, _ in threads.values()), reverse=True)
         alone = sum(ran[1:]) < ALONE * ran[0]
         return queued > STARVED_LIMIT and not (alone and ran[0] >= limit_s * 1e9)
 
     def _crowded(self, meanwhile: Evidence) -> bool:
         """Without counts of how long threads wait: whether all CPUs were busy, partly with other work."""
-        before, self.own_ns = self.own_ns, _account(self.pid)
+        before, self.own_ns = self.own_ns, _account(self.pid) or 0
         ran = max(self.own_ns - before, 0)
         busy = (meanwhile.others_ns or 0) / meanwhile.wall_ns
         return busy > 0.95 * meanwhile.cpus and busy - ran / meanwhile.wall_ns > STARVED_LIMIT
@@ -211,14 +222,21 @@ def others(conditions: Conditions) -> float | None:
     """Share of the machine's CPU time that other processes took or that the hypervisor gave to other guests.
 
     Taken from the timed parts where they are long against the 10 ms units of the system's counts, else from the whole
-    worker. None for a row without evidence.
+    worker. None for a row without evidence. Time on efficiency cores counts SLOW_WEIGHT: what runs there takes less.
     """
     found = conditions.timed
     if found is None or found.wall_ns < LONG_NS:
         found = conditions.whole
-    if found is None or found.others_ns is None or not found.wall_ns:
+    taken = None if found is None else _taken(found)
+    return None if found is None or taken is None else (taken + (found.stolen_ns or 0) / found.wall_ns) / found.cpus
+
+
+def _taken(found: Evidence) -> float | None:
+    """CPUs' worth of time that other processes took, of performance cores; None where nothing counts it."""
+    if found.others_ns is None or not found.wall_ns:
         return None
-    return (found.others_ns + (found.stolen_ns or 0)) / (found.wall_ns * found.cpus)
+    slow = min(found.others_slow_ns or 0, found.others_ns)
+    return (found.others_ns - (1 - SLOW_WEIGHT) * slow) / found.wall_ns
 
 
 def waited(conditions: Conditions) -> float | None:
@@ -234,6 +252,7 @@ def swapped(conditions: Conditions) -> int | None:
 
 
 STOPPED, OTHERS, WAITED, LOAD = "stopped", "others", "waited", "load"
+QUOTA, STARVED = "quota", "starved"
 BATTERY, LOW_POWER, HEAT, MEMORY, GPU = "battery", "low power", "heat", "memory", "GPU"
 
 
@@ -245,8 +264,9 @@ def disturbed(rows: Iterable[Row]) -> set[str]:
 def causes(rows: Iterable[Row]) -> dict[str, str]:
     """The disturbed rows of one journal: their keys, with the cause of each.
 
-    A row is disturbed if other work took CPUs or the GPU or held up its worker, if it was stopped, or if the machine
-    was slow or short of memory.
+    A row is disturbed if other work took CPUs or the GPU or held up its worker, if it was stopped, if a CPU quota held
+    it, or if the machine was slow or short of memory. STARVED: its threads computed for less time than they could have,
+    and nothing that the system counts says why.
 
     Where processes of one cell wait for one another's threads, waiting says nothing about other work. All cells of such
     a workload are judged by what others took, or ratios between them would come from differently judged blocks.
@@ -263,14 +283,18 @@ def causes(rows: Iterable[Row]) -> dict[str, str]:
 def _cause(row: Row, threads: Mapping[str, int]) -> str:
     """The first cause that disturbed a row; "" for none."""
     if row.status == "starved":
-        return WAITED
+        return QUOTA if throttled(row.conditions.whole) else WAITED
     if not row.cell.is_timed:
         return ""
     conditions, on_gpu = row.conditions, getattr(row.cell, "n_gpu_layers", 0) != 0
     if conditions.whole is None:
-        return LOAD if conditions.load_1min > threads[row.machine] + LOAD_LIMIT else ""
+        return LOAD if (conditions.load_1min or 0.0) > threads[row.machine] + LOAD_LIMIT else ""
     if conditions.whole.held_ns or (conditions.timed and conditions.timed.stops):
         return STOPPED
+    if throttled(conditions.timed):
+        return QUOTA
+    if row.cell.computes and not on_gpu and _starved(conditions.timed, row.cell.n_threads):
+        return STARVED
     if (others(conditions) or 0.0) > OTHERS_LIMIT:
         return OTHERS
     if not row.cell.crowds and (waited(conditions) or 0.0) > WAITED_LIMIT:
@@ -283,6 +307,22 @@ def _cause(row: Row, threads: Mapping[str, int]) -> str:
     if (swapped(conditions) or 0) > SWAPPED_LIMIT or (timed.stalled_ns or 0) > STALLED_LIMIT * timed.wall_ns:
         return MEMORY
     return GPU if _gpu_is_busy(before) or (not on_gpu and _gpu_is_busy(conditions)) else ""
+
+
+def throttled(found: Evidence | None) -> bool:
+    """Whether a CPU quota held what was counted."""
+    return found is not None and (found.throttled_ns or 0) > THROTTLED_LIMIT * found.wall_ns
+
+
+def _starved(found: Evidence | None, n_threads: int) -> bool:
+    """Whether threads that never sleep ran for far less time than they could, and others did not take half of the rest.
+
+    Only where the system counts how long threads wait: on a Mac, Accelerate computes prompts while they sleep.
+    """
+    if found is None or not found.cpu_ns or found.waited_ns is None or found.wall_ns < LONG_NS:
+        return False
+    ran, taken = found.cpu_ns / found.wall_ns, (_taken(found) or 0.0) + (found.stolen_ns or 0) / found.wall_ns
+    return ran < COMPUTED_LIMIT * n_threads and taken < (n_threads - ran) / 2
 
 
 def slowed(state: State) -> str:

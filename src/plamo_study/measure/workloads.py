@@ -33,6 +33,7 @@ from plamo_study.measure.proof import Prompts
 from plamo_study.measure.rows import Measured, passed
 
 WARM_STEPS = 3  # decode steps before the timed ones, with the same number of sequences
+GPU_WARM_STEPS = 32  # the same on a GPU, in as many passes as that takes: steps of milliseconds, while its clock rises
 GPU_PASSES = 2  # untimed prompts of the cell's own shape on a GPU: its first two calls took 1.1 to 1.5 times as long
 WARM_TOKENS = 32  # of a warm-up prompt where no proof runs: it brings all weights into memory
 MATMUL_COLUMNS = 512  # llama.cpp's default micro-batch
@@ -103,7 +104,8 @@ def _decode(cell: Decode, session: Session, draws: list[Prompts], path: Path, pr
     for tokens in draws:
         states, fill = _fill(session, cell, tokens)
         start = clock()
-        _run_steps(session, cell, states, tokens, min(WARM_STEPS, cell.n_gen))
+        for n_steps in warm_passes(cell):
+            _run_steps(session, cell, states, tokens, n_steps)
         warmup += clock() - start
         samples.append(_run_steps(session, cell, states, tokens, cell.n_gen, watch.timed()))
         evaluated += session.n_evaluated
@@ -115,6 +117,13 @@ def _decode(cell: Decode, session: Session, draws: list[Prompts], path: Path, pr
     checks = proof.checks(cell, last, expected, evaluated, cell.repetitions * cell.n_gen * cell.n_seq)
     measured = _measured(cell, samples, [warmup], evaluated, checks, samples[-1])
     return msgspec.structs.replace(measured, prefill_ns=fills)
+
+
+def warm_passes(cell: Decode) -> list[int]:
+    """Untimed steps before the timed ones, pass by pass; none goes beyond the steps whose tokens are drawn."""
+    if cell.n_gpu_layers == 0 or not cell.n_gen:
+        return [min(WARM_STEPS, cell.n_gen)]
+    return [min(GPU_WARM_STEPS, cell.n_gen)] * -(-GPU_WARM_STEPS // cell.n_gen)
 
 
 def _fill(session: Session, cell: Decode, tokens: Prompts) -> tuple[dict[int, bytes], int]:

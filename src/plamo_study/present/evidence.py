@@ -32,6 +32,8 @@ GATES = "00-gates"
 DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "others": "other programs took {:.0%} of the machine",
     "waited": "the threads waited for {:.2g} of a CPU",
+    "quota": "a CPU quota held back what was measured",
+    "starved": "threads computed for less time than they could, and the system does not say why,",
     "load": "other programs took part of the machine",
     "stopped": "processes were stopped, or the machine slept",
     "battery": "the machine ran on its battery",
@@ -40,6 +42,14 @@ DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "memory": "the machine ran short of memory",
     "GPU": "other programs used the GPU",
     "drift": "the machine changed its speed by up to {:.0%}",
+}
+AGAINST = {  # what helps, by the mark; against other programs, an idle machine
+    "quota": "Measure again with more whole CPUs, or without the quota of this container.",
+    "starved": "Look for a limit on CPUs outside of this system, as a container or a virtual machine has, and measure "
+    "again without it.",
+    "battery": "Measure again on mains power.",
+    "low power": "Measure again without the mode that saves power.",
+    "heat": "Measure again when it is cool.",
 }
 HERE = (
     "**Measured here.** Sentences and titles of this page speak of the reference machine and its full-size files. "
@@ -250,21 +260,22 @@ def disturbed(rows: pd.DataFrame, what: str = "this was") -> str:
     cells, every = disturbed_cells(rows)
     if not cells:
         return ""
+    cause, met = _what_disturbed(rows)
     return (
-        f"**Disturbed: {_what_disturbed(rows)} while {what} measured.** Of {every} cells {cells} "
+        f"**Disturbed: {met} while {what} measured.** Of {every} cells {cells} "
         f"{'has' if cells == 1 else 'have'} fewer than {LEAST_BLOCKS} undisturbed processes, and "
         f"{'its' if cells == 1 else 'their'} numbers are a disturbed machine's. "
-        "Measure again when it is idle.\n\n"
+        f"{AGAINST.get(cause, 'Measure again when it is idle.')}\n\n"
     )
 
 
-def _what_disturbed(rows: pd.DataFrame) -> str:
-    """The most frequent mark of the marked rows that are used all the same, with its size."""
+def _what_disturbed(rows: pd.DataFrame) -> tuple[str, str]:
+    """The most frequent mark of the marked rows that are used all the same, and in words with its size."""
     used = usable.usable(rows[rows["block"] >= 0])
     causes = marked_by(used)
     cause = str(causes[causes != ""].mode().iloc[0])
     met = used.loc[causes == cause, cause] if cause in used else pd.Series(dtype=float)
-    return DISTURBED_BY[cause].format(met.max() if cause == "drift" else met.median())
+    return cause, DISTURBED_BY[cause].format(met.max() if cause == "drift" else met.median())
 
 
 def chips(recording: Recording) -> str:

@@ -53,7 +53,7 @@ def phase_asymmetry(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Pl
     if energy.meters():  # idle power belongs to no phase
         limits += (Idle(seconds=IDLE_S),)
     fewer: list[Cell] = []
-    for n_threads in threads:
+    for n_threads in threads if len(threads) > 1 else ():  # one thread is compared with no other
         for file in files:
             on_cpu = on_file(change(base, n_threads=n_threads, n_gpu_layers=0, n_prompt=128), file)
             fewer += [change(on_cpu, repetitions=3), change(on_cpu, workload="decode", depth=128, n_gen=32)]

@@ -50,9 +50,13 @@ def processes(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _memory(series: dict[str, list[float]], own: float) -> dict[str, float]:
-    """Memory of a row; private pages where the system reports no shares (macOS), which hides the mapped ones."""
+    """Memory of a row; private pages where the system reports no shares (macOS), which hides the mapped ones.
+
+    NaN where it reports neither.
+    """
     share = "pss" if "pss" in series else "private"
-    grown, mapped = sum(series[share]) - sum(series[f"before {share}"]), sum(series["mapped"])
+    after, before = (sum(series.get(name, [nan])) for name in (share, f"before {share}"))
+    grown, mapped = after - before, sum(series["mapped"])
     known = mapped if series["mapped"] else nan
     return {"grown": grown, "mapped": known, "own": own, "rest": grown - mapped - own}
 
