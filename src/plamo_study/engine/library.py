@@ -31,7 +31,8 @@ _keep_alive: list[Any] = []
 def describe() -> dict[str, Any]:
     """Identity of the loaded engine: versions, commit, the flags it was built with, and one hash over its libraries.
 
-    `environment`: settings of this process that change how it computes, where there are any. `commit` is "unknown" for a build from the sdist, which carries no git history: the hash is the identity.
+    `environment`: settings of this process that change how it computes, where there are any. `commit` is "unknown" for
+    a build from the sdist, which carries no git history: the hash is the identity.
     """
     from importlib.metadata import version  # slow to import, and measuring workers do not need it
 
