@@ -141,14 +141,14 @@ MOST_IGNORED = 8  # names of other fields that are told
 
 
 def _text(value: Any) -> str:
-    """A text, or the texts of a list of parts. ValueError for anything else."""
+    """A text, or the texts of a part or of a list of parts. ValueError for anything else."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list | dict):
         raise ValueError(f"{type(value).__name__} in place of text")
-    parts = value if isinstance(value, list) else [value]
-    named = [part.get("text") or part.get("thinking") if isinstance(part, dict) else part for part in parts]
-    return "".join(part for part in named if isinstance(part, str))
+    if isinstance(value, list):
+        return "".join(map(_text, value))
+    return _text(value.get("text") or value.get("thinking"))
 
 
 def _calls(value: Any) -> str:
@@ -175,8 +175,8 @@ class Answer:
     `n_prompt` and `n_gen` are the server's own counts, 0 where it gives none. `bursts`: how often chunks came that had
     to be waited for; fewer than chunks where several came at once. `thought`: chunks without text of the answer.
     `gaps`: per token, the likeliest one's lead over the second in nats, NaN where not given. `timings`: llama-server's
-    own. `status`: of HTTP where it tells of a failure, else 0; `room`: tokens of the context that a refused request
-    exceeded, 0 where not told. `ignored`: what was not understood and not needed.
+    own. `status`: of HTTP where it tells of a failure (404 for a page of the web), else 0; `room`: tokens of the
+    context that a refused request exceeded, 0 where not told. `ignored`: what was not understood and not needed.
     """
 
     prompt: Prompt
@@ -344,7 +344,7 @@ async def ask(
         answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
     except SpentError as error:
         answer.failure = str(error)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         answer.failure = f"malformed answer: {type(error).__name__}: {error}"[:SAID]
     answer.ended_ns = clock()
     return answer
@@ -384,19 +384,20 @@ async def _read(
     web: httpx2.AsyncClient, target: Target, answer: Answer, top: int, quiet_s: float, closely: bool
 ) -> None:
     timeout = httpx2.Timeout(quiet_s, pool=None)
-    body = target.body(answer.prompt, True, top)
     if target.allowance:
         target.allowance.ask()
-    async with web.stream("POST", target.path, json=body, timeout=timeout) as reply:
+    asked = target.body(answer.prompt, True, top)
+    async with web.stream("POST", target.path, json=asked, timeout=timeout) as reply:
         if reply.is_redirect:
             answer.status, answer.failure = reply.status_code, "a redirect elsewhere, refused"
             return
         if not reply.is_success:
-            _refuse(
-                answer,
-                reply.status_code,
-                b"".join([part async for part in _bounded(reply, MOST_LINE, target.allowance)]),
-            )
+            body = b"".join([part async for part in _bounded(reply, MOST_LINE, target.allowance)])
+            answer.status, answer.room = reply.status_code, _room(body)
+            answer.failure = f"HTTP {answer.status}: {_reason(body)}"[:SAID]
+            return
+        if _kind(reply) == "text/html":
+            answer.status, answer.failure = 404, "a page (text/html) in place of an answer"
             return
         ended, last = False, None
         async with aclosing(_events(reply, answer, target.allowance)) as events:
@@ -407,10 +408,7 @@ async def _read(
                 told: Event = parsed(data, Event)
                 if told.error or told.object == "error":
                     error = told.error or told.message
-                    answer.status = (
-                        code if isinstance(error, dict) and isinstance(code := error.get("code"), int) else 0
-                    )
-                    answer.room = _room(data)
+                    answer.status, answer.room = _count(error, "code") or 0, _room(data)
                     answer.failure = f"the server says: {_words(error)}"[:SAID]
                     return
                 n_chunks = len(answer.chunk_ns)
@@ -494,6 +492,11 @@ def _gap(logs: list[float]) -> float:
     return ordered[0] - ordered[1] if len(ordered) > 1 else NAN
 
 
+def _kind(reply: httpx2.Response) -> str:
+    """The media type of a body."""
+    return str(reply.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
+
+
 async def _events(
     reply: httpx2.Response, answer: Answer, allowance: Allowance | None
 ) -> AsyncGenerator[tuple[int, int, bytes], None]:
@@ -501,10 +504,7 @@ async def _events(
 
     Between two parts of a body that had both arrived, the event loop does not turn.
     """
-    kind = reply.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if kind == "text/html":
-        raise ValueError("a page (text/html) in place of an answer")
-    is_whole, rest, turns = kind == "application/json", b"", 0
+    is_whole, rest, turns = _kind(reply) == "application/json", b"", 0
 
     def turn() -> None:
         nonlocal turns
@@ -542,12 +542,6 @@ async def _bounded(
         if allowance:
             allowance.take(len(part))
         yield part
-
-
-def _refuse(answer: Answer, status: int, body: bytes) -> None:
-    """Note how a server refused a request."""
-    answer.status, answer.room = status, _room(body)
-    answer.failure = f"HTTP {status}: {_reason(body)}"[:SAID]
 
 
 def _reason(body: bytes) -> str:

@@ -35,7 +35,7 @@ from plamo_study.studies.serving.traffic import Traffic
 
 PHASE_ROUNDS = 5
 FACTOR = 2  # by which a length or the load is changed
-CHARACTERS = 3.0  # per token, until the server has counted some
+CHARACTERS, MOST_CHARACTERS = 3.0, 8.0  # per token: until the server has counted some, and whatever it counts
 WARM = 1
 LOOPBACK = ("localhost",)
 SERVERS = {"llamacpp": "llama-server", "me": "llama_cpp.server", "vllm": "vLLM"}  # by the `owned_by` of their models
@@ -442,7 +442,7 @@ async def _phase(web: httpx2.AsyncClient, ask: Ask, until: float, ignored: set[s
     ignored |= first.ignored
     if not first.n_prompt:
         ignored.add(f"no count of tokens: a piece of the stream is one, and {CHARACTERS:g} characters of a prompt")
-    per_token = len(warm.text) / first.n_prompt if first.n_prompt else CHARACTERS
+    per_token = min(len(warm.text) / first.n_prompt, MOST_CHARACTERS) if first.n_prompt else CHARACTERS
     rounds: list[dict[str, Seen]] = []
     loads: list[Loaded] = []
     for turn in range(PHASE_ROUNDS):
