@@ -168,7 +168,12 @@ LEFT_BEHIND = {
     "OMP_THREAD_LIMIT": "1", "OMP_DYNAMIC": "true", "OMP_NUM_THREADS": "1", "GOMP_CPU_AFFINITY": "0",
     "LLAMA_GRAPH_REUSE_DISABLE": "1", "http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "http://127.0.0.1:1",
 }  # fmt: skip
-PASSED_ON = {"GGML_SCHED_DEBUG": "0", "CUDA_VISIBLE_DEVICES": "0", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+PASSED_ON = {
+    "GGML_SCHED_DEBUG": "0",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0",
+    "GOMP_SPINCOUNT": "10000",
+}
 TELLS = """
 import os
 from plamo_study.measure.cells import Decode

@@ -25,7 +25,7 @@ PLACES = re.compile(  # inherited: where programs, libraries and files lie, and 
 SETTINGS = re.compile(  # inherited and recorded: which devices the engine uses, and how it computes
     r"GGML_\w+|CUDA_(?!HOME|PATH|CACHE_PATH|VERSION|ROOT)\w+|CUBLAS_\w+|NVIDIA_TF32_OVERRIDE|(HIP|ROCR|HSA|SYCL|ZES)_\w+|"
     r"ONEAPI_DEVICE_SELECTOR|(VK|MESA|RADV|LP|MTL|METAL)_\w+|GLIBC_TUNABLES|MALLOC_\w+|LD_PRELOAD|DYLD_INSERT_LIBRARIES|"
-    r"OPENBLAS_CORETYPE"
+    r"OPENBLAS_CORETYPE|GOMP_SPINCOUNT|OMP_WAIT_POLICY"
 )
 OURS = {"GGML_NO_BACKTRACE": "1"}  # an assertion's text is enough; the backtrace costs seconds
 FOLDERS = re.compile(r"[^\s:,;=]*/")  # in front of a file's name

@@ -189,7 +189,7 @@ def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
         for each in asked["tests"]:
             for build, libraries in (("stock", installed_libraries()), (name, after)):
                 binary = _compiled_test(TESTS / f"{each}.cpp", source, libraries, partial / f"{each}-{build}")
-                asked_for = [binary, *map(str, models)]
+                asked_for = [str(binary), *map(str, models)]
                 done = subprocess.run(asked_for, env=children.environment(), capture_output=True, text=True)
                 yield TestRun(each, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
 

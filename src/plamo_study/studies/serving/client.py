@@ -459,8 +459,9 @@ def _counted(answer: Answer, usage: Any, name: str) -> int | None:
 def _count(counts: Any, name: str) -> int | None:
     """A count of tokens by its name, which may be written as a float; None where there is none."""
     value = counts.get(name) if isinstance(counts, Mapping) else None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and 0 <= value < 1 << 53 else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 <= value < 1 << 53 else None
 
 
 def _note_unknown(answer: Answer, data: bytes) -> None:
