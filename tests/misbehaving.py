@@ -16,16 +16,37 @@ GIGABYTE = 1 << 30
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e \r[/red]"
 
 NO_GZIP = (200, b"this was never compressed", {"Content-Encoding": "gzip"})
+REFUSALS = {  # bodies of HTTP 400 to a prompt that does not fit; each says that a slot has 200 tokens
+    "small_slot": {"error": {"message": "request (%d tokens) exceeds the available context size (200 tokens)"}},
+    "small_slot_by_field": {"error": {"message": "too long, try increasing it", "n_prompt_tokens": 300, "n_ctx": 200}},
+    "small_slot_in_words": {"detail": "This model's maximum context length is 200 tokens. You requested 334 tokens"},
+}
+MODELS = {  # lists of models, by way
+    "router": [{"id": "big", "status": {"value": "unloaded"}}, {"id": "small", "status": {"value": "loaded"}}],
+    "router_by_state": [{"id": "big", "state": "not-loaded"}, {"id": "small", "state": "running"}],
+    "router_idle": [{"id": "big", "status": {"value": "unloaded"}}, {"id": "small", "status": {"value": "unloaded"}}],
+    "embedding_first": [{"id": "text-embedding-x"}, {"id": "small"}],
+    "embedding_by_type": [{"id": "x", "type": "embeddings"}, {"id": "small", "type": "llm"}],
+    "several": [{"id": "one"}, {"id": "two"}],
+    "adapters": [{"id": "small", "owned_by": "vllm"}, {"id": "an-adapter", "owned_by": "vllm"}],
+    "named_by_number": [{"id": 7}, "no model", {"id": "small", "owned_by": None}],
+}
 LISTS = {  # answers to who lists the models
     "a_bomb": (200, gzip.compress(bytes(GIGABYTE >> 5), 1), {"Content-Encoding": "gzip"}),
     "no_gzip": NO_GZIP,
     "deeply": (200, b'{"found": ' + b"[" * 100_000),
     "infinity": (200, b'{"data": [{"id": Infinity}]}'),
+    **{way: (200, json.dumps({"data": models}).encode()) for way, models in MODELS.items()},
 }
 REPLIES = {  # to who asks for a completion
     "compresses": NO_GZIP,
     "refuses": (503, b'{"error": {"message": "all slots are busy"}}'),
     "refuses_with_escapes": (404, json.dumps({"error": {"message": ESCAPES}}).encode()),
+    "wants_a_key": (401, b'{"error": "no key"}'),
+    "knows_no_such_model": (404, b'{"object": "error", "message": "no such model"}'),
+    "is_down": (502, b"<html><title>Bad Gateway</title></html>"),
+    "is_busy": (429, b""),
+    "is_a_page": (200, b"<!doctype html>", {"Content-Type": "text/html"}),
 }
 STREAMS = {  # the one event of an answer that then ends
     "counts_a_billion": b'{"usage": {"prompt_tokens": 1, "completion_tokens": 1000000000}}',
@@ -34,6 +55,7 @@ STREAMS = {  # the one event of an answer that then ends
     "says_deeply": b'{"error": ' + b"[" * 100_000,
     "says_numbers": b'{"choices": [{"text": 5}]}',
     "says_no_text": b'{"choices": [{"text": "\xff"}]}',
+    "nests_text": b'{"choices": [{"text": ' + b"[" * 900 + b"]" * 900 + b"}]}",
     "says_error": b'{"error": {"message": "out of memory"}}',
     "malformed": b"{this is no JSON",
     "wrong_kind": b"[1, 2, 3]",
@@ -49,25 +71,31 @@ class Handler(BaseHTTPRequestHandler):
     asking: ClassVar[list[str]] = []  # prompts that are being answered
     asked_before = 0
     keys: ClassVar[list[str]] = []
+    models: ClassVar[set[str]] = set()  # that were asked
     written = 0
 
     def do_GET(self):
         if self.path == "/metrics":
+            if hasattr(self, f"counts_{self.way}"):
+                return self.quietly(getattr(self, f"counts_{self.way}"))
             counted = {"prompt_seconds": 0.001 * Handler.written, "tokens_predicted_seconds": 0.002 * Handler.written,
                        "tokens_predicted": Handler.written}  # fmt: skip
             lines = [f"llamacpp:{name}_total {number}\n" for name, number in counted.items()]
             return self.reply(200, "".join(lines).encode())
+        if self.way in LISTS:
+            return self.reply(*LISTS[self.way])
+        return self.quietly(getattr(self, f"lists_{self.way}", self.lists))
+
+    def quietly(self, tell):
         try:
-            if self.way in LISTS:
-                self.reply(*LISTS[self.way])
-            else:
-                getattr(self, f"lists_{self.way}", self.lists)()
+            tell()
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Handler.keys.append(self.headers.get("Authorization", ""))
+        Handler.models.add(asked.get("model", ""))
         Handler.busy += 1
         Handler.asking.append(prompt := asked.get("prompt", ""))
         try:
@@ -123,7 +151,67 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk(b" ")
             time.sleep(0.05)
 
+    def lists_loading(self):
+        Handler.asked_before += 1
+        self.reply(503, b"{}") if Handler.asked_before < 2 else self.lists()
+
+    # ---------------------------------------------------------------- ways to show counters
+
+    def counts_in_drops(self):
+        self.lists_in_drops()
+
+    def counts_late(self):
+        """Headers that come one by one."""
+        self.send_response(200)
+        while True:
+            self.wfile.write(b"X-Wait: 1\r\n")
+            self.wfile.flush()
+            time.sleep(0.05)
+
+    def counts_without_end(self):
+        self.lists_without_end()
+
+    def counts_redirects(self):
+        self.redirects({})
+
+    # ---------------------------------------------------------------- ways to refuse
+
+    def loading(self, asked):
+        """Not ready for some requests, as the list of models before it."""
+        Handler.asked_before += 1
+        self.reply(503, b'{"error": {"message": "Loading model"}}') if Handler.asked_before < 4 else self.well(asked)
+
+    def refuses_stream_options(self, asked):
+        told = {"detail": [{"loc": ["body", "stream_options"], "msg": "extra inputs are not permitted"}]}
+        self.reply(422, json.dumps(told).encode()) if "stream_options" in asked else self.well(asked, counts=False)
+
+    def refuses_silently(self, asked):
+        """The same, and no reason."""
+        self.reply(400, b"") if "stream_options" in asked else self.well(asked, counts=False)
+
+    def refuses_max_tokens(self, asked):
+        if "max_tokens" in asked:
+            return self.reply(400, b'{"error": {"message": "use max_completion_tokens, max_tokens is not supported"}}')
+        return self.well(asked | {"max_tokens": asked["max_completion_tokens"]})
+
+    def small_slot(self, asked):
+        if len(asked["prompt"]) > 600:
+            return self.reply(400, json.dumps(REFUSALS[self.way]).replace("%d", "300").encode())
+        return self.well(asked)
+
+    small_slot_by_field = small_slot_in_words = small_slot
+
     # ---------------------------------------------------------------- ways
+
+    def holds_back(self, asked):
+        """As behind a proxy that buffers: all of it at the end."""
+        self.held = b""
+        self.at_length(asked)
+
+    def holds_back_some(self, asked):
+        """And by sixteen pieces."""
+        self.most_held = 16
+        self.holds_back(asked)
 
     def drips_later(self, asked):
         self.well(asked) if asked["prompt"] == "Hello" else self.drips(asked)
@@ -134,14 +222,26 @@ class Handler(BaseHTTPRequestHandler):
             self.chunk(b"d")
             time.sleep(0.05)
 
-    def well(self, asked):
+    def well(self, asked, counts=True):
         self.begin()
         words = [*WORDS, asked["prompt"][:8]][: asked["max_tokens"]]
         for word in words:
             self.tell(word)
             Handler.written += 1
             time.sleep(0.002)
-        self.end(len(words))
+        self.end(len(words) if counts else None, max(len(asked["prompt"]) // 3, 3))
+
+    def at_length(self, asked, name="text"):
+        """As many tokens as asked for, in fields of a name."""
+        self.begin()
+        for _ in range(asked["max_tokens"]):
+            time.sleep(0.002)
+            self.event({"choices": [{"text": "", name: "word "}]})
+        self.end(asked["max_tokens"], max(len(asked["prompt"]) // 3, 3))
+
+    def thinks_at_length(self, asked):
+        """All of it is reasoning."""
+        self.at_length(asked, "reasoning")
 
     def mixes(self, asked):
         """The answer depends on who else is asking."""
@@ -244,6 +344,33 @@ class Handler(BaseHTTPRequestHandler):
         self.event({"choices": [{"delta": {"content": "yes"}}]})
         self.end(2)
 
+    # Whole answers whose streams have no last word.
+
+    def stops_after_usage(self, asked):
+        self.stops({"text": "one "}, usage={"prompt_tokens": 3, "completion_tokens": 1})
+
+    def stops_after_a_reason(self, asked):
+        self.stops({"text": "one ", "finish_reason": "stop"})
+
+    def stops_after_all_tokens(self, asked):
+        self.stops(*[{"text": "one "}] * asked["max_tokens"])
+
+    def stops_within_a_line(self, asked):
+        self.begin()
+        self.chunk(b"data: [DONE]")
+        self.chunk(b"")
+
+    def stops(self, *choices, **more):
+        self.begin()
+        for choice in choices:
+            self.event({"choices": [choice]} | more)
+        self.chunk(b"")
+
+    def answers_whole(self, asked):
+        """Takes no notice of the wish for a stream."""
+        told = {"choices": [{"text": "one two"}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+        self.reply(200, json.dumps(told).encode(), {"Content-Type": "application/json"})
+
     def hangs(self, asked):
         self.begin()
         self.tell("one ")
@@ -296,14 +423,25 @@ class Handler(BaseHTTPRequestHandler):
     def event(self, told):
         self.chunk(b"data: " + json.dumps(told).encode() + b"\n\n")
 
-    def end(self, n_gen):
-        told = {"usage": {"prompt_tokens": 3, "completion_tokens": n_gen}, "timings": {"predicted_ms": 2.0 * n_gen}}
-        self.event({"choices": []} | told)
+    def end(self, n_gen, n_prompt=3):
+        if n_gen is not None:
+            told = {"usage": {"prompt_tokens": n_prompt, "completion_tokens": n_gen}}
+            told |= {"timings": {"predicted_ms": 2.0 * n_gen}}
+            self.event({"choices": []} | told)
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 
+    held = None  # what is held back; None for nothing
+    most_held, n_held = 1 << 30, 0  # pieces
+
     def chunk(self, data):
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        framed = f"{len(data):x}\r\n".encode() + data + b"\r\n"
+        if self.held is not None:
+            self.held, self.n_held = self.held + framed, self.n_held + 1
+            if data and self.n_held < self.most_held:
+                return
+            framed, self.held, self.n_held = self.held, b"", 0
+        self.wfile.write(framed)
         self.wfile.flush()
 
     def reply(self, code, body, headers=None):
@@ -341,6 +479,8 @@ def standing_in(monkeypatch):
 
     def start(way=""):
         monkeypatch.setattr(Handler, "keys", [])
+        monkeypatch.setattr(Handler, "models", set())
+        monkeypatch.setattr(Handler, "asked_before", 0)
         httpd = Server(("127.0.0.1", 0), type("Handler", (Handler,), {"way": way}))
         threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True).start()
         running.append(httpd)

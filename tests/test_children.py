@@ -161,6 +161,72 @@ def test_a_folder_that_has_the_name_of_a_build_is_not_that_build(tmp_path, monke
     assert builds.resolve(f"./{name}") == tmp_path / name
 
 
+# ------------------------------------------------------------------ what is inherited
+
+LEFT_BEHIND = {
+    "LLAMA_API_KEY": "x", "API_KEY": "x", "OPENAI_API_KEY": "x", "LLAMA_ARG_CACHE_TYPE_K": "q4_0", "N_CTX": "1",
+    "OMP_THREAD_LIMIT": "1", "OMP_DYNAMIC": "true", "OMP_NUM_THREADS": "1", "GOMP_CPU_AFFINITY": "0",
+    "LLAMA_GRAPH_REUSE_DISABLE": "1", "http_proxy": "http://127.0.0.1:1", "ALL_PROXY": "http://127.0.0.1:1",
+}  # fmt: skip
+PASSED_ON = {
+    "GGML_SCHED_DEBUG": "0",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0",
+    "GOMP_SPINCOUNT": "10000",
+}
+TELLS = """
+import os
+from plamo_study.measure.cells import Decode
+from plamo_study.measure.rows import Measured
+
+RUNS = {Decode: lambda cell, path, stage: Measured(facts=dict(os.environ))}
+"""
+
+
+@pytest.fixture
+def exported(monkeypatch):
+    for name, value in (LEFT_BEHIND | PASSED_ON).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("exported")
+def test_a_worker_inherits_what_was_chosen_and_what_is_left_of_settings_is_a_fact_of_its_engine(tmp_path, monkeypatch):
+    (tmp_path / "tells.py").write_text(TELLS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("GGML_BACKEND_PATH", f"{tmp_path}/")
+    inherited = work(Job(cell=mini("decode")), 60.0, workload="tells").measured.facts
+    assert not inherited.keys() & LEFT_BEHIND.keys()
+    assert inherited.items() >= (PASSED_ON | {"HOME": os.environ["HOME"]}).items()
+    settings = [*(f"{name}={value}" for name, value in PASSED_ON.items()), "GGML_BACKEND_PATH="]
+    told = work(Job(), 60.0).measured.facts["environment"]
+    assert told == sorted(settings, key=lambda each: each.split("=")[0]), "and no folder of this machine"
+
+
+def test_an_engine_without_settings_has_the_facts_that_it_always_had(monkeypatch):
+    for name in children.settings(os.environ):
+        monkeypatch.delenv(name.split("=")[0])
+    assert "environment" not in work(Job(), 60.0).measured.facts
+
+
+def test_a_build_s_settings_are_recorded_as_they_are_in_force(tmp_path, monkeypatch):
+    for file in builds.installed_libraries().iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    asked = ["CUDA_VISIBLE_DEVICES=0", "OMP_SCHEDULE=static"]
+    (tmp_path / builds.NOTE).write_text(f"environment = {asked}\n")
+    assert work(Job(), 60.0, str(tmp_path)).measured.facts["environment"] == asked
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    told = work(Job(), 60.0, str(tmp_path)).measured.facts["environment"]
+    assert sorted(told) == ["CUDA_VISIBLE_DEVICES=3", "OMP_SCHEDULE=static"]
+
+
+@pytest.mark.usefixtures("exported")
+@pytest.mark.parametrize("kind", ["llama-server", "llama_cpp.server"])
+def test_a_server_inherits_what_was_chosen(kind, tmp_path):
+    inherited = server.environment(kind, tmp_path)
+    assert not inherited.keys() & LEFT_BEHIND.keys()
+    assert inherited.items() >= PASSED_ON.items()
+
+
 # ------------------------------------------------------------------ whose parent is killed
 
 

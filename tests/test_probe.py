@@ -49,6 +49,7 @@ def probed(url, seconds=20.0, **given):
 
 NEIGHBOURS = {  # way -> verdict, what it says of why
     "": ("right", "are those given alone"),
+    "refuses_stream_options": ("right", "are those given alone"),
     "mixes": ("wrong", "from token 0"),
     "mixes_equals": ("wrong", "prompt 1 and 2, from token 2"),
     "mixes_others": ("wrong", "from token 2"),
@@ -272,6 +273,25 @@ def test_too_few_rounds_and_answers_that_end_by_themselves_are_no_verdict():
         found = probe._bound(given, [])
         assert found.verdict == "cannot tell"
         assert why in found.why
+
+
+@pytest.mark.parametrize(("prefill", "decode", "says"), [(1.0, 0.05, "prefill"), (0.05, 1.0, "decode")])
+def test_no_phase_is_named_that_the_elasticities_contradict(prefill, decode, says):
+    """As where first tokens are not shown, or come before what took their time."""
+    swapped = [
+        each | {"prompt": replace(each["output"], prompt_tokens=200, output_tokens=10),
+                "output": replace(each["prompt"], prompt_tokens=100, output_tokens=20)}
+        for each in rounds(prefill, decode, 0.0)
+    ]  # fmt: skip
+    assert probe._bound(rounds(prefill, decode, 0.0), []).verdict == says
+    found = probe._bound(swapped, [])
+    assert found.verdict == "cannot tell"
+    assert says in found.why
+
+
+def test_a_server_that_cuts_prompts_is_not_said_to_end_its_answers():
+    cut = [each | {"prompt": replace(each["prompt"], prompt_tokens=100.0)} for each in rounds(1.0, 0.1, 0.0)]
+    assert "--prompt-tokens" in probe._bound(cut, []).why
 
 
 BEFORE = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import misbehaving
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -66,15 +67,123 @@ def test_an_answer_has_its_text_its_counts_and_its_times_in_order_whatever_the_c
     assert "very-secret" not in repr(target)
 
 
-def test_chunks_are_no_tokens_and_reasoning_is_counted_apart(misbehaves):
+def test_chunks_are_no_tokens_and_reasoning_is_made_of_tokens_too(misbehaves):
     pairs = asked(misbehaves("in_pairs"))
     assert pairs.divided
     assert replace(pairs, chunk_ns=[10, 20, 40], n_gen=6).token_ns == [10, 10, 15, 20, 30, 40]
     assert pairs.chunk_ns[0] - pairs.byte_ns > 10 * MS, "the empty chunk came before"
     thinks = asked(misbehaves("thinks"))
-    assert (thinks.text, thinks.thought, len(thinks.chunk_ns)) == ("yes", 1, 1)
+    assert (thinks.text, thinks.thought, len(thinks.chunk_ns)) == ("hmyes", 1, 2)
     bytewise = asked(misbehaves("by_bytes"))
     assert (bytewise.failure, len(bytewise.text), len(bytewise.chunk_ns)) == ("", 9_900, 1)
+
+
+def taken(*events, n_gen=8):
+    """The answer that a stream of these events makes."""
+    answer = Answer(Prompt("0", "", n_gen), 0)
+    for number, event in enumerate(events):
+        client._take(answer, msgspec.json.decode(msgspec.json.encode(event), type=client.Event), number)
+    return answer
+
+
+CALL = {"index": 0, "id": "drawn-anew", "function": {"name": "look", "arguments": "{}"}}
+WRITTEN = {  # what one choice of an event holds -> the words in it
+    "text": ({"text": "a"}, "a"),
+    "content": ({"delta": {"content": "a"}}, "a"),
+    "parts of content": ({"delta": {"content": [{"type": "text", "text": "a"}, {"type": "image"}]}}, "a"),
+    "thought in parts": ({"delta": {"content": [{"type": "thinking", "thinking": [{"text": "a"}]}]}}, "a"),
+    "reasoning_content": ({"delta": {"reasoning_content": "a", "content": None}}, "a"),
+    "reasoning under two names": ({"delta": {"reasoning_content": "a", "reasoning": "a"}}, "a"),
+    "reasoning of a completion": ({"text": "", "reasoning": "a"}, "a"),
+    "a refusal": ({"delta": {"refusal": "a"}}, "a"),
+    "a call": ({"delta": {"tool_calls": [CALL]}}, "look{}"),
+    "more of a call": ({"delta": {"tool_calls": [{"index": 0, "function": {"arguments": "a"}}]}}, "a"),
+    "a call of old": ({"delta": {"function_call": {"name": "look", "arguments": None}}}, "look"),
+    "a role": ({"delta": {"role": "assistant", "content": ""}}, ""),
+    "nothing": ({"delta": None, "finish_reason": "stop"}, ""),
+}
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_whatever_a_model_writes_is_counted_and_timed(what):
+    choice, words = WRITTEN[what]
+    answer = taken({"choices": [choice]})
+    assert (answer.text, answer.tokens, len(answer.chunk_ns)) == (words, [words] if words else [], bool(words))
+
+
+COUNTS = {  # usage -> tokens of prompt and answer
+    "whole": ({"prompt_tokens": 3, "completion_tokens": 2}, (3, 2)),
+    "null": (None, (0, 0)),
+    "null fields": ({"prompt_tokens": None, "completion_tokens": None}, (0, 0)),
+    "partial": ({"prompt_tokens": 3}, (3, 0)),
+    "floats": ({"prompt_tokens": 3.0, "completion_tokens": 2.0}, (3, 2)),
+    "no numbers": ({"prompt_tokens": "3", "completion_tokens": -2}, (0, 0)),
+    "no object": ([3, 2], (0, 0)),
+}
+
+
+@pytest.mark.parametrize("what", COUNTS)
+def test_tokens_are_counted_as_far_as_the_server_counts_them(what):
+    usage, counts = COUNTS[what]
+    answer = taken({"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}], "usage": usage}, {"choices": []})
+    assert (answer.n_prompt, answer.n_gen) == counts
+    assert len(answer.token_ns) == 2
+    assert bool(answer.ignored) == (what in ("null fields", "partial", "no numbers", "no object"))
+
+
+def test_log_probabilities_of_another_form_are_ignored_and_words_without_any_have_no_lead():
+    strange = taken({"choices": [{"text": "a", "logprobs": {"tokens": [5]}}]})
+    assert strange.ignored == {"log probabilities of another form"}
+    logs = {"content": [{"token": "b", "top_logprobs": [{"logprob": -0.1}, {"logprob": -2.1}]}]}
+    both = taken(
+        {"choices": [{"delta": {"reasoning": "a"}}]}, {"choices": [{"delta": {"content": "b"}, "logprobs": logs}]}
+    )
+    assert (both.tokens, both.gaps[1]) == (["a", "b"], pytest.approx(2.0))
+    assert np.isnan(both.gaps[0])
+
+
+ENDS = {  # way -> failure of an answer of up to eight tokens, the stream of which has no [DONE]
+    "stops_after_usage": "",
+    "stops_after_a_reason": "",
+    "stops_after_all_tokens": "",
+    "stops_within_a_line": "",
+    "truncated": "the stream ended before its end",
+}
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_a_stream_that_ends_in_order_is_whole_if_anything_says_so(way, misbehaves):
+    assert asked(misbehaves(way)).failure == ENDS[way]
+
+
+def test_an_answer_that_is_not_streamed_is_an_answer(misbehaves):
+    whole = asked(misbehaves("answers_whole"))
+    assert (whole.failure, whole.text, whole.n_gen, len(whole.chunk_ns)) == ("", "one two", 2, 1)
+
+
+def test_pieces_that_come_at_once_are_one_burst(misbehaves):
+    streamed, held = asked(misbehaves("at_length")), asked(misbehaves("holds_back"))
+    assert (streamed.bursts > 4, held.bursts, len(held.chunk_ns)) == (True, 1, 8)
+
+
+REASONS = {
+    b'{"error": {"message": "why"}}': "why",
+    b'{"error": "why"}': "why",
+    b'{"detail": "why"}': "why",
+    b'{"detail": [{"loc": ["body", "n"], "msg": "why"}]}': "body.n: why",
+    b'{"object": "error", "message": "why"}': "why",
+    b'{"errors": [{"message": "why"}]}': "why",
+    b"<html><title>why</title>": "why",
+    b"why\n": "why",
+    b"[" * 100_000: "[" * 10,
+    b"\xff": "\ufffd",
+    b"": "",
+}
+
+
+@pytest.mark.parametrize("body", REASONS, ids=lambda body: repr(body[:20]))
+def test_the_reason_of_a_refusal_is_read_in_the_forms_that_servers_choose(body):
+    assert client._reason(body)[:40].startswith(REASONS[body])
 
 
 FAULTS = {
@@ -89,6 +198,7 @@ FAULTS = {
     "says_numbers": "malformed",
     "says_deeply": "nested too deeply",
     "says_no_text": "malformed",
+    "nests_text": "malformed|nested too deeply",
     "compresses": "compressed",
     "says_error": "the server says: out of memory",
     "redirects": "a redirect elsewhere, refused",
@@ -340,6 +450,13 @@ def test_a_server_that_dies_under_load_is_a_row_with_signal_assertion_and_what_w
     assert len(measured.requests) == 3
     for each in measured.requests:
         assert "the server ended: SIGABRT, GGML_ASSERT(fits) failed" in each.failure
+
+
+@pytest.mark.parametrize("way", ["wants_a_key", "small_slot_by_field"])
+def test_a_refused_request_is_refused_and_not_computed_wrong(way, tmp_path, monkeypatch):
+    stand_in(tmp_path, monkeypatch, way)
+    with pytest.raises(StudyError, match=r"refused \d+ requests: HTTP 40[01]: "):
+        run(cell(n_prompt=400))
 
 
 @needs_llama

@@ -2,16 +2,49 @@
 
 Python looks for modules in the current directory first, and llama.cpp's tools load every `libggml-*.so` that lies
 there. Measuring a downloaded file in its own folder would otherwise run code from it.
+
+What a measured process inherits is chosen. llama.cpp's tools take any option from the environment (LLAMA_ARG_*), the
+server of the bindings even from API_KEY or N_CTX, and OpenMP its threads: with these another program would be measured
+than the one that its row names.
 """
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 NOWHERE = "/"  # working directory of other people's tools: only the system's owner can put files there
 GUARD = 'read -r child && { read -r end; kill -s KILL -- "$child"; }'  # the second line never comes: the pipe closes
+PLACES = re.compile(  # inherited: where programs, libraries and files lie, and in which words a program speaks
+    r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_\w+|(LD|DYLD)_\w*PATH|VIRTUAL_ENV|CONDA_PREFIX|"
+    r"PYTHON(PATH|HOME|SAFEPATH|PYCACHEPREFIX|DONTWRITEBYTECODE|NOUSERSITE)|CUDA_(HOME|PATH|CACHE_PATH)|"
+    r"PLAMO_STUDY_\w+|LLAMA_(CPP_LIB_PATH|SERVER)"
+)
+SETTINGS = re.compile(  # inherited and recorded: which devices the engine uses, and how it computes
+    r"GGML_\w+|CUDA_(?!HOME|PATH|CACHE_PATH|VERSION|ROOT)\w+|CUBLAS_\w+|NVIDIA_TF32_OVERRIDE|(HIP|ROCR|HSA|SYCL|ZES)_\w+|"
+    r"ONEAPI_DEVICE_SELECTOR|(VK|MESA|RADV|LP|MTL|METAL)_\w+|GLIBC_TUNABLES|MALLOC_\w+|LD_PRELOAD|DYLD_INSERT_LIBRARIES|"
+    r"OPENBLAS_CORETYPE|GOMP_SPINCOUNT|OMP_WAIT_POLICY"
+)
+OURS = {"GGML_NO_BACKTRACE": "1"}  # an assertion's text is enough; the backtrace costs seconds
+FOLDERS = re.compile(r"[^\s:,;=]*/")  # in front of a file's name
+MOST_SETTING = 200  # characters that are recorded of one setting
+
+
+def environment() -> dict[str, str]:
+    """The environment of a process that is measured: what was chosen of ours, and what this project sets."""
+    return {name: value for name, value in os.environ.items() if _is(PLACES, name) or _is(SETTINGS, name)} | OURS
+
+
+def settings(variables: Mapping[str, str]) -> list[str]:
+    """What in an environment may change a measurement, as NAME=VALUE in order of the names; of paths the last part."""
+    found = sorted(name for name in variables if _is(SETTINGS, name) and name not in OURS)
+    return [f"{name}={FOLDERS.sub('', variables[name])}"[:MOST_SETTING] for name in found]
+
+
+def _is(kind: re.Pattern[str], name: str) -> bool:
+    return kind.fullmatch(name) is not None
 
 
 def python(*arguments: str) -> list[str]:

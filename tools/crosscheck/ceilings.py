@@ -7,7 +7,6 @@ downloads nothing.
 """
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -111,7 +110,7 @@ def _version(tool: Path) -> str:
 
 
 def _said(tool: Path, *arguments: str, told: dict[str, str] | None = None) -> str:
-    command, heard = [str(tool.absolute()), *arguments], os.environ | (told or {})
+    command, heard = [str(tool.absolute()), *arguments], children.environment() | (told or {})
     how: dict[str, Any] = {"env": heard, "cwd": children.NOWHERE, "timeout": LIMIT_S}
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
@@ -129,7 +128,7 @@ def _blas(core: str, cell: MatMul, products: int) -> dict[str, Any]:
     """Which BLAS NumPy has and its FLOP/s at a cell's shape; `core` tells OpenBLAS which kernels to use."""
     shape = (cell.n_rows, MATMUL_COLUMNS, cell.n_threads, products)
     command = children.python(blas.__file__, *map(str, shape))
-    told = os.environ | ({"OPENBLAS_CORETYPE": core} if core else {})
+    told = children.environment() | ({"OPENBLAS_CORETYPE": core} if core else {})
     done = subprocess.run(command, capture_output=True, text=True, env=told, timeout=LIMIT_S, check=False)
     if done.returncode:
         raise StudyError(

@@ -85,5 +85,5 @@ def _command(tool: Path, path: Path, cell: OnModel) -> list[str]:
 def ran(command: list[str]) -> subprocess.CompletedProcess[bytes]:
     """Run a tool with the shared libraries that our workers load."""
     folder = os.path.abspath(os.environ.get("LLAMA_CPP_LIB_PATH") or builds.installed_libraries())
-    env = os.environ | dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), folder)
+    env = children.environment() | dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), folder)
     return subprocess.run(command, capture_output=True, env=env, cwd=children.NOWHERE, timeout=ONCE_S, check=False)

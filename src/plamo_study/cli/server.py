@@ -69,7 +69,7 @@ def start(
 
 def probe(
     url: Annotated[str, typer.Argument(help="URL of any OpenAI-compatible server, e.g. http://127.0.0.1:8080")],
-    model: Annotated[str, typer.Option(help="model name on the server; by default the first it lists")] = "",
+    model: Annotated[str, typer.Option(help="model name on the server; by default the one that is loaded")] = "",
     prompt_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="tokens of your usual prompt")] = 256,
     output_tokens: Annotated[int, typer.Option(min=2, max=100_000, help="tokens of its answer")] = 32,
     concurrency: Annotated[int, typer.Option(min=1, max=1000, help="concurrent requests")] = 2,

@@ -3,10 +3,10 @@
 The generator draws every tensor by its name with the C++ library's hash, so another platform writes other numbers.
 """
 
-import os
 import subprocess
 from pathlib import Path
 
+from plamo_study import children
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 
@@ -22,7 +22,7 @@ def write(name: str, into: Path, shape: str = "whole", seed: int = 1) -> Path:
     """
     arch = name.rpartition("-")[0]
     asked = [str(builds.program(NAME)), "-a", arch, "-s", str(seed), "-o", str(into)]
-    surroundings = os.environ | SHAPES[shape] | {"ARCHS_RWKV": "1", "GGML_NO_BACKTRACE": "1"}
+    surroundings = children.environment() | SHAPES[shape] | {"ARCHS_RWKV": "1"}
     done = subprocess.run(asked, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S)
     path = into / f"{name}.gguf"
     if done.returncode or not path.exists():

@@ -189,8 +189,8 @@ def test(name: str, models: Sequence[Path]) -> Iterator[TestRun]:
         for each in asked["tests"]:
             for build, libraries in (("stock", installed_libraries()), (name, after)):
                 binary = _compiled_test(TESTS / f"{each}.cpp", source, libraries, partial / f"{each}-{build}")
-                quiet = os.environ | {"GGML_NO_BACKTRACE": "1"}
-                done = subprocess.run([binary, *map(str, models)], env=quiet, capture_output=True, text=True)
+                asked_for = [str(binary), *map(str, models)]
+                done = subprocess.run(asked_for, env=children.environment(), capture_output=True, text=True)
                 yield TestRun(each, build, done.returncode == 0, done.stdout + _abort_line(done.stderr))
 
 

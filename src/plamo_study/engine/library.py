@@ -6,6 +6,7 @@ is why every measurement has its own process.
 
 import ctypes
 import hashlib
+import os
 import re
 import sys
 import time
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from plamo_study import children
 from plamo_study.engine.bindings import llama
 from plamo_study.engine.ggml import ggml, library_files
 
@@ -29,7 +31,8 @@ _keep_alive: list[Any] = []
 def describe() -> dict[str, Any]:
     """Identity of the loaded engine: versions, commit, the flags it was built with, and one hash over its libraries.
 
-    `commit` is "unknown" for a build from the sdist, which carries no git history: the hash is the identity.
+    `environment`: settings of this process that change how it computes, where there are any. `commit` is "unknown" for
+    a build from the sdist, which carries no git history: the hash is the identity.
     """
     from importlib.metadata import version  # slow to import, and measuring workers do not need it
 
@@ -45,7 +48,7 @@ def describe() -> dict[str, Any]:
         "build": llama.llama_print_system_info().decode().strip(" |"),
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "sha256": digest.hexdigest(),
-    } | _own_words()
+    } | _as_set(_own_words())
 
 
 def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -80,6 +83,13 @@ def _own_words() -> dict[str, Any]:
     """The build's own `engine.toml`: `description`, and `corrects`, codes of `measure.defects`; empty without one."""
     note = Path(llama._base_path) / "engine.toml"
     return tomllib.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+
+
+def _as_set(words: dict[str, Any]) -> dict[str, Any]:
+    """A build's words, with the settings that are in force in place of those that it asks for."""
+    asked, here = words.get("environment", []), children.settings(os.environ)
+    here += [each for each in asked if not children.settings(dict([each.split("=", 1)]))]
+    return words | {"environment": here} if here and sorted(here) != sorted(asked) else words
 
 
 def window() -> int:

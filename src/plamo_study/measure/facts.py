@@ -80,6 +80,7 @@ class Engine(Struct, kw_only=True):
     sha256: Hash
     description: Said = ""
     corrects: Annotated[list[Name], Meta(max_length=64)] = []
+    environment: Annotated[list[Name], Meta(max_length=64)] = []  # settings of its process: NAME=VALUE
     window: Size = 0
 
 

@@ -118,8 +118,8 @@ def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limi
 
 
 def _environment(engine: str) -> dict[str, str]:
-    """Our environment, with the engine's folder and the settings its build asks for, where they are not set."""
-    ours = os.environ | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {})
+    """The chosen environment with the engine's folder, and what its build asks for where that is not set."""
+    ours = children.environment() | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {})
     asked = builds.note(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
     return dict(setting.split("=", 1) for setting in asked) | ours
 

@@ -143,11 +143,15 @@ def _run(
 ) -> tuple[int | None, list[str]]:
     """One child from spawn to end: its exit code, None when it was silent too long, and the end of its log."""
     command = children.python("-m", worker.__name__, LIFELINE, __name__)
-    env = os.environ | {"GGML_NO_BACKTRACE": "1"}  # an assertion's text is enough; the backtrace costs seconds
     pipe, log = subprocess.PIPE, deque[str](maxlen=LOG_LINES)
     with children.guard() as guarded:
         child = subprocess.Popen(
-            command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, env=env, start_new_session=True
+            command,
+            stdin=pipe,
+            stdout=subprocess.DEVNULL,
+            stderr=pipe,
+            env=children.environment(),
+            start_new_session=True,
         )
         assert child.stdin is not None
         assert child.stderr is not None

@@ -148,7 +148,7 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
 
 def environment(kind: Kind, libraries: Path | None, n_gpu_layers: int = -1) -> dict[str, str]:
     """The environment in which a server loads the libraries of a folder, or its own ones where `libraries` is None."""
-    found = os.environ | {"GGML_NO_BACKTRACE": "1"}
+    found = children.environment()
     if kind == "llama_cpp.server" and n_gpu_layers == 0:
         found |= NO_GPUS
     if libraries and kind == "llama-server":

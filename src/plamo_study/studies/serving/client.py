@@ -1,7 +1,10 @@
 """One streamed request to an OpenAI-compatible server: when each chunk arrived, and its text.
 
 All times are from one monotonic clock, taken when bytes leave the socket. A chunk is not a token: an answer's token
-count is the server's own. Errors are reported in the answer's `failure`; nothing is raised.
+count is the server's own, if it gives one. Whatever a model writes is made of tokens: text, reasoning, refusals, calls
+of tools. Errors are reported in the answer's `failure`; nothing is raised.
+
+Servers differ in what they send beside that. What is needed for no result is ignored, and named in `ignored`.
 
 An answer given under load is compared with the one that its prompt gets alone. Both are greedy, so their texts should
 match. But batches of different shapes round differently, and between two nearly equally likely tokens rounding
@@ -10,13 +13,14 @@ differing token reveals it.
 """
 
 import asyncio
+import re
 import select
 import selectors
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import httpx2
 import msgspec
@@ -29,11 +33,14 @@ Api = Literal["completions", "chat/completions"]
 MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
 MOST_LINE = 1 << 20  # bytes of one event
 MOST_TOLD = 4 << 20  # bytes of a model list or of metrics
+LOOK_S = 5.0  # for all of one of these
 MOST_MORE = 1 << 14  # tokens that a server may count beyond those requested
 QUIET_S = 60.0  # without a byte: hung
 PATIENCE_S = 600.0  # for a whole answer
 SAID = 160  # characters of an error's text that are kept
+MOST_REASON = 4096  # characters of a refusal that are searched for the reason
 UNREACHED = "ConnectError"  # how the failure of a request begins that found no server
+NAN = float("nan")
 clock = time.perf_counter_ns
 Found = TypeVar("Found")
 
@@ -59,16 +66,6 @@ def run(work: Coroutine[Any, Any, Found]) -> Found:
         return runner.run(work)
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-
-
-class Usage(msgspec.Struct):
-    """Tokens by the server's count."""
-
-    prompt_tokens: Count
-    completion_tokens: Count
-
-
 class Likely(msgspec.Struct):
     """One of the likeliest tokens."""
 
@@ -91,29 +88,75 @@ class Logs(msgspec.Struct):
 
 
 class Said(msgspec.Struct):
-    """Text or reasoning of a chat message."""
+    """What a model wrote: text of a completion, or content, reasoning, a refusal or calls of tools in a chat."""
 
-    content: str | None = None
+    text: Any = None
+    content: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+    def answer(self) -> str:
+        """Text of the answer."""
+        return _text(self.text) + _text(self.content)
+
+    def beside(self) -> str:
+        """What else was written: reasoning, which some servers send under two names at once, refusals, and calls."""
+        thought = _text(self.reasoning_content) or _text(self.reasoning)
+        return thought + _text(self.refusal) + _calls(self.tool_calls) + _calls(self.function_call)
 
 
-class Choice(msgspec.Struct):
-    """A piece of an answer: text of a completion, `delta` of a streamed chat, `message` of a whole one."""
+class Choice(Said):
+    """A piece of an answer: of a completion, or `delta` of a streamed chat, `message` of a whole one."""
 
-    text: str | None = None
     delta: Said | None = None
     message: Said | None = None
-    logprobs: Logs | None = None
+    logprobs: msgspec.Raw = msgspec.Raw(b"null")
+    finish_reason: Any = None
+
+    @property
+    def said(self) -> Said:
+        """What was written in it."""
+        return self.delta or self.message or self
 
 
 class Event(msgspec.Struct):
     """One event of a server's stream, reduced to the fields used here."""
 
     error: Any = None
-    usage: Usage | None = None
+    object: Any = None
+    message: Any = None
+    usage: Any = None
     timings: dict[str, Any] | None = None
     choices: list[Choice] | None = None
+
+
+COMMON = {  # names of fields that servers send and nothing here needs
+    "id", "created", "model", "system_fingerprint", "service_tier", "index", "role", "stop_reason", "prompt_token_ids",
+    *(name for kind in (Said, Choice, Event) for name in kind.__struct_fields__),
+}  # fmt: skip
+MOST_IGNORED = 8  # names of other fields that are told
+
+
+def _text(value: Any) -> str:
+    """A text, or the texts of a part or of a list of parts. ValueError for anything else."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list | dict):
+        raise ValueError(f"{type(value).__name__} in place of text")
+    if isinstance(value, list):
+        return "".join(map(_text, value))
+    return _text(value.get("text") or value.get("thinking"))
+
+
+def _calls(value: Any) -> str:
+    """Names and arguments of called functions; their ids are drawn anew for each answer."""
+    calls = [call for call in (value if isinstance(value, list) else [value]) if isinstance(call, dict)]
+    functions = [call.get("function") or call for call in calls]
+    told = [each.get(name) for each in functions if isinstance(each, dict) for name in ("name", "arguments")]
+    return "".join(each for each in told if isinstance(each, str))
 
 
 @dataclass(frozen=True)
@@ -127,11 +170,13 @@ class Prompt:
 
 @dataclass
 class Answer:
-    """Outcome of a request; times in ns of `clock`: due, sent, first byte of the body, each chunk with text, end.
+    """Outcome of a request; times in ns of `clock`: due, sent, first byte of the body, each chunk with words, end.
 
-    `n_prompt` and `n_gen` are the server's own counts, 0 where it gives none. `thought`: chunks that were reasoning.
-    `gaps`: per token, the likeliest one's lead over the second in nats; empty if not requested or not given.
-    `timings`: llama-server's own.
+    `n_prompt` and `n_gen` are the server's own counts, 0 where it gives none. `bursts`: how often chunks came that had
+    to be waited for; fewer than chunks where several came at once. `thought`: chunks without text of the answer.
+    `gaps`: per token, the likeliest one's lead over the second in nats, NaN where not given. `timings`: llama-server's
+    own. `status`: of HTTP where it tells of a failure (404 for a page of the web), else 0; `room`: tokens of the
+    context that a refused request exceeded, 0 where not told. `ignored`: what was not understood and not needed.
     """
 
     prompt: Prompt
@@ -141,18 +186,28 @@ class Answer:
     ended_ns: int = 0
     chunk_ns: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    bursts: int = 0
     thought: int = 0
     n_prompt: int = 0
     n_gen: int = 0
     tokens: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     timings: Mapping[str, float] = field(default_factory=dict)
+    finished: bool = False  # it was said why it ends here
     failure: str = ""
+    status: int = 0
+    room: int = 0
+    ignored: set[str] = field(default_factory=set)
 
     @property
     def text(self) -> str:
-        """Full text of the answer."""
+        """All that was written."""
         return "".join(self.texts)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server refused the request: it computed nothing, right or wrong."""
+        return 400 <= self.status < 500
 
     @property
     def divided(self) -> bool:
@@ -205,14 +260,15 @@ class Allowance:
 class Target:
     """Destination of requests: the server's address without a path, the model's name, and the API.
 
-    `usual`: fields that every request carries. `key`: sent as a bearer token, and shown nowhere. `allowance`: what all
-    requests may cost; None for no limit but that of each.
+    `usual`: fields that every request carries. `without`: fields that the server refuses. `key`: sent as a bearer
+    token, and shown nowhere. `allowance`: what all requests may cost; None for no limit but that of each.
     """
 
     url: str
     model: str = ""
     api: Api = "completions"
     usual: Mapping[str, Any] = field(default_factory=dict)
+    without: frozenset[str] = frozenset()
     key: str = field(default="", repr=False)
     allowance: Allowance | None = field(default=None, repr=False, compare=False)
 
@@ -231,7 +287,16 @@ class Target:
         asked |= {"stream_options": {"include_usage": True}} if stream else {}
         if top:
             asked |= {"logprobs": True, "top_logprobs": top} if chat else {"logprobs": top}
-        return asked
+        if "max_tokens" in self.without:
+            asked["max_completion_tokens"] = prompt.n_gen  # its later name
+        return {name: value for name, value in asked.items() if name not in self.without}
+
+    @property
+    def optional(self) -> list[str]:
+        """Fields that a request can do without; the first changes no answer."""
+        return [
+            name for name in ("stream_options", *self.usual, "temperature", "max_tokens") if name not in self.without
+        ]
 
 
 def client(target: Target) -> httpx2.AsyncClient:
@@ -257,14 +322,20 @@ def over(target: Target, work: Callable[[httpx2.AsyncClient], Awaitable[Found]])
 
 
 async def ask(
-    web: httpx2.AsyncClient, target: Target, prompt: Prompt, due_ns: int = 0, top: int = 0, quiet_s: float = QUIET_S
+    web: httpx2.AsyncClient,
+    target: Target,
+    prompt: Prompt,
+    due_ns: int = 0,
+    top: int = 0,
+    quiet_s: float = QUIET_S,
+    closely: bool = False,
 ) -> Answer:
-    """Post one request and read its answer to the end or to the first error."""
+    """Post one request and read its answer to the end or to the first error; `closely`: note unknown fields too."""
     answer = Answer(prompt, due_ns or clock())
     answer.sent_ns = clock()
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await _read(web, target, answer, top, quiet_s)
+            await _read(web, target, answer, top, quiet_s, closely)
     except TimeoutError:
         answer.failure = f"no end after {PATIENCE_S:g} s"
     except httpx2.TimeoutException:
@@ -273,7 +344,7 @@ async def ask(
         answer.failure = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
     except SpentError as error:
         answer.failure = str(error)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, RecursionError) as error:
         answer.failure = f"malformed answer: {type(error).__name__}: {error}"[:SAID]
     answer.ended_ns = clock()
     return answer
@@ -288,78 +359,127 @@ async def ask_whole(web: httpx2.AsyncClient, target: Target, prompt: Prompt) -> 
         async with web.stream("POST", target.path, json=target.body(prompt, False, 0)) as reply:
             body = b"".join([part async for part in _bounded(reply)])
             if reply.status_code != 200:
-                raise ValueError(_status(reply.status_code, body))
+                raise ValueError(f"HTTP {reply.status_code}: {_reason(body)}"[:SAID])
             told: Event = parsed(body, Event)
-            if not (told.choices and told.usage):
+            counts = [_count(told.usage, name) for name in ("prompt_tokens", "completion_tokens")]
+            if not told.choices or None in counts:
                 raise ValueError("no answer, or no count of its tokens")
-            choice = told.choices[0]
-            text = choice.message.content if choice.message else choice.text
-            return text or "", told.usage.prompt_tokens, told.usage.completion_tokens
+            n_prompt, n_gen = (count or 0 for count in counts)
+            return told.choices[0].said.answer(), n_prompt, n_gen
     except (httpx2.TransportError, ValueError) as error:
         why = f"{type(error).__name__}: {error}".rstrip(": ")[:SAID]
         raise StudyError(target.path, f"no answer to a plain request ({why})", "look at the server's log") from None
 
 
 async def look(web: httpx2.AsyncClient, url: str) -> tuple[int, bytes]:
-    """Status and body of a GET request. ValueError for a body that is too long or compressed."""
-    async with web.stream("GET", url) as reply:
-        return reply.status_code, b"".join([part async for part in _bounded(reply, MOST_TOLD)])
+    """Status and body of a GET request. ValueError for a body that is too long, too slow or compressed."""
+    try:
+        async with asyncio.timeout(LOOK_S), web.stream("GET", url) as reply:
+            return reply.status_code, b"".join([part async for part in _bounded(reply, MOST_TOLD)])
+    except TimeoutError:
+        raise ValueError(f"no end within {LOOK_S:g} s") from None
 
 
-async def _read(web: httpx2.AsyncClient, target: Target, answer: Answer, top: int, quiet_s: float) -> None:
+async def _read(
+    web: httpx2.AsyncClient, target: Target, answer: Answer, top: int, quiet_s: float, closely: bool
+) -> None:
     timeout = httpx2.Timeout(quiet_s, pool=None)
-    body = target.body(answer.prompt, True, top)
     if target.allowance:
         target.allowance.ask()
-    async with web.stream("POST", target.path, json=body, timeout=timeout) as reply:
+    asked = target.body(answer.prompt, True, top)
+    async with web.stream("POST", target.path, json=asked, timeout=timeout) as reply:
         if reply.is_redirect:
-            answer.failure = "a redirect elsewhere, refused"
+            answer.status, answer.failure = reply.status_code, "a redirect elsewhere, refused"
             return
-        if reply.status_code != 200:
-            answer.failure = _status(
-                reply.status_code, b"".join([part async for part in _bounded(reply, MOST_LINE, target.allowance)])
-            )
+        if not reply.is_success:
+            body = b"".join([part async for part in _bounded(reply, MOST_LINE, target.allowance)])
+            answer.status, answer.room = reply.status_code, _room(body)
+            answer.failure = f"HTTP {answer.status}: {_reason(body)}"[:SAID]
             return
-        done = False
+        if _kind(reply) == "text/html":
+            answer.status, answer.failure = 404, "a page (text/html) in place of an answer"
+            return
+        ended, last = False, None
         async with aclosing(_events(reply, answer, target.allowance)) as events:
-            async for stamp, data in events:
+            async for stamp, turn, data in events:
                 if data == b"[DONE]":
-                    done = True
+                    ended = True
                     break
                 told: Event = parsed(data, Event)
-                if told.error is not None:
-                    answer.failure = f"the server says: {_words(told.error)}"[:SAID]
+                if told.error or told.object == "error":
+                    error = told.error or told.message
+                    answer.status, answer.room = _count(error, "code") or 0, _room(data)
+                    answer.failure = f"the server says: {_words(error)}"[:SAID]
                     return
+                n_chunks = len(answer.chunk_ns)
                 _take(answer, told, stamp)
-        if not done:
+                if len(answer.chunk_ns) > n_chunks and turn != last:
+                    answer.bursts, last = answer.bursts + 1, turn
+                if closely:
+                    _note_unknown(answer, data)
+        if not answer.n_gen:
+            answer.n_gen = _count(answer.timings, "predicted_n") or 0
+        if ended:
+            return
+        if answer.finished or answer.n_gen or len(answer.chunk_ns) >= answer.prompt.n_gen:
+            answer.ignored.add("no [DONE] at the end")
+        else:
             answer.failure = "the stream ended before its end"
 
 
 def _take(answer: Answer, told: Event, stamp: int) -> None:
     """Add one event to an answer, skipping empty texts. ValueError for an impossible token count."""
     if told.usage:
-        counted, asked = told.usage.completion_tokens, answer.prompt.n_gen
-        if counted > asked + MOST_MORE:
-            raise ValueError(f"{counted:,} tokens counted, {asked:,} requested")
-        answer.n_prompt, answer.n_gen = told.usage.prompt_tokens, counted
+        answer.n_prompt = _counted(answer, told.usage, "prompt_tokens") or answer.n_prompt
+        answer.n_gen = _counted(answer, told.usage, "completion_tokens") or answer.n_gen
+        if answer.n_gen > answer.prompt.n_gen + MOST_MORE:
+            raise ValueError(f"{answer.n_gen:,} tokens counted, {answer.prompt.n_gen:,} requested")
     if told.timings:
         numbers = {name: value for name, value in told.timings.items() if isinstance(value, int | float)}
         answer.timings = {name: float(value) for name, value in numbers.items()}
     for choice in told.choices or ():
-        delta = choice.delta
-        text = choice.text if delta is None else delta.content
-        if delta and not text and (delta.reasoning_content or delta.reasoning):
-            answer.thought += 1
-        if text:
+        text, beside = choice.said.answer(), choice.said.beside()
+        answer.thought += bool(beside and not text)
+        answer.finished |= choice.finish_reason is not None
+        if beside or text:
             answer.chunk_ns.append(stamp)
-            answer.texts.append(text)
-        for token, gap in _likeliest(choice.logprobs):
-            answer.tokens.append(token)
-            answer.gaps.append(gap)
+            answer.texts.append(beside + text)
+        likeliest = _likeliest(answer, choice.logprobs) or ([(beside + text, NAN)] if beside or text else [])
+        answer.tokens += [token for token, _ in likeliest]
+        answer.gaps += [gap for _, gap in likeliest]
 
 
-def _likeliest(told: Logs | None) -> list[tuple[str, float]]:
-    """Text of each token and the likeliest one's lead over the second (nats), from either format."""
+def _counted(answer: Answer, usage: Any, name: str) -> int | None:
+    count = _count(usage, name)
+    if count is None:
+        answer.ignored.add(f"usage without a count of {name}")
+    return count
+
+
+def _count(counts: Any, name: str) -> int | None:
+    """A count of tokens by its name, which may be written as a float; None where there is none."""
+    value = counts.get(name) if isinstance(counts, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if 0 <= value < 1 << 53 else None
+
+
+def _note_unknown(answer: Answer, data: bytes) -> None:
+    """Note the names of fields that nothing here knows."""
+    event = parsed(data)
+    choices = [choice for choice in event.get("choices") or () if isinstance(choice, dict)]
+    parts = [event, *choices, *(choice["delta"] for choice in choices if isinstance(choice.get("delta"), dict))]
+    names = {name for part in parts for name, value in part.items() if name not in COMMON and value is not None}
+    answer.ignored |= {f"field {name[:40]}" for name in sorted(names)[:MOST_IGNORED]}
+
+
+def _likeliest(answer: Answer, logs: msgspec.Raw) -> list[tuple[str, float]]:
+    """Text of each token and the likeliest one's lead over the second (nats), from either format; [] for another."""
+    try:
+        told: Logs | None = parsed(logs, Logs | None)
+    except ValueError:
+        answer.ignored.add("log probabilities of another form")
+        told = None
     if not told:
         return []
     if told.content:
@@ -370,23 +490,43 @@ def _likeliest(told: Logs | None) -> list[tuple[str, float]]:
 
 def _gap(logs: list[float]) -> float:
     ordered = sorted(logs, reverse=True)
-    return ordered[0] - ordered[1] if len(ordered) > 1 else float("nan")
+    return ordered[0] - ordered[1] if len(ordered) > 1 else NAN
+
+
+def _kind(reply: httpx2.Response) -> str:
+    """The media type of a body."""
+    return str(reply.headers.get("Content-Type", "")).partition(";")[0].strip().lower()
 
 
 async def _events(
     reply: httpx2.Response, answer: Answer, allowance: Allowance | None
-) -> AsyncGenerator[tuple[int, bytes], None]:
-    """Data of each event with the arrival time of its last byte (ns)."""
-    rest = b""
+) -> AsyncGenerator[tuple[int, int, bytes], None]:
+    """Data of each event, the arrival time of its last byte (ns), and a number that events share which came at once.
+
+    Between two parts of a body that had both arrived, the event loop does not turn.
+    """
+    is_whole, rest, turns = _kind(reply) == "application/json", b"", 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+
     async for part in _bounded(reply, allowance=allowance):
         stamp = clock()
         answer.byte_ns = answer.byte_ns or stamp
-        *lines, rest = (rest + part).split(b"\n")
+        this_turn = turns
+        asyncio.get_running_loop().call_soon(turn)
+        *lines, rest = (rest + part).split(b"\n") if not is_whole else (rest + part,)
         if len(rest) > MOST_LINE:
             raise ValueError(f"an event of more than {MOST_LINE:,} bytes")
         for line in lines:
             if line.startswith(b"data:"):
-                yield stamp, line[5:].strip()
+                yield stamp, this_turn, line[5:].strip()
+    if is_whole:
+        answer.ignored.add("an answer that is not streamed")
+        yield clock(), turns, rest
+    elif rest.startswith(b"data:"):  # the last line of all has no end
+        yield clock(), turns, rest[5:].strip()
 
 
 async def _bounded(
@@ -405,16 +545,41 @@ async def _bounded(
         yield part
 
 
-def _status(code: int, body: bytes) -> str:
+def _reason(body: bytes) -> str:
+    """The reason in a refusal, whose form each kind of server chooses: JSON, a page, or text."""
     try:
-        said = _words(parsed(body, Event).error or "")
+        return _words(parsed(body))
     except ValueError:
-        said = body[:SAID].decode(errors="replace")
-    return f"HTTP {code}: {said}"[:SAID]
+        text = body[:MOST_REASON].decode(errors="replace")
+        title = re.search("<title>([^<]*)", text, re.IGNORECASE)
+        return " ".join((title[1] if title else text).split())
 
 
-def _words(error: Any) -> str:
-    return str(error.get("message", error) if isinstance(error, Mapping) else error)
+def _words(told: Any) -> str:
+    """The words of a reason: a text, or what an object calls its error, detail or message, or lists of these."""
+    for _ in range(4):
+        if isinstance(told, list) and told:
+            told = told[0]
+        elif isinstance(told, Mapping) and "msg" in told:  # a field that was refused, and its place in the request
+            place = told.get("loc")
+            return f"{'.'.join(map(str, place))}: {told['msg']}" if isinstance(place, list) else str(told["msg"])
+        elif isinstance(told, Mapping):
+            told = next((told[name] for name in ("error", "detail", "message", "errors") if told.get(name)), "")
+    return told if isinstance(told, str) else ""
+
+
+ROOMS = (  # how a refusal tells of the context; llama-server's own field first
+    re.compile(r"""n_ctx["']?\s*[:=]\s*(\d+)"""),
+    re.compile(r"context (?:length|size|window)[^\d]{0,40}?(\d[\d,]*)|must be <=\s*(\d+)"),
+)
+
+
+def _room(body: bytes) -> int:
+    """Tokens of the context that a request exceeded, as its refusal says; 0 where it says none."""
+    text = body[:MOST_REASON].decode(errors="replace")
+    found = next(filter(None, (each.search(text) for each in ROOMS)), None)
+    digits = next(filter(None, found.groups())).replace(",", "") if found else ""
+    return int(digits) if 0 < len(digits) < 10 else 0
 
 
 # ------------------------------------------------------------------ two answers to one prompt

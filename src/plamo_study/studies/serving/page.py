@@ -38,6 +38,7 @@ def html(report: Report) -> str:
 def _parts(report: Report) -> list[tuple[str, Lines]]:
     spent = f"{report.requests} requests in {report.seconds:.0f} s"
     server: Lines = [("address", report.url), ("kind", report.server), ("model", report.model), ("asked", spent)]
+    server += [("ignored", ", ".join(report.ignored))] if report.ignored else []
     right, phase = report.right, report.phase
     parts = [
         ("The server", server),

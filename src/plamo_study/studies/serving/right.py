@@ -264,7 +264,7 @@ def _verdict(asked: Asked, told: dict[str, Any], tied: int, unsure: int) -> tupl
     if tied > MOST:
         return "cannot tell", f"{tied} of {PROMPTS} prompts part at near-ties, more than rounding should turn"
     if len(texts := {answers[0].text for answers in asked.alone}) == 1:
-        same = "the same answer" if texts.pop() else "no text (it may only have thought)"
+        same = "the same answer" if texts.pop() else "no text"
         return "cannot tell", f"all prompts get {same} alone, so that mixed ones would look right"
     near = f", {told['near_ties']} but for a near-tie" if told["near_ties"] else ""
     return "right", f"{n} answers given beside others are those given alone{near}"

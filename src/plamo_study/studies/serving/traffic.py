@@ -4,7 +4,7 @@ llama-server (started with --metrics) and vLLM count both. No request is sent to
 """
 
 import asyncio
-import math
+import re
 from collections.abc import Mapping
 
 import httpx2
@@ -13,8 +13,6 @@ import msgspec
 from plamo_study.errors import StudyError
 from plamo_study.studies.serving import client
 from plamo_study.studies.serving.client import Target
-
-LOOK_S = 30.0  # for one reading
 
 # Names of each server's counters: seconds by phase, and tokens of prompts and answers.
 SECONDS: dict[str, dict[str, str]] = {
@@ -32,6 +30,10 @@ TOKENS = {
     "llama-server": ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
     "vLLM": ("vllm:prompt_tokens_total", "vllm:generation_tokens_total"),
 }
+COUNTER = re.compile(  # name{labels} number [time]; a label's value may hold anything
+    r"""(?P<name>[\w:]+)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*+")*+\})?\s+(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?=\s|$)"""
+)
+MOST_COUNTED = float(1 << 53)
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +63,7 @@ async def look(web: httpx2.AsyncClient, target: Target) -> dict[str, float]:
     """The numbers of a server's /metrics by name. StudyError where it has none or does not answer."""
     where = f"{target.url}/metrics"
     try:
-        async with asyncio.timeout(LOOK_S):
-            status, body = await client.look(web, where)
-    except TimeoutError:
-        raise StudyError(where, f"has no end after {LOOK_S:g} s", "probe without --watch") from None
+        status, body = await client.look(web, where)
     except httpx2.TransportError as error:
         raise StudyError(where, f"does not answer ({type(error).__name__})", "start the server first") from None
     except ValueError as error:
@@ -78,14 +77,9 @@ def parsed(text: str) -> dict[str, float]:
     """Numbers by name from Prometheus's text format; those of one name with several labels are summed."""
     found: dict[str, float] = {}
     for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        if name and not line.startswith("#"):
-            try:
-                number = float(value)
-            except ValueError:
-                continue
-            name = name.split("{")[0]
-            found[name] = found.get(name, 0.0) + (number if math.isfinite(number) else 0.0)
+        if read := COUNTER.match(line):
+            number = float(read["number"])
+            found[read["name"]] = found.get(read["name"], 0.0) + (number if number < MOST_COUNTED else 0.0)
     return found
 
 

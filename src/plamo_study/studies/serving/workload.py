@@ -141,8 +141,10 @@ def _seconds(answer: Answer) -> float:
 
 
 def measured(done: Done, load_ns: int, rss: int) -> Measured:
-    """Measured values of a cell, as `run` describes them."""
+    """Measured values of a cell, as `run` describes them. StudyError where the server refused a request."""
     answers, began = done.loaded.answers, done.loaded.began_ns
+    if refused := [answer.failure for answer in [*done.alone, *answers] if answer.refused]:
+        raise StudyError("the server", f"refused {len(refused)} requests: {refused[0]}", "look at its options")
     found = [client.difference(done.alone[n % len(done.alone)], answer) for n, answer in enumerate(answers)]
     wrong = [each for each in found if each and not each.is_near_tie]
     lag = sorted(done.loaded.lag_ns) or [0]
