@@ -1,10 +1,12 @@
-"""Five findings in plain words, each from recorded rows: the beginning of the README.
+"""Five findings in plain words, each from recorded rows: the findings of README.md and README.ja.md.
 
-Each sentence is written by hand and holds only while its rows support it: `_while` raises where they no longer do.
+Each sentence is written by hand, in English and in Japanese, and holds only while its rows support it: `_while` raises
+where they no longer do.
 """
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import cache
 
 import pandas as pd
 
@@ -30,10 +32,12 @@ USERS, SLOTS = 2, 16  # of the server that survived the most requests
 TILE = 4  # columns that the matrix kernels process together
 CLIFF = 1.3  # smallest factor between neighbouring steps that counts as a cliff
 BEST, NEXT, REFERENCE = "Q4_0", "Q2_K", "F16"
+Said = tuple[str, str]  # in English and in Japanese
+LANGUAGES = ("en", "ja")
 WINDOW = 2048  # tokens that plamo-2-1b's attention looks back, by its published configuration
 
 
-def corruption() -> str:
+def corruption() -> Said:
     """The effect of concurrent requests on a server as released, and whether the law predicts it."""
     law = recorded("03-batching-law", "mini")
     checked = batching_law.of_hybrid(batching_law.checked(law.rows, law.facts), law.facts)
@@ -51,19 +55,29 @@ def corruption() -> str:
     quiet = released[(released["n_clients"] == USERS) & (released["n_seq"] == SLOTS)].iloc[0]
     changed = (released["differ"] - released["near_ties"]).sum()
     _while(quiet["differ"] > quiet["answers"] / 2 and not quiet["died"] and not patched["differ"].sum(), "corruption")
-    return (
+    least, most = released["n_clients"].min(), released["n_clients"].max()
+    answers, dead, runs = released["answers"].sum(), released["died"].sum(), released["runs"].sum()
+    still, of_all = patched["differ"].sum(), patched["answers"].sum()
+    english = (
         "**One user's request changes another's answer, and nothing says so.** llama.cpp mixes up PLaMo 2's "
-        f"sequences when their prompts share a call. Asked by {released['n_clients'].min()} to "
-        f"{released['n_clients'].max()} users at once, a `llama-server` as released changed "
-        f"{changed} of {released['answers'].sum()} answers beyond near-ties, and {released['died'].sum()} of "
-        f"{released['runs'].sum()} servers died. With the patch we propose, {patched['differ'].sum()} of "
-        f"{patched['answers'].sum()} answers changed and no server died ({chips(loads)}, a small trained model). A "
+        f"sequences when their prompts share a call. Asked by {least} to {most} users at once, a `llama-server` as released "
+        f"changed {changed} of {answers} answers beyond near-ties, and {dead} of {runs} servers died. With the patch "
+        f"we propose, {still} of {of_all} answers changed and no server died ({chips(loads)}, a small trained model). A "
         f"law says beforehand which sequences go wrong; it was right in all {len(stock)} batches on a CPU ({drawn} "
         f"drawn at random) and all {len(on_gpu)} with CUDA on an NVIDIA H200, which left the scan to the CPU."
     )
+    japanese = (
+        "**ほかの人の質問で、あなたへの答えが変わります。しかも何の警告も出ません。** llama.cpp は、複数のプロンプトを"
+        f"一度に処理するとき PLaMo 2 の系列を取り違えます。配布版の `llama-server` に {least}～{most} 人が同時に質問すると、"
+        f"{answers} 件の答えのうち {changed} 件が変わり(僅差の場合を除く)、{runs} 回のうち {dead} 回はサーバーが落ちました。"
+        f"私たちの修正を当てると、{of_all} 件のうち変わったのは {still} 件で、一度も落ちません({chips(loads)}、小さな学習済み"
+        f"モデル)。どの系列が壊れるかは規則で予測でき、CPU の {len(stock)} 通り(うち {drawn} 通りは無作為)と NVIDIA H200 の "
+        f"CUDA の {len(on_gpu)} 通りのすべてで当たりました。"
+    )
+    return english, japanese
 
 
-def cliff() -> str:
+def cliff() -> Said:
     """The cost of a product's fifth column, as a sequence and as a token of a draft."""
     steps, drafts = recorded("03-batch-scaling"), recorded("08-speculative")
     curves = batch_scaling.curves(steps.rows)
@@ -78,12 +92,19 @@ def cliff() -> str:
     hybrid = escaped(names[0])
     by_size = curves[batch_scaling.STOCK, names[0]]
     rates = {n: n / by_size.loc[n].median() for n in (8, 9)}
-    return (
+    english = (
         f"**The ninth user costs everyone.** Eight sequences write {rates[8]:.0f} tokens a second on {hybrid}, and "
         f"nine write {rates[9]:.0f} ({chips(steps)}). The kernels take {TILE} columns together, so the fifth sequence "
         f"makes a step {of_steps[0].value:.1f} times as long, and the fifth token of a draft {of_calls[0].value:.1f} "
         f"times ({chips(drafts)}). Draft {TILE - 1} tokens, not {TILE}."
     )
+    japanese = (
+        f"**9 人目が来ると、全員が遅くなります。** {hybrid} は 8 系列なら毎秒 {rates[8]:.0f} トークンを書きますが、9 系列では "
+        f"{rates[9]:.0f} トークンです({chips(steps)})。行列カーネルは {TILE} 列ずつ処理するので、5 系列目で 1 ステップが "
+        f"{of_steps[0].value:.1f} 倍、ドラフトの 5 トークン目で {of_calls[0].value:.1f} 倍かかります({chips(drafts)})。"
+        f"ドラフトは {TILE} トークンではなく {TILE - 1} トークンが得です。"
+    )
+    return english, japanese
 
 
 def _over(curve: pd.DataFrame, n_seq: int) -> Estimate:
@@ -91,7 +112,7 @@ def _over(curve: pd.DataFrame, n_seq: int) -> Estimate:
     return timing.paired_ratio(curve.loc[n_seq], curve.loc[n_seq - 1])
 
 
-def asymmetry() -> str:
+def asymmetry() -> Said:
     """Prefill over decode speed of the first model, by type, and the share of the machine that a prompt reaches."""
     recording, types = recorded("01-phase-asymmetry"), recorded("04-quantization")
     model, n = f"{MODELS[0]}*", 512
@@ -113,16 +134,24 @@ def asymmetry() -> str:
     kernels = ceilings.every_kernel([ceilings.measured([types.rows])], ceilings.main_place(types.rows))
     fastest = max(known.best for known in kernels.values())
     share = max(known.best for kind, known in kernels.items() if kind.dtype == used) / fastest
-    return (
+    english = (
         f"**Reading is {ratio:.1f} times as fast as writing.** {escaped(model)} in {used} reads {rate['read']:.0f} "
         f"tokens a second and writes {rate['write']:.1f} ({chips(recording)}). The type decides the ratio: from "
         f"{least['ratio'].value:.1f} in {least['dtype']} to {most['ratio'].value:.1f} in {most['dtype']}, the ends of "
         f"{len(by_type)} types, for prompts of {least['n_prompt']} tokens. A prompt reaches {reached:.0%} of what the "
         f"{used} kernel can do, and that kernel does {share:.0%} of what the fastest one does."
     )
+    japanese = (
+        f"**読むのは、書くより {ratio:.1f} 倍速いです。** {used} の {escaped(model)} は毎秒 {rate['read']:.0f} トークンを読み、"
+        f"{rate['write']:.1f} トークンを書きます({chips(recording)})。この比は重みの型で決まります。{len(by_type)} 種類を比べると、"
+        f"{least['n_prompt']} トークンのプロンプトで、{least['dtype']} の {least['ratio'].value:.1f} 倍から {most['dtype']} の "
+        f"{most['ratio'].value:.1f} 倍まであります。プロンプトの処理は {used} カーネルの性能の {reached:.0%} に達しますが、その"
+        f"カーネルは最速のカーネルの {share:.0%} しか出ません。"
+    )
+    return english, japanese
 
 
-def window() -> str:
+def window() -> Said:
     """The effect of the window that llama.cpp leaves out."""
     recording = recorded("05-beside")
     changed = context.explained(context.samples(recording.rows))
@@ -130,15 +159,22 @@ def window() -> str:
     last = reading.iloc[-1]
     _claim([last["ratio"].below(1.0)], "window")
     first = next(row["depth"] for row in reading.to_dict("records") if row["ratio"].below(1.0) == "holds")
-    return (
+    english = (
         f"**llama.cpp leaves out {MODELS[0]}'s attention window, which makes it slow on long contexts.** We built the "
         f"{WINDOW:,} tokens in (plamo-2-translate: 32,768): at {last['depth']:,}, one more takes "
         f"{last['windowed'].value * 1e3:.1f} ms to read instead of {last['plain'].value * 1e3:.1f} "
         f"({chips(recording)}). It helps from {first:,} tokens on."
     )
+    japanese = (
+        f"**llama.cpp は {MODELS[0]} の注意窓を実装していないので、長い文脈で遅くなります。** 公開設定の {WINDOW:,} トークン"
+        f"(plamo-2-translate は 32,768)の窓を入れると、{last['depth']:,} トークン目では 1 トークンを読む時間が "
+        f"{last['plain'].value * 1e3:.1f} ms から {last['windowed'].value * 1e3:.1f} ms になりました({chips(recording)})。"
+        f"効果は {first:,} トークンから現れます。"
+    )
+    return english, japanese
 
 
-def bits() -> str:
+def bits() -> Said:
     """The gain of the first model from four bits, beside the gain that its bytes promised."""
     speed, again = recorded("04-quantization"), recorded("04-controlled")
     model = f"{MODELS[0]}*"
@@ -151,12 +187,18 @@ def bits() -> str:
     assert nearest is not None
     _claim((gain.above(1.0), gain.below(bytes_say)), "bits")
     _while(nearest.within(1.0, float("inf")) == "inconclusive", "bits")
-    return (
+    english = (
         f"**Four-bit weights write faster, but by less than their bytes promise.** {escaped(model)} writes "
         f"{gain.value:.1f} times as fast in {BEST} as in {REFERENCE}, where its bytes promised {bytes_say:.1f} "
         f"({chips(again)}). {NEXT} has fewer bits and is not shown to be slower or faster than {BEST} "
         f"({chips(speed)})."
     )
+    japanese = (
+        f"**4 ビットにすると書くのは速くなりますが、バイト数ほどではありません。** {escaped(model)} は {BEST} で {REFERENCE} の "
+        f"{gain.value:.1f} 倍速く書きます。バイト数からは {bytes_say:.1f} 倍のはずでした({chips(again)})。さらにビットの少ない "
+        f"{NEXT} は、{BEST} より速いとも遅いとも言えません({chips(speed)})。"
+    )
+    return english, japanese
 
 
 def _claim(verdicts: Iterable[Claim], headline: str) -> None:
@@ -171,10 +213,15 @@ def _while(true: bool, headline: str) -> None:
         )
 
 
-def all_of_them() -> str:
+def all_of_them(language: str = LANGUAGES[0]) -> str:
     """The findings as a numbered list."""
-    found: tuple[Callable[[], str], ...] = (corruption, cliff, window, asymmetry, bits)
-    return "\n".join(f"{number}. {said()}" for number, said in enumerate(found, 1))
+    at = LANGUAGES.index(language)
+    return "\n".join(f"{number}. {said[at]}" for number, said in enumerate(_all(), 1))
+
+
+@cache
+def _all() -> tuple[Said, ...]:
+    return corruption(), cliff(), window(), asymmetry(), bits()
 
 
 def picture() -> bytes:

@@ -13,6 +13,7 @@ from plamo_study.growing import growing
 from plamo_study.measure import concurrency
 from plamo_study.measure.recording import Recording
 from plamo_study.present.evidence import escaped
+from plamo_study.present.findings import FINDINGS as FINDINGS_OF
 from plamo_study.present.page_claims import stated
 from plamo_study.present.tables import Table
 from plamo_study.studies import registry
@@ -20,7 +21,8 @@ from plamo_study.studies.serving import endurance
 from plamo_study.studies.speculative import plan as speculation
 
 CLAIMS = 3  # claims of each notebook that FINDINGS repeats
-README, USING, FINDINGS, ROWS = "README.md", "USING.md", "FINDINGS.md", "data/ROWS.md"
+README, README_JA = "README.md", "README.ja.md"
+USING, FINDINGS, ROWS = "USING.md", "FINDINGS.md", "data/ROWS.md"
 PICTURE = paths.DATA / "published" / "readme.png"
 BATCHING, PROJECTIONS, PACKING, TILES, ROLLBACK, WAKEUPS, HALVES, SCAN, ROPE = (
     f"data/upstream/{name}.md"
@@ -40,19 +42,36 @@ def _found(name: str) -> str:
     """A notebook's title, its first sentence, its evidence, and its first claims with the cells that state them."""
     notebook = nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4)
     title, link = notebook.cells[0].source.removeprefix("# "), f"notebooks/{name}.ipynb"
-    said = re.match(r"\*\*.+?\*\*", notebook.cells[1].source, re.DOTALL)
+    said = _said(notebook)
     rows = [
         f"| {line['claim']} | {escaped(line['of'])} | {line['figure']} | {_where(notebook, line['claim'], link)} |"
         for line in stated(notebook)[:CLAIMS]
     ]
     table = "\n".join(["| claim | of | measured | where |", "|---|---|---|---|", *rows]) if rows else ""
-    parts = (f"### [{title}]({link})", said and said[0], _evidence(notebook), table)
+    parts = (f"### [{title}]({link})", said, _evidence(notebook), table)
     return "\n\n".join(part for part in parts if part)
+
+
+def _said(notebook: nbformat.NotebookNode) -> str:
+    """A notebook's first finding, as its output says it or, without one, the first bold sentence of its text."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    found = next((output for output in outputs if FINDINGS_OF in output.get("metadata", {}).get("text/markdown", {})
+                  or FINDINGS_OF in output.get("metadata", {})), None)  # fmt: skip
+    if found:
+        return str(found["data"]["text/markdown"])
+    bold = re.match(r"\*\*.+?\*\*", notebook.cells[1].source, re.DOTALL)
+    return bold[0] if bold else ""
 
 
 def _evidence(notebook: nbformat.NotebookNode) -> str:
     """The output of its evidence cell: rows, verdicts, machine and scale."""
-    outputs = [each for cell in notebook.cells if "evidence.verified(" in cell.source for each in cell.outputs]
+    lines = ("evidence.verified(", "evidence.of_rows(")
+    outputs = [
+        each
+        for cell in notebook.cells
+        if any(line in cell.source for line in lines)
+        for each in cell.get("outputs", [])
+    ]
     return outputs[0]["data"]["text/markdown"] if outputs else ""
 
 
@@ -98,6 +117,7 @@ def _shown(table: Callable[[Recording], Table | Markdown], recording: Callable[[
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     README: {"headlines": headlines.all_of_them, "forks": forks},
+    README_JA: {"headlines": lambda: headlines.all_of_them("ja")},
     USING: {"notebooks": notebooks},
     FINDINGS: {"findings": findings},
     ROWS: {"rows": schema.of_rows, "cells": schema.of_cells},
