@@ -175,6 +175,7 @@ REASONS = {
     b'{"errors": [{"message": "why"}]}': "why",
     b"<html><title>why</title>": "why",
     b"why\n": "why",
+    b'{"why": 1}': '{"why": 1}',
     b"[" * 100_000: "[" * 10,
     b"\xff": "\ufffd",
     b"": "",

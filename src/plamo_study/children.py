@@ -39,8 +39,8 @@ def environment() -> dict[str, str]:
 
 def settings(variables: Mapping[str, str]) -> list[str]:
     """What in an environment may change a measurement, as NAME=VALUE in order of the names; of paths the last part."""
-    found = sorted(name for name in variables if _is(SETTINGS, name) and name not in OURS)
-    return [f"{name}={FOLDERS.sub('', variables[name])}"[:MOST_SETTING] for name in found]
+    names = sorted(name for name in variables if _is(SETTINGS, name) and name not in OURS)
+    return [f"{name}={FOLDERS.sub('', variables[name])}"[:MOST_SETTING] for name in names]
 
 
 def _is(kind: re.Pattern[str], name: str) -> bool:

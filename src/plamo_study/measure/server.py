@@ -148,14 +148,14 @@ def started(setup: Setup, start_s: float = START_S) -> Iterator[Server]:
 
 def environment(kind: Kind, libraries: Path | None, n_gpu_layers: int = -1) -> dict[str, str]:
     """The environment in which a server loads the libraries of a folder, or its own ones where `libraries` is None."""
-    found = children.environment()
+    variables = children.environment()
     if kind == "llama_cpp.server" and n_gpu_layers == 0:
-        found |= NO_GPUS
+        variables |= NO_GPUS
     if libraries and kind == "llama-server":
-        found |= dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), str(libraries.absolute()))
+        variables |= dict.fromkeys(("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"), str(libraries.absolute()))
     elif libraries:
-        found |= {"LLAMA_CPP_LIB_PATH": str(libraries.absolute())}
-    return found
+        variables |= {"LLAMA_CPP_LIB_PATH": str(libraries.absolute())}
+    return variables
 
 
 def free_port() -> int:

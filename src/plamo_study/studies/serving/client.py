@@ -18,7 +18,7 @@ import select
 import selectors
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -33,7 +33,7 @@ Api = Literal["completions", "chat/completions"]
 MOST_BYTES = 16 << 20  # of a body; no answer requested here comes close
 MOST_LINE = 1 << 20  # bytes of one event
 MOST_TOLD = 4 << 20  # bytes of a model list or of metrics
-LOOK_S = 5.0  # for all of one of these
+LOOK_S = 5.0  # for all of what a server has at hand
 MOST_MORE = 1 << 14  # tokens that a server may count beyond those requested
 QUIET_S = 60.0  # without a byte: hung
 PATIENCE_S = 600.0  # for a whole answer
@@ -127,7 +127,6 @@ class Event(msgspec.Struct):
 
     error: Any = None
     object: Any = None
-    message: Any = None
     usage: Any = None
     timings: dict[str, Any] | None = None
     choices: list[Choice] | None = None
@@ -155,8 +154,8 @@ def _calls(value: Any) -> str:
     """Names and arguments of called functions; their ids are drawn anew for each answer."""
     calls = [call for call in (value if isinstance(value, list) else [value]) if isinstance(call, dict)]
     functions = [call.get("function") or call for call in calls]
-    told = [each.get(name) for each in functions if isinstance(each, dict) for name in ("name", "arguments")]
-    return "".join(each for each in told if isinstance(each, str))
+    words = [each.get(name) for each in functions if isinstance(each, dict) for name in ("name", "arguments")]
+    return "".join(each for each in words if isinstance(each, str))
 
 
 @dataclass(frozen=True)
@@ -371,13 +370,17 @@ async def ask_whole(web: httpx2.AsyncClient, target: Target, prompt: Prompt) -> 
         raise StudyError(target.path, f"no answer to a plain request ({why})", "look at the server's log") from None
 
 
-async def look(web: httpx2.AsyncClient, url: str) -> tuple[int, bytes]:
-    """Status and body of a GET request. ValueError for a body that is too long, too slow or compressed."""
+async def look(web: httpx2.AsyncClient, url: str, within_s: float | None = None) -> tuple[int, bytes]:
+    """Status and body of a GET request, whole within some seconds (LOOK_S).
+
+    ValueError for a body that is too long, too slow or compressed.
+    """
+    within_s = LOOK_S if within_s is None else within_s
     try:
-        async with asyncio.timeout(LOOK_S), web.stream("GET", url) as reply:
+        async with asyncio.timeout(within_s), web.stream("GET", url) as reply:
             return reply.status_code, b"".join([part async for part in _bounded(reply, MOST_TOLD)])
     except TimeoutError:
-        raise ValueError(f"no end within {LOOK_S:g} s") from None
+        raise ValueError(f"no end within {within_s:g} s") from None
 
 
 async def _read(
@@ -407,9 +410,8 @@ async def _read(
                     break
                 told: Event = parsed(data, Event)
                 if told.error or told.object == "error":
-                    error = told.error or told.message
-                    answer.status, answer.room = _count(error, "code") or 0, _room(data)
-                    answer.failure = f"the server says: {_words(error)}"[:SAID]
+                    answer.status, answer.room = _count(told.error, "code") or 0, _room(data)
+                    answer.failure = f"the server says: {_reason(data)}"[:SAID]
                     return
                 n_chunks = len(answer.chunk_ns)
                 _take(answer, told, stamp)
@@ -547,25 +549,24 @@ async def _bounded(
 
 def _reason(body: bytes) -> str:
     """The reason in a refusal, whose form each kind of server chooses: JSON, a page, or text."""
-    try:
-        return _words(parsed(body))
-    except ValueError:
-        text = body[:MOST_REASON].decode(errors="replace")
-        title = re.search("<title>([^<]*)", text, re.IGNORECASE)
-        return " ".join((title[1] if title else text).split())
+    text = body[:MOST_REASON].decode(errors="replace")
+    title = re.search("<title>([^<]*)", text, re.IGNORECASE)
+    with suppress(ValueError):
+        text = _words(parsed(body)) or text
+    return " ".join((title[1] if title else text).split())
 
 
-def _words(told: Any) -> str:
+def _words(reason: Any) -> str:
     """The words of a reason: a text, or what an object calls its error, detail or message, or lists of these."""
     for _ in range(4):
-        if isinstance(told, list) and told:
-            told = told[0]
-        elif isinstance(told, Mapping) and "msg" in told:  # a field that was refused, and its place in the request
-            place = told.get("loc")
-            return f"{'.'.join(map(str, place))}: {told['msg']}" if isinstance(place, list) else str(told["msg"])
-        elif isinstance(told, Mapping):
-            told = next((told[name] for name in ("error", "detail", "message", "errors") if told.get(name)), "")
-    return told if isinstance(told, str) else ""
+        if isinstance(reason, list) and reason:
+            reason = reason[0]
+        elif isinstance(reason, Mapping) and "msg" in reason:  # a field that was refused, and its place in the request
+            place = reason.get("loc")
+            return f"{'.'.join(map(str, place))}: {reason['msg']}" if isinstance(place, list) else str(reason["msg"])
+        elif isinstance(reason, Mapping):
+            reason = next((reason[name] for name in ("error", "detail", "message", "errors") if reason.get(name)), "")
+    return reason if isinstance(reason, str) else ""
 
 
 ROOMS = (  # how a refusal tells of the context; llama-server's own field first
@@ -577,8 +578,8 @@ ROOMS = (  # how a refusal tells of the context; llama-server's own field first
 def _room(body: bytes) -> int:
     """Tokens of the context that a request exceeded, as its refusal says; 0 where it says none."""
     text = body[:MOST_REASON].decode(errors="replace")
-    found = next(filter(None, (each.search(text) for each in ROOMS)), None)
-    digits = next(filter(None, found.groups())).replace(",", "") if found else ""
+    match = next(filter(None, (each.search(text) for each in ROOMS)), None)
+    digits = next(filter(None, match.groups())).replace(",", "") if match else ""
     return int(digits) if 0 < len(digits) < 10 else 0
 
 

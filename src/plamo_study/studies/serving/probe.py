@@ -304,26 +304,26 @@ async def _listed(web: httpx2.AsyncClient, url: str) -> list[Model]:
     """The models that a server lists; not every server does."""
     where = f"{url}/v1/models"
     try:
-        status, body = await client.look(web, where)
+        status, body = await client.look(web, where, READY_S)
     except httpx2.TransportError as error:
         raise StudyError(url, f"does not answer ({type(error).__name__})", "start the server first") from None
     except ValueError as error:
         raise StudyError(where, f"gives {error}", "name the server's own address") from None
     try:
-        told = parsed(body) if status == 200 else {}
+        answer = parsed(body) if status == 200 else {}
     except ValueError:
         return []
-    entries = told.get("data") if isinstance(told, dict) else told
+    entries = answer.get("data") if isinstance(answer, dict) else answer
     named = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     return [_model(entry) for entry in named if isinstance(entry.get("id"), str) and entry["id"]]
 
 
 def _model(entry: Mapping[str, Any]) -> Model:
-    told = next((entry[name] for name in ("status", "state", "loaded") if entry.get(name) is not None), None)
-    told = told.get("value") if isinstance(told, dict) else told
-    loaded = told if isinstance(told, bool) else None
-    if isinstance(told, str):
-        loaded = False if UNLOADED.search(told.lower()) else bool(LOADED.search(told.lower())) or None
+    state = next((entry[name] for name in ("status", "state", "loaded") if entry.get(name) is not None), None)
+    state = state.get("value") if isinstance(state, dict) else state
+    loaded = state if isinstance(state, bool) else None
+    if isinstance(state, str):
+        loaded = False if UNLOADED.search(state.lower()) else bool(LOADED.search(state.lower())) or None
     kinds = " ".join(str(entry.get(name, "")) for name in ("id", "type", "task"))
     return Model(entry["id"], str(entry.get("owned_by", "")), loaded, not GENERATES_NOT.search(kinds))
 

@@ -120,9 +120,10 @@ async def ask(web: httpx2.AsyncClient, target: Target, concurrency: int, until: 
     """Ask both questions, the last one begun before `until` (time.monotonic), and judge; `top` 0: by repetition."""
     together, of_all = at_once(concurrency), prompts()
     alone = await _alone(web, target, of_all, top)
-    if failed := [answer.failure for answers in alone for answer in answers if answer.failure]:
-        why = f"asked alone, {len(failed)} of {sum(map(len, alone))} failed: {failed[0]}"
-        return unknown(why)
+    if failed := [answer for answers in alone for answer in answers if answer.failure]:
+        why = f"asked alone, {len(failed)} of {sum(map(len, alone))} failed: {failed[0].failure}"
+        needed = f"; a slot needs some {most_prompt_tokens() + TOKENS:,} tokens for this" if failed[0].room else ""
+        return unknown(why + needed)
     asked = Asked(alone, together[0])
     if not changing(alone):
         await _at_once(web, target, of_all, together, until, asked)
