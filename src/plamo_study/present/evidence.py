@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from importlib import metadata
 from statistics import median
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from plamo_study.models import casts
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present import processors
 from plamo_study.present.tables import Columns, Table, escaped, scaled, table
+from plamo_study.present.theme import ROWS_KEY
 
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
 GATES = "00-gates"
@@ -309,7 +311,24 @@ def verified(recording: Recording) -> Markdown:
     where = chips(recording) + (f", {devices(rows)}" if shared else "")
     place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; scale {recording.scale} ({weights})"
     here = HERE if recording.source == "live" else ""
-    return Markdown(f"{disturbed(rows)}{here}*{computed(rows)} {returned(rows)}{place}.*")
+    said = f"{disturbed(rows)}{here}*{computed(rows)} {returned(rows)}{place}.*"
+    return Markdown(said, metadata={ROWS_KEY: about(recording)})
+
+
+def about(recording: Recording) -> dict[str, Any]:
+    """Whose rows a page shows, for those who publish it: source, machine, device, engine, first and last day."""
+    rows = recording.rows
+    engines = [recording.facts[i] for i in rows["engine"].unique() if i]
+    days = sorted(str(started)[:10] for started in rows["started"])
+    shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
+    return {
+        "source": recording.source,
+        "machine": chips(recording),
+        "device": devices(rows) if shared else "",
+        "engine": " and ".join(dict.fromkeys(f"llama.cpp {fact['commit']}" for fact in engines)),
+        "days": list(dict.fromkeys((days[0], days[-1]))),
+        "version": metadata.version("plamo-study"),
+    }
 
 
 def _types(rows: pd.DataFrame) -> str:
