@@ -8,8 +8,8 @@ import base64
 import csv
 import io
 import json
-from html import escape
 from collections.abc import Callable, Iterator
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,9 +110,7 @@ def _markdown_of_cell(context: Context, source: str) -> str:
     return markdown(source, resources["metadata"]["name"], attachments, resources["asked"]["tex"])
 
 
-def markdown(
-    source: str, name: str, attachments: dict[str, dict[str, str]] | None = None, tex: bool = False
-) -> str:
+def markdown(source: str, name: str, attachments: dict[str, dict[str, str]] | None = None, tex: bool = False) -> str:
     """Return Markdown as HTML, attachments inside; `name` is for error messages."""
     return str(MarkdownWithMath(renderer=_Renderer(name, attachments or {}, tex)).render(source))
 
