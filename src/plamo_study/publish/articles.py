@@ -182,21 +182,19 @@ class _Article:
         caption = tag.find("caption")
         if isinstance(caption, Tag):
             yield self._line(caption)
-        rows = []
+        heads, body = [], []
         for row in tag.find_all("tr"):
-            cells = []
-            for cell in row.find_all(["th", "td"], recursive=False):
-                cells += [self._line(cell).replace("|", "\\|"), *[""] * (int(str(cell.get("colspan") or 1)) - 1)]
-            rows.append((cells, bool(row.find_parent("thead")), row.find_all(["th", "td"], recursive=False)))
-        width = max((len(cells) for cells, _, _ in rows), default=0)
-        if not width:
-            return
-        body = [cells for _, is_head, cells in rows if not is_head]
-        right = [_is_right(body, column) for column in range(width)]
-        heads = [cells for cells, is_head, _ in rows if is_head]
-        lines = [heads[-1] if heads else [""] * width, ["--:" if each else "---" for each in right]]
-        lines += [*heads[:-1], *(cells for cells, is_head, _ in rows if not is_head)]
-        yield "\n".join("| " + " | ".join(line + [""] * (width - len(line))) + " |" for line in lines)
+            cells = row.find_all(["th", "td"], recursive=False)
+            line = []
+            for cell in cells:
+                line += [self._line(cell).replace("|", "\\|"), *[""] * (int(str(cell.get("colspan") or 1)) - 1)]
+            is_head = bool(row.find_parent("thead")) or (not heads and not body and not row.find("td"))
+            (heads if is_head else body).append((line, cells))
+        width = max((len(line) for line, _ in heads + body), default=0)
+        right = [_is_right([cells for _, cells in body], column) for column in range(width)]
+        lines = [heads[-1][0] if heads else [], ["--:" if each else "---" for each in right]]
+        lines += [line for line, _ in heads[:-1] + body]
+        yield "\n".join("| " + " | ".join(line + [""] * (width - len(line))) + " |" for line in lines if width)
 
     def _figure(self, tag: Tag) -> Iterator[str]:
         image, script = tag.find("img"), tag.find("script")
@@ -240,7 +238,7 @@ class _Article:
             case "code":
                 return _code_span(node.get_text())
             case "br":
-                return "<br>" if node.find_parent("table") else "  \n"
+                return "  \n"  # in a table, whose lines are one line each, it becomes a blank
             case "sup" | "sub":
                 return _shifted(node.get_text(), inner, node.name == "sup")
             case "span" if "tex" in node.get("class", []):
