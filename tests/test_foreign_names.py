@@ -151,7 +151,7 @@ def test_notebook_13_shows_hostile_machines_and_has_the_tags_of_harmless_ones(tm
         theirs, _ = HTMLExporter(embed_images=True).from_notebook_node(notebook)
         path = folder / "13-machines.ipynb"
         nbformat.write(notebook, path)
-        index, ours, _ = pages.publish([path], folder / "pages")
+        index, ours, *_ = pages.publish([path], folder / "pages", index=True).paths
         return tags(theirs), tags(index.read_text()) + tags(ours.read_text())
 
     names = [*HOSTILE[:6], *HOSTILE[25:45:2], *HOSTILE[49:57:2]]

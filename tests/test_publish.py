@@ -2,35 +2,25 @@
 
 import base64
 import json
-import os
 import re
-import shutil
 from pathlib import Path
 
 import altair as alt
 import nbformat
 import pandas as pd
 import pytest
-from playwright.sync_api import sync_playwright
+from browsing import NARROW, WIDE, Visit, browser as browser
+from IPython.core.formatters import DisplayFormatter
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.present import png, theme
-from plamo_study.publish import runs
+from plamo_study.measurements import recording
+from plamo_study.present import evidence, png, theme
+from plamo_study.publish import executed as executed_notebook, runs
+from plamo_study.publish.executed import AUTHORS
 from plamo_study.publish.pages import publish
 
 NOTEBOOKS = Path(__file__).parent / "notebooks"
-CHROMIUM = [
-    os.environ.get("CHROMIUM", ""),
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
-    "/Applications/Chromium.app/Contents/MacOS/Chromium",
-]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
-WIDE, NARROW = 1280, 390
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +34,7 @@ def executed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def site(executed, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "new"
-    written = publish(executed, folder)
+    written = publish(executed, folder).paths
     assert [path.name for path in written] == [
         "index.html",
         "article.html",
@@ -54,57 +44,6 @@ def site(executed, tmp_path_factory):
     ]
     assert sorted(folder.iterdir()) == sorted(written)
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = next((path for name in CHROMIUM if name and (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip("no Chromium or Chrome here; install one or set CHROMIUM to its path")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-class Visit:
-    """One page in one window, with everything it asked for and complained about."""
-
-    def __init__(self, browser, path, width=WIDE, scheme="light", script=True):
-        self.width, size = width, {"width": width, "height": 900}
-        self.context = browser.new_context(viewport=size, color_scheme=scheme, java_script_enabled=script)
-        self.requests, self.complaints = [], []
-        self.context.on("request", lambda request: self.requests.append(request.url))
-        self.context.on("console", lambda message: self.complaints.append(message.text))
-        self.context.on("weberror", lambda problem: self.complaints.append(str(problem.error)))
-        self.url = path.as_uri()
-        self.page = self.context.new_page()
-        self.page.goto(self.url)
-
-    def __enter__(self):
-        return self
-
-    def is_well(self):
-        """Nothing is wider than the window, every picture has words, and nothing was asked for or complained about."""
-        assert self.page.evaluate("document.documentElement.scrollWidth") == self.width
-        assert self.page.evaluate("[...document.images].every(image => image.alt.trim())")
-        assert (self.requests, self.complaints) == ([self.url], [])
-
-    def __exit__(self, *_):
-        self.context.close()
-
-    def wait_for_charts(self, count):
-        if count:
-            self.page.locator(".drawing svg").nth(count - 1).wait_for(state="attached")
-        assert self.page.locator(".drawing svg").count() == count
-
-    def wait_until(self, expression):
-        """Poll from outside: the page's policy forbids the eval that playwright's own waiting needs."""
-        for _ in range(100):
-            if self.page.evaluate(expression):
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(f"never true: {expression}")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(WIDE, "light"), (NARROW, "dark")])
@@ -131,8 +70,8 @@ def studies(tmp_path_factory):
         for cell in notebook.cells:
             cell.source = cell.source if cell.cell_type == "markdown" else "1"
         nbformat.write(notebook, folder / path.name)
-    _, *pages, _ = publish(sorted(folder.glob("*.ipynb")), folder)
-    return dict(zip(STUDIES, pages, strict=True))
+    publish(sorted(folder.glob("*.ipynb")), folder)
+    return {path: folder / f"{path.stem}.html" for path in STUDIES}
 
 
 @pytest.mark.long
@@ -166,7 +105,10 @@ def test_a_chart_answers_the_pointer_gives_its_data_as_csv_and_follows_the_windo
             visit.page.locator("figcaption a").first.click()
         (drawn,) = json.loads(visit.page.locator("figure.chart script").first.text_content())["datasets"].values()
         assert taken.value.suggested_filename == "article-1.csv"
-        pd.testing.assert_frame_equal(pd.read_csv(taken.value.path()), pd.DataFrame(drawn), check_dtype=False)
+        headings = {"model": "model", "batch": "sequences", "rate": "decode rate (tokens/s)"}
+        headings |= {"low": "decode rate (tokens/s), from", "high": "decode rate (tokens/s), to"}
+        shown = pd.DataFrame(drawn)[list(headings)].rename(columns=headings)
+        pd.testing.assert_frame_equal(pd.read_csv(taken.value.path()), shown, check_dtype=False)
         visit.page.set_viewport_size({"width": NARROW, "height": 900})
         words = "[...document.querySelector('.drawing svg').querySelectorAll('text')]"
         visit.wait_until(f"{words}.every(text => text.getBoundingClientRect().right < {NARROW})")
@@ -205,7 +147,8 @@ def test_the_index_leads_to_every_page_and_back(site, browser):
 def test_code_is_folded_tags_leave_cells_out_numbers_stand_right_and_paper_gets_pictures_and_what_is_folded(
     site, browser
 ):
-    folded = "[...document.querySelectorAll('details:not(.code) > :not(summary)')].map(part => part.checkVisibility())"
+    parts = "document.querySelectorAll('main details:not(.code) > :not(summary)')"
+    folded = f"[...{parts}].map(part => part.checkVisibility())"
     with Visit(browser, site / "article.html") as visit:
         visit.wait_for_charts(2)
         assert not visit.page.is_visible("details.code pre")
@@ -235,6 +178,160 @@ def test_the_page_says_when_and_with_what_it_was_run(executed, tmp_path):
     assert len(page) < 20_000, "a page without charts carries no Vega"
 
 
+REFERENCE = {"source": "recorded", "machine": "AMD EPYC Zen 5, 2 vCPUs", "days": ["2026-11-18", "2026-11-20"]}
+OWN = {
+    "source": "live",
+    "machine": "Apple M4 Pro",
+    "device": "GPU",
+    "engine": "llama.cpp 0c1e570",
+    "days": ["2026-12-01"],
+}
+
+
+def of_rows(path, *said):
+    """A notebook, as if executed, that says these things of its rows, as `evidence.verified` does."""
+    cells = [nbformat.v4.new_markdown_cell("# Two rates\n\nA finding.")]
+    for each in said:
+        shown = {"metadata": {"text/markdown": {theme.ROWS_KEY: each}}, "data": {"text/markdown": "All were right."}}
+        output = nbformat.v4.new_output("display_data", **shown)
+        cells.append(nbformat.v4.new_code_cell("1", outputs=[output], execution_count=1))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("said", "author", "heading", "shown", "cited"),
+    [
+        ([REFERENCE], "Jane", "AMD EPYC Zen 5, 2 vCPUs", "Reference rows: AMD EPYC Zen 5, 2 vCPUs", f"{AUTHORS}, “"),
+        ([OWN], "Jane <J>", "Apple M4 Pro, GPU", "Measured on Apple M4 Pro, GPU · llama.cpp 0c1e570", "Jane <J>, “"),
+        ([OWN], "", "Apple M4 Pro, GPU", "2026-12-01", "“Two rates”, measured on Apple M4 Pro, GPU"),
+        ([OWN, REFERENCE], "", "Apple M4 Pro, GPU", "Measured on Apple M4 Pro, GPU", "“Two rates”, measured on"),
+        ([], "Jane", None, None, "Jane, “Two rates”"),
+        ([], "", None, None, None),
+    ],
+)
+def test_a_page_says_whose_rows_it_shows_and_credits_the_study_with_nobody_s_run(
+    said, author, heading, shown, cited, tmp_path, browser
+):
+    (page,) = publish([of_rows(tmp_path / "a.ipynb", *said)], tmp_path / "site", author).paths
+    with Visit(browser, page, NARROW) as visit:
+        footer, text = visit.page.inner_text("footer"), visit.page.inner_text("body")
+        assert visit.page.title() == (f"Two rates · {heading}" if heading else "Two rates")
+        assert all(where in said for where in [shown or ""] for said in (footer, visit.page.inner_text("header")))
+        assert (f"Cite as: {cited}" in footer) if cited else ("Cite as" not in footer)
+        assert (AUTHORS in text) == (said == [REFERENCE])
+        visit.is_well()
+
+
+def test_a_committed_notebook_becomes_a_page_without_being_executed(tmp_path):
+    source = paths.NOTEBOOKS / "14-methods.ipynb"
+    before = source.read_bytes()
+    (page,) = publish([source], tmp_path).paths
+    assert source.read_bytes() == before
+    assert "Reference rows" in page.read_text()
+    assert list(tmp_path.iterdir()) == [page], "one notebook is one file"
+
+
+def test_evidence_tells_a_page_whose_rows_these_are(tmp_path):
+    shown = DisplayFormatter().format(evidence.verified(recording("01-phase-asymmetry", "recorded", "shape", 0)))
+    output = nbformat.v4.new_output("display_data", shown[0], metadata=shown[1])
+    cells = [nbformat.v4.new_code_cell("1", outputs=[output], execution_count=1)]
+    about = executed_notebook.about(nbformat.v4.new_notebook(cells=cells))
+    assert (about.source, about.machine) == ("recorded", "AMD EPYC Zen 5, 2 vCPUs")
+    assert about.engine.startswith("llama.cpp ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d( to .*)?", about.days)
+
+
+def test_a_file_that_publish_did_not_write_is_never_replaced(executed, tmp_path):
+    (tmp_path / "plain.html").write_text("<!doctype html>\nmine")
+    with pytest.raises(StudyError, match="no page that publish wrote"):
+        publish(executed, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["plain.html"]
+    assert (tmp_path / "plain.html").read_text() == "<!doctype html>\nmine"
+
+
+def test_a_stranger_s_charts_and_pictures_are_shown_whatever_form_their_notebook_holds(tmp_path, browser):
+    drawn = chart(title="Rates of a stranger")
+    spec = drawn.to_dict()
+    with alt.renderers.enable("default"):
+        by_script = drawn._repr_mimebundle_()
+    picture = base64.b64encode(theme.vl_convert.vegalite_to_png(spec)).decode()
+    cells = [
+        {VEGALITE: spec, "text/plain": "<VegaLite 6 object>"},
+        {"text/plain": "alt.Chart(...)", **by_script},
+        {"image/png": picture, "text/plain": "<Figure size 640x480 with 1 Axes>"},
+        {"image/svg+xml": theme.vl_convert.vegalite_to_svg(spec), "text/plain": "<Figure size 640x480 with 1 Axes>"},
+    ]
+    published = publish([written(tmp_path / "a.ipynb", "# A", "## Rates of all", *cells)], tmp_path / "site")
+    assert published.wordless == 2
+    with Visit(browser, published.paths[0], NARROW) as visit:
+        visit.wait_for_charts(2)
+        words = visit.page.evaluate("[...document.images].map(image => image.alt)")
+        assert words == ["Rates of a stranger"] * 2 + ["Rates of all"] * 2
+        labels = visit.page.evaluate("[...document.querySelectorAll('[role=img]')].map(e => e.ariaLabel)")
+        assert labels == ["Rates of a stranger"] * 2
+        assert visit.page.evaluate("[...document.images].every(image => image.complete)")
+        visit.is_well()
+
+
+def test_in_the_dark_charts_are_dark_and_links_to_their_data_have_contrast(site, browser):
+    color = "element => getComputedStyle(element).color"
+    with Visit(browser, site / "article.html", WIDE, "dark") as visit:
+        visit.wait_for_charts(2)
+        figure = visit.page.locator(".chart").first
+        shade = screen(browser, figure.screenshot())
+        assert max(shade) < 60, "most of a chart is its card"
+        link = luminance(map(int, re.findall(r"\d+", visit.page.eval_on_selector("figcaption a", color))))
+        assert (link + 0.05) / (luminance(shade) + 0.05) > 4.5
+
+
+def screen(browser, picture):
+    """The most frequent color of a screenshot."""
+    page = browser.new_page()
+    found = page.evaluate(
+        """async url => {
+            const image = new Image(); image.src = url; await image.decode();
+            const canvas = new OffscreenCanvas(image.width, image.height), context = canvas.getContext("2d");
+            context.drawImage(image, 0, 0);
+            const {data} = context.getImageData(0, 0, image.width, image.height), counts = {};
+            for (let at = 0; at < data.length; at += 4) {
+                const color = data.slice(at, at + 3).join(" ");
+                counts[color] = (counts[color] || 0) + 1;
+            }
+            return Object.entries(counts).sort((a, b) => b[1] - a[1])[0][0].split(" ").map(Number);
+        }""",
+        "data:image/png;base64," + base64.b64encode(picture).decode(),
+    )
+    page.close()
+    return found
+
+
+def luminance(color):
+    """Relative luminance of an sRGB color, as WCAG defines it."""
+    red, green, blue = (
+        part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in list(color)[:3]
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_sections_are_listed_and_links_lead_to_what_is_published_or_are_text(executed, tmp_path, browser):
+    sections = [f"## Part {number}\n\nText." for number in range(3)]
+    links = "[report](../data/upstream/cuda-scan.md#what) [other](b.ipynb#x) [gone](c.ipynb) [file](../x.patch)"
+    sources = [written(tmp_path / f"{name}.ipynb", "# A", f"{links} [top](#Part-1)", *sections) for name in "ab"]
+    publish(sources, tmp_path / "apart")
+    assert not list((tmp_path / "apart").glob("cuda-scan*")), "no file of another project is published"
+    with Visit(browser, tmp_path / "apart" / "a.html") as visit:
+        listed = visit.page.evaluate("[...document.querySelectorAll('.contents a')].map(e => e.textContent)")
+        assert listed == ["Part 0", "Part 1", "Part 2"]
+        hrefs = visit.page.evaluate("[...document.querySelectorAll('main p a')].map(e => e.getAttribute('href'))")
+        assert hrefs == ["b.html#x", "#Part-1"]
+    written_paths = publish([paths.NOTEBOOKS / "11-serving.ipynb", executed[1]], tmp_path / "with").paths
+    assert "server-wakeups.html" in [path.name for path in written_paths]
+    for path in written_paths:
+        for href in re.findall(r'href="(?!\w+:)([^"#]+)', path.read_text().partition("<body>")[2]):
+            assert (path.parent / href).is_file(), f"{path.name} links to {href}"
+
+
 def test_publishing_again_from_a_folder_with_templates_of_anybody_s_writes_the_same_bytes(
     executed, site, tmp_path, monkeypatch
 ):
@@ -257,13 +354,17 @@ def written(path, *cells):
     return path
 
 
+VEGALITE = "application/vnd.vegalite.v6+json"
+DISTANT = {"data": {"url": "https://example.org/a.csv"}, "mark": "point"}
+
+
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
         (["# A\n\nIt holds $T = b / B$."], "a: the TeX formula 'T = b / B'"),
         (["# A\n\n![a picture](https://example.org/a.png)"], "needs https://example.org/a.png"),
         (["# A\n\n<img src='data:image/gif;base64,R0lGODlhAQABAAAAACw='>"], "a picture has no alt text"),
-        (["# A", {"image/png": "iVBORw0KGgo="}], "a picture has no alt text"),
+        (["# A", {VEGALITE: DISTANT}], "data lies at https://example.org/a.csv"),
         (["# A", {"text/html": "<script>window.pwned = 1</script>"}], "holds <script>"),
         (["# A", {"text/html": "<script type='application/json' src='data:,x'></script>"}], "holds <script>"),
         (["# A", {"text/html": "<p onclick='x()'>"}], "holds a script in onclick="),
@@ -283,7 +384,7 @@ def test_a_raw_cell_and_an_output_without_a_known_form_are_left_out(tmp_path):
     notebook = nbformat.read(path, as_version=4)
     notebook.cells.append(nbformat.v4.new_raw_cell("<script>raw</script>"))
     nbformat.write(notebook, path)
-    _, page, _ = publish([path], tmp_path / "site")
+    (page,) = publish([path], tmp_path / "site").paths
     assert "shown" in page.read_text()
     assert "raw" not in page.read_text().partition("<main>")[2]
 

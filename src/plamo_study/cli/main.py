@@ -10,17 +10,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from plamo_study import paths
 from plamo_study.cli import (
     engine as cli_engine,
     models as cli_models,
+    publishing as cli_publishing,
     quality as cli_quality,
     report,
     rows as cli_rows,
     server as cli_server,
     trace as cli_trace,
 )
-from plamo_study.cli.alone import alone
 from plamo_study.cli.guard import guarded
 from plamo_study.cli.options import (
     LIMIT,
@@ -52,6 +51,7 @@ app.add_typer(cli_server.app, name="server")
 cli_models.app.command("quality")(cli_quality.quality)
 app.command("trace")(cli_trace.trace)
 app.command("probe")(cli_server.probe)
+app.command("publish")(cli_publishing.publish)
 
 MINUTES, AT_MOST = 3.0, 15.0  # for measuring all studies at mini, and for what their findings need alone
 
@@ -208,15 +208,6 @@ def measure(
     if json:
         report.rows(summary)
     raise typer.Exit(1 if summary.unexpected or summary.lacking else 0)
-
-
-@app.command()
-def publish() -> None:
-    """Write an offline HTML page for each executed notebook in reports/, and an index."""
-    from plamo_study.cli import notebooks as cli_notebooks  # loads Jupyter
-
-    with alone(paths.REPORTS) if paths.REPORTS.is_dir() else nullcontext():
-        cli_notebooks.publish()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from plamo_study import paths
-from plamo_study.cli import report
+from plamo_study.cli import publishing, report
 from plamo_study.cli.alone import alone
 from plamo_study.measure import machine, plan, recording, runner
 from plamo_study.measure.asked import NOTHING, Sweep, sweep
@@ -69,15 +69,6 @@ def at_hand(minutes: float | None, force: bool, files: list[str]) -> int:
         return _execute(asked, {"source": "recorded"}) or int(not well)
 
 
-def publish() -> None:
-    """Write a page for each executed notebook."""
-    from plamo_study.publish import pages  # 0.9 s of nbconvert, which `run` does without
-
-    executed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
-    for page in pages.publish(executed, paths.REPORTS):
-        report.console.print(f"published {report.short(page)}")
-
-
 def _in_order(notebooks: list[str]) -> list[Path]:
     """Notebooks by number, with those that show the rows of all others last."""
     return sorted(runs.find_notebooks(notebooks), key=lambda path: path.stem in studies.OF_ALL)
@@ -118,7 +109,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
             report.console.print(f"running {notebook.name}")
             results.append(runs.run(notebook, own, paths.REPORTS, digest))
             if asked.published and results[0].status == "ok":
-                publish()
+                publishing.write()
         else:
             left.append((notebook, own, digest))
     for result in runs.side_by_side(left, paths.REPORTS, machine.at_once(1, NOTEBOOK_BYTES)):
@@ -126,7 +117,7 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         results.append(result)
     changed = any(result.status == "ok" for result in results) or not (paths.REPORTS / "index.html").exists()
     if asked.published and changed and any(result.output for result in results):
-        publish()
+        publishing.write()
     return 1 if report.summary(results) or failed else 0
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from importlib import metadata
 from statistics import median
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from plamo_study.models.registry import GIVEN
 from plamo_study.oracle.faults import HARMLESS
 from plamo_study.present import processors
 from plamo_study.present.tables import Columns, Table, escaped, scaled, table
-from plamo_study.present.theme import NOTHING
+from plamo_study.present.theme import NOTHING, ROWS_KEY
 
 NOT_VALID = {"invalid": "were computed wrong", "failed": "crashed or hung", "ungated": "were not checked"}
 GATES = "00-gates"
@@ -322,7 +323,8 @@ def verified(recording: Recording) -> Markdown:
     For a page whose sentences speak of the reference machine, which it says where its rows are others'.
     """
     here = HERE if recording.source == "live" else ""
-    return Markdown(f"{disturbed(recording.rows)}{here}{_rows(recording)}")
+    said = f"{disturbed(recording.rows)}{here}{_rows(recording)}"
+    return Markdown(said, metadata={ROWS_KEY: about(recording)})
 
 
 def _scale(recording: Recording) -> str:
@@ -331,7 +333,7 @@ def _scale(recording: Recording) -> str:
 
 def of_rows(recording: Recording) -> Markdown:
     """The same line for a page that is true of any rows."""
-    return Markdown(f"{disturbed(recording.rows)}{_rows(recording)}")
+    return Markdown(f"{disturbed(recording.rows)}{_rows(recording)}", metadata={ROWS_KEY: about(recording)})
 
 
 def _rows(recording: Recording) -> str:
@@ -343,6 +345,22 @@ def _rows(recording: Recording) -> str:
     where = chips(recording) + (f", {devices(rows)}" if shared else "")
     place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; {_scale(recording)} ({weights})"
     return f"*{computed(rows)} {returned(rows)}{place}.*"
+
+
+def about(recording: Recording) -> dict[str, Any]:
+    """Whose rows a page shows, for those who publish it: source, machine, device, engine, first and last day."""
+    rows = recording.rows
+    engines = [recording.facts[i] for i in rows["engine"].unique() if i]
+    days = sorted(str(started)[:10] for started in rows["started"])
+    shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
+    return {
+        "source": recording.source,
+        "machine": chips(recording),
+        "device": devices(rows) if shared else "",
+        "engine": " and ".join(dict.fromkeys(f"llama.cpp {fact['commit']}" for fact in engines)),
+        "days": list(dict.fromkeys((days[0], days[-1]))),
+        "version": metadata.version("plamo-study"),
+    }
 
 
 def _types(rows: pd.DataFrame) -> str:

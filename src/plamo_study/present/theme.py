@@ -19,6 +19,7 @@ from plamo_study.errors import StudyError
 from plamo_study.present import png
 
 SPEC_KEY = "plamo_study_vegalite"
+ROWS_KEY = "plamo_study_rows"  # in an output's metadata: whose rows the page shows, for `publish`
 PPI = 144
 CSS_PPI = 72
 VEGALITE = "6.4"

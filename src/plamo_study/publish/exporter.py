@@ -1,7 +1,7 @@
 """An executed notebook as HTML: nbconvert walks through the cells, the blocks of `web/notebook.html.j2` write them.
 
-Code is folded; the tags `hide-input`, `hide-output` and `hide-cell` omit parts. An output keeps its richest form that
-works offline. A chart is a PNG with alt text, with the spec to draw it again and its data as CSV.
+Code is folded, shown or left out; the tags `hide-input`, `hide-output` and `hide-cell` omit parts. An output keeps its
+richest form that works offline. A chart is a PNG with alt text, with the spec to draw it again and its data as CSV.
 """
 
 import base64
@@ -9,8 +9,9 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import nbformat
 from jinja2 import pass_context
@@ -19,13 +20,16 @@ from nbconvert.exporters.templateexporter import TemplateExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from pygments import highlight  # type: ignore[import-untyped]  # ships no types; three names are used
 from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]  # the same
-from pygments.lexers import PythonLexer  # type: ignore[import-untyped]  # the same
+from pygments.lexers import TextLexer, get_lexer_by_name  # type: ignore[import-untyped]  # the same
+from pygments.util import ClassNotFound  # type: ignore[import-untyped]  # the same
 from traitlets.config import Config
 
 from plamo_study.errors import StudyError
+from plamo_study.publish.tables import Row, tables
 
 WEB = Path(__file__).parent / "web"
-SHOWN = ["image/png", "text/html", "text/markdown", "text/plain"]  # the richest first
+SHOWN = ["image/svg+xml", "image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]  # the richest first
+Code = Literal["folded", "shown", "none"]
 SETTINGS = Config(
     NbConvertBase={"display_data_priority": SHOWN},
     TagRemovePreprocessor={
@@ -47,15 +51,16 @@ class _Exporter(TemplateExporter):
         """nbconvert's filters, and ours."""
         yield from super().default_filters()
         yield "markdown2html", _markdown_of_cell
-        yield "python", lambda source: highlight(source, PythonLexer(), HtmlFormatter(nowrap=True))
+        yield "colored", _colored
+        yield "base64_of", lambda picture: base64.b64encode(picture.encode()).decode()
         yield "inline_json", _inline_json
-        yield "csv_link", _csv_link
+        yield "csv_links", _csv_links
 
 
-def body(notebook: nbformat.NotebookNode, name: str) -> str:
+def body(notebook: nbformat.NotebookNode, name: str, code: Code = "folded", tex: bool = False) -> str:
     """Return the cells of `notebook` in reading order as HTML; `name` is for error messages and names of files.
 
-    Raises StudyError for TeX formulas, which need an external script.
+    Raises StudyError for TeX formulas, which need an external script, unless the reader of the result has one (`tex`).
     """
     exporter = _Exporter(
         config=SETTINGS,
@@ -63,18 +68,26 @@ def body(notebook: nbformat.NotebookNode, name: str) -> str:
         template_name=WEB.name,
         template_file="notebook.html.j2",
     )
-    return str(exporter.from_notebook_node(notebook, {"metadata": {"name": name}})[0])
+    asked = {"code": code, "tex": tex, "language": language(notebook)}
+    return str(exporter.from_notebook_node(notebook, {"metadata": {"name": name}, "asked": asked})[0])
+
+
+def language(notebook: nbformat.NotebookNode) -> str:
+    """The language of a notebook's code, as pygments and code fences call it."""
+    return str(notebook.metadata.get("language_info", {}).get("name", "python"))
 
 
 class _Renderer(IPythonRenderer):
-    """Markdown to HTML with anchors on headings; refuses TeX, since the page has no typesetter."""
+    """Markdown to HTML with anchors on headings; refuses TeX where the page has no typesetter."""
 
-    def __init__(self, name: str, attachments: dict[str, dict[str, str]]):
+    def __init__(self, name: str, attachments: dict[str, dict[str, str]], tex: bool):
         super().__init__(escape=False, attachments=attachments)
-        self.notebook = name
+        self.notebook, self.tex = name, tex
 
-    def inline_math(self, body: str) -> str:
-        """Refuse `$body$`, and the other notations of TeX."""
+    def inline_math(self, body: str, fence: str = "$") -> str:
+        """Refuse `$body$`, and the other notations of TeX, or mark them for the typesetter."""
+        if self.tex:
+            return f'<span class="tex">{fence}{escape(body)}{fence}</span>'
         raise StudyError(
             self.notebook,
             f"the TeX formula {body.strip()!r} needs a typesetter that an offline page does not have",
@@ -82,22 +95,33 @@ class _Renderer(IPythonRenderer):
         )
 
     def block_math(self, body: str) -> str:
-        """Refuse `$$body$$`."""
-        return self.inline_math(body)
+        """Treat `$$body$$` so."""
+        return f"<div>{self.inline_math(body, '$$')}</div>"
 
     def latex_environment(self, name: str, body: str) -> str:
-        """Refuse an environment."""
-        return self.inline_math(body)
+        """Treat an environment so."""
+        return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
 
 
 @pass_context
 def _markdown_of_cell(context: Context, source: str) -> str:
-    return markdown(source, context["resources"]["metadata"]["name"], context["cell"].get("attachments", {}))
+    resources = context["resources"]
+    attachments = context["cell"].get("attachments", {})
+    return markdown(source, resources["metadata"]["name"], attachments, resources["asked"]["tex"])
 
 
-def markdown(source: str, name: str, attachments: dict[str, dict[str, str]] | None = None) -> str:
+def markdown(source: str, name: str, attachments: dict[str, dict[str, str]] | None = None, tex: bool = False) -> str:
     """Return Markdown as HTML, attachments inside; `name` is for error messages."""
-    return str(MarkdownWithMath(renderer=_Renderer(name, attachments or {})).render(source))
+    return str(MarkdownWithMath(renderer=_Renderer(name, attachments or {}, tex)).render(source))
+
+
+@pass_context
+def _colored(context: Context, source: str) -> str:
+    try:
+        lexer = get_lexer_by_name(context["resources"]["asked"]["language"])
+    except ClassNotFound:
+        lexer = TextLexer()
+    return str(highlight(source, lexer, HtmlFormatter(nowrap=True)))
 
 
 def _inline_json(value: Any) -> str:
@@ -105,13 +129,16 @@ def _inline_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _csv_link(spec: dict[str, Any]) -> str:
-    """A chart's data as a link to a CSV file; with several tables, each line names its own."""
-    found = list(spec.get("datasets", {}).values()) or [spec.get("data", {}).get("values", [])]
-    several = len(found) > 1
-    lines = [{"table": n} | line if several else line for n, lines in enumerate(found, 1) for line in lines]
+def _csv_links(spec: dict[str, Any]) -> list[str]:
+    """A chart's data as links to CSV files, one for each of its tables."""
+    texts = [csv_text(rows) for rows in tables(spec)]
+    return ["data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode() for text in texts]
+
+
+def csv_text(lines: list[Row]) -> str:
+    """A table as CSV, headings first."""
     written = io.StringIO()
     writer = csv.DictWriter(written, dict.fromkeys(name for line in lines for name in line), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(written.getvalue().encode()).decode()
+    return written.getvalue()

@@ -1,4 +1,4 @@
-"""Publish executed notebooks: one self-contained HTML file for each, and an index.
+"""Publish executed notebooks: one self-contained HTML file for each and, where there are several, an index.
 
 A page carries its styles, its pictures and, where there are charts, Vega from vl-convert's bundle. Its content security
 policy forbids all requests and all scripts except the two inlined here, named by their hashes. Without
@@ -10,10 +10,10 @@ Nothing is executed here; `runs` does that.
 import base64
 import functools
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,93 +24,162 @@ import vl_convert
 from bs4 import BeautifulSoup
 from markupsafe import Markup
 
+from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 from plamo_study.present.theme import VEGALITE
-from plamo_study.publish import exporter, runs
-from plamo_study.publish.exporter import WEB
+from plamo_study.publish import executed, exporter, pictures
+from plamo_study.publish.executed import About
+from plamo_study.publish.exporter import WEB, Code
 from plamo_study.publish.polish import polish
 
 GLOSSARY = "glossary"
 TITLE = "PLaMo on llama.cpp: write-ups"
-AUTHORS = "The plamo-study authors"  # as CITATION.cff names them
+UPSTREAM = paths.DATA / "upstream"  # reports that pages link to, published beside them
 SAID = 4  # fewest words of bold text that is a finding and not an emphasis
 DISTURBED = "Disturbed"  # first word on a page of a disturbed recording; the finding follows below
+CONTENTS = 3  # fewest sections that get a list of contents
+REPORT_LINK = re.compile(r"\]\(([^()\s#]+\.md)")
+OURS = re.compile(  # how every page begins
+    r'<!doctype html>\n<html lang="..">\n<head>\n<meta charset="utf-8">\n'
+    r"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:;"
+)
+JAPANESE = re.compile("[\u3041-\u30ff]")
 
 
 @dataclass(frozen=True)
 class Page:
     """One notebook as HTML, with its entry in the index.
 
-    `title` is text, `finding` the bold text of the paragraph below it, `picture` the first chart.
+    `title` is text, `finding` the bold text of the paragraph below it, `picture` the first chart, `sections` the
+    anchors and texts of its headings. `wordless`: pictures that have no words of their own.
     """
 
     name: str
     title: str
     finding: Markup
     picture: Markup
+    sections: list[tuple[str, str]]
     body: Markup
-    run: str
-    values: str
+    about: About
+    wordless: int = 0
+
+    @property
+    def heading(self) -> str:
+        """The title, with the machine whose rows are shown."""
+        return f"{self.title} · {self.about.where}" if self.about.where else self.title
+
+    @property
+    def language(self) -> str:
+        """The language that a browser should read the page in."""
+        return "ja" if JAPANESE.search(self.title) else "en"
 
 
-def publish(sources: Sequence[Path], out_dir: Path) -> list[Path]:
-    """Write index, one page per executed notebook, and glossary into `out_dir`; return their paths in this order.
+@dataclass(frozen=True)
+class Published:
+    """What was written, in reading order, and how many pictures have no words of their own."""
 
-    No file is replaced until all are written: a full disk leaves the old pages.
+    paths: list[Path]
+    wordless: int
+
+
+def publish(
+    sources: Sequence[Path], out_dir: Path, author: str = "", code: Code = "folded", index: bool | None = None
+) -> Published:
+    """Write one page per executed notebook into `out_dir`; with an `index` also that, the glossary and linked reports.
+
+    `index`: by default where there are several notebooks. No file is replaced until all are written: a full disk
+    leaves the old pages.
 
     Raises StudyError, before anything is written, when a notebook is missing, was not fully executed, has no
-    title, or would need a script or another host.
+    title, or would need a script or another host, and when a file lies there that is no page.
     """
-    if not sources:
-        raise StudyError("publish", "there is no executed notebook", "plamo-study run")
-    names = [source.stem for source in sources]
-    for name in names:
-        if names.count(name) > 1 or name in ("index", GLOSSARY):
-            raise StudyError(name, "two pages would share this name", "rename one of the notebooks")
-    known = {*names, GLOSSARY}
-    pages = [_page(_read(source), source, known) for source in sources]
-    glossary = nbformat.v4.new_markdown_cell(Path(__file__).with_name(f"{GLOSSARY}.md").read_text(encoding="utf-8"))
-    words = _page(nbformat.v4.new_notebook(cells=[glossary]), Path(f"{GLOSSARY}.md"), known)
-    files = {"index.html": _render(title=TITLE, pages=pages)}
-    for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
-        files[f"{page.name}.html"] = _render(page=page, before=before, after=after)
-    files[f"{GLOSSARY}.html"] = _render(page=words)
+    names = names_of(sources, ("index", GLOSSARY))
+    index = len(sources) > 1 if index is None else index
+    notebooks = [executed.read(source) for source in sources]
+    reports = _reports(sources, notebooks, names) if index else []
+    places = {name: f"{name}.html" for name in (*names, *(report.stem for report in reports))}
+    places |= {GLOSSARY: f"{GLOSSARY}.html"} if index else {}
+    pages = [page(*each, places, code) for each in zip(notebooks, sources, strict=True)]
+    title = TITLE if all(map(executed.is_of_study, names)) else "Write-ups"
+    shared = {"author": author, "index": index, "title": title, "of_study": title == TITLE}
+    files = {"index.html": _render(pages=pages, **shared)} if index else {}
+    for before, each, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
+        files[f"{each.name}.html"] = _render(page=each, before=before, after=after, **shared)
+    for text in (*reports, Path(__file__).with_name(f"{GLOSSARY}.md")) if index else ():
+        files[f"{text.stem}.html"] = _render(page=_of_markdown(text, places), **shared)
+    written = [out_dir / name for name in files]
+    for path in written:
+        check_ours(path)
     out_dir.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:  # left last in, first out: the index appears after all the pages it names
-        for name, text in files.items():
-            partial = stack.enter_context(growing(out_dir / name))
-            partial.write_text(text, encoding="utf-8", newline="\n")
-    return [out_dir / name for name in files]
+        for path, text in zip(written, files.values(), strict=True):
+            stack.enter_context(growing(path)).write_text(text, encoding="utf-8", newline="\n")
+    return Published(written, sum(page.wordless for page in pages))
 
 
-def _read(source: Path) -> nbformat.NotebookNode:
-    run_it = f"plamo-study run {source.stem.removesuffix('.partial')}"
-    if not source.is_file():
-        raise StudyError(str(source), "no such notebook", run_it)
-    try:
-        notebook = nbformat.read(source, as_version=4)
-    except Exception as problem:  # nbformat and JSON each raise their own kind here
-        raise StudyError(str(source), f"not a readable notebook ({problem})", run_it) from problem
-    gaps = runs.unfinished(notebook)
-    if gaps:
-        raise StudyError(str(source), f"cell {gaps[0]} was not executed to its end", run_it)
-    return notebook
+def names_of(sources: Sequence[Path], taken: Iterable[str] = ()) -> list[str]:
+    """The names of pages; StudyError where there is none, or two would share one."""
+    if not sources:
+        mend = "plamo-study run, or publish recorded ones: plamo-study publish notebooks/*.ipynb"
+        raise StudyError("publish", "there is no executed notebook", mend)
+    names = [source.stem for source in sources]
+    for name in names:
+        if names.count(name) > 1 or name in taken:
+            raise StudyError(name, "two pages would share this name", "rename one of the notebooks")
+    return names
 
 
-def _page(notebook: nbformat.NotebookNode, source: Path, published: set[str]) -> Page:
-    tree = polish(exporter.body(notebook, source.stem), source.name, published)
+def check_ours(path: Path) -> None:
+    """Raise StudyError where a file lies that `publish` did not write."""
+    if not path.exists() or not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        if not OURS.match(file.read(300)):
+            raise StudyError(str(path), "is no page that publish wrote, and is left as it is", "move it, or use --out")
+
+
+def _reports(sources: Sequence[Path], notebooks: Sequence[nbformat.NotebookNode], taken: Iterable[str]) -> list[Path]:
+    """The reports of this project that notebooks link to, and those that these link to."""
+    texts = [
+        (source.parent, cell.source)
+        for source, notebook in zip(sources, notebooks, strict=True)
+        for cell in notebook.cells
+        if cell.cell_type == "markdown"
+    ]
+    found: dict[Path, None] = {}
+    while texts:
+        folder, text = texts.pop()
+        for link in REPORT_LINK.findall(text):
+            path = (folder / link).resolve()
+            if path.parent == UPSTREAM and path not in found and path.is_file() and path.stem not in taken:
+                found[path] = None
+                texts.append((path.parent, path.read_text(encoding="utf-8")))
+    return sorted(found)
+
+
+def _of_markdown(path: Path, places: Mapping[str, str]) -> Page:
+    cell = nbformat.v4.new_markdown_cell(path.read_text(encoding="utf-8"))
+    return page(nbformat.v4.new_notebook(cells=[cell]), path, places)
+
+
+def page(
+    notebook: nbformat.NotebookNode, source: Path, places: Mapping[str, str], code: Code = "folded", tex: bool = False
+) -> Page:
+    """One notebook as a page; `places`: where the pages of other sources lie. For `code` and `tex` see `exporter`."""
+    wordless = pictures.uniform(notebook, source.stem)
+    tree = polish(exporter.body(notebook, source.stem, code, tex), source.name, places)
     title, finding = _headline(tree, source)
-    record = notebook.metadata.get("papermill", {})
-    ended = record.get("end_time")
+    sections = [(str(each["id"]), _text(each)) for each in tree.find_all("h2", id=True)]
     return Page(
         name=source.stem,
         title=title,
         finding=finding,
         picture=_picture(tree),
+        sections=sections if len(sections) >= CONTENTS else [],
         body=Markup(str(tree)),
-        run=f"{datetime.fromisoformat(ended):%Y-%m-%d %H:%M}" if ended else "",
-        values=", ".join(f"{name} = {value}" for name, value in record.get("parameters", {}).items()),
+        about=executed.about(notebook),
+        wordless=wordless,
     )
 
 
@@ -118,13 +187,17 @@ def _headline(tree: BeautifulSoup, source: Path) -> tuple[str, Markup]:
     heading = tree.find("h1")
     if heading is None:
         raise StudyError(str(source), "has no title", "begin its first cell with '# '")
-    anchor = heading.select_one("a.anchor-link")
-    title = heading.get_text().removesuffix(anchor.get_text() if anchor else "")
     below = (part for part in heading.find_all_next("p") if not part.get_text().startswith(DISTURBED))
     paragraph = next(below, None)
     bold = [part for part in paragraph.find_all("strong") if len(part.get_text().split()) >= SAID] if paragraph else []
     said = bold[0] if bold else paragraph
-    return title.strip(), Markup(said.decode_contents()) if said else Markup("")
+    return _text(heading), Markup(said.decode_contents()) if said else Markup("")
+
+
+def _text(heading: Any) -> str:
+    """The text of a heading without its anchor."""
+    anchor = heading.select_one("a.anchor-link")
+    return str(heading.get_text().removesuffix(anchor.get_text() if anchor else "").strip())
 
 
 def _picture(tree: BeautifulSoup) -> Markup:
@@ -139,7 +212,6 @@ def _render(page: Page | None = None, **content: Any) -> str:
         "style": Markup((WEB / "page.css").read_text(encoding="utf-8")),
         "scripts": _scripts() if page and page.picture else [],
         "version": metadata.version("plamo-study"),
-        "authors": AUTHORS,
     }
     return _environment().get_template("page.html.j2").render(page=page, **shared, **content)
 

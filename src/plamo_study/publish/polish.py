@@ -6,8 +6,9 @@ right-aligned numbers and a scrolling box of their own.
 """
 
 import re
+from collections.abc import Mapping
 from itertools import zip_longest
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from bs4 import BeautifulSoup, Tag
 
@@ -22,8 +23,11 @@ WIDE_TABLE = 64
 NUMBER = re.compile(r"^[-+−±~≈<>≤≥×]?\s*\d[\d,._ ]*([eE][-+]?\d+)?\s*[%×]?$|^(n/a|NaN|inf|–|—|-)?$")
 
 
-def polish(html: str, name: str, published: set[str]) -> BeautifulSoup:
-    """Return `html` as a tree, fit for a page; `published` are the pages, so that links to their sources point to them.
+def polish(html: str, name: str, published: Mapping[str, str]) -> BeautifulSoup:
+    """Return `html` as a tree, fit for a page.
+
+    `published`: where pages lie, by the name of their source, so that links to sources lead there. A link to any other
+    file becomes its text.
 
     Raises StudyError for anything that needs a script or another host, and for a picture without alt text.
     """
@@ -108,14 +112,18 @@ def _join_code(tree: BeautifulSoup) -> None:
             fold.decompose()
 
 
-def _polish_links(tree: BeautifulSoup, published: set[str]) -> None:
+def _polish_links(tree: BeautifulSoup, published: Mapping[str, str]) -> None:
     for anchor in tree.select("a.anchor-link"):
         anchor["aria-label"] = "link to this section"
     for link in tree.find_all("a", href=True):
         path, hash_sign, section = str(link["href"]).partition("#")
-        name, dot, kind = path.rpartition("/")[2].rpartition(".")
-        if dot and kind in ("ipynb", "md") and name in published and "://" not in path:
-            link["href"] = f"{name}.html{hash_sign}{section}"
+        if not path or _scheme(path) or path.startswith("//"):
+            continue
+        name, _, kind = unquote(path).rpartition("/")[2].rpartition(".")
+        if kind in ("ipynb", "md") and name in published:
+            link["href"] = f"{published[name]}{hash_sign}{section}"
+        else:
+            link.unwrap()
 
 
 def _make_ids_unique(tree: BeautifulSoup) -> None:

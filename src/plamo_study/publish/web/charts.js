@@ -49,7 +49,8 @@ function fit(vega, width) {
 
 async function draw(figure) {
   const drawing = figure.querySelector(".drawing");
-  const natural = Number(figure.querySelector("img").getAttribute("width"));
+  const picture = figure.querySelector("img");
+  const natural = Number(picture.getAttribute("width"));
   const room = Math.min(natural, drawing.clientWidth);
   const spec = JSON.parse(figure.querySelector("script").textContent);
   const narrow = room < NARROW;
@@ -59,6 +60,8 @@ async function draw(figure) {
   const options = { mode: "vega-lite", renderer: "svg", ast: true, actions: false, patch };
   if (figure.finalize) figure.finalize();
   ({ finalize: figure.finalize } = await window.vegaEmbed(drawing, shown, options));
+  const words = { role: "img", "aria-label": picture.alt, "aria-roledescription": "chart" }; // Vega's role is known to few
+  for (const [name, value] of Object.entries(words)) drawing.setAttribute(name, value);
 }
 
 function drawAll() {

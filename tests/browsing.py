@@ -1,0 +1,70 @@
+"""A real browser for what is published: one page in one window, with all it asked for and complained about."""
+
+import os
+import shutil
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+CHROMIUM = [
+    os.environ.get("CHROMIUM", ""),
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "/Applications/Chromium.app/Contents/MacOS/Chromium",
+]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+WIDE, NARROW = 1280, 390
+
+
+@pytest.fixture(scope="module")
+def browser():
+    found = next((path for name in CHROMIUM if name and (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium or Chrome here; install one or set CHROMIUM to its path")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class Visit:
+    """One page in one window, with everything it asked for and complained about."""
+
+    def __init__(self, browser, path, width=WIDE, scheme="light", script=True):
+        self.width, size = width, {"width": width, "height": 900}
+        self.context = browser.new_context(viewport=size, color_scheme=scheme, java_script_enabled=script)
+        self.requests, self.complaints = [], []
+        self.context.on("request", lambda request: self.requests.append(request.url))
+        self.context.on("console", lambda message: self.complaints.append(message.text))
+        self.context.on("weberror", lambda problem: self.complaints.append(str(problem.error)))
+        self.url = path.as_uri()
+        self.page = self.context.new_page()
+        self.page.goto(self.url)
+
+    def __enter__(self):
+        return self
+
+    def is_well(self):
+        """Nothing is wider than the window, every picture has words, and nothing was asked for or complained about."""
+        assert self.page.evaluate("document.documentElement.scrollWidth") == self.width
+        assert self.page.evaluate("[...document.images].every(image => image.alt.trim())")
+        assert (self.requests, self.complaints) == ([self.url], [])
+
+    def __exit__(self, *_):
+        self.context.close()
+
+    def wait_for_charts(self, count):
+        if count:
+            self.page.locator(".drawing svg").nth(count - 1).wait_for(state="attached")
+        assert self.page.locator(".drawing svg").count() == count
+
+    def wait_until(self, expression):
+        """Poll from outside: the page's policy forbids the eval that playwright's own waiting needs."""
+        for _ in range(100):
+            if self.page.evaluate(expression):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"never true: {expression}")
