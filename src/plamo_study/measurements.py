@@ -25,7 +25,7 @@ from plamo_study.studies.serving import metrics
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
-ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "n_threads", "n_gpu_layers"]
+ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
 OF_KIND = {  # columns that a study with such cells always has
     "serving": ["server", "pattern", "n_clients"],
     "arrival": ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"],

@@ -9,6 +9,7 @@ from plamo_study.fields import ORDER
 from plamo_study.limits import DRIFT_LIMIT, LEAST_BLOCKS, RIGHT
 
 CELL = ["machine", "build", "engine", *ORDER]
+STOCK = "stock"  # the build that corrects nothing
 NOISY = 0.10  # coefficient of variation between processes that marks a cell noisy
 
 
@@ -77,6 +78,12 @@ def on_main_device(rows: pd.DataFrame) -> pd.DataFrame:
     """The GPU's rows where layers were offloaded, else the CPU's: all rows."""
     offloaded = rows["n_gpu_layers"] != 0
     return rows[offloaded == offloaded.any()]
+
+
+def main_build(rows: pd.DataFrame) -> str:
+    """The engine as released, or where it ran nothing the build with most rows."""
+    builds = rows.loc[rows["model"] != "", "build"]
+    return STOCK if (builds == STOCK).any() or builds.empty else str(builds.mode().iloc[0])
 
 
 def ran_last(rows: pd.DataFrame) -> bool:

@@ -391,8 +391,12 @@ def _cells(group: pd.DataFrame) -> str:
     return " and ".join(sorted(set(group["workload"]))) + (", prompts that share a call" if packed else "")
 
 
-def guessed(guess: float, measured: Estimate) -> Markdown:
+def guessed(guess: float, measured: Estimate | pd.DataFrame) -> Markdown:
     """The reader's guess of a factor beside the measured one."""
+    if isinstance(measured, pd.DataFrame):
+        if measured.empty:
+            return Markdown("*What you guessed was not measured here.*")
+        measured = measured["estimate"].iloc[0]
     if not 0 < guess < math.inf:
         raise StudyError(f"guess {guess:g}", "is no number of times", "-p guess 10")
     off = max(guess / measured.value, measured.value / guess)

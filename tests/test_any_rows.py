@@ -1,0 +1,144 @@
+"""Pages that are true of the rows they show: other machines', fewer, disturbed, renamed, and none at all."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+import nbformat
+import pytest
+from test_notebooks import shown
+
+from plamo_study import measurements, paths
+from plamo_study.measure import recording
+from plamo_study.measure.rows import Fact, Row
+from plamo_study.present import theme
+from plamo_study.studies import collect
+
+PAGES = ("01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "your-machine")
+PROSE = (*PAGES, "00-start-here")
+MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
+whole = recording.of_rows
+
+
+def one_model(rows, records):
+    """The rows of the first model alone, and those without a model."""
+    names = {record.id: record.data["name"] for record in records if isinstance(record, Fact) and "name" in record.data}
+    first = min(name for row in rows if (name := names.get(row.model)))
+    return [row for row in rows if not row.model or names[row.model] == first], records
+
+
+def half_of_the_cells(rows, records):
+    """Every second cell, gates and anchors apart."""
+    cells = list(dict.fromkeys(row.cell for row in rows if not row.anchor and row.cell.workload != "gate"))
+    gone = set(cells[1::2])
+    return [row for row in rows if row.anchor or row.cell not in gone], records
+
+
+def all_disturbed(rows, records):
+    """The machine ran hot and on its battery."""
+
+    def hot(row):
+        return msgspec.structs.replace(row.conditions, thermal="heavy", power_source="battery")
+
+    return [msgspec.structs.replace(row, conditions=hot(row)) for row in rows], records
+
+
+def a_mac(rows, records):
+    """Named as on an Apple chip."""
+
+    def named(record):
+        if not isinstance(record, Fact) or record.what != "machine":
+            return record
+        mac = {"chip": "Apple M4 Pro", "os": "macOS 15.5", "gpu_cores": 20}
+        return msgspec.structs.replace(record, data=record.data | mac)
+
+    return rows, [named(record) for record in records]
+
+
+def released(rows, records):
+    """Released models: nothing of their shapes is assumed, and no star stands behind their names."""
+
+    def named(record):
+        if not isinstance(record, Fact) or record.what != "model":
+            return record
+        return msgspec.structs.replace(
+            record, data=record.data | {"assumptions": [], "synthetic": False, "scale": "weights"}
+        )
+
+    return rows, [named(record) for record in records]
+
+
+def the_first_block(rows, records):
+    """One process a cell: nothing has an interval."""
+    return [row for row in rows if row.block <= 0], records
+
+
+CHANGES: tuple[Callable, ...] = (one_model, half_of_the_cells, all_disturbed, a_mac, released, the_first_block)
+
+
+@cache
+def notebook(name):
+    """A page's cells."""
+    return nbformat.read(paths.NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """A notebook reads a recording once: what another test changed is not kept for the next one."""
+    monkeypatch.setattr(theme, "enable", lambda: None)
+    measurements.recording.cache_clear()
+    yield
+    measurements.recording.cache_clear()
+
+
+def executed(name):
+    """Every cell of a page runs, and what it shows is composed."""
+    room = {}
+    for number, cell in enumerate(notebook(name)):
+        if cell.cell_type == "code":
+            try:
+                shown(cell.source, room)
+            except Exception as error:
+                error.add_note(f"{name}, cell {number}")
+                raise
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_written_from_other_rows(name, change, monkeypatch):
+    def changed(rows, records, study, source, scale):
+        rows, records = change([row for row in rows if isinstance(row, Row)], records)
+        return whole(rows, records, study, source, scale)
+
+    for module in (recording, collect):
+        monkeypatch.setattr(module, "of_rows", changed)
+    executed(name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [name for name in PAGES if recording.added(name, "shape")])
+def test_a_page_is_written_from_the_rows_of_a_gpu(name, monkeypatch):
+    there = recording.added(name, "shape")[0]
+    usual = measurements.collect
+    monkeypatch.setattr(
+        measurements, "collect", lambda study, *how: replace(there) if study == name else usual(study, *how)
+    )
+    executed(name)
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_no_sentence_outside_of_a_quotation_holds_a_measured_number(name):
+    prose = [cell.source for cell in notebook(name) if cell.cell_type == "markdown"]
+    said = "\n".join(line for text in prose for line in text.splitlines() if not line.startswith(">"))
+    said = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", said, flags=re.DOTALL)
+    assert MEASURED.findall(said) == []
+
+
+def test_a_measured_number_in_a_sentence_is_noticed():
+    assert MEASURED.search("PLaMo 2 needs 8 ms for a token")
+    assert MEASURED.search("eight write 56 tokens a second")
+    assert MEASURED.search("Q5_0 reads 0.6 times as fast")
+    assert not MEASURED.search("a prompt of 512 tokens in Q4_0, with a window of 2,048")
