@@ -13,6 +13,7 @@ from plamo_study.analysis.stats import Estimate
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
+from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import LOCAL, OTHERS, REFERENCE
 from plamo_study.models import casts
 from plamo_study.present import processors
@@ -161,6 +162,19 @@ def test_a_planted_gpu_is_as_much_faster_as_it_was_planted_and_scored_by_the_for
     assert scored.loc["step of PLaMo 3: gain of graphs", "claim"] == "inconclusive", "nothing was measured without"
 
 
+def test_forecasts_are_scored_on_released_models_too(with_a_gpu):
+    """Their names bear no star."""
+
+    def of(studies):
+        (board,) = gpu.boards(studies)
+        measured = [each.value for each in gpu.scored(board).query("not key.str.startswith('released')").measured]
+        return measured, [gain.value for gain in gpu.gains(board)["gain"]]
+
+    released = [(name, rows.assign(model=rows["model"].map(unstarred)), facts) for name, rows, facts in with_a_gpu]
+    assert [np.isfinite(each).any() for each in of(released)] == [True, True]
+    np.testing.assert_equal(of(released), of(with_a_gpu))
+
+
 @pytest.fixture(scope="module")
 def mac(studies):
     """Of an invented Mac: notebook 01's rows as recorded, and chunks and caches as slow as told: `mac(chunk, cached)`.
@@ -192,7 +206,7 @@ def mac(studies):
                 rows = rows[rows["block"].isin(list(base))]
                 rows["samples_ns"] = [
                     [[int(ns * cached(row.type_k)) for ns in part] for part in base[row.block]]
-                    if row.model == gpu.HYBRID and row.workload == "depth" and row.flash_attn == "on"
+                    if unstarred(row.model) == gpu.HYBRID and row.workload == "depth" and row.flash_attn == "on"
                     else row.samples_ns
                     for row in rows.itertuples()
                 ]
@@ -206,7 +220,7 @@ def mac(studies):
 
 
 def usual_cache(row):
-    few = row.workload == "depth" and row.label == "few" and row.model == gpu.HYBRID
+    few = row.workload == "depth" and row.label == "few" and unstarred(row.model) == gpu.HYBRID
     return few and (row.flash_attn, row.type_k) == ("on", "f16")
 
 
@@ -240,7 +254,9 @@ def test_chunks_and_caches_of_an_invented_mac_are_scored_by_the_forecasts(mac):
 
 def test_gates_of_released_weights_decide_between_a_gpu_and_its_host(mac):
     board = mac(lambda n: 3.0 * n, lambda kind: 1.0)
-    one = board.gates[board.gates["model"] == gpu.HYBRID].iloc[:1].assign(model="plamo-2-1b", dtype="Q8_0")
+    one = (
+        board.gates[board.gates["model"].map(unstarred) == gpu.HYBRID].iloc[:1].assign(model="plamo-2-1b", dtype="Q8_0")
+    )
     wrong = one.assign(checks=[{"prefill_agrees": False}], n_gpu_layers=-1)
     for rows, shares in (((wrong, one.assign(n_gpu_layers=0)), (0.0, 1.0)), ((wrong,), (0.0, None))):
         gates = pd.concat(rows)
@@ -324,7 +340,7 @@ def test_an_invented_mac_whose_steps_come_in_groups_and_tiles_is_as_foretold_and
     ):
         mac = []
         for name, rows, facts in with_a_gpu:
-            steps = rows["workload"].eq("decode") & rows["model"].eq(gpu.ATTENTION) & rows["n_seq"].gt(0)
+            steps = rows["workload"].eq("decode") & rows["model"].map(unstarred).eq(gpu.ATTENTION) & rows["n_seq"].gt(0)
             timed = [
                 [[int(ms(row.n_seq) * 1e6)] * len(row.samples_ns[0])] if step else row.samples_ns
                 for row, step in zip(rows.itertuples(), steps, strict=True)

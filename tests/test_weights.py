@@ -1,5 +1,8 @@
 """Released files are measured like any other, once they are here and nothing blocking was found in them."""
 
+import re
+from contextlib import suppress
+
 import pytest
 import released
 from conftest import HYBRID, mini_file
@@ -9,6 +12,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import files, frame, journal, plan, runner
 from plamo_study.measure.cells import Prefill
 from plamo_study.models import convert, registry, synthetic
+from plamo_study.studies import registry as registry_of_studies
 from plamo_study.studies.batch_scaling import plan as batch_scaling_plan
 
 MINI = mini_file()  # before the folder of models is another
@@ -48,6 +52,18 @@ def test_a_missing_file_is_asked_for_and_a_blocking_one_accepted_only_in_words_t
     fact = files.model_fact(HYBRID, "weights", "BF16")
     assert "to show the hang" in fact["assumptions"][0]
     assert frame.starred(fact) == f"{HYBRID}*"
+
+
+def test_a_user_reads_which_models_a_whole_study_of_released_weights_needs():
+    needed = set()
+    for study in registry_of_studies.STUDIES.values():
+        with suppress(StudyError):  # a study that has no released weights
+            needed |= {name for name, scale, _ in files.needed(study.plan("weights")) if scale == "weights"}
+    said = (
+        (paths.ROOT / "USING.md").read_text(encoding="utf-8").split("## Measure released weights")[1].split("\n## ")[0]
+    )
+    assert len(needed) > len(plan.MODELS)
+    assert {name for name in needed if not re.search(rf"\b{re.escape(name)}\b", said)} == set()
 
 
 def test_a_model_without_released_weights_is_in_no_plan_of_them():

@@ -71,7 +71,8 @@ def anchors(data: pd.DataFrame, limit: float, title: str) -> Chart:
 def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -> alt.Chart:
     """Points without whiskers, to place under a chart with `over`."""
     base = alt.Chart(_whole(data, y)).mark_point(opacity=0.6, size=40)
-    return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(str(data[color].iloc[0])) or GREY))
+    first = next(map(str, data[color]), "")
+    return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(first) or GREY))
 
 
 def and_here(

@@ -20,6 +20,7 @@ from plamo_study.analysis import stats
 from plamo_study.analysis.stats import Estimate
 from plamo_study.analysis.timing import median_sample, paired_ratio, seconds_by_block
 from plamo_study.analysis.usable import model_names, usable
+from plamo_study.measure.frame import unstarred
 from plamo_study.models import casts
 from plamo_study.present import published
 from plamo_study.studies.batch_scaling.analysis import STOCK
@@ -28,7 +29,7 @@ from plamo_study.studies.context.analysis import samples
 from plamo_study.studies.machines.analysis import Studies
 
 FORECASTS = {"CUDA": "gpu-forecast.toml", "MTL": "metal-forecast.toml"}  # by the backend, as the engine names it
-HYBRID, ATTENTION = "plamo-2-1b*", "plamo-3-nict-2b*"
+HYBRID, ATTENTION = "plamo-2-1b", "plamo-3-nict-2b"  # released, or of their size: with a star
 SCAN, LAUNCHES = "cuda-scan", "cuda-launches"
 MIDDLE = 512  # prompt tokens in the findings
 OFFLOADED_PROMPT, OFFLOADED_STEPS = 128, 32  # tokens of the cells that are measured at every thread count
@@ -80,18 +81,22 @@ class Board:
     def chunk(self, tokens: int) -> pd.Series:
         """Seconds of a call with `tokens` of one prompt of PLaMo 3 by block; none decodes meanwhile."""
         offloaded = self.chunks[self.chunks["n_gpu_layers"] != 0]
-        return full_chunks(offloaded).get((ATTENTION, STOCK, tokens), pd.Series(dtype=float))
+        return full_chunks(offloaded.assign(model=offloaded["model"].map(unstarred))).get(
+            (ATTENTION, STOCK, tokens), pd.Series(dtype=float)
+        )
 
     def deepest(self, phase: str, flash: str, kind: str) -> pd.Series:
         """Seconds a token of PLaMo 2 by block, at the deepest depth that was measured, with a cache of one `kind`."""
         found = samples(self.caches[self.caches["n_gpu_layers"] != 0])
-        found = found[found[["model", "phase", "flash_attn", "type_k", "type_v"]].eq(
-            [HYBRID, phase, flash, kind, kind]
-        ).all(axis=1) & found["label"].eq("few")]  # fmt: skip
+        found = _of_model(found, HYBRID)
+        found = found[found[["phase", "flash_attn", "type_k", "type_v", "label"]].eq(
+            [phase, flash, kind, kind, "few"]
+        ).all(axis=1)]  # fmt: skip
         return found[found["depth"] == found["depth"].max()].set_index("block")["value"]
 
     def right(self, model: str, gpu: bool) -> Estimate:
-        """The share of a file's gates in Q8_0 on one device that agree with the oracle; no sample, so no interval."""
+        """The share of a released file's gates in Q8_0 on one device that agree with the oracle; no sample, so no
+        interval."""
         found = self.gates[(self.gates["model"] == model) & (self.gates["dtype"] == "Q8_0")]
         found = found[(found["n_gpu_layers"] != 0) == gpu]
         if found.empty:
@@ -105,11 +110,16 @@ class Board:
 
     @staticmethod
     def _of(rows: pd.DataFrame, workload: str, model: str, build: str, gpu: bool) -> pd.DataFrame:
-        found = rows[(rows["workload"] == workload) & (rows["model"] == model) & (rows["build"] == build)]
+        found = _of_model(rows[(rows["workload"] == workload) & (rows["build"] == build)], model)
         found = found[(found["n_gpu_layers"] != 0) == gpu]
         return found[found["n_threads"] == found["n_threads"].max()].drop_duplicates(
             ["block", "n_seq", "n_prompt"], keep="last"
         )
+
+
+def _of_model(rows: pd.DataFrame, model: str) -> pd.DataFrame:
+    """The rows of a model, whether its weights are released or its shape is assumed."""
+    return rows[rows["model"].map(unstarred) == unstarred(model)]
 
 
 def _first_steps(found: pd.DataFrame, n: int) -> pd.DataFrame:
@@ -312,6 +322,6 @@ MEASURES: dict[str, Callable[[Board], Estimate]] = {
     "deep step of PLaMo 2: Q4_0 cache against F16": lambda board: _cached(board, "decode", "q4_0"),
     "deep prompt of PLaMo 2: Q8_0 cache against F16": lambda board: _cached(board, "prefill", "q8_0"),
     "deep prompt of PLaMo 2: no flash attention against flash": lambda board: _cached(board, "prefill", "f16", "off"),
-    "released PLaMo 2, no layers on the GPU: gates that pass": lambda board: board.right("plamo-2-1b", gpu=False),
-    "released PLaMo 2, all layers on the GPU: gates that pass": lambda board: board.right("plamo-2-1b", gpu=True),
+    "released PLaMo 2, no layers on the GPU: gates that pass": lambda board: board.right(HYBRID, gpu=False),
+    "released PLaMo 2, all layers on the GPU: gates that pass": lambda board: board.right(HYBRID, gpu=True),
 }

@@ -1,0 +1,93 @@
+"""Pages of a reader's released weights: names without a star, no invented model, and every cell runs."""
+
+import msgspec
+import nbformat
+import pytest
+from test_left_out import shown
+
+from plamo_study import measurements, paths
+from plamo_study.measure import journal, plan, recording, runner
+from plamo_study.measure.cells import Decode, Prefill
+from plamo_study.measure.recording import LOCAL, REFERENCE
+from plamo_study.measure.rows import Fact, Row
+from plamo_study.present import theme
+from plamo_study.studies import collect, registry
+
+pytestmark = pytest.mark.long
+
+RELEASED = {"scale": "weights", "synthetic": False, "assumptions": [], "findings": []}
+CORES = {"01-core": "01-phase-asymmetry", "03-core": "03-batch-scaling", "04-core": "04-quantization"}
+
+
+def released(record):
+    """A recorded row or fact as one of released weights; None for a row of the invented model, which has none."""
+    if isinstance(record, Row):
+        if plan.MATCHED in str(record.cell):
+            return None
+        of_file = hasattr(record.cell, "scale")
+        cell = msgspec.structs.replace(record.cell, scale="weights") if of_file else record.cell
+        return msgspec.structs.replace(record, cell=cell)
+    if isinstance(record, Fact) and record.what == "model":
+        data = {name: value for name, value in record.data.items() if name != "trained"} | RELEASED
+        return msgspec.structs.replace(record, data=data)
+    return record
+
+
+def recorded(study):
+    """The recorded journal of a study, at full size where there is one; its records."""
+    paths_of = [recording.journal_path(CORES.get(study, study), scale, REFERENCE) for scale in ("shape", "mini")]
+    records = next((journal.read(path) for path in paths_of if path.exists()), [])
+    if study not in CORES:
+        return records
+    patched = {record.id for record in records if isinstance(record, Fact) and record.data.get("corrects")}
+    return [record for record in records if isinstance(record, Fact) or of_core(record.cell, record.engine in patched)]
+
+
+def of_core(cell, patched):
+    """Whether a core has such a cell: of the engine as released, one length of prompts, and one of answers."""
+    others = isinstance(cell, Decode) and cell.n_gen == 32
+    return not (patched or others or (isinstance(cell, Prefill) and cell.n_prompt != 512))
+
+
+@pytest.fixture
+def as_released(tmp_path, monkeypatch):
+    """A function that lets these studies be rows of released weights, measured here."""
+
+    def become(studies):
+        folder = tmp_path / "measured"
+        rewritten = {}
+        for study in studies:
+            at, records = registry.shown_at(study, "weights"), recorded(study)
+            records = [*filter(None, map(released, records))] if at == "weights" else records
+            rewritten[f"{study}.{at}.jsonl"] = b"".join(msgspec.json.encode(each) + b"\n" for each in records)
+        for place in (REFERENCE, recording.OTHERS):
+            (folder / place).parent.mkdir(exist_ok=True)
+            (folder / place).symlink_to(paths.MEASURED / place)
+        (folder / LOCAL).mkdir()
+        for name, content in rewritten.items():
+            if content:
+                (folder / LOCAL / name).write_bytes(content)
+        monkeypatch.setattr(paths, "MEASURED", folder)
+
+    def measured(study, scale, at, minutes, device):
+        rows = journal.latest_rows(journal.read(recording.journal_path(study, at, LOCAL)))
+        return runner.Summary(recording.of_one_machine(rows), 0), ""
+
+    monkeypatch.setattr(collect, "_measured", measured)
+    monkeypatch.setattr(theme, "enable", lambda: None)
+    measurements.recording.cache_clear()
+    yield become
+    measurements.recording.cache_clear()
+
+
+@pytest.mark.parametrize("notebook", registry.NOTEBOOKS)
+def test_every_cell_runs_on_rows_of_released_weights(notebook, as_released):
+    own = [study for study, _ in registry.of_notebook(notebook, "weights")]
+    as_released([*own, *CORES] if own else registry.STUDIES)
+    room: dict[str, object] = {}
+    for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells):
+        if cell.cell_type == "code":
+            shown(cell.source, f"{notebook}, cell {number}", room)
+        if "parameters" in cell.metadata.get("tags", []):
+            given = {"source": "live", "scale": "weights", "own": True}
+            room |= {name: value for name, value in given.items() if name in room}
