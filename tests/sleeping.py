@@ -1,4 +1,4 @@
-"""A workload whose prefill never ends where SLEEPING is set, and is over at once elsewhere."""
+"""A workload whose prefill never ends where PLAMO_STUDY_SLEEPING is set, and is over at once elsewhere."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from plamo_study.measure.rows import Measured
 
 
 def prefill(cell, path, stage, *others):
-    time.sleep(3600 if "SLEEPING" in os.environ else 0)
+    time.sleep(3600 if "PLAMO_STUDY_SLEEPING" in os.environ else 0)
     return Measured(valid=True, samples_ns=[[1]])
 
 

@@ -112,7 +112,7 @@ for name in {DENIED}:
 
 
 def test_a_worker_that_never_answers_is_a_hang_at_its_limit_and_one_that_was_stopped_is_not(one_core, monkeypatch):
-    monkeypatch.setenv("SLEEPING", "1")
+    monkeypatch.setenv("PLAMO_STUDY_SLEEPING", "1")
     monkeypatch.setattr(watch, "STARVED_LIMIT", 99.0)  # whatever else runs here
     job = Job(cell=mini("prefill"), path=str(mini_file()))
     began = time.monotonic()

@@ -109,11 +109,11 @@ def test_a_cell_that_runs_when_the_time_is_up_is_cut_leaves_no_row_and_is_measur
     cells = tuple(mini("prefill", n_prompt=n) for n in (16, 24))
     planned = plan.Plan("small", "mini", cells, (), None, 1, 0, 60.0, workload="sleeping")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("SLEEPING", "yes")
+    monkeypatch.setenv("PLAMO_STUDY_SLEEPING", "yes")
     cut = runner.sweep(planned, tmp_path / "j.jsonl", minutes=0.04)
     assert (cut.rows, cut.lacking, cut.left_out) == ([], 2, cells)
     assert not [child for child in psutil.Process().children(recursive=True) if "sleeping" in child.cmdline()]
-    monkeypatch.delenv("SLEEPING")
+    monkeypatch.delenv("PLAMO_STUDY_SLEEPING")
     whole = runner.sweep(planned, tmp_path / "j.jsonl", minutes=60)
     assert [row.status for row in whole.rows] == ["ok", "ok"]
     assert whole.lacking == 0
