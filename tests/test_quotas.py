@@ -210,7 +210,7 @@ def test_threads_that_ran_far_less_than_they_could_are_marked_though_nobody_says
 
 def test_a_worker_that_a_quota_kept_past_its_limit_is_starved_by_it_and_no_hang(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setenv("SLEEPING", "1")
+    monkeypatch.setenv("PLAMO_STUDY_SLEEPING", "1")
     monkeypatch.setattr(process, "MOST_LIMITS", 2)
     monkeypatch.setattr(system, "throttled_ns", time.perf_counter_ns)  # all the time
     cell = mini("prefill")

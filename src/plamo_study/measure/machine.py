@@ -39,8 +39,8 @@ ANSWER_S = 10.0  # that a program of the system may take to answer
 STATE_S = 2.0  # the same for the state around a row, which is asked for twice a row
 ACCELERATORS = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOAccelerator")
 # A library that makes an abort of any program an exit code, for both architectures: a server may be one of Intel's.
-NO_REPORTS, UNIVERSAL = "no-reports.dylib", ("-arch", "arm64", "-arch", "x86_64")
-ON_ABORT = b"""#include <signal.h>
+INSERTED, NO_REPORTS, UNIVERSAL = "DYLD_INSERT_LIBRARIES", "no-reports.dylib", ("-arch", "arm64", "-arch", "x86_64")
+ON_ABORT = """#include <signal.h>
 #include <unistd.h>
 __attribute__((constructor)) static void on_abort(void) { signal(SIGABRT, _exit); }
 """
@@ -408,23 +408,28 @@ def report_no_abort() -> None:
         system.signal(signal.SIGABRT, ctypes.cast(system._exit, ctypes.c_void_p))
 
 
-def unreported() -> dict[str, str]:
-    """What a program that is not ours needs in its environment for `report_no_abort`: on a Mac a library that sets it.
+def unreported(variables: dict[str, str]) -> dict[str, str]:
+    """An environment in which a program that is not ours does as after `report_no_abort`: on a Mac, a library sets it.
 
-    Empty elsewhere, and on a Mac without Apple's compiler: there its aborts are reported.
+    Unchanged elsewhere, and on a Mac without Apple's compiler: there its aborts are reported.
     """
-    library = _no_reports() if MACOS else None
-    return {"DYLD_INSERT_LIBRARIES": f"{library[0].name}/{NO_REPORTS}"} if library else {}
+    if not MACOS or not (folder := _no_reports()):
+        return variables
+    inserted = filter(None, (variables.get(INSERTED), f"{folder.name}/{NO_REPORTS}"))
+    return variables | {INSERTED: ":".join(inserted)}
 
 
 @cache  # with the folder, which lasts as long as this process
 @optional
-def _no_reports() -> tuple[tempfile.TemporaryDirectory[str], bytes] | None:
+def _no_reports() -> tempfile.TemporaryDirectory[str] | None:
     if not _output("xcode-select", "-p"):  # without its tools, cc opens a dialogue
         return None
     folder = tempfile.TemporaryDirectory(prefix="plamo-study-")
-    command = ["cc", *UNIVERSAL, "-shared", "-fPIC", "-x", "c", "-", "-o", f"{folder.name}/{NO_REPORTS}"]
-    return folder, subprocess.run(command, input=ON_ABORT, capture_output=True, timeout=ANSWER_S, check=True).stdout
+    source = Path(folder.name) / "on-abort.c"
+    source.write_text(ON_ABORT)
+    command = ["cc", *UNIVERSAL, "-shared", "-fPIC", str(source), "-o", f"{folder.name}/{NO_REPORTS}"]
+    subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=True)
+    return folder
 
 
 def ended_by(code: int) -> int:
