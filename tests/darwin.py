@@ -170,6 +170,7 @@ def mac(tmp_path, monkeypatch):
             monkeypatch.delattr(where, name)
         else:
             monkeypatch.setattr(where, name, what)
+    monkeypatch.setattr(machine, "STATE_S", 60.0)  # beside other programs a shell that prints a line may take seconds
     machine.efficiency_cores.cache_clear()
     yield found
     machine.efficiency_cores.cache_clear()

@@ -1,8 +1,6 @@
 """Energy: meters are read as their systems tell them, idle power is taken off, and nothing is made up where none is."""
 
 import sys
-import threading
-import time
 from types import SimpleNamespace
 
 import pandas as pd
@@ -134,28 +132,19 @@ def test_parts_of_an_apple_chip_are_read_where_they_are_told(tmp_path, monkeypat
 
 
 def test_what_is_timed_counts_its_joules_and_parts_add_up(powercap, monkeypatch):
-    """A processor that takes 50 W, whatever it does."""
+    """A processor that takes 50 W, whatever it does; what it took between the timed parts counts for none."""
     monkeypatch.setattr(watch, "_parts", [])
-    began, over = time.monotonic(), threading.Event()
 
-    def burn():
-        while not over.wait(0.001):
-            joules = 100 + 50 * (time.monotonic() - began)
-            powercap.with_suffix(".new").write_text(str(round(joules * 1e6)))
-            powercap.with_suffix(".new").replace(powercap)
+    def burn(seconds):
+        powercap.write_text(str(int(powercap.read_text()) + round(50e6 * seconds)))
 
-    burning = threading.Thread(target=burn)
-    burning.start()
-    try:
-        for _ in range(2):
-            measured = workloads.run(Idle(seconds=1), None, 0, lambda stage: None)
-    finally:
-        over.set()
-        burning.join()
+    monkeypatch.setattr(workloads.time, "sleep", burn)
+    for _ in range(2):
+        measured = workloads.run(Idle(seconds=1), None, 0, lambda stage: None)
+        burn(7)
     assert measured.samples_ns == [[10**9]]
     found = watch.collected()
-    assert found.joules["RAPL package-0"] == pytest.approx(50 * found.wall_ns / 1e9, rel=0.3)  # it is written late
-    assert found.joules["RAPL dram-0"] == 0.0
+    assert found.joules == {"RAPL package-0": pytest.approx(100.0), "RAPL dram-0": 0.0}
     assert found.limits_w == {"RAPL package-0": 65.0}
     parts = [Evidence(wall_ns=5, cpus=2, joules={"a": 1.0, "b": 2.0}), Evidence(wall_ns=5, cpus=2, joules={"a": 3.0})]
     assert watch.added(parts).joules == {"a": 4.0}, "a meter that missed a part is left out"

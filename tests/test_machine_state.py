@@ -104,7 +104,8 @@ def test_what_a_missing_program_would_say_is_absent_and_the_rest_is_told(program
     assert not {b"unknown", b"null"} & set(msgspec.json.encode(found).split(b'"')), "nor is it written"
 
 
-def test_a_program_that_does_not_answer_holds_nothing_up_for_long(nothing_else):
+def test_a_program_that_does_not_answer_holds_nothing_up_for_long(nothing_else, monkeypatch):
+    monkeypatch.setattr(machine, "STATE_S", 4.0)
     (nothing_else.folder / "pmset").write_text("#!/bin/sh\nexec sleep 600\n")
     assert machine.state() == without("pmset")
 

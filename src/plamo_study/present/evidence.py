@@ -33,8 +33,8 @@ GATES = "00-gates"
 DISTURBED_BY = {  # by the mark of rows: `watch.causes`, or their block's drift
     "others": "other programs took {:.0%} of the machine",
     "waited": "the threads waited for {:.2g} of a CPU",
-    "quota": "a CPU quota held back what was measured",
-    "starved": "threads computed for less time than they could, and the system does not say why,",
+    "quota": "a CPU quota held the threads back",
+    "starved": "something that the system does not show kept threads from computing",
     "load": "other programs took part of the machine",
     "stopped": "processes were stopped, or the machine slept",
     "battery": "the machine ran on its battery",
