@@ -1,6 +1,7 @@
 """Every notebook parameter is checked before anything is measured, whoever runs the notebook."""
 
 import os
+import re
 import subprocess
 import sys
 from math import inf, nan
@@ -19,7 +20,7 @@ NOTEBOOKS = {name: paths.NOTEBOOKS / f"{name}.ipynb" for name in registry.NOTEBO
 REFUSED = {
     "source": ("elsewhere", "", None, 1), "scale": ("huge", "", None), "minutes": (nan, inf, -1, "soon", None, True),
     "device": ("tpu", "", None, "GPU", 1),
-    "own": ("maybe", 1), "guess": (0, -1, nan, inf), "guess_bits": (-2, nan, inf), "guess_together": (-2, nan),
+    "own": ("maybe", 1), "prompt": (0, 1.5), "answer": (0, -1), "guess": (0, -1, nan, inf), "guess_bits": (-2, nan, inf), "guess_together": (-2, nan),
     "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf), "n_chunk": (-1, 0, 64.0, 17, True, "64.0"),
     "n_seq": (-8, 0, 3, 8.0), "n_draft": (-4, 0, 1000, 4.0), "acceptance": (5, -0.1, nan),
     "objective_ms": (0, -5, nan, inf), "trace": (1, None), "model": ("gpt", ""), "n_prompt": (0, -1, 2.5, True),
@@ -36,7 +37,9 @@ def values(notebook):
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_checks_every_parameter_it_has_in_its_next_cell(name):
     declared = parameters.declared(NOTEBOOKS[name])
-    assert declared == {each: allowed.PARAMETERS[each].kind.__name__ for each in declared}
+    sweeps = {each for each, kind in declared.items() if each in allowed.VARIED and kind == "str"} - {"dtype"}
+    own = declared.keys() - sweeps
+    assert {each: declared[each] for each in own} == {each: allowed.PARAMETERS[each].kind.__name__ for each in own}
     cells = nbformat.read(NOTEBOOKS[name], as_version=4).cells
     (place,) = [n for n, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
     asked = set()
@@ -44,13 +47,17 @@ def test_a_notebook_checks_every_parameter_it_has_in_its_next_cell(name):
     for line in cells[place + 1].source.splitlines():
         if line.startswith("check("):
             eval(line, {"check": lambda **given: asked.update(given)} | room)
-    assert asked == set(declared)
+    assert asked == own
+    varied = re.search(r"asked = sweep\((.*?)\)\n", cells[place + 2].source, re.DOTALL)
+    assert sweeps == set(re.findall(r"(\w+)=", varied[1]) if varied else ())
     measuring = cells[place + 1].source.split("check(")[0]
     assert not any(word in measuring for word in ("collect(", "every_study(", "read(", "recordings("))
 
 
 def test_every_parameter_that_is_known_belongs_to_a_notebook_and_refuses_something():
     declared = set().union(*(parameters.declared(notebook) for notebook in NOTEBOOKS.values()))
+    assert allowed.VARIED <= declared
+    declared -= allowed.VARIED - allowed.PARAMETERS.keys()
     assert declared == allowed.PARAMETERS.keys() == REFUSED.keys()
     assert allowed.PARAMETERS["objective"].one_of == OBJECTIVES
 
@@ -78,8 +85,8 @@ def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(n
 
 def test_papermill_s_own_reading_of_words_serves_a_notebook_s_truth_values(tmp_path):
     """`-p own true` reaches a notebook as text: what papermill makes of no Python."""
-    notebook = nbformat.read(NOTEBOOKS["01-phase-asymmetry"], as_version=4)
-    notebook.cells = notebook.cells[2:4]
+    notebook = nbformat.read(NOTEBOOKS["04-quantization"], as_version=4)
+    notebook.cells = notebook.cells[2:4]  # parameters and checks
     checks = [line for line in notebook.cells[1].source.splitlines() if "import check" in line or "check(" in line]
     notebook.cells[1].source = "\n".join([*checks, "assert own is True and minutes == 5"])
     source, out = tmp_path / "01.ipynb", tmp_path / "out.ipynb"

@@ -71,6 +71,8 @@ PARAMETERS = {
     "objective_ms": FACTOR,
     "trace": Allowed(str),
     "model": Allowed(str, (*MODELS, MATCHED)),
+    "prompt": COUNT,
+    "answer": COUNT,
     "n_prompt": COUNT,
     "n_gen": COUNT,
     "n_users": COUNT,
