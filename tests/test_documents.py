@@ -95,7 +95,7 @@ def test_batches_that_were_drawn_are_counted_apart_from_the_fixed_map_and_cuda_s
     there = [batching_law.of_hybrid(batching_law.checked(r.rows, r.facts), r.facts)
              for r in added("03-batching-law", "mini")]  # fmt: skip
     on_gpu = sum((found["build"] == "stock").sum() for found in there)
-    assert f"all {on_gpu} with CUDA" in headlines.corruption()
+    assert f"all {on_gpu} with CUDA" in headlines.corruption()[0]
 
 
 def test_a_dead_server_and_a_living_one_are_told_apart():
