@@ -71,7 +71,8 @@ def _article(page: pages.Page, author: str, code: Code, language: str) -> dict[s
     first, *blocks = made.blocks(BeautifulSoup(page.body, "html.parser"))
     of_rows, cited = page.about.of_rows(), page.about.cite(page.title, author)
     by = " · ".join(part for part in (of_rows, f"published by {author}" if of_rows and author else author) if part)
-    whole = [first, *([f"*{escaped(by)}*"] if by else []), *blocks]
+    title = f"{first} · {escaped(page.about.where)}" if page.about.where and first.startswith("# ") else first
+    whole = [title, *([f"*{escaped(by)}*"] if by else []), *blocks]
     whole += ["---", escaped(f"Cite as: {cited}.")] if cited else []
     files = {f"{page.name}.md": ("\n\n".join(whole) + "\n").encode(), **made.files}
     memory = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}

@@ -56,7 +56,8 @@ class About:
         Recorded rows are the study's, whoever publishes them. Live ones are never credited to the study's authors.
         """
         if self.source == RECORDED:
-            return ", ".join(part for part in (AUTHORS, f"“{title}”", f"plamo-study {self.version}", self.day) if part)
+            rows = f"plamo-study {self.version}{f', rows of {self.where}' if self.where else ''}"
+            return ", ".join(part for part in (AUTHORS, f"“{title}”", rows, self.day) if part)
         if self.source == LIVE:
             measured = f"measured{f' on {self.where}' if self.where else ''} with plamo-study {self.version}"
             return ", ".join(part for part in (author, f"“{title}”", measured, self.day) if part)
