@@ -143,8 +143,8 @@ class _Article:
             case "hr":
                 yield "---"
             case "pre":
-                yield _fenced(tag.get_text(), "text" if "text" in tag.get("class", []) else "")
-            case "details" if "code" in tag.get("class", []):
+                yield _fenced(tag.get_text(), "text" if _is(tag, "text") else "")
+            case "details" if _is(tag, "code"):
                 yield from self._code(tag)
             case "details":
                 summary = tag.find("summary")
@@ -183,7 +183,8 @@ class _Article:
         caption = tag.find("caption")
         if isinstance(caption, Tag):
             yield self._line(caption)
-        heads, body = [], []
+        heads: list[tuple[list[str], list[Tag]]] = []
+        body: list[tuple[list[str], list[Tag]]] = []
         for row in tag.find_all("tr"):
             cells = row.find_all(["th", "td"], recursive=False)
             line = []
@@ -242,7 +243,7 @@ class _Article:
                 return "  \n"  # in a table, whose lines are one line each, it becomes a blank
             case "sup" | "sub":
                 return _shifted(node.get_text(), inner, node.name == "sup")
-            case "span" if "tex" in node.get("class", []):
+            case "span" if _is(node, "tex"):
                 return _formula(node.get_text())
             case "a" if node.get("href"):
                 return self._link(str(node["href"]), inner)
@@ -321,6 +322,11 @@ def _shifted(text: str, inner: str, up: bool) -> str:
     return f"^{inner}" if up else f"\\_{inner}"
 
 
+def _is(tag: Tag, kind: str) -> bool:
+    """Whether an element is of a class of the page."""
+    return kind in (tag.get("class") or ())
+
+
 def _is_right(body: Sequence[Sequence[Tag]], column: int) -> bool:
     cells = [row[column] for row in body if column < len(row)]
-    return bool(cells) and all("number" in cell.get("class", []) for cell in cells)
+    return bool(cells) and all(_is(cell, "number") for cell in cells)
