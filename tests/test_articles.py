@@ -1,13 +1,18 @@
 """Notebooks become Markdown that GitHub, Zenn and Qiita render: read back by a parser, and looked at in a browser."""
 
 import base64
+import contextlib
 import json
+import os
 import re
+import subprocess
+import sys
 from html import escape
 from urllib.parse import unquote
 
 import nbformat
 import pandas as pd
+import papermill
 import pytest
 from browsing import NARROW, WIDE, Visit, browser as browser
 from bs4 import BeautifulSoup
@@ -210,6 +215,35 @@ def test_a_memory_of_anybody_s_removes_nothing_outside(tmp_path):
     (tmp_path / "a/.published.json").write_text(json.dumps(memory))
     publish([written(tmp_path / "a.ipynb", "# A")], tmp_path)
     assert (tmp_path / "victim.png").exists()
+
+
+def test_a_notebook_whose_kernel_died_is_refused_however_complete_papermill_calls_it(tmp_path):
+    with contextlib.suppress(Exception):
+        papermill.execute_notebook(
+            NOTEBOOKS / "kernel-killed.ipynb", tmp_path / "killed.ipynb", kernel_name="python3", progress_bar=False
+        )
+    with pytest.raises(StudyError, match=r"cell 2 was not executed to its end \(2 of 3 cells") as caught:
+        publish([tmp_path / "killed.ipynb"], tmp_path)
+    assert "jupyter nbconvert" in str(caught.value)
+
+
+def test_the_command_writes_what_it_names_where_it_is_asked_and_keeps_to_the_study_s_reports_else(tmp_path):
+    source = written(tmp_path / "mine.ipynb", "# A", {"image/png": "iVBORw0KGgo="})
+    command = [sys.executable, "-m", "plamo_study.cli.main", "publish"]
+    environment = os.environ | {"PLAMO_STUDY_ROOT": str(tmp_path / "root"), "COLUMNS": "200"}
+
+    def said(*arguments):
+        run = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
+        done = subprocess.run([*command, *arguments], **run)
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = said("mine.ipynb", "--format", "markdown", "--author", " Jane\n Doe ", "--code", "shown")
+    assert (code, "published mine/mine.md" in text, "1 pictures have no words" in text) == (0, True, True), text
+    assert "Jane Doe" in (tmp_path / "mine/mine.md").read_text()
+    assert said("mine.ipynb")[0] == 0
+    assert [path.name for path in (tmp_path / "root/reports").glob("*.html")] == ["mine.html"]
+    assert said("absent.ipynb")[0] == said()[0] == 2
+    assert source.exists()
 
 
 def test_what_a_page_refuses_an_article_refuses_too(tmp_path):

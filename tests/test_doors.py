@@ -7,6 +7,7 @@ import shutil
 import stat
 from pathlib import Path
 
+import nbformat
 import pytest
 from conftest import mini_file
 from rich.table import Table
@@ -103,7 +104,11 @@ def project(folder):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(paths.ROOT / name)
     (folder / "reports").mkdir()
-    shutil.copy(Path(__file__).parent / "notebooks/plain.ipynb", folder / "reports")
+    notebook = nbformat.read(Path(__file__).parent / "notebooks/plain.ipynb", as_version=4)
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            cell.execution_count = number
+    nbformat.write(notebook, folder / "reports/plain.ipynb")
     return folder
 
 
@@ -141,12 +146,14 @@ def test_a_file_is_checked_where_nothing_can_be_kept(read_only):
 
 def test_a_full_disk_leaves_the_pages_that_were_there(tmp_path):
     root = project(tmp_path)
-    (root / "reports/index.html").write_text("before")
-    ((code, said),) = in_one_process(root, ("publish",), file_limit=10_000)
+    ((code, said),) = in_one_process(root, ("publish",))
+    assert code == 0, said
+    before = {path.name: path.read_bytes() for path in (root / "reports").glob("*.html*")}
+    ((code, said),) = in_one_process(root, ("publish", "--author", "Jane"), file_limit=10_000)
     assert code == 2, said
     assert "mend:" in said
-    assert [path.name for path in (root / "reports").glob("*.html*")] == ["index.html"]
-    assert (root / "reports/index.html").read_text() == "before"
+    assert "File too large" in said
+    assert {path.name: path.read_bytes() for path in (root / "reports").glob("*.html*")} == before
 
 
 # ------------------------------------------------------------------ inputs

@@ -10,6 +10,7 @@ import nbformat
 import pandas as pd
 import pytest
 from browsing import NARROW, WIDE, Visit, browser as browser
+from bs4 import BeautifulSoup
 from IPython.core.formatters import DisplayFormatter
 
 from plamo_study import paths
@@ -170,11 +171,15 @@ def test_code_is_folded_tags_leave_cells_out_numbers_stand_right_and_paper_gets_
 def test_the_page_says_when_and_with_what_it_was_run(executed, tmp_path):
     notebook = nbformat.read(executed[1], as_version=4)
     notebook.metadata.papermill.end_time = "2026-11-20T12:34:56.789"
-    notebook.metadata.papermill.parameters = {"scale": "mini", "source": "live"}
+    notebook.metadata.papermill.parameters = {"scale": "mini", "files": '["/home/ann/my models/a.gguf", "~/b.gguf"]'}
+    tagged = {"tags": ["injected-parameters"]}
+    notebook.cells[1:1] = [nbformat.v4.new_code_cell("files = '../c/d.gguf'", metadata=tagged, execution_count=1)]
     nbformat.write(notebook, tmp_path / "plain.ipynb")
     publish([tmp_path / "plain.ipynb"], tmp_path)
     page = (tmp_path / "plain.html").read_text()
-    assert "Run 2026-11-20 12:34 with scale = mini, source = live." in page
+    text = BeautifulSoup(page, "html.parser").get_text()
+    assert 'Run 2026-11-20 12:34 with scale = mini, files = ["a.gguf", "b.gguf"].' in text
+    assert "files = 'd.gguf'" in text, "where a file lies is not published"
     assert len(page) < 20_000, "a page without charts carries no Vega"
 
 

@@ -10,6 +10,7 @@ import typer
 from plamo_study import paths
 from plamo_study.cli import report
 from plamo_study.cli.alone import alone
+from plamo_study.studies.at_hand import NOTEBOOK
 
 
 class Format(StrEnum):
@@ -65,7 +66,8 @@ def write(
     from plamo_study.publish import articles, pages  # 0.9 s of nbconvert, which `run` does without
 
     into = into or paths.REPORTS
-    completed = sorted(path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb"))
+    completed = [path for path in paths.REPORTS.glob("*.ipynb") if not path.name.endswith(".partial.ipynb")]
+    completed.sort(key=lambda path: (path.stem != NOTEBOOK, path.name))  # what was measured here comes first
     if form is Format.markdown:
         made = articles.publish(notebooks or completed, into, author, (code or Code.none).value)
     else:

@@ -1,1 +1,1 @@
-"""Executed notebooks, pages, and the figures of documents."""
+"""Executed notebooks, and the pages and articles made of them."""

@@ -71,7 +71,8 @@ def _article(page: pages.Page, author: str, code: Code, language: str) -> dict[s
     first, *blocks = made.blocks(BeautifulSoup(page.body, "html.parser"))
     of_rows, cited = page.about.of_rows(), page.about.cite(page.title, author)
     by = " · ".join(part for part in (of_rows, f"published by {author}" if of_rows and author else author) if part)
-    whole = [first, *([f"*{escaped(by)}*"] if by else []), *blocks]
+    title = f"{first} · {escaped(page.about.where)}" if page.about.where and first.startswith("# ") else first
+    whole = [title, *([f"*{escaped(by)}*"] if by else []), *blocks]
     whole += ["---", escaped(f"Cite as: {cited}.")] if cited else []
     files = {f"{page.name}.md": ("\n\n".join(whole) + "\n").encode(), **made.files}
     memory = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
@@ -142,8 +143,8 @@ class _Article:
             case "hr":
                 yield "---"
             case "pre":
-                yield _fenced(tag.get_text(), "text" if "text" in tag.get("class", []) else "")
-            case "details" if "code" in tag.get("class", []):
+                yield _fenced(tag.get_text(), "text" if _is(tag, "text") else "")
+            case "details" if _is(tag, "code"):
                 yield from self._code(tag)
             case "details":
                 summary = tag.find("summary")
@@ -182,7 +183,8 @@ class _Article:
         caption = tag.find("caption")
         if isinstance(caption, Tag):
             yield self._line(caption)
-        heads, body = [], []
+        heads: list[tuple[list[str], list[Tag]]] = []
+        body: list[tuple[list[str], list[Tag]]] = []
         for row in tag.find_all("tr"):
             cells = row.find_all(["th", "td"], recursive=False)
             line = []
@@ -241,7 +243,7 @@ class _Article:
                 return "  \n"  # in a table, whose lines are one line each, it becomes a blank
             case "sup" | "sub":
                 return _shifted(node.get_text(), inner, node.name == "sup")
-            case "span" if "tex" in node.get("class", []):
+            case "span" if _is(node, "tex"):
                 return _formula(node.get_text())
             case "a" if node.get("href"):
                 return self._link(str(node["href"]), inner)
@@ -320,6 +322,11 @@ def _shifted(text: str, inner: str, up: bool) -> str:
     return f"^{inner}" if up else f"\\_{inner}"
 
 
+def _is(tag: Tag, kind: str) -> bool:
+    """Whether an element is of a class of the page."""
+    return kind in (tag.get("class") or ())
+
+
 def _is_right(body: Sequence[Sequence[Tag]], column: int) -> bool:
     cells = [row[column] for row in body if column < len(row)]
-    return bool(cells) and all("number" in cell.get("class", []) for cell in cells)
+    return bool(cells) and all(_is(cell, "number") for cell in cells)

@@ -1,6 +1,7 @@
 """An executed notebook before it is published: read, refused unless complete, and asked what it says of its rows."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,7 @@ from plamo_study.present.theme import ROWS_KEY
 from plamo_study.publish import runs
 
 AUTHORS = "The plamo-study authors"  # as CITATION.cff names them
+FOLDERS = re.compile(r"(?<![\w.:])(~|\.{0,2})/(?:[^/\"'\[\],\n]*/)*")  # before the name of a file
 RECORDED, LIVE = "recorded", "live"  # values of the parameter `source` of the study's notebooks
 
 
@@ -56,7 +58,8 @@ class About:
         Recorded rows are the study's, whoever publishes them. Live ones are never credited to the study's authors.
         """
         if self.source == RECORDED:
-            return ", ".join(part for part in (AUTHORS, f"“{title}”", f"plamo-study {self.version}", self.day) if part)
+            rows = f"plamo-study {self.version}{f', rows of {self.where}' if self.where else ''}"
+            return ", ".join(part for part in (AUTHORS, f"“{title}”", rows, self.day) if part)
         if self.source == LIVE:
             measured = f"measured{f' on {self.where}' if self.where else ''} with plamo-study {self.version}"
             return ", ".join(part for part in (author, f"“{title}”", measured, self.day) if part)
@@ -79,6 +82,9 @@ def read(source: Path) -> nbformat.NotebookNode:
     except Exception as problem:  # nbformat and JSON each raise their own kind here
         why = next(iter(str(problem).splitlines()), type(problem).__name__)
         raise StudyError(str(source), f"not a readable notebook ({why})", run_it) from problem
+    for cell in notebook.cells:
+        if "injected-parameters" in cell.metadata.get("tags", ()):
+            cell.source = without_folders(cell.source)
     gaps = runs.unfinished(notebook)
     if gaps:
         n_code = sum(cell.cell_type == "code" and bool(cell.source.strip()) for cell in notebook.cells)
@@ -93,6 +99,11 @@ def _run_it(source: Path) -> str:
     if is_of_study(stem) or not source.is_file():
         return f"plamo-study run {stem}"
     return f"jupyter nbconvert --to notebook --execute --inplace '{source}'"
+
+
+def without_folders(text: str) -> str:
+    """Text with files by their names alone: where they lie is nobody's business."""
+    return FOLDERS.sub("", text)
 
 
 def is_of_study(name: str) -> bool:
@@ -114,7 +125,9 @@ def about(notebook: nbformat.NotebookNode) -> About:
         days=" to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
         version=_joined(of_source, "version") or metadata.version("plamo-study"),
         run=_ended(notebook),
-        values=", ".join(f"{name} = {value}" for name, value in record.get("parameters", {}).items()),
+        values=", ".join(
+            f"{name} = {without_folders(str(value))}" for name, value in record.get("parameters", {}).items()
+        ),
     )
 
 

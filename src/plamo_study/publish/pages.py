@@ -102,12 +102,12 @@ def publish(
     places |= {GLOSSARY: f"{GLOSSARY}.html"} if index else {}
     pages = [page(*each, places, code) for each in zip(notebooks, sources, strict=True)]
     title = TITLE if all(map(executed.is_of_study, names)) else "Write-ups"
-    shared = {"author": author, "index": index, "title": title, "of_study": title == TITLE}
+    shared: dict[str, Any] = {"author": author, "index": index, "title": title, "of_study": title == TITLE}
     files = {"index.html": _render(pages=pages, **shared)} if index else {}
     for before, each, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         files[f"{each.name}.html"] = _render(page=each, before=before, after=after, **shared)
-    for text in (*reports, Path(__file__).with_name(f"{GLOSSARY}.md")) if index else ():
-        files[f"{text.stem}.html"] = _render(page=_of_markdown(text, places), **shared)
+    for source in (*reports, Path(__file__).with_name(f"{GLOSSARY}.md")) if index else ():
+        files[f"{source.stem}.html"] = _render(page=_of_markdown(source, places), **shared)
     written = [out_dir / name for name in files]
     for path in written:
         check_ours(path)
