@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from plamo_study.errors import StudyError
-from plamo_study.models import mistaken, tensors
+from plamo_study.models import mistaken, roles, tensors
 from plamo_study.models.expected import read_spec, rope_findings
 from plamo_study.models.finding import AGAIN, Finding
 from plamo_study.models.finite import finite_findings
@@ -50,7 +50,7 @@ def _hash_findings(path: Path, sha256: str) -> list[Finding]:
 
 def _static_findings(header: Header) -> list[Finding]:
     """Findings from the file itself. Weights are read only if every tensor is in its place."""
-    if what := mistaken.not_a_model(header):
+    if what := roles.not_a_model(header):
         return [what]
     spec, found = read_spec(header)
     layout = layout_findings(header)

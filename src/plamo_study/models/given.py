@@ -22,12 +22,12 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed, plain
 from plamo_study.growing import growing
-from plamo_study.models import check, header, mistaken, registry, repair, tensors
+from plamo_study.models import check, header, mistaken, registry, repair, roles, tensors
 from plamo_study.models.expected import read_spec
 from plamo_study.models.finding import Finding, blocking, printable
 from plamo_study.models.header import Header
-from plamo_study.models.mistaken import PART
 from plamo_study.models.registry import ARCHS, GIVEN, ModelSpec
+from plamo_study.models.roles import PART
 
 REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be made where only that can be measured
 TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
@@ -129,7 +129,7 @@ def _one(path: Path) -> Given:
     mistaken.check_path(path, "name a .gguf file; a blank or a comma in a path needs quotes, or a YAML list")
     whole = path.resolve()
     opened = header.read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
-    if (what := mistaken.not_a_model(opened)) and what.code != "split":
+    if (what := roles.not_a_model(opened)) and what.code != "split":
         raise StudyError(str(path), what.evidence, what.mend)
     parts = _parts(path, whole, opened)
     heads = [opened, *(header.read(part) for part in parts[1:])]
@@ -147,10 +147,10 @@ def _one(path: Path) -> Given:
 
 def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
     """All parts of a split file, the given one first; it must be the first."""
-    number, count = mistaken.split_of(opened)
+    number, count = roles.split_of(opened)
     if count < 2:
         return (whole,)
-    named = mistaken.named_parts(path, count)
+    named = roles.named_parts(path, count)
     if not named:
         why = f"is part {number} of {count}, and its name does not say so: the engine looks for the parts by name"
         raise StudyError(str(path), why, f"name it as it was published: NAME-{number:05d}-of-{count:05d}.gguf")

@@ -1,27 +1,21 @@
-"""What a path or a file is that was taken for a model: a folder, a pointer, a page, an archive, an adapter, one part.
+"""What a path or a file is that was taken for a GGUF: a folder, a pointer, a page, an archive, another format.
 
-It knows the first bytes of a file and the keys of a GGUF, and never reads weights.
+It knows the first bytes of a file only; of a GGUF that is no model, roles.py says what it is.
 """
 
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from plamo_study.errors import StudyError
 from plamo_study.models import registry
-from plamo_study.models.finding import Finding, block, listed, printable
-
-if TYPE_CHECKING:
-    from plamo_study.models.header import Header
+from plamo_study.models.finding import listed, printable
 
 LOOKED_AT = 4096  # first bytes of a file
 REST = "fetch the rest with `curl -L -C - -o FILE URL`, which goes on where the file ends, or fetch it again"
 CONVERT = "plamo-study models convert FOLDER OUT, with the folder that holds it and its config.json"
 POINTER = re.compile(rb"version https://git-lfs\.\S+\n(?:[^\n]*\n)*?oid sha256:([0-9a-f]{64})\nsize ([0-9]{1,18})\n")
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # as llama-gguf-split names parts
-MOST_PARTS = 1 << 16
 PACKED = {  # first bytes -> what packed it, and what unpacks it
     b"PK\x03\x04": ("a zip archive", "unzip"),
     b"\x1f\x8b": ("compressed with gzip", "gunzip"),
@@ -31,16 +25,6 @@ PACKED = {  # first bytes -> what packed it, and what unpacks it
     b"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "7z x"),
 }
 BEFORE_GGUF = (b"lmgg", b"fmgg", b"tjgg", b"algg")  # ggml, ggmf, ggjt and their adapters, little-endian
-ROLES = {  # general.type, or an architecture that is no language model -> what the file is, and what to do with it
-    "adapter": (
-        "a LoRA adapter",
-        "merge it first: llama-export-lora -m BASE.gguf --lora FILE -o OUT.gguf, then use OUT.gguf",
-    ),
-    "imatrix": ("an importance matrix", "plamo-study models quantize SOURCE --imatrix FILE"),
-    "mmproj": ("a projector of images or sound", "name the language model that it came with"),
-    "clip": ("a projector of images or sound", "name the language model that it came with"),
-    "controlvector": ("a control vector", "name the model that it is applied to"),
-}
 
 
 @dataclass(frozen=True)
@@ -150,50 +134,6 @@ def _other(data: bytes, name: str) -> Mistaken | None:
             "begins with zeros: room that a download reserved and did not fill", f"{REST}, or {download(name)}"
         )
     return None
-
-
-def not_a_model(header: "Header") -> Finding | None:
-    """The one finding for a GGUF that holds no whole language model, what it is and what to do; None for all others."""
-    role, arch = header.text("general.type") or "", header.text("general.architecture") or ""
-    names = [tensor.name for tensor in header.tensors]
-    if any(name.endswith((".lora_a", ".lora_b")) for name in names):
-        role = "adapter"
-    elif names and all(name.endswith((".in_sum2", ".counts")) for name in names):
-        role = "imatrix"
-    if known := ROLES.get(role) or ROLES.get(arch):
-        return block(f"no-model-{role if role in ROLES else arch}", f"is {known[0]}, no model", known[1])
-    number, count = split_of(header)
-    if count > 1:
-        return _part(header.path, number, count)
-    if not names:
-        what = "only a vocabulary" if "tokenizer.ggml.tokens" in header.records else "no tensors"
-        return block("no-weights", f"holds {what}, and no weights", "name the file with the weights of that model")
-    return None
-
-
-def split_of(header: "Header") -> tuple[int, int]:
-    """Which part of how many a file is, from 1: (1, 1) for a whole one, and where its keys make no sense."""
-    count, number = header.number("split.count") or 1, header.number("split.no") or 0
-    if not (1 < count < MOST_PARTS and 0 <= number < count):
-        return 1, 1
-    return int(number) + 1, int(count)
-
-
-def _part(path: Path, number: int, count: int) -> Finding:
-    parts = named_parts(path, count)
-    missing = [part.name for part in parts if not part.is_file()]
-    first = parts[0] if parts else "FIRST-PART"
-    why, mend = f"is part {number} of {count}", f"llama-gguf-split --merge {first} OUT.gguf, then use OUT.gguf"
-    if missing:
-        why = f"{why}, and {len(missing)} are not beside it: {listed(missing)}"
-        return block("split", why, f"fetch them, then {mend}")
-    return block("split", f"{why}: only whole files are checked", mend)
-
-
-def named_parts(path: Path, count: int) -> list[Path]:
-    """All parts of a split file beside `path`, by its name; none where the name is no part's."""
-    name = PART.fullmatch(path.name)
-    return [path.with_name(f"{name[1]}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1)] if name else []
 
 
 def damage_of(what: str, start: int, length: int, size: int) -> str:

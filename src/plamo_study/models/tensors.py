@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from plamo_study.errors import StudyError
-from plamo_study.models import header as headers, mistaken
+from plamo_study.models import header as headers, mistaken, roles
 from plamo_study.models.finding import printable
 from plamo_study.models.header import Header, HeaderError, TensorRecord
 from plamo_study.models.registry import ARCHS, ModelSpec
@@ -118,7 +118,7 @@ def _open(path: Path) -> Header:
         header = headers.read(path)
     except HeaderError as damage:
         raise StudyError(str(path), damage.why, f"{damage.mend}, or {MAKE}") from damage
-    if what := mistaken.not_a_model(header):
+    if what := roles.not_a_model(header):
         raise StudyError(str(path), what.evidence, what.mend)
     for tensor in header.tensors:
         if not tensor.block[0]:
