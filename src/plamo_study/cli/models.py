@@ -11,9 +11,8 @@ import typer
 from plamo_study import paths
 from plamo_study.cli import report, report_models, scan as cli_scan
 from plamo_study.cli.options import Engine, Json, Replace, Scale, use_engine
-from plamo_study.cli.terminal import echo
+from plamo_study.cli.terminal import Grid, Terminal, echo
 from plamo_study.errors import StudyError
-from plamo_study.foreign import plain
 from plamo_study.growing import check_out
 from plamo_study.measure import checking, plan, quantizing
 from plamo_study.models import convert, imatrix as matrices, inventory, recipes, registry, repair as repairs, synthetic
@@ -183,7 +182,10 @@ def probe_ranges(
         where="closest limit",
         factor="input / limit",
     )
-    typer.echo(plain(repr(shown)))
+    grid = Grid(*shown.frame.columns, leave=["layer", "closest limit"])
+    for line in shown.frame.astype(str).to_numpy().tolist():
+        grid.add(*line)
+    Terminal().print(grid, *shown.notes)
 
 
 def _record(file: Path, sha256: str, found: list[Finding]) -> None:
