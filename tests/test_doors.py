@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 from conftest import mini_file
 from test_cli import in_one_process
@@ -155,6 +156,25 @@ def test_a_full_disk_leaves_the_pages_that_were_there(tmp_path):
     assert (root / "reports/index.html").read_text() == "before"
 
 
+@pytest.mark.long
+def test_a_notebook_that_does_not_fit_on_the_disk_is_a_result_and_the_next_one_runs(tmp_path):
+    root = project(tmp_path)
+    (root / "notebooks").unlink()
+    shutil.copytree(Path(__file__).parent / "notebooks", root / "notebooks")
+    plain = nbformat.read(root / "notebooks/plain.ipynb", as_version=4)
+    for name, code in (("large", "print('x' * 200_000)"), ("small", "1 + 1")):
+        given = nbformat.v4.new_code_cell('source = "recorded"\nscale = "mini"', metadata={"tags": ["parameters"]})
+        plain.cells = [nbformat.v4.new_markdown_cell("# Is there room?"), given, nbformat.v4.new_code_cell(code)]
+        nbformat.write(plain, root / f"notebooks/{name}.ipynb")
+    asked = ("run", "large", "small", "--source", "recorded")
+    ((code, said),) = in_one_process(root, asked, file_limit=100_000)
+    assert code == 1, said
+    assert "large.ipynb" in said
+    assert "ulimit -f" in said
+    assert not (root / "reports/large.ipynb").exists()
+    assert (root / "reports/small.ipynb").exists()
+
+
 # ------------------------------------------------------------------ inputs
 
 LONG = "x" * 300
@@ -183,6 +203,10 @@ BAD_INPUT = {
     "prompt beyond the context": (("trace", MODEL, "--prompt", "100000000000"), "do not fit"),
     "time that is none": (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
     "tokens beyond any prompt": (("probe", "http://127.0.0.1:9", "--prompt-tokens", "1000000000000"), "1000000"),
+    "output without a name": (("models", "quantize", MODEL, "--type", "Q8_0", "--out", ""), "names no file"),
+    "pack without a name": (("rows", "pack", "", "--place", "reference"), "names no file"),
+    "repair without a name": (("models", "check", MODEL, "--repair", ""), "names no file"),
+    "source without a name": (("models", "quantize", "", "--type", "Q8_0"), "is a folder"),
     "address without an end": (("probe", "http://[::1"), "no http or https address"),
 }
 

@@ -78,7 +78,7 @@ def add(
 
 def _beside(out: Path) -> Path:
     """The text that goes with a pack."""
-    return out.with_name(out.name.removesuffix(packing.SUFFIX) + ".md")
+    return out.parent / (out.name.removesuffix(packing.SUFFIX) + ".md")
 
 
 @app.command()

@@ -84,8 +84,6 @@ def drop(path: Path, unwanted: Callable[[Record], bool]) -> list[Record]:
         elif dropped:
             with growing(path) as partial, partial.open("wb") as file:
                 file.writelines(_encoder.encode(record) + b"\n" for record in kept)
-                file.flush()
-                os.fsync(file.fileno())
     return dropped
 
 
