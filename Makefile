@@ -59,10 +59,21 @@ $(READY): requirements.lock pyproject.toml
 	touch $@
 else
 # Two calls at once set up once: the second waits, and finds it done. The lock goes when its holder does, however it ends.
-LOCKED := import fcntl, os, sys; lock = os.open("Makefile", os.O_RDONLY); fcntl.flock(lock, fcntl.LOCK_EX); \
-	os.set_inheritable(lock, True); os.execvp(sys.argv[1], sys.argv[1:])
+define LOCKED
+import errno, fcntl, os, sys
+lock = os.open("Makefile", os.O_RDONLY)
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+except (IOError, OSError) as error:
+    if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, getattr(errno, "ENOTSUP", 0), errno.ENOLCK):
+        raise
+    sys.stderr.write("this disk knows no locks: setting up goes on, but start no second `make` before it ends\n")
+os.set_inheritable(lock, True)
+os.execvp(sys.argv[1], sys.argv[1:])
+endef
+export LOCKED
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c '$(LOCKED)' $(MAKE) --no-print-directory SETTING_UP=yes $@
+	@$(PYTHON) -c "$$LOCKED" $(MAKE) --no-print-directory SETTING_UP=yes $@
 endif
 
 notebooks: $(READY) # execute the committed notebooks as they are, on recorded rows

@@ -1,10 +1,13 @@
 """Two runs at once: one wins, the other says who is at work, and a run that died is in nobody's way."""
 
+import errno
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import nbformat
@@ -13,7 +16,10 @@ import pytest
 from test_cli import in_one_process
 
 from plamo_study import paths
-from plamo_study.cli.alone import LOCK
+from plamo_study.cli.alone import LOCK, alone
+from plamo_study.errors import StudyError
+from plamo_study.measure.journal import Journal
+from plamo_study.models import fetch
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
 LONG_S = 60.0
@@ -86,8 +92,9 @@ esac
 """
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
-def test_two_makes_at_once_set_up_once(tmp_path):
+@pytest.fixture
+def project(tmp_path):
+    """A project that can be set up by a fake Python, and the command that does it."""
     for name in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy(paths.ROOT / name, tmp_path)
     (tmp_path / "src").mkdir()
@@ -95,8 +102,73 @@ def test_two_makes_at_once_set_up_once(tmp_path):
     fake.parent.mkdir()
     fake.write_text(FAKE.format(python=sys.executable))
     fake.chmod(0o755)
-    command = ["make", "study", f"PYTHON={fake}"]
-    both = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+    return tmp_path, ["make", "study", f"PYTHON={fake}"]
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+def test_two_makes_at_once_set_up_once(project):
+    folder, command = project
+    both = [subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
     said = [each.communicate(timeout=LONG_S)[0].decode() for each in both]
     assert [each.returncode for each in both] == [0, 0], said
-    assert (tmp_path / "log").read_text().split() == ["begins", "ends", "measures", "measures"]
+    assert (folder / "log").read_text().split() == ["begins", "ends", "measures", "measures"]
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="no make here")
+def test_make_sets_up_on_a_disk_without_locks_and_says_what_to_keep_from(project):
+    folder, command = project
+    (folder / "sitecustomize.py").write_text(LOCKLESS)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("knows no locks") == 1
+    assert (folder / "log").read_text().split() == ["begins", "ends", "measures"]
+
+
+LOCKLESS = """import errno, fcntl
+
+def flock(file, how):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+fcntl.flock = flock
+"""
+
+
+@pytest.fixture(params=[errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK], ids=errno.errorcode.get)
+def no_locks(tmp_path, monkeypatch, request):
+    """`tmp_path` knows no locks; the system's temporary folder, which is another one, does."""
+    elsewhere, flock = tmp_path / "elsewhere", fcntl.flock
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+
+    def without(file, how):
+        if os.fstat(file).st_ino not in {entry.inode() for entry in os.scandir(elsewhere)}:
+            raise OSError(request.param, os.strerror(request.param))
+        return flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    return elsewhere
+
+
+def test_on_a_disk_without_locks_runs_journals_and_downloads_still_keep_one_another_out(no_locks, tmp_path):
+    for path, hold, said in (
+        (tmp_path / "reports", alone, "another run is at work"),
+        (tmp_path / "rows.jsonl", Journal, "another run is writing"),
+        (tmp_path / "hub", fetch._alone, "another process is fetching"),
+    ):
+        with hold(path), pytest.raises(StudyError, match=said), hold(path):
+            pass
+        with hold(path):
+            pass  # released with its holder
+
+
+def test_where_nothing_can_be_locked_one_sentence_says_what_mends_it(no_locks, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(StudyError, match="TMPDIR"), alone(tmp_path / "reports"):
+        pass

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import shutil
 import struct
 from collections import namedtuple
@@ -17,12 +18,13 @@ from conftest import ATTENTION, HYBRID, mini_file
 from hostile import Parts, opening, record, take_apart, tensor
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import checking
+from plamo_study.measure import checking, quantizing
 from plamo_study.measure.checking import check
 from plamo_study.measure.rows import Measured
 from plamo_study.models import finite, header, registry, synthetic
 from plamo_study.models.finding import Finding, blocking
 from plamo_study.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, HeaderError
+from plamo_study.models.recipes import Recipe
 from plamo_study.models.repair import repair
 from plamo_study.models.tensor_check import ssm_out_findings
 
@@ -190,14 +192,113 @@ def test_each_kind_of_damage_has_its_own_clear_error(code, content, tmp_path):
     assert caught.value.code == code
     (found,) = check(path)
     assert (found.severity, found.code) == ("blocking", code)
-    assert "plamo-study models" in found.mend
+    assert found.mend
 
 
 def test_what_is_no_file_is_an_error_that_names_it(tmp_path):
     os.mkfifo(tmp_path / "pipe.gguf")
-    for path in (tmp_path, tmp_path / "absent.gguf", tmp_path / "pipe.gguf"):
-        with pytest.raises(StudyError, match="no such file"):
-            check(path)
+    os.symlink(tmp_path / "gone", tmp_path / "link.gguf")
+    for name, why in {"absent": "no such file", "pipe": "no regular file", "link": "a link to nothing"}.items():
+        with pytest.raises(StudyError, match=why):
+            check(tmp_path / f"{name}.gguf")
+    with pytest.raises(StudyError, match="no such file"):
+        check(tmp_path / ("x" * 5000))
+
+
+def test_of_a_folder_its_gguf_files_are_named_and_its_weights_to_convert(tmp_path):
+    with pytest.raises(StudyError, match="is a folder without a GGUF file"):
+        check(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(StudyError, match=rf"models convert {tmp_path} "):
+        check(tmp_path)
+    (tmp_path / "own.gguf").write_bytes(b"")
+    with pytest.raises(StudyError, match=r"is a folder; GGUF files in it: own\.gguf") as caught:
+        check(tmp_path)
+    assert str(tmp_path / "own.gguf") in caught.value.mend
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 8601238080\n" % 0
+TORCH = b"PK\3\4" + bytes(26) + b"archive/data.pkl" + bytes(40)
+FOREIGN = {
+    "lfs": (LFS, "8,601,238,080", "git lfs pull"),
+    "annex": (b"/annex/objects/SHA256E-s8601238080--%064d.gguf\n" % 0, "git-annex", "annex get"),
+    "page": (b"<!doctype html>\n<html><title>Sign in \x1b[2J</title>", r"web page \(Sign in \\x1b", "/resolve/main/"),
+    "xml": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code>', "server in XML", "/resolve/main/"),
+    "json": (b'{"error":"Invalid username or password."}', "is JSON", "/resolve/main/"),
+    "refusal": (b"Access to model x is restricted.", "message of a server", "/resolve/main/"),
+    "empty": (b"", "is empty", "/resolve/main/"),
+    "zeros": (bytes(10_000), "begins with zeros", "curl"),
+    "zip": (b"PK\3\4 and more", "zip archive", "unzip"),
+    "gzip": (b"\x1f\x8b\x08 and more", "gzip", "gunzip"),
+    "safetensors": (struct.pack("<Q", 20) + b'{"x":{"dtype":"F16"}' + bytes(200), "safetensors", "models convert"),
+    "torch": (TORCH, "PyTorch", "models convert"),
+    "pickle": (b"\x80\x02}q\x00X", "pickle", "models convert"),
+    "ggjt": (b"tjgg\x03\0\0\0" + bytes(100), "before GGUF", "/resolve/main/"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_no_gguf_is_called_what_it_is_with_what_brings_the_file(name, tmp_path):
+    content, why, mend = FOREIGN[name]
+    path = tmp_path / "plamo-2-1b.Q8_0.gguf"
+    path.write_bytes(content)
+    (found,) = check(path)
+    assert (found.severity, found.code) == ("blocking", "not-gguf")
+    assert re.search(why, found.evidence), found.evidence
+    assert mend in found.mend
+    assert "/resolve/" not in mend or "mmnga/plamo-2-1b-gguf" in found.mend
+
+
+def test_a_length_read_from_noise_is_no_number_in_a_message(tmp_path):
+    long_name = opening(n_keys=1) + struct.pack("<Q", 2**60)
+    for content in (opening(n_keys=2**63), long_name, *(content for code, content in DAMAGES if code == "cut-short")):
+        (tmp_path / "m.gguf").write_bytes(content)
+        (found,) = check(tmp_path / "m.gguf")
+        assert not re.search(r"\d,\d{3},\d{3},\d{3}", found.evidence), found.evidence
+
+
+def part(number: int, count: int) -> Change:
+    return lambda parts: [value(f"split.{key}", 2, n)(parts) for key, n in (("no", number), ("count", count))]
+
+
+def adapter(parts: Parts) -> None:
+    parts.tensors = [replace(t, name=f"{t.name}.lora_a") for t in parts.tensors]
+
+
+def without_tensors(parts: Parts) -> None:
+    parts.tensors, parts.data = [], b""
+
+
+NO_MODELS = {
+    "no-model-adapter": [value("general.type", STRING, "adapter"), adapter],
+    "no-model-mmproj": [value("general.type", STRING, "mmproj"), value("general.architecture", STRING, "clip")],
+    "no-model-clip": [value("general.architecture", STRING, "clip")],
+    "no-model-imatrix": [value("general.type", STRING, "imatrix")],
+    "no-weights": [without_tensors],
+    "split": [part(1, 3)],
+}
+
+
+@pytest.mark.parametrize("code", NO_MODELS)
+def test_a_gguf_that_is_no_whole_model_has_one_finding_and_is_no_source(code, tmp_path):
+    path = changed(tmp_path / "m-00002-of-00003.gguf", *NO_MODELS[code])
+    assert [(f.severity, f.code) for f in check(path)] == [("blocking", code)]
+    with pytest.raises(StudyError, match=r"m-00002-of-00003\.gguf"):
+        quantizing.quantize(path, tmp_path / "out.gguf", Recipe("Q8_0"))
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_an_adapter_is_known_by_its_tensors_alone(tmp_path):
+    (found,) = check(changed(tmp_path / "m.gguf", adapter))
+    assert (found.code, "llama-export-lora" in found.mend) == ("no-model-adapter", True)
+
+
+def test_the_parts_that_are_not_beside_a_part_are_named(tmp_path):
+    changed(tmp_path / "m-00001-of-00003.gguf", part(0, 3))
+    (found,) = check(changed(tmp_path / "m-00003-of-00003.gguf", part(2, 3)))
+    assert "m-00002-of-00003.gguf" in found.evidence
+    assert f"--merge {tmp_path / 'm-00001-of-00003.gguf'}" in found.mend
 
 
 def another_tensor(parts: Parts) -> None:
@@ -245,6 +346,7 @@ BLOCKING = [
     ("tensor-extra", another_tensor),
     ("tensor-shape", tensor_with(DOWN, dims=(128, 512))),  # turned
     ("tensor-type", tensor_with(DOWN, type_id=99)),
+    ("tensor-type", tensor_with(DOWN, type_id=42)),  # Q2_0, newer than the gguf package
     ("tensor-shape", tensor_with("blk.0.ssm_conv1d.weight", type_id=8)),  # blocks do not fit
     ("tensor-type", tensor_with(DOWN, type_id=25)),  # whole numbers
     ("cut-short", cut),

@@ -124,6 +124,8 @@ def in_one_process(root, *asked, limit=None, file_limit=None, prefix=(), **envir
     `limit`: bytes that the process may take, `file_limit`: that a file may have; `prefix` begins the command.
     """
     everything = os.environ | {"PLAMO_STUDY_ROOT": str(root), "COLUMNS": "200"} | environment
+    if file_limit:
+        everything["PYTHONDONTWRITEBYTECODE"] = "1"  # Python would keep a torn module
     command = [*prefix, sys.executable, "-c", EACH]
     limits = {resource.RLIMIT_DATA: limit, resource.RLIMIT_FSIZE: file_limit}
 

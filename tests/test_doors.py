@@ -3,23 +3,29 @@
 import contextlib
 import json
 import os
+import re
+import shlex
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from conftest import mini_file
-from rich.table import Table
 from test_cli import in_one_process
 
 from plamo_study import foreign, paths
-from plamo_study.cli import terminal
-from plamo_study.cli.terminal import Terminal
+from plamo_study.cli import report_models, rows as cli_rows, terminal
+from plamo_study.cli.terminal import Grid, Terminal
 from plamo_study.errors import StudyError
-from plamo_study.measure import result_file
+from plamo_study.measure import packing, result_file
 from plamo_study.measure.rows import Row
+from plamo_study.models import recipes
+from plamo_study.models.finding import Finding
 
+DRAFT = "plamo-2-draft"
 MODEL = str(mini_file())
 LIMIT = 4 << 30  # bytes of a process that is asked for what has no end
 
@@ -156,6 +162,25 @@ def test_a_full_disk_leaves_the_pages_that_were_there(tmp_path):
     assert {path.name: path.read_bytes() for path in (root / "reports").glob("*.html*")} == before
 
 
+@pytest.mark.long
+def test_a_notebook_that_does_not_fit_on_the_disk_is_a_result_and_the_next_one_runs(tmp_path):
+    root = project(tmp_path)
+    (root / "notebooks").unlink()
+    shutil.copytree(Path(__file__).parent / "notebooks", root / "notebooks")
+    plain = nbformat.read(root / "notebooks/plain.ipynb", as_version=4)
+    for name, code in (("large", "print('x' * 200_000)"), ("small", "1 + 1")):
+        given = nbformat.v4.new_code_cell('source = "recorded"\nscale = "mini"', metadata={"tags": ["parameters"]})
+        plain.cells = [nbformat.v4.new_markdown_cell("# Is there room?"), given, nbformat.v4.new_code_cell(code)]
+        nbformat.write(plain, root / f"notebooks/{name}.ipynb")
+    asked = ("run", "large", "small", "--source", "recorded")
+    ((code, said),) = in_one_process(root, asked, file_limit=100_000)
+    assert code == 1, said
+    assert "large.ipynb" in said
+    assert "ulimit -f" in said
+    assert not (root / "reports/large.ipynb").exists()
+    assert (root / "reports/small.ipynb").exists()
+
+
 # ------------------------------------------------------------------ inputs
 
 LONG = "x" * 300
@@ -175,8 +200,8 @@ BAD_INPUT = {
     "long name of hosts": (("run", "01", "--hosts", LONG), "File name too long"),
     "pack in a pipe": (("rows", "add", "fifo"), "no regular file"),
     "pack without end": (("rows", "add", "/dev/zero"), "no regular file"),
-    "matrix in a pipe": (("models", "quantize", MODEL, *NEW, "--imatrix", "fifo"), "no such file"),
-    "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no such file"),
+    "matrix in a pipe": (("models", "quantize", MODEL, *NEW, "--imatrix", "fifo"), "no regular file"),
+    "source in a pipe": (("models", "quantize", "fifo", "--type", "Q8_0"), "no regular file"),
     "text of a matrix": (("models", "quantize", MODEL, *NEW, "--imatrix-text", "fifo"), "no regular file"),
     "chunk without a second half": (("models", "scan", MODEL, MODEL, "--text", "short.txt", "--chunk", "1"), "--chunk"),
     "text to look at": (("models", "ranges", MODEL, "--text", "fifo"), "no regular file"),
@@ -184,6 +209,10 @@ BAD_INPUT = {
     "prompt beyond the context": (("trace", MODEL, "--prompt", "100000000000"), "do not fit"),
     "time that is none": (("probe", "http://127.0.0.1:9", "--seconds", "nan"), "seconds"),
     "tokens beyond any prompt": (("probe", "http://127.0.0.1:9", "--prompt-tokens", "1000000000000"), "1000000"),
+    "output without a name": (("models", "quantize", MODEL, "--type", "Q8_0", "--out", ""), "names no file"),
+    "pack without a name": (("rows", "pack", "", "--place", "reference"), "names no file"),
+    "repair without a name": (("models", "check", MODEL, "--repair", ""), "names no file"),
+    "source without a name": (("models", "quantize", "", "--type", "Q8_0"), "is a folder"),
     "address without an end": (("probe", "http://[::1"), "no http or https address"),
 }
 
@@ -236,8 +265,8 @@ def test_control_characters_are_shown():
 
 def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    table = Table("name")
-    table.add_row("\x1b[2J[bold]x[/bold]")
+    table = Grid("name")
+    table.add("\x1b[2J[bold]x[/bold]")
     console = Terminal()
     console.print(table)
     console.print("\x1b[2J[/nothing]", style="red")
@@ -249,3 +278,89 @@ def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatc
     assert "\u202e" not in said
     assert "[bold]x[/bold]" in said
     assert json.loads(said.splitlines()[-1]) == {"a": "\x9b\x1b\u202e"}
+
+
+# ------------------------------------------------------------------ widths, encodings, closed streams
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_no_word_of_a_table_is_cut_at_any_width_and_no_line_is_wider(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    cli_rows.list_machines()
+    report_models.sizes(recipes.plan_sizes(mini_file(), recipes.RECIPES["Q4_0-ssm_out-BF16"]), as_json=False)
+    report_models.findings(Path("own.gguf"), [Finding("blocking", "cut-short", "is cut short", "fetch it again")])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= width
+    words = {machine for _, machine, _, _ in packing.machines()} | {"post_attention_norm", "1,048,576", "cut-short"}
+    assert words <= set(said.replace("│", " ").split())
+
+
+def test_columns_that_leave_are_named_with_the_width_that_shows_them(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "30")
+    grid = Grid("name", "size", "state", leave=("state",))
+    grid.add("a-long-name", "1,000,000", "unknown")
+    Terminal().print(grid)
+    said = capsys.readouterr().out
+    assert "unknown" not in said
+    enough = re.search(r"state.*COLUMNS=(\d+)", said.replace("\n", " "))[1]
+    monkeypatch.setenv("COLUMNS", enough)
+    Terminal().print(grid)
+    said = capsys.readouterr().out
+    assert "unknown" in said
+    assert "COLUMNS" not in said
+
+
+def cli(*arguments, command="", **environment):
+    """A command in a process of its own, at the end of a line of a shell."""
+    line = shlex.join([sys.executable, "-m", "plamo_study.cli.main", *arguments])
+    shell = ["bash", "-c", f"{line} {command}"]
+    return subprocess.run(shell, capture_output=True, env=os.environ | environment, check=False, timeout=120)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_output_cannot_encode_is_escaped_and_json_stays_json(encoding, tmp_path):
+    name = tmp_path / "文字é😀.gguf"
+    shutil.copy(mini_file(DRAFT), name)
+    done = cli("models", "check", str(name), "--no-gate", "--json", PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.decode(encoding).splitlines()[0])["file"] == str(name)
+    done = cli("models", "check", str(name), "--no-gate", PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    assert r"\u6587\u5b57" in done.stdout.decode(encoding)
+
+
+def test_a_name_that_is_no_utf_8_is_one_message(tmp_path):
+    name = os.fsencode(tmp_path) + b"/caf\xe9.gguf"
+    shutil.copy(mini_file(DRAFT), name)
+    done = subprocess.run(
+        [sys.executable, "-m", "plamo_study.cli.main", "models", "quantize", name, "--type", "Q8_0"],
+        capture_output=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert b"caf\\xdce9.gguf" in done.stderr
+    assert b"mend:" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing(closed, tmp_path):
+    name = shutil.copy(mini_file(DRAFT), tmp_path / "draft.gguf")
+    done = cli("models", "quantize", str(name), "--type", "Q8_0", command=closed)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "draft.Q8_0.gguf").exists()
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_reader_that_stops_reading_and_a_full_output_are_no_traceback():
+    for command in ("| head -c 10", "> /dev/full"):
+        done = cli("rows", "list", command=command)
+        assert b"Traceback" not in done.stderr
+
+
+def test_the_beginning_of_an_id_names_its_machine_where_no_other_begins_so(monkeypatch):
+    known = ["aaaa000000000001", "aaaa000000000002", "bbbb000000000001"]
+    monkeypatch.setattr(packing, "machines", lambda: [("others", machine, {}, []) for machine in known])
+    assert packing.identified("bbbb") == known[2]
+    assert packing.identified(known[0]) == known[0]
+    for start, said in (("aaaa", "or aaaa000000000002"), ("bb", "no machine's id"), ("../b", "no machine's id")):
+        with pytest.raises(StudyError, match=said):
+            packing.identified(start)

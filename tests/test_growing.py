@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from plamo_study.errors import StudyError
 from plamo_study.growing import growing
 
 WRITER = """
@@ -62,3 +64,19 @@ def test_a_file_that_was_there_stays_when_its_successor_fails_and_no_link_is_fol
     with growing(tmp_path / "file") as partial:
         partial.write_text("new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "new", "other": "theirs"}
+
+
+def test_what_only_looks_like_a_left_over_is_somebody_else_s(tmp_path):
+    theirs = [f"file.{odd}.partial" for odd in ("²", "9" * 30, "4000000000", "x", "")]
+    for name in theirs:
+        (tmp_path / name).touch()
+    (tmp_path / "file.999999999.partial").mkdir()
+    with growing(tmp_path / "file") as partial:
+        partial.write_text("mine")
+    assert {path.name for path in tmp_path.iterdir()} == {*theirs, "file.999999999.partial", "file"}
+
+
+def test_a_name_that_names_no_file_is_refused(tmp_path):
+    for path in (Path(), Path("/"), tmp_path / ".."):
+        with pytest.raises(StudyError, match="names no file"), growing(path):
+            pass

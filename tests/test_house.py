@@ -15,8 +15,8 @@ from plamo_study.measure.rows import row_key
 
 PACKAGE = Path(paths.__file__).parent
 FLOORS = (  # the lowest first
-    "errors", "foreign", "children", "paths", "growing", "limits", "fields", "progress", "engine", "oracle", "models",
-    "analysis", "measure", "present", "studies", "measurements", "publish", "cli",
+    "errors", "foreign", "children", "paths", "growing", "locking", "limits", "fields", "progress", "engine", "oracle",
+    "models", "analysis", "measure", "present", "studies", "measurements", "publish", "cli",
 )  # fmt: skip
 SYSTEM = "measure.machine"  # what differs between Linux and macOS, the C library too
 REGISTRY = ("registry", "collect")  # of the studies: these know them all

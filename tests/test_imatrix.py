@@ -144,7 +144,8 @@ def claiming(data, name, n):
         (lambda data: data.replace(struct.pack("<2f", 3, 6), struct.pack("<2f", 3, np.nan)), "not finite"),
         (lambda data: data.replace(b"imatrix.chunk_size", b"imatrix.chunk_siz_"), "no importance matrix"),
         (lambda data: mini_file().read_bytes(), "no importance matrix"),
-        (lambda data: b"\x02\0\0\0\x0e\0\0\0" + data, "no GGUF file"),
+        (lambda data: b"\x02\0\0\0\x0e\0\0\0blk.0.a.weight" + data, r"older format[\s\S]*--in-file"),
+        (lambda data: b"<html>", "web page"),
     ],
 )
 def test_a_damaged_matrix_is_refused(small, spoil, message):

@@ -209,6 +209,7 @@ def test_metadata_leaves_out_only_the_vocabulary(minis: dict[tuple[str, str], Pa
 
 def _other_architecture(path: Path) -> None:
     with closing(gguf.GGUFWriter(path, "llama")) as writer:
+        writer.add_tensor("token_embd.weight", np.zeros((2, 32), np.float32))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -218,8 +219,8 @@ def _other_architecture(path: Path) -> None:
     ("build", "reason"),
     [
         (lambda path, mini: None, "no such file"),
-        (lambda path, mini: os.mkfifo(path), "no such file"),
-        (lambda path, mini: path.write_bytes(b"PK\3\4 and more"), "not a GGUF"),
+        (lambda path, mini: os.mkfifo(path), "no regular file"),
+        (lambda path, mini: path.write_bytes(b"PK\3\4 and more"), "zip archive"),
         (lambda path, mini: path.write_bytes(mini.read_bytes()[:-100]), "cut short"),
         (lambda path, mini: path.write_bytes(mini.read_bytes()[:9000]), "bytes are left"),
         (lambda path, mini: _other_architecture(path), "architecture is 'llama'"),

@@ -48,6 +48,14 @@ def of_system(error: OSError) -> StudyError | None:
     return StudyError(" to ".join(dict.fromkeys(names)) or "the system", os.strerror(error.errno), MENDS[error.errno])
 
 
+def of_name(error: UnicodeEncodeError) -> StudyError | None:
+    """The error for a name that is no UTF-8, as a disk or an old locale may hold it; None for any other text."""
+    if not any("\udc80" <= letter <= "\udcff" for letter in error.object[error.start : error.end]):
+        return None
+    mend = "give it another name with `mv`, or set PYTHONUTF8=1 where the terminal's locale is not UTF-8"
+    return StudyError(error.object, "is no name in UTF-8", mend)
+
+
 def of_memory(error: BaseException, what: str = "") -> StudyError | None:
     """The error for a lack of memory, whichever library reports it, else None: the input itself may be sound."""
     told = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM

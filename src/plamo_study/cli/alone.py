@@ -1,6 +1,5 @@
 """One run at a time: two would write the same reports and disturb each other's times."""
 
-import fcntl
 import os
 import sys
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from plamo_study.errors import StudyError
+from plamo_study.locking import lock
 
 MOST_BYTES = 1000  # of a lock's text about its holder
 
@@ -23,10 +23,10 @@ def alone(folder: Path) -> Iterator[None]:
     Raises StudyError, naming the process that holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    file = held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = lock(file)
         except BlockingIOError:
             who = os.read(file, MOST_BYTES).decode(errors="replace") or "process unknown"
             raise StudyError("another run is at work", who, "wait until it ends, or end it with `kill`") from None
@@ -35,4 +35,5 @@ def alone(folder: Path) -> Iterator[None]:
         os.write(file, f"process {os.getpid()}, since {datetime.now():%H:%M:%S}, {command}"[:MOST_BYTES].encode())
         yield
     finally:
-        os.close(file)
+        for each in {file, held}:
+            os.close(each)

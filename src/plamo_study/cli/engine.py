@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from plamo_study.cli import report
-from plamo_study.cli.terminal import Terminal, echo
+from plamo_study.cli.terminal import Grid, Terminal, echo
 from plamo_study.engine import architectures, builds as engines
 from plamo_study.foreign import plain
 from plamo_study.measure import concurrency, defects, plan
@@ -74,8 +73,8 @@ def list_engines(json: Annotated[bool, typer.Option("--json")] = False) -> None:
     if json:
         echo(entries)
         return
-    shown = Table("engine", "here", "corrects", "what it is")
+    shown = Grid("engine", "here", "corrects", "what it is")
     for entry in entries:
         corrects = ", ".join(defects.name(code) for code in entry["corrects"]) or "nothing"
-        shown.add_row(entry["name"], entry["here"], corrects, entry["description"])
+        shown.add(entry["name"], entry["here"], corrects, entry["description"])
     Terminal().print(shown)

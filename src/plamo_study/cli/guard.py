@@ -4,19 +4,21 @@ import signal
 from collections.abc import Callable
 
 from plamo_study import children, progress
-from plamo_study.cli import report
-from plamo_study.errors import StudyError, of_memory, of_system
+from plamo_study.cli import report, terminal
+from plamo_study.errors import StudyError, of_memory, of_name, of_system
 
 
 def guarded(command: Callable[[], object]) -> None:
     """Run a command line; what a user can mend becomes one message and exit code 2."""
+    terminal.prepare()
     progress.listen(report.step)
     children.keep_python_safe()
     try:
         command()
-    except (StudyError, OSError, MemoryError) as error:
+    except (StudyError, OSError, MemoryError, UnicodeEncodeError) as error:
         system = of_system(error) if isinstance(error, OSError) else None
-        known = error if isinstance(error, StudyError) else of_memory(error) or system
+        name = of_name(error) if isinstance(error, UnicodeEncodeError) else None
+        known = error if isinstance(error, StudyError) else of_memory(error) or system or name
         if known is None:
             raise
         report.console.print(str(known), style="red", soft_wrap=True)

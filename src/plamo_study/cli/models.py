@@ -11,12 +11,20 @@ import typer
 from plamo_study import paths
 from plamo_study.cli import report, report_models, scan as cli_scan
 from plamo_study.cli.options import Engine, Json, Replace, Scale, use_engine
-from plamo_study.cli.terminal import echo
+from plamo_study.cli.terminal import Grid, Terminal, echo
 from plamo_study.errors import StudyError
-from plamo_study.foreign import plain
 from plamo_study.growing import check_out
 from plamo_study.measure import checking, plan, quantizing
-from plamo_study.models import convert, imatrix as matrices, inventory, recipes, registry, repair as repairs, synthetic
+from plamo_study.models import (
+    convert,
+    imatrix as matrices,
+    inventory,
+    mistaken,
+    recipes,
+    registry,
+    repair as repairs,
+    synthetic,
+)
 from plamo_study.models.finding import Finding, blocking
 
 app = typer.Typer(no_args_is_help=True, help="Model files: list, make, fetch, convert, check and quantize them.")
@@ -136,13 +144,14 @@ def quantize(
     if imatrix and imatrix_text:
         raise StudyError("the command line", "names two importance matrices", "give --imatrix or --imatrix-text")
     chosen = recipes.chosen(recipe, file_type, keep or [])
-    target = out or recipes.default_out(source, chosen)
+    mistaken.check_path(source)
+    target = recipes.default_out(source, chosen) if out is None else out
     if dry_run:
         known = matrices.read(imatrix) if imatrix else imatrix_text is not None
         report_models.sizes(recipes.plan_sizes(source, chosen, known, requantize), json)
         return
-    beside = target.with_suffix(".imatrix.gguf")
     check_out(target, force)
+    beside = target.with_suffix(".imatrix.gguf")
     if imatrix_text:
         check_out(beside, force)
     with report.bytes_progress() as progress:
@@ -183,7 +192,10 @@ def probe_ranges(
         where="closest limit",
         factor="input / limit",
     )
-    typer.echo(plain(repr(shown)))
+    grid = Grid(*shown.frame.columns, leave=["layer", "closest limit"])
+    for line in shown.frame.astype(str).to_numpy().tolist():
+        grid.add(*line)
+    Terminal().print(grid, *shown.notes)
 
 
 def _record(file: Path, sha256: str, found: list[Finding]) -> None:

@@ -6,11 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from plamo_study.cli.report import console, short
-from plamo_study.cli.terminal import Terminal
+from plamo_study.cli.terminal import Grid, Terminal
 from plamo_study.foreign import plain
 from plamo_study.models import inventory, recipes, registry, snapshots
 from plamo_study.models.finding import Finding
@@ -24,20 +23,18 @@ def models(entries: list[inventory.Entry], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([inventory.as_dict(entry) for entry in entries]))
         return
-    shown = Table("model", "scale", "parameters", "release", "here", "MB", "SHA-256", "findings")
-    for column in (*shown.columns[:3], *shown.columns[5:7]):
-        column.no_wrap = True
+    columns = ("model", "scale", "parameters", "here", "MB", "SHA-256", "findings", "release")
+    shown = Grid(*columns, leave=("MB", "SHA-256", "parameters", "release"))
     assumed = {}
     for entry in entries:
         spec = entry.spec
         terms = (entry.licence, "gated" if entry.gated else "", entry.pin) if spec.scale == "weights" else ()
-        start = (spec.name, spec.scale, f"{spec.n_params / 1e6:,.0f} M", ", ".join(filter(None, terms)))
+        start, release = (spec.name, spec.scale, f"{spec.n_params / 1e6:,.0f} M"), ", ".join(filter(None, terms))
         for file in entry.files:
             found = file.checked or "not checked"
-            shown.add_row(*start, file.kind, f"{file.size / 1e6:,.1f}", file.sha256[:8] or "unknown", found)
-            start = ("", "", "", "")
+            shown.add(*start, file.kind, f"{file.size / 1e6:,.1f}", file.sha256[:8] or "unknown", found, release)
         if not entry.files:
-            shown.add_row(*start, "nothing")
+            shown.add(*start, "nothing", "", "", "", release)
         if spec.assumptions:
             assumed[spec.name] = " ".join(spec.assumptions)
     Terminal().print(shown)
@@ -73,10 +70,10 @@ def written(path: Path) -> None:
 
 def findings(path: Path, found: list[Finding]) -> None:
     """Print a check's findings, worst first; text from outside is never read as markup."""
-    shown = Table("severity", "code", "evidence", "mend", title=Text(short(path)))
+    shown = Grid("severity", "code", "evidence", "mend", title=Text(short(path)))
     for finding in found:
         severity = Text(finding.severity, style=STYLES[finding.severity])
-        shown.add_row(severity, finding.code, Text(finding.evidence), Text(finding.mend))
+        shown.add(severity, finding.code, Text(finding.evidence), Text(finding.mend))
     Terminal().print(shown if found else Text(f"{short(path)}: nothing found"))
 
 
@@ -86,10 +83,11 @@ def sizes(steps: Sequence[recipes.Step], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(kind) for kind in kinds]))
         return
-    shown = Table("tensors", "number", "from", "bytes", "to", "bytes", "rows that fit no block")
+    columns = ("tensors", "number", "from", "bytes", "to", "bytes", "rows that fit no block")
+    shown = Grid(*columns, leave=("rows that fit no block", "from", "number"))
     for kind in kinds:
         after = (kind.types_after, f"{kind.bytes_after:,}", str(kind.fallbacks or ""))
-        shown.add_row(kind.kind, str(kind.n_tensors), kind.types_before, f"{kind.bytes_before:,}", *after)
+        shown.add(kind.kind, str(kind.n_tensors), kind.types_before, f"{kind.bytes_before:,}", *after)
     before, total = sum(kind.bytes_before for kind in kinds), sum(kind.bytes_after for kind in kinds)
-    shown.add_row("all", str(len(steps)), "", f"{before:,}", "", f"{total:,}", "", style="bold")
+    shown.add("all", str(len(steps)), "", f"{before:,}", "", f"{total:,}", bold=True)
     Terminal().print(shown)

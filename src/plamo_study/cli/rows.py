@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from plamo_study import paths
 from plamo_study.cli import report
 from plamo_study.cli.options import Json, Replace
-from plamo_study.cli.terminal import Terminal, echo
+from plamo_study.cli.terminal import Grid, Terminal, echo
 from plamo_study.foreign import check_file
 from plamo_study.growing import check_out, growing
 from plamo_study.measure import packing, recording
@@ -79,7 +78,7 @@ def add(
 
 def _beside(out: Path) -> Path:
     """The text that goes with a pack."""
-    return out.with_name(out.name.removesuffix(packing.SUFFIX) + ".md")
+    return out.parent / (out.name.removesuffix(packing.SUFFIX) + ".md")
 
 
 @app.command()
@@ -101,7 +100,9 @@ def list_machines(json: Json = False) -> None:
     if json:
         echo(entries)
         return
-    shown = Table("place", "machine", "chip", "cores", "studies", "rows", "of them not right")
+    shown = Grid(
+        "place", "machine", "chip", "cores", "studies", "rows", "of them not right", leave=("studies", "cores")
+    )
     for entry, name in zip(entries, names, strict=True):
-        shown.add_row(*map(str, (entry | {"chip": name}).values()))
+        shown.add(*map(str, (entry | {"chip": name}).values()))
     Terminal().print(shown)

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from plamo_study.cli import report
 from plamo_study.cli.options import Engine, Json, use_engine
-from plamo_study.cli.terminal import Terminal, echo
+from plamo_study.cli.terminal import Grid, Terminal, echo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,10 +57,8 @@ def _json(joined: "pd.DataFrame") -> None:
 
 
 def _show(joined: "pd.DataFrame") -> None:
-    shown = Table(
-        "point", "damage", "excess", "verdict", "avoided if kept", "extra MB", "bits per weight per 0.01 nats"
-    )
+    shown = Grid("point", "damage", "excess", "verdict", "avoided if kept", "extra MB", "bits per weight per 0.01 nats")
     for r in joined.itertuples():
         numbers = (f"{r.dropped.scaled(1e3):.3g}", f"{r.excess:.2f}", r.verdict, f"{r.avoided.scaled(1e3):.3g}")
-        shown.add_row(r.point, *numbers, f"{r.extra_bytes / 1e6:,.2f}", f"{r.price.scaled(0.01):.3g}")
+        shown.add(r.point, *numbers, f"{r.extra_bytes / 1e6:,.2f}", f"{r.price.scaled(0.01):.3g}")
     Terminal().print(shown)

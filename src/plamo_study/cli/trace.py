@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from plamo_study import growing
 from plamo_study.cli import report
 from plamo_study.cli.options import Accept, Engine, Json, Replace, Scale, accept_findings, use_engine
-from plamo_study.cli.terminal import Terminal, echo
+from plamo_study.cli.terminal import Grid, Terminal, echo
 from plamo_study.measure.rows import Measured
 from plamo_study.studies.timeline import request as tracing
 
@@ -66,10 +65,10 @@ def _show(measured: Measured, n_gen: int) -> None:
     for phase in phases:
         known = {name: works[phase, name] for name in CLASSES if (phase, name) in works}
         total = sum(work["ns"] for work in known.values())
-        shown = Table(phase, "share", "us" if phase == "prefill" else "us / step", "GB/s", "GFLOP/s", "nodes")
+        shown = Grid(phase, "share", "us" if phase == "prefill" else "us / step", "GB/s", "GFLOP/s", "nodes")
         for name in CLASSES:
             if name in known or name == "other":
-                shown.add_row(name, *_columns(known.get(name), total))
+                shown.add(name, *_columns(known.get(name), total))
         Terminal().print(shown)
     for phase in phases:
         cost = study.cost(measured.series, measured.checks, phase)

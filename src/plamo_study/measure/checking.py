@@ -54,10 +54,12 @@ def check(
     """
     found, header = inspect(path, sha256)
     gpu = machine.MACOS
-    if header and gate and not blocking(found):
+    if header is None or blocking(found):
+        return ordered(found)
+    if gate:
         verdict = through_the_gate(path, time_limit_s, memory_limit)
         found, gpu = found + verdict.findings, verdict.gpu
-    return ordered(found + (ssm_out_findings(header, gpu) if header else []))
+    return ordered(found + ssm_out_findings(header, gpu))
 
 
 def through_the_gate(path: Path, time_limit_s: float | None = None, memory_limit: int | None = None) -> Verdict:

@@ -4,7 +4,6 @@ It is dropped only from a regular file whose other lines are all records or, wit
 like a record. Any other file is not a journal and stays unchanged.
 """
 
-import fcntl
 import gc
 import os
 import stat
@@ -18,6 +17,7 @@ import msgspec
 from plamo_study.errors import StudyError
 from plamo_study.foreign import content
 from plamo_study.growing import growing
+from plamo_study.locking import lock
 from plamo_study.measure.rows import SCHEMA, Fact, Record, Row
 
 _decoder = msgspec.json.Decoder(Record)
@@ -84,8 +84,6 @@ def drop(path: Path, unwanted: Callable[[Record], bool]) -> list[Record]:
         elif dropped:
             with growing(path) as partial, partial.open("wb") as file:
                 file.writelines(_encoder.encode(record) + b"\n" for record in kept)
-                file.flush()
-                os.fsync(file.fileno())
     return dropped
 
 
@@ -101,6 +99,7 @@ class Journal:
             if path.is_symlink():
                 raise self._no_file() from error
             raise StudyError(str(path), f"cannot be written ({error.strerror})", f"chmod u+w {path.parent}") from error
+        self._held = self._fd
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):
                 raise self._no_file()
@@ -110,14 +109,15 @@ class Journal:
             if torn := len(data) - data.rfind(b"\n") - 1:
                 os.ftruncate(self._fd, len(data) - torn)
         except BaseException:
-            os.close(self._fd)
+            self.__exit__()
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        for each in {self._fd, self._held}:
+            os.close(each)
 
     def append(self, *records: Record) -> None:
         """Write records and sync them. On a full disk only these records are lost, with a StudyError."""
@@ -143,7 +143,7 @@ class Journal:
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held = lock(self._fd)
             replaced = not os.path.samestat(os.fstat(self._fd), os.stat(self.path))
         except (BlockingIOError, FileNotFoundError):
             replaced = True

@@ -33,6 +33,7 @@ from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, pass
 
 SUFFIX = ".rows.gz"
 ID = "[0-9a-f]{16}"  # of a machine
+LEAST_OF_ID = 4  # characters that name a machine where no other one begins so
 CHECKSUM = 16  # hex digits
 MOST_BYTES, MOST_OF_A_LINE, MOST_TEXT = 64 << 20, 2 << 20, 4000  # unpacked; characters of a sentence
 MOST_NAME, MOST_TOKENS = 200, 1 << 20
@@ -116,7 +117,7 @@ def pack(place: str, studies: Collection[str], machine: str = "") -> Packed:
     newest = max(rows, key=lambda row: row.started, default=None)
     if newest is None:
         raise StudyError(str(paths.MEASURED / place), "no rows to pack", "plamo-study study")
-    machine = machine or newest.machine
+    machine = identified(machine) if machine else newest.machine
     if not any(row.machine == machine for row in rows):
         raise StudyError(f"machine {machine!r}", f"has no rows in {place}", "plamo-study rows list")
     made = packed(machine, found, studies)
@@ -433,8 +434,7 @@ def remove(machine: str) -> dict[Path, int]:
 
     Raises StudyError where there are none. Rows measured here and the reference's rows are never touched.
     """
-    if not re.fullmatch(ID, machine):
-        raise StudyError(f"machine {machine!r}", "is no machine's id", "plamo-study rows list")
+    machine = identified(machine)
     folders = [folder for folder in (paths.MEASURED / OTHERS, paths.MEASURED / machine) if not folder.is_symlink()]
     found: dict[Path, int] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.jsonl"))):
@@ -445,6 +445,17 @@ def remove(machine: str) -> dict[Path, int]:
     with suppress(OSError):  # the folder is not empty
         (paths.MEASURED / machine).rmdir()
     return found
+
+
+def identified(start: str) -> str:
+    """The id of a machine with rows here, from its beginning; StudyError where none or several begin so."""
+    if not re.fullmatch(f"[0-9a-f]{{{LEAST_OF_ID},}}", start):
+        why = f"is no machine's id, nor the first {LEAST_OF_ID} or more of its characters"
+        raise StudyError(f"machine {start!r}", why, "plamo-study rows list")
+    known = sorted({machine for _, machine, _, _ in machines() if machine.startswith(start)})
+    if len(known) > 1:
+        raise StudyError(f"machine {start!r}", f"may be {' or '.join(known)}", "give more of its id")
+    return known[0] if known else start
 
 
 def _is_missing(record: Record, rows: Mapping[str, Row], facts: Collection[str]) -> bool:

@@ -12,8 +12,8 @@ from plamo_study.models.file_types import FILE_TYPES
 # K types round activations in blocks of 256 instead of 32, so an outlier costs more neighbours their precision. The
 # largest errors measured on full-size random weights: F32 0.001, F16 0.003, BF16 0.016, Q8_0 0.05, Q4_0 0.05, K 0.09.
 TOLERANCE = {"F32": 1e-2, "F16": 1e-2, "BF16": 6e-2}
-TOLERANCE |= dict.fromkeys(("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"), 0.15)
-TOLERANCE |= dict.fromkeys(("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"), 0.2)
+TOLERANCE |= dict.fromkeys(("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL", "MXFP4"), 0.15)
+TOLERANCE |= dict.fromkeys(("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K"), 0.2)  # and all others, which round inputs as these
 LOOSEST = max(TOLERANCE.values())
 EXACT_CACHE = 5e-3  # for F32 and F16 weights with keys and values in F32 and no flash attention
 # Backends of GPUs also multiply F16 weights in F16. Largest measured, on Vulkan: logits 0.024, parts 0.0092.

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from plamo_study.errors import StudyError
-from plamo_study.models import tensors
+from plamo_study.models import mistaken, roles, tensors
 from plamo_study.models.expected import read_spec, rope_findings
 from plamo_study.models.finding import AGAIN, Finding
 from plamo_study.models.finite import finite_findings
@@ -31,7 +31,7 @@ def inspect(path: Path, sha256: str = "") -> tuple[list[Finding], Header | None]
 
 
 def anything(header: Header) -> list[Finding]:
-    """Findings that hold for a GGUF of any architecture: tensors in their places, and finite scales and weights."""
+    """Findings that hold for any part of any GGUF: tensors in their places, and finite scales and weights."""
     layout = layout_findings(header)
     return layout or finite_findings(header)
 
@@ -41,8 +41,7 @@ def _hash_findings(path: Path, sha256: str) -> list[Finding]:
         return []
     if not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise StudyError(f"hash {sha256[:80]!r}", "is not 64 hex digits", "copy the SHA-256 as its publisher gives it")
-    if not path.is_file():
-        raise StudyError(str(path), "no such file", "name a .gguf file")
+    mistaken.check_path(path)
     found = tensors.sha256(path)
     if found == sha256.lower():
         return []
@@ -51,6 +50,8 @@ def _hash_findings(path: Path, sha256: str) -> list[Finding]:
 
 def _static_findings(header: Header) -> list[Finding]:
     """Findings from the file itself. Weights are read only if every tensor is in its place."""
+    if what := roles.not_a_model(header):
+        return [what]
     spec, found = read_spec(header)
     layout = layout_findings(header)
     found += layout

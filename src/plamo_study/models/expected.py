@@ -16,7 +16,7 @@ from plamo_study.models.registry import ARCHS, ModelSpec
 MAX_LAYERS = 512  # llama-hparams.h, LLAMA_MAX_LAYERS
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # llama-model.cpp
 MAX_WIDTH = 1 << 20  # of any layer; the widest PLaMo has 32,768
-SIZES_KNOWN = {"head-count-array", "rope-dimensions", "split"}  # blocking, but the tensor sizes are still known
+SIZES_KNOWN = {"head-count-array", "rope-dimensions"}  # blocking, but the tensor sizes are still known
 REPAIR = "plamo-study models check FILE --repair OUT"
 HANG = "lost rotation (D1): llama.cpp takes the rotary dimensions from layer 0, and the CPU backend never returns"
 
@@ -208,15 +208,13 @@ class _Keys:
         return n_tokens
 
     def finish(self, values: dict[str, Any]) -> None:
-        """Checks beyond single sizes: rotary scaling, and files that are one part of several."""
+        """Checks beyond single sizes: rotary scaling."""
         kind = self.header.text(f"{self.arch}.rope.scaling.type")
         if kind not in (None, *ROPE_SCALINGS):
             self.block("key-range", f"rope.scaling.type is {printable(kind)}, not one of {', '.join(ROPE_SCALINGS)}")
         elif kind not in (None, "none"):
             why = f"rope.scaling.type is {kind}, which the oracle does not know: the gate cannot compare logits"
             self.findings.append(Finding("note", "rope-scaling", why, "compare with another build of the engine"))
-        if (self.header.number("split.count") or 0) > 1:
-            self.block("split", "is one part of several", "llama-gguf-split --merge FIRST-PART OUT")
 
     def _has(self, key: str, kind: int, name: str, required: bool) -> bool:
         record = self.header.records.get(key)

@@ -7,7 +7,6 @@ data/models.toml names repository, commit and hashes. For an unpinned model, the
 from then on. It does not know the contents of a file: check.py and convert.py do.
 """
 
-import fcntl
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers
 
 from plamo_study.errors import StudyError
+from plamo_study.locking import lock
 from plamo_study.models import registry, snapshots, transfer
 from plamo_study.models.gguf_file import Progress
 from plamo_study.models.refusals import Question, explaining
@@ -183,12 +183,13 @@ def _alone(folder: Path) -> Iterator[None]:
     """Allow one download of a model at a time; OSErrors of the folder become messages. Removes an empty folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
+        opened = held = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = lock(opened)
             yield
         finally:
-            os.close(lock)
+            for each in {opened, held}:
+                os.close(each)
             with suppress(OSError):
                 folder.rmdir()
     except BlockingIOError as error:

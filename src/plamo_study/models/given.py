@@ -22,14 +22,14 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.foreign import parsed, plain
 from plamo_study.growing import growing
-from plamo_study.models import check, header, registry, repair, tensors
+from plamo_study.models import check, header, mistaken, registry, repair, roles, tensors
 from plamo_study.models.expected import read_spec
 from plamo_study.models.finding import Finding, blocking, printable
 from plamo_study.models.header import Header
 from plamo_study.models.registry import ARCHS, GIVEN, ModelSpec
+from plamo_study.models.roles import PART
 
 REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be made where only that can be measured
-PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # as llama-gguf-split names parts
 TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
 LONGEST = 60  # characters of a name
 MENDED = ("head-count-array",)  # findings that a repair mends
@@ -128,14 +128,11 @@ def _expanded(text: str) -> Path:
 
 
 def _one(path: Path) -> Given:
-    if path.is_dir():
-        inside = ", ".join(sorted(each.name for each in path.glob("*.gguf"))[:4]) or "none"
-        raise StudyError(str(path), f"is a folder (GGUF files in it: {inside})", "name a file in it")
-    if not path.is_file():
-        why = "is a broken link" if path.is_symlink() else "no such file"
-        raise StudyError(str(path), why, "name a .gguf file; a blank or a comma in a path needs quotes, or a YAML list")
+    mistaken.check_path(path, "name a .gguf file; a blank or a comma in a path needs quotes, or a YAML list")
     whole = path.resolve()
     opened = header.read(whole if path.suffix.lower() == ".gguf" or PART.fullmatch(whole.name) else path)
+    if (what := roles.not_a_model(opened)) and what.code != "split":
+        raise StudyError(str(path), what.evidence, what.mend)
     parts = _parts(path, whole, opened)
     heads = [opened, *(header.read(part) for part in parts[1:])]
     noted = _noted(parts, heads)
@@ -152,16 +149,15 @@ def _one(path: Path) -> Given:
 
 def _parts(path: Path, whole: Path, opened: Header) -> tuple[Path, ...]:
     """All parts of a split file, the given one first; it must be the first."""
-    count, number = int(opened.number("split.count") or 1), int(opened.number("split.no") or 0)
+    number, count = roles.split_of(opened)
     if count < 2:
         return (whole,)
-    name = PART.fullmatch(path.name)
-    named = [path.with_name(f"{name[1]}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1)] if name else []
+    named = roles.named_parts(path, count)
     if not named:
-        why = f"is part {number + 1} of {count}, and its name does not say so: the engine looks for the parts by name"
-        raise StudyError(str(path), why, f"name it as it was published: NAME-{number + 1:05d}-of-{count:05d}.gguf")
-    if number:
-        raise StudyError(str(path), f"is part {number + 1} of {count}", f"give the first part: {named[0]}")
+        why = f"is part {number} of {count}, and its name does not say so: the engine looks for the parts by name"
+        raise StudyError(str(path), why, f"name it as it was published: NAME-{number:05d}-of-{count:05d}.gguf")
+    if number > 1:
+        raise StudyError(str(path), f"is part {number} of {count}", f"give the first part: {named[0]}")
     if missing := [part for part in named if not part.is_file()]:
         why = f"is the first of {count} parts, and {len(missing)} are missing (first: {missing[0].name})"
         raise StudyError(str(path), why, f"fetch all parts into {path.parent}")

@@ -18,6 +18,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType
 
 from plamo_study.errors import StudyError
+from plamo_study.models import mistaken
 from plamo_study.models.finding import AGAIN, printable
 
 MAX_HEADER = 32 << 20  # bytes; a vocabulary of 107,520 tokens takes 3 MB
@@ -140,8 +141,8 @@ def _strings(data: bytes, record: Record) -> Iterator[bytes]:
 class HeaderError(StudyError):
     """An unusable header; `code` names the kind of damage."""
 
-    def __init__(self, path: Path, code: str, why: str):
-        super().__init__(str(path), why, AGAIN)
+    def __init__(self, path: Path, code: str, why: str, mend: str = AGAIN):
+        super().__init__(str(path), why, mend)
         self.code = code
 
 
@@ -151,8 +152,7 @@ def read(path: Path) -> Header:
     Raises HeaderError (a StudyError) for a header that llama.cpp would refuse or that exceeds this module's limits, and
     StudyError for a path that is no readable file.
     """
-    if not path.is_file():
-        raise StudyError(str(path), "no such file", "name a .gguf file; plamo-study models list shows those here")
+    mistaken.check_path(path)
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -186,11 +186,14 @@ class _Parser:
 
     def _opening(self) -> tuple[int, int, int]:
         if self.data[:4] != b"GGUF":
-            raise self._damage("not-gguf", f"is not a GGUF file (it starts with {self.data[:4]!r})")
+            what = mistaken.foreign(self.data, self.size, self.path.name)
+            why = what.what if what else f"is not a GGUF file (it starts with {self.data[:4]!r})"
+            raise self._damage("not-gguf", why, what.mend if what else mistaken.download(self.path.name))
         self.at = 4
         version = self._number("<I", "the version")
-        if version & 0xFFFF == 0:
-            raise self._damage("byte-order", f"version {version:#x}: written for machines of the other byte order")
+        if version & 0xFFFF == 0 and version:
+            mend = "take the file for this byte order, or convert a copy of it: gguf-convert-endian COPY native"
+            raise self._damage("byte-order", "is written for machines of the other byte order (big-endian)", mend)
         if version not in VERSIONS:
             newer = "newer" if version > max(VERSIONS) else "older"
             raise self._damage("version", f"GGUF version {version} is {newer} than the known ones ({VERSIONS})")
@@ -252,7 +255,8 @@ class _Parser:
     def _text(self, what: str, longest: int = MAX_KEY) -> str:
         n = self._number("<Q", f"the name of {what}")
         if not 0 < n <= longest:
-            raise self._damage("name", f"the name of {what} is {n:,} bytes long; 1 to {longest:,} are allowed")
+            length = f"{n:,}" if n <= self.size else "a senseless number of"
+            raise self._damage("name", f"the name of {what} is {length} bytes long; 1 to {longest:,} are allowed")
         start = self._skip(n, f"the name of {what}")
         try:
             return self.data[start : self.at].decode()
@@ -263,8 +267,9 @@ class _Parser:
         """A count, trusted only if its items can fit into the rest of the file."""
         n = self._number("<Q", f"the number of {what}")
         if n > most or n * least_bytes > self.size - self.at:
-            room = f"{self.size - self.at:,} bytes are left"
-            raise self._damage("absurd-count", f"{n:,} {printable(what)}: {room}, and at most {most:,} are accepted")
+            room = f"{self.size - self.at:,} bytes are left, and at most {most:,} are accepted"
+            count = f"{n:,}" if n <= self.size else "a senseless number"
+            raise self._damage("absurd-count", f"is damaged or cut short: {count} of {printable(what)}, {room}")
         return n
 
     def _number(self, form: str, what: str) -> int:
@@ -274,12 +279,12 @@ class _Parser:
         """Skip n bytes; returns their start."""
         start, self.at = self.at, self.at + n
         if self.at > self.size:
-            short = f"needs {self.at:,} bytes for {printable(what)}, the file has {self.size:,}"
-            raise self._damage("cut-short", f"is cut short or damaged: {short}")
+            short = mistaken.damage_of(printable(what), start, n, self.size)
+            raise self._damage("cut-short", f"is cut short or damaged: {short}", mistaken.REST)
         if self.at > len(self.data):
             why = f"its header is longer than {MAX_HEADER:,} bytes at {printable(what)}"
             raise self._damage("header-too-long", why)
         return start
 
-    def _damage(self, code: str, why: str) -> HeaderError:
-        return HeaderError(self.path, code, why)
+    def _damage(self, code: str, why: str, mend: str = AGAIN) -> HeaderError:
+        return HeaderError(self.path, code, why, mend)

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from plamo_study.errors import StudyError, of_memory
+from plamo_study.models import mistaken
 from plamo_study.models.finding import printable
 from plamo_study.models.numbers import STORED
 
@@ -119,13 +120,18 @@ def header(path: Path) -> dict[str, Stored]:
     The format's own library parses the header: it refuses gaps, overlaps and sizes that do not fill the file. It is not
     asked for the values, because NumPy has no BF16. StudyError for what it refuses, and for weights that are no floats.
     """
-    size_of(path)
+    size = size_of(path)
     found: dict[str, Stored] = {}
     try:
         with path.open("rb") as file:
-            start = 8 + int.from_bytes(file.read(8), "little")
+            first = file.read(mistaken.LOOKED_AT)
+            if not mistaken.is_safetensors(first, size):
+                what = mistaken.foreign(first, size)
+                raise damaged(path, what.what if what else "is no safetensors file, or is cut short")
+            start = 8 + int.from_bytes(first[:8], "little")
             if start > JSON_LIMIT:
                 raise ValueError(f"its header has {start:,} bytes, more than {JSON_LIMIT:,}")
+            file.seek(8)
             json.loads(file.read(start - 8), object_pairs_hook=_unique)  # the library takes the last of two
         with safe_open(path, framework="numpy") as weights:
             for name in weights.offset_keys():

@@ -81,11 +81,8 @@ def read(path: Path) -> Imatrix:
     try:
         header = headers.read(path)
     except HeaderError as error:
-        if error.code == "not-gguf":
-            why = "is no GGUF file (llama.cpp's older .dat format has no header)"
-            mend = f"llama-imatrix --in-file {path} -o {path.with_suffix('.gguf')}"
-            raise StudyError(str(path), why, mend) from error
-        raise StudyError(str(path), error.why, RECOMPUTE) from error
+        mend = error.mend if error.code == "not-gguf" else RECOMPUTE
+        raise StudyError(str(path), error.why, mend) from error
     records = {record.name: record for record in header.tensors}
     if (n_bytes := sum(record.n_bytes for record in records.values())) > header.size:
         why = f"is cut short or damaged: its tensors take {n_bytes:,} bytes, and it has {header.size:,}"

@@ -15,8 +15,17 @@ from plamo_study.models.tensors import TensorInfo
 
 HEADS = ("attention.head_count", "attention.head_count_kv")  # a number, or one of each layer
 FLOATS = ("F32", "F16", "BF16")
-SMALLER_BLOCKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # 256 -> 32 weights
-ATTN_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K"}
+SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # the type of 32 weights in place of one of 256
+SMALLER_BLOCKS |= dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0")
+SMALLER_BLOCKS |= dict.fromkeys(
+    ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
+)
+ATTN_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K", "IQ3_XXS": "IQ3_S", "IQ3_M": "Q4_K"}
+ATTN_OUTPUT |= {"IQ1_S": "IQ2_XXS", "IQ1_M": "IQ2_XXS", "IQ2_S": "IQ3_S", "IQ2_M": "IQ3_S"}
+EMBEDDING = dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS"), "Q2_K")  # of models that are not tied
+EMBEDDING |= dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), "IQ3_S") | dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_K")
+LOWEST = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")  # file types with rules of their own
+BLIND = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")  # types that need an importance matrix
 
 
 def quantizable(tensor: TensorInfo) -> bool:
@@ -42,31 +51,80 @@ class Mixture:
         if self.default in FLOATS:
             return self.default
         if kind == "output" or (kind == "token_embd" and self.tied):
-            return "Q8_0" if self.default == "Q8_0" or tensor.shape[-1] % _block(self.default) else "Q6_K"
+            return self._output(tensor)
+        if kind == "token_embd":
+            return EMBEDDING.get(self.file_type, self.default)
         i, self.met[kind] = self.met[kind], self.met[kind] + 1
         if kind == "attn_qkv":
             return self._attention(i)
         if kind == "ffn_down":
             return self._ffn_down(i)
+        if kind == "ffn_up" and self.file_type == "IQ3_XS":
+            return "IQ3_XXS" if self.n_layer // 8 <= i < 7 * self.n_layer // 8 else self.default
         return ATTN_OUTPUT.get(self.file_type, self.default) if kind == "attn_output" else self.default
 
+    def needs_imatrix(self, tensor: TensorInfo, dtype: str) -> bool:
+        """Whether the quantizer writes this tensor in this type only with an importance matrix."""
+        in_block = tensor.kind not in ("output", "token_embd")
+        return in_block and (dtype in BLIND or (dtype, self.file_type) == ("Q2_K", "Q2_K_S"))
+
+    def _output(self, tensor: TensorInfo) -> str:
+        if self.default == "Q8_0" or tensor.shape[-1] % _block(self.default):
+            return "Q8_0"
+        return "Q5_K" if self.file_type in (*LOWEST, "IQ3_XXS") else "Q6_K"
+
     def _attention(self, i: int) -> str:
-        if self.file_type == "Q2_K":
-            return "Q4_K" if self.grouped else "Q3_K"
-        if self.file_type == "Q3_K_M":
-            return "Q5_K" if i < 2 else "Q4_K"
-        more = self.file_type in ("Q4_K_M", "Q5_K_M") and _more_bits(i, self.n_attention)
-        return "Q6_K" if more else self.default
+        match self.file_type:
+            case "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" | "IQ2_S" | "IQ2_M":
+                return "Q4_K" if self.grouped else self._early()
+            case "Q2_K":
+                return "Q4_K" if self.grouped else "Q3_K"
+            case "IQ3_XXS":
+                return "Q4_K" if self.grouped else "IQ3_XXS" if self.imatrix else "IQ3_S"
+            case "Q2_K_S" | "IQ3_XS" | "IQ3_S":
+                return "Q4_K" if self.grouped else self.default
+            case "IQ4_NL" | "IQ4_XS":
+                return "Q5_K" if self.grouped else self.default
+            case "IQ3_M":
+                return "Q4_K"
+            case "Q3_K_M":
+                return "Q5_K" if i < 2 else "Q4_K"
+            case "Q3_K_L":
+                return "Q5_K"
+            case "Q4_K_S":
+                return "Q5_K" if i < 4 else self.default
+            case "Q4_K_M" | "Q5_K_M":
+                return "Q6_K" if _more_bits(i, self.n_attention) else self.default
+        return self.default
 
     def _ffn_down(self, i: int) -> str:
-        if self.file_type == "Q2_K":
-            return "Q3_K"
-        if self.file_type == "Q3_K_M":
-            return "Q5_K" if i < self.n_layer // 16 else "Q4_K"
-        if self.file_type in ("Q4_0", "Q5_0") and self.imatrix and i < self.n_layer // 8:
-            return "Q4_1" if self.file_type == "Q4_0" else "Q5_1"
-        more = self.file_type in ("Q4_K_M", "Q5_K_M") and _more_bits(i, self.n_layer)
-        return "Q6_K" if more else self.default
+        first = i < self.n_layer // 8
+        match self.file_type:
+            case "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" | "IQ2_S" | "IQ2_M":
+                return self._early() if first else self.default
+            case "Q2_K":
+                return "Q3_K"
+            case "Q2_K_S" | "IQ3_M":
+                return "Q4_K" if first else self.default
+            case "IQ3_XXS":
+                return self.default if self.imatrix else "Q4_K" if first else "Q3_K"
+            case "Q3_K_M":
+                return "Q5_K" if i < self.n_layer // 16 else "Q4_K"
+            case "Q3_K_L":
+                return "Q5_K"
+            case "Q4_K_S":
+                return "Q5_K" if first else self.default
+            case "IQ4_NL" | "IQ4_XS":
+                return "Q5_K" if first and not self.imatrix else self.default
+            case "Q4_0" | "Q5_0":
+                return f"{self.default[:2]}_1" if first and self.imatrix else self.default
+            case "Q4_K_M" | "Q5_K_M":
+                return "Q6_K" if _more_bits(i, self.n_layer) else self.default
+        return self.default
+
+    def _early(self) -> str:
+        """What file types of two bits and less give to attention and to the first layers."""
+        return "IQ3_S" if self.file_type in ("IQ2_S", "IQ2_M") else "Q2_K"
 
 
 def _more_bits(i: int, n: int) -> bool:

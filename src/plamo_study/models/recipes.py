@@ -15,14 +15,16 @@ from gguf import GGMLQuantizationType
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.models import registry, tensors
-from plamo_study.models.file_types import FILE_TYPES
+from plamo_study.models.file_types import FILE_TYPES, NOT_WRITTEN
 from plamo_study.models.finding import printable
 from plamo_study.models.imatrix import Imatrix
 from plamo_study.models.mixture import FLOATS, HEADS, Mixture, fitting, quantizable
 from plamo_study.models.tensors import TensorInfo
 
-KEPT = (*FLOATS, "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "Q3_K", "Q2_K")
+KEPT = (*dict.fromkeys(default for _, default in FILE_TYPES.values()), "MXFP4")  # types of single tensors
+NAMES = f"{', '.join(FILE_TYPES)}, and each with exceptions after it, as Q4_0-ssm_out-F16"
 CHOOSE = "choose one of these"
+IMATRIX = "add --imatrix FILE, or --imatrix-text FILE to compute one from a text"
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ def recipe(name: str, keep: Sequence[str] = ()) -> Recipe:
     Raises StudyError for an unknown name, an unknown type, or a word that is no KIND=TYPE.
     """
     found = {known.lower(): recipe for known, recipe in RECIPES.items()}.get(name.lower())
+    if found is None and name.upper() in NOT_WRITTEN:
+        raise StudyError(f"type {name.upper()}", *NOT_WRITTEN[name.upper()])
     if found is None:
-        raise StudyError(f"recipe {name!r}", f"unknown; known: {', '.join(RECIPES)}", CHOOSE)
+        raise StudyError(f"recipe {name!r}", f"unknown; known: {NAMES}", CHOOSE)
     return replace(found, keep=tuple((dict(found.keep) | dict(_exception(word) for word in keep)).items()))
 
 
@@ -90,8 +94,7 @@ def by_name(name: str) -> Recipe:
     pairs = tuple(zip(words[::2], words[1::2], strict=False))
     found = Recipe(file_type, pairs)
     if file_type not in FILE_TYPES or len(words) % 2 or any(dtype not in KEPT for _, dtype in pairs):
-        why = f"unknown; known: {', '.join(RECIPES)}, or a file type with -KIND-TYPE after it"
-        raise StudyError(f"type {name!r}", why, CHOOSE)
+        raise StudyError(f"type {name!r}", f"unknown; known: {NAMES}", CHOOSE)
     return found
 
 
@@ -122,7 +125,7 @@ def chosen(name: str | None, file_type: str | None, keep: Sequence[str] = ()) ->
     """The recipe that --recipe or --type selects. StudyError when both or neither are given."""
     words = [word for word in (name, file_type) if word]
     if len(words) != 1:
-        why = "names a recipe and a type" if words else f"names no recipe; known: {', '.join(RECIPES)}"
+        why = "names a recipe and a type" if words else f"names no recipe; known: {NAMES}"
         raise StudyError("the command line", why, "give --recipe NAME or --type TYPE")
     return recipe(words[0], keep)
 
@@ -139,13 +142,18 @@ def plan_sizes(source: Path, recipe: Recipe, imatrix: Imatrix | bool = False, re
 
     An importance matrix changes some types (True: there will be one) and, when given, must be this model's.
     Raises StudyError for a source that cannot be read, is one part of several, or is quantized already (unless
-    `requantize`); for an exception whose kind the file lacks; for an importance matrix of another model.
+    `requantize`); for an exception whose kind the file lacks; for a type that needs an importance matrix, and for a
+    matrix of another model.
     """
     facts, table = tensors.metadata(source), sorted(tensors.tensor_table(source), key=lambda t: _order(source, t.name))
     _check_source(source, table, facts, requantize)
     _check_kinds(source, recipe, table)
     mixture = Mixture(recipe.file_type, table, facts, imatrix is not False)
     steps = [_step(tensor, mixture, dict(recipe.keep)) for tensor in table]
+    blind = [step for step in steps if mixture.needs_imatrix(step.after, step.after.dtype)]
+    if blind and imatrix is False:
+        why = f"needs an importance matrix: {blind[0].after.name} would be {blind[0].after.dtype}"
+        raise StudyError(f"recipe {recipe.name}", why, IMATRIX)
     if isinstance(imatrix, Imatrix):
         _check_imatrix(imatrix, source, steps)
     return steps

@@ -167,10 +167,8 @@ def partial(folder: Path) -> Path:
 def finish(folder: Path, snapshot: Snapshot) -> Path:
     """Write the record beside the verified files, then give the folder its name; returns the folder."""
     unfinished = partial(folder)
-    with growing(unfinished / RECORD) as record, record.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(snapshot), indent=1))
-        file.flush()
-        os.fsync(file.fileno())
+    with growing(unfinished / RECORD) as record:
+        record.write_bytes(msgspec.json.format(msgspec.json.encode(snapshot), indent=1))
     os.replace(unfinished, folder)
     return folder
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from plamo_study.models import casts
 from plamo_study.models.finding import AGAIN, Finding, block, listed, printable
 from plamo_study.models.header import Header, TensorRecord
+from plamo_study.models.mistaken import REST
 from plamo_study.models.registry import ModelSpec
-from plamo_study.models.tensors import stays_f32
+from plamo_study.models.tensors import NEWER, stays_f32, unknown_type
 
 NO_WEIGHTS = {"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"}  # ggml multiplies with none of these
 KEEP = "quantize again with --keep ssm_out=bf16: plamo-study models quantize"
@@ -23,8 +24,7 @@ def layout_findings(header: Header) -> list[Finding]:
     for tensor in header.tensors:
         name, weights = printable(tensor.name), tensor.block[0]
         if not weights:
-            why = f"{name} has type {tensor.type_name}, which the gguf package here does not know"
-            return [*found, block("tensor-type", why, "update the gguf package, or use another file")]
+            return [*found, block("tensor-type", unknown_type(tensor), NEWER)]
         if tensor.dims[0] % weights:
             why = f"rows of {name} hold {tensor.dims[0]:,} weights, no multiple of {tensor.type_name}'s {weights}"
             return [*found, block("tensor-shape", why)]
@@ -49,7 +49,8 @@ def _misplaced(tensor: TensorRecord, expected: int, alignment: int) -> Finding:
 def _cut(header: Header, need: int) -> list[Finding]:
     if need <= header.size:
         return []
-    return [block("cut-short", f"the tensors end at {need:,} bytes, the file at {header.size:,}")]
+    why = f"is cut short: the tensors end at {need:,} bytes, the file at {header.size:,} ({header.size / need:.1%})"
+    return [block("cut-short", why, REST)]
 
 
 def tensor_findings(header: Header, spec: ModelSpec) -> list[Finding]:

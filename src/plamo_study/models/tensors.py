@@ -11,14 +11,15 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from plamo_study.errors import StudyError
-from plamo_study.models import header as headers
+from plamo_study.models import header as headers, mistaken, roles
 from plamo_study.models.finding import printable
-from plamo_study.models.header import Header, HeaderError
+from plamo_study.models.header import Header, HeaderError, TensorRecord
 from plamo_study.models.registry import ARCHS, ModelSpec
 
 MAKE = "plamo-study models make"
 OTHER = f"name a PLaMo file, or make one: {MAKE}"
 REMAKE = f"delete the file, then {MAKE}"
+NEWER = "use a file of another type: this one is newer than the locked gguf package"
 LONGEST = 256  # entries of the longest array in `metadata`; only vocabularies are longer
 
 
@@ -51,6 +52,11 @@ class TensorInfo:
         """Bytes in the file, without alignment padding."""
         block, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.dtype]]
         return self.n_elements // block * size
+
+
+def unknown_type(tensor: TensorRecord) -> str:
+    """Why a tensor of a type without a name cannot be read."""
+    return f"{printable(tensor.name)} has type {tensor.type_id}, which the gguf package here does not know"
 
 
 def stays_f32(name: str) -> bool:
@@ -107,16 +113,19 @@ def _digest(path: Path, *_as_it_is: int) -> str:
 
 
 def _open(path: Path) -> Header:
-    if not path.is_file():
-        raise StudyError(str(path), "no such file", OTHER)
+    mistaken.check_path(path, OTHER)
     try:
         header = headers.read(path)
     except HeaderError as damage:
-        raise StudyError(str(path), damage.why, OTHER if damage.code == "not-gguf" else REMAKE) from damage
+        raise StudyError(str(path), damage.why, f"{damage.mend}, or {MAKE}") from damage
+    if what := roles.not_a_model(header):
+        raise StudyError(str(path), what.evidence, what.mend)
     for tensor in header.tensors:
-        if not tensor.block[0] or header.data_start + tensor.offset + tensor.n_bytes > header.size:
+        if not tensor.block[0]:
+            raise StudyError(str(path), unknown_type(tensor), NEWER)
+        if header.data_start + tensor.offset + tensor.n_bytes > header.size:
             why = f"is damaged or cut short at {header.size:,} bytes (tensor {printable(tensor.name)})"
-            raise StudyError(str(path), why, REMAKE)
+            raise StudyError(str(path), why, f"{mistaken.REST}, or {REMAKE}")
     arch = header.text("general.architecture")
     if arch not in ARCHS:
         raise StudyError(str(path), f"architecture is {arch!r}, not one of {', '.join(ARCHS)}", OTHER)

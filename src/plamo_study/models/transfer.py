@@ -121,6 +121,8 @@ def transfer(url: str, path: Path, file: Wanted, headers: dict[str, str], report
     if fault:
         growing.unlink(missing_ok=True)
         raise CorruptError(file.name, fault)
+    with growing.open("rb") as whole:
+        os.fsync(whole.fileno())
     os.replace(growing, path)
     return digest
 

@@ -33,7 +33,8 @@ from papermill.exceptions import PapermillExecutionError
 from traitlets import default
 
 from plamo_study import paths
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, of_system
+from plamo_study.growing import growing
 from plamo_study.publish import parameters
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
@@ -159,15 +160,29 @@ def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = 
         return RunResult(notebook, "unchanged", 0.0, output)
     partial.unlink(missing_ok=True)
     problem = _execute(notebook, partial, assigned)
-    seconds, executed = time.monotonic() - started, nbformat.read(partial, as_version=4) if partial.exists() else None
+    if isinstance(problem, OSError) and problem.filename is None:
+        problem.filename = str(output)
+    seconds, executed = time.monotonic() - started, _read_back(partial)
     if executed and problem is None and not unfinished(executed):
         executed.metadata[MADE_FROM] = made_from
         executed.metadata.papermill.update(input_path=output.name, output_path=output.name)  # no folder of this machine
-        nbformat.write(executed, partial)
-        os.replace(partial, output)
-        return RunResult(notebook, "ok", seconds, output)
-    status, error, message = _reason(problem)
+        try:
+            with growing(output) as whole:
+                nbformat.write(executed, whole)
+            partial.unlink()
+            return RunResult(notebook, "ok", seconds, output)
+        except OSError as full:
+            problem = full
+    status, error, message = _reason(problem, torn=executed is None)
     return RunResult(notebook, status, seconds, None, executed and _last_started(executed), error, message)
+
+
+def _read_back(path: Path) -> nbformat.NotebookNode | None:
+    """An executed notebook; None where there is none, or it is torn, as a full disk leaves it."""
+    try:
+        return nbformat.read(path, as_version=4)
+    except Exception:  # nbformat and JSON each raise their own kind here
+        return None
 
 
 def side_by_side(
@@ -209,10 +224,8 @@ def is_current(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs:
 
 def _was_made_from(output: Path) -> str:
     """What an executed notebook says that it was made from; "" where it cannot be read and must be executed again."""
-    try:
-        return str(nbformat.read(output, as_version=4).metadata.get(MADE_FROM, ""))
-    except Exception:  # nbformat and JSON each raise their own kind here
-        return ""
+    executed = _read_back(output)
+    return str(executed.metadata.get(MADE_FROM, "")) if executed else ""
 
 
 def _made_from(notebook: Path, values: dict[str, Any], inputs: str) -> str:
@@ -247,12 +260,16 @@ def _last_started(executed: nbformat.NotebookNode) -> int | None:
     return started[-1] if started else None
 
 
-def _reason(problem: Exception | None) -> tuple[Status, str, str]:
+def _reason(problem: Exception | None, torn: bool = False) -> tuple[Status, str, str]:
     match problem:
+        case None if torn:
+            return "incomplete", "OSError", "what was executed cannot be read back: look at the disk with `df -h`"
         case None:
             return "incomplete", "SystemExit", "the notebook ended before its last cell"
         case DeadKernelError():
             return "dead_kernel", "DeadKernelError", "the kernel process died"
+        case OSError(errno=int()) if known := of_system(problem):
+            return "failed", "OSError", f"{known.what}: {known.why}; {known.mend}"
         case PapermillExecutionError():
             return "failed", str(problem.ename), str(problem.evalue)
         case _:
