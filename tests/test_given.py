@@ -78,7 +78,7 @@ def test_what_is_no_model_is_refused_by_name(tmp_path, llama):
     (tmp_path / "page.gguf").write_text("<!doctype html>")
     (tmp_path / "broken.gguf").symlink_to(tmp_path / "gone")
     for path, why in ((tmp_path, "is a folder"), (tmp_path / "no.gguf", "no such file"),
-                      (tmp_path / "broken.gguf", "broken link")):  # fmt: skip
+                      (tmp_path / "broken.gguf", "link to nothing")):  # fmt: skip
         with pytest.raises(StudyError, match=why):
             given.give(str(path))
     with pytest.raises(StudyError):
