@@ -47,8 +47,8 @@ STUDY, DTYPE, MLX = "01-mlx", "BF16", "mlx"  # MLX: the name of its build in tas
 
 def planned(scale: str = "weights", gpu: bool = True) -> Plan:
     """Notebook 01's prompts and steps of PLaMo 2 in BF16, all of which both engines measure."""
-    asked = phase_asymmetry(scale, gpu, models=MODELS[:1]).compared
-    cells = tuple(change(cell, dtype=DTYPE) for cell in asked if isinstance(cell, OnModel))
+    asked = phase_asymmetry(scale, gpu).compared
+    cells = tuple(change(c, dtype=DTYPE) for c in asked if isinstance(c, OnModel) and c.model == MODELS[0])
     return replace(with_gates(STUDY, scale, cells), compared=cells)
 
 

@@ -136,7 +136,7 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
     return tuple(cells)
 
 
-def kernels_of(files: Sequence[File], product: MatMul) -> tuple[MatMul, ...]:
+def kernels_of(files: Sequence[File], product: Cell) -> tuple[Cell, ...]:
     """The matrix product in every type that most of these files' matrices have."""
     return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in matrix_types(file)))
 
@@ -192,12 +192,12 @@ def lean(study: str, scale: str, cells: tuple[Cell, ...], needed: int = MOST_CEL
     return Plan(study, scale, own, gates, None, LEAN_BLOCKS, 0, TIME_LIMIT_S[scale], needed=needed, grows=False)
 
 
-def _gate_of(gate: Gate, file: File) -> Gate:
+def _gate_of(gate: Cell, file: File) -> Cell:
     """A gate of this file: by the oracle, or by the engine against itself where the oracle cannot read it."""
     own = on_file(gate, file)
     if file[1] != registry.GIVEN or given.has_oracle(file):
         return own
-    return change(own, judged="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, type_k=gate.type_k, n_ubatch=512)
+    return change(own, judged="consistent", n_prompt=CONSISTENT_TOKENS, n_gen=0, n_ubatch=512)
 
 
 def planned_models(scale: str) -> tuple[str, ...]:

@@ -19,8 +19,10 @@ LAYER = re.compile(r"blk\.\d+\.")
 # Q8_1 is Q8_0 plus block sums. CUDA uses it for K types too (ggml-cuda/quantize.cu). Metal keeps inputs in F32 or F16.
 PLAIN = (Type.F16, Type.BF16)
 SMALL = (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.IQ4_NL, Type.MXFP4)
-LARGE = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS)
-LARGE += (Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0)
+LARGE = (
+    Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ1_S, Type.IQ1_M, Type.IQ2_XXS, Type.IQ2_XS,
+    Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.IQ4_XS, Type.TQ1_0, Type.TQ2_0,
+)  # fmt: skip
 CPU = {t: t for t in PLAIN} | dict.fromkeys(SMALL, Type.Q8_0) | dict.fromkeys(LARGE, Type.Q8_K)
 CUDA = {t: t for t in PLAIN} | dict.fromkeys((*SMALL, *LARGE), Type.Q8_0)
 ROUNDED_TO: dict[str, dict[Type, Type]] = {"": {}, "CPU": CPU, "Vulkan": CPU, "CUDA": CUDA, "Metal": {}}

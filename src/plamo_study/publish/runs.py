@@ -174,7 +174,7 @@ def run(notebook: Path, values: Mapping[str, Any], out_dir: Path, inputs: str = 
         except OSError as full:
             problem = full
     status, error, message = _reason(problem, torn=executed is None)
-    return RunResult(notebook, status, seconds, None, executed and _last_started(executed), error, message)
+    return RunResult(notebook, status, seconds, None, _last_started(executed) if executed else None, error, message)
 
 
 def _read_back(path: Path) -> nbformat.NotebookNode | None:

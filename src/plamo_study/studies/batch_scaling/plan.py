@@ -47,9 +47,8 @@ def batch_scaling(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan
     short = change(base, workload="prefill", n_prompt=SHORT_PROMPT, policy="per_sequence")
     limits: tuple[Cell, ...] = ceilings(own, base.n_gpu_layers != 0, threads)
     limits += kernels_of(files, limits[1]) if sweep.files else ()
-    first, order = FIRST_SEQUENCES, (*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES)
-    if sweep.n_seq:
-        first, order = (1,), (1, *sweep.n_seq)
+    first = FIRST_SEQUENCES if not sweep.n_seq else (1,)
+    order = (*FIRST_SEQUENCES, *FEW_SEQUENCES, *SEQUENCES) if not sweep.n_seq else (1, *sweep.n_seq)
 
     def of(n_seq: int) -> list[Cell]:
         invented = n_seq in FEW_SEQUENCES and scale != "weights" and not sweep.files
