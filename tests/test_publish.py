@@ -178,7 +178,7 @@ def test_the_page_says_when_and_with_what_it_was_run(executed, tmp_path):
     publish([tmp_path / "plain.ipynb"], tmp_path)
     page = (tmp_path / "plain.html").read_text()
     text = BeautifulSoup(page, "html.parser").get_text()
-    assert 'Run 2026-11-20 12:34 with scale = mini, files = ["a.gguf", "b.gguf"].' in text
+    assert 'Run 2026-11-20 12:34 with files = ["a.gguf", "b.gguf"], scale = mini.' in text
     assert "files = 'd.gguf'" in text, "where a file lies is not published"
     assert len(page) < 20_000, "a page without charts carries no Vega"
 
