@@ -85,6 +85,12 @@ def test_a_short_time_leaves_out_the_last_cells_and_says_which(tmp_path, monkeyp
     assert more.measured > 0
 
 
+def test_under_a_time_limit_no_row_is_counted_twice(tmp_path, monkeypatch, once):
+    monkeypatch.setattr(runner, "MOST_BLOCKS", 2)
+    keys = [row.key for row in runner.sweep(small_plan(blocks=2), tmp_path / "j.jsonl", minutes=30).rows]
+    assert len(keys) == len(set(keys))
+
+
 def test_gates_anchors_and_repeats_count_against_the_time(tmp_path, monkeypatch, once):
     asked, path = small_plan(small_plan().cells[:1], blocks=2), tmp_path / "j.jsonl"
     first = runner.sweep(asked, path)

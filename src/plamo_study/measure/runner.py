@@ -315,7 +315,8 @@ class _Sweep:
         return min(self.limit_s - self._spent(self._all()), self.ends_at - time.monotonic())
 
     def _plan(self, todo: Iterable[Task]) -> None:
-        self.tasks += [task for task in todo if task not in self.tasks]
+        known = {self.bench.key(task) for task in self.tasks}  # its place in a block is no part of a row
+        self.tasks += [task for task in todo if self.bench.key(task) not in known]
 
     def _each(self, todo: Sequence[Task], planned: bool = True) -> None:
         """Measure those of `todo` that are not done; tasks that are not timed run side by side."""

@@ -340,7 +340,7 @@ def _rows(recording: Recording) -> str:
     rows, kinds = recording.rows, [weights_of(recording.facts[name]) for name in model_names(recording.rows)]
     threads = rows["n_threads"].max()
     types = _types(rows[rows["model"] != ""]).removesuffix(" of")
-    weights = f"{' and '.join(dict.fromkeys(kinds))} weights, {types}"
+    weights = f"{' and '.join(dict.fromkeys(kinds)) or 'no'} weights, {types}"
     shared = any(recording.facts[i].get("gpus") for i in rows["machine"].unique())
     where = chips(recording) + (f", {devices(rows)}" if shared else "")
     place = f"{where}, {threads} thread{'s' if threads > 1 else ''}; {_scale(recording)} ({weights})"
@@ -366,7 +366,7 @@ def about(recording: Recording) -> dict[str, Any]:
 def _types(rows: pd.DataFrame) -> str:
     """The type of most of these rows, or the number of types."""
     counts = rows["dtype"].value_counts()
-    return str(counts.index[0]) if 2 * counts.iloc[0] >= len(rows) else f"{len(counts)} types of"
+    return str(counts.index[0]) if 2 * counts.max() >= len(rows) > 0 else f"{len(counts)} types of"
 
 
 def computed(rows: pd.DataFrame) -> str:

@@ -43,6 +43,11 @@ MEGABYTE = 1e6
 FRAGILE, STURDY = f"fragile, beyond {MARGIN} times", "sturdy"
 MORE, EXPLAINED, OPEN = "fragile, margin open", "as size and role explain", "inconclusive"
 UNKNOWN = Estimate(np.nan, np.nan, np.nan, 0)
+DAMAGE = ["model", "candidate", "family", "point", "n_weights", "extra_bytes", "dropped", "share", "avoided",
+          "per_megabyte", "price", "p_harm", "p_avoided"]  # fmt: skip
+STEPS = ["model", "candidate", "step", "point", "bytes", "bits_per_weight", "damage"]
+JUDGED = ["model", "candidate", "family", "point", "dropped", "control", "above", "n_chunks", "quotient", "excess",
+          "p", "p_margin", "error", "n"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,8 +112,8 @@ def damage(found: Iterable[Scanned]) -> pd.DataFrame:
     `Estimate`s; p_harm and p_avoided, Benjamini-Hochberg-adjusted, two-sided: against the floor, against zero.
     """
     lines = [_damage(scan, point) for scan in found for point in scan.points]
-    table = pd.DataFrame(lines)
-    for name in ("p_harm", "p_avoided") if lines else ():
+    table = pd.DataFrame(lines, columns=DAMAGE)
+    for name in ("p_harm", "p_avoided"):
         table[name] = clustered.adjusted(table[name].tolist())
     return table
 
@@ -156,7 +161,7 @@ def frontier(found: Iterable[Scanned]) -> pd.DataFrame:
             line = {"model": scan.model, "candidate": scan.candidate, "step": int(words[1]), "point": words[2]}
             now = scan.mean(" ".join(words) if words[2] else "all")
             lines.append(line | {"bytes": int(size), "bits_per_weight": 8 * size / weights, "damage": now})
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines, columns=STEPS)
 
 
 # ---------------------------------------------------------------- fragility
@@ -173,9 +178,7 @@ def fragility(found: Iterable[Scanned]) -> pd.DataFrame:
     open, sturdy, as size and role explain, or inconclusive. A family of one point has no others: NaN.
     """
     lines = [line for scan in found for line in _of_scan(scan)]
-    if not lines:
-        return pd.DataFrame()
-    table = pd.DataFrame(lines)
+    table = pd.DataFrame(lines, columns=JUDGED)
     for name in ("p", "p_margin"):
         table[f"{name}_adjusted"] = clustered.adjusted(table[name].tolist())
     table["tests"] = int(table["p"].notna().sum())

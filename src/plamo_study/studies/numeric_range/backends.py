@@ -18,6 +18,7 @@ from plamo_study.studies.numeric_range import analysis
 
 STUDY, SCALE = "04-backends", "mini"
 NAMES = {"stock": "CPU", "blas": "OpenBLAS"}  # builds that compute on the CPU
+COLUMNS = ["backend", "gates", "error", "hybrid", "control", "law", "planted", "rotation", "rotation_error", "machine"]
 Facts = dict[str, dict[str, Any]]
 
 
@@ -54,7 +55,7 @@ def verdicts() -> pd.DataFrame:
     rotation (what a file without rotation does) and rotation_error; machine.
     """
     asked = [backend for backend in recorded() if (backend.rows["workload"] == "gate").any()]
-    return pd.DataFrame([_verdict(backend) for backend in asked])
+    return pd.DataFrame([_verdict(backend) for backend in asked], columns=COLUMNS)
 
 
 def _verdict(backend: Backend) -> dict[str, Any]:

@@ -19,6 +19,10 @@ from plamo_study.analysis.stats import Estimate
 LEVEL = 0.05  # false-discovery rate
 NAN = float("nan")
 UNKNOWN = Estimate(NAN, NAN, NAN, 0)
+DISTANCES = ("ppl_ratio", "kld", "same_top", "dp", "rms_dp", *(f"kld_{100 * q:g}" for q in QUANTILES))
+COLUMNS = ["model", "text", "file", "file_bytes", "valid", "not_finite", "perplexity", "bits_per_byte", *DISTANCES,
+           "p", "detectable", "loops", "loops_p"]  # fmt: skip
+PAIRED = ["model", "a", "b", "kld_saved", "share", "p", "detectable"]
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,10 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     bits_per_byte, ppl_ratio (over the reference's), kld, kld_50, kld_90, kld_99, kld_99.9 (nats), same_top, dp, rms_dp
     (fractions), loops (share of greedy continuations); p and p_adjusted (null: perplexity equals the reference's),
     detectable (smallest ppl_ratio - 1 found in four of five such texts), loops_p_adjusted. Values that are undefined,
-    for an invalid file or for the reference against itself, are NaN. Empty if no row is usable.
+    for an invalid file or for the reference against itself, are NaN. No lines if no row is usable.
     """
     lines = [_line(found, name) for found in evaluated(rows) for name in found.file_bytes]
-    found = pd.DataFrame(lines)
-    if found.empty:
-        return found
+    found = pd.DataFrame(lines, columns=COLUMNS)
     for name in ("p", "loops_p"):
         found[f"{name}_adjusted"] = clustered.adjusted(found[name].tolist())
     return found.drop(columns="loops_p")
@@ -85,7 +87,7 @@ def pairs(rows: pd.DataFrame, wanted: Iterable[tuple[str, str, str]]) -> pd.Data
     """
     known = {found.model: found for found in evaluated(rows)}
     lines = [_pair(known[model], a, b) for model, a, b in wanted]
-    found = pd.DataFrame(lines)
+    found = pd.DataFrame(lines, columns=PAIRED)
     found["p_adjusted"] = clustered.adjusted(found["p"].tolist())
     found["closer"] = (found["p_adjusted"] < LEVEL) & found["kld_saved"].map(lambda saved: saved.value > 0)
     return found
@@ -104,9 +106,8 @@ def _line(found: Evaluated, name: str) -> dict[str, Any]:
 
 
 def _against_reference(found: Evaluated, name: str, valid: bool) -> dict[str, Any]:
-    columns = ("ppl_ratio", "kld", "same_top", "dp", "rms_dp", *(f"kld_{100 * q:g}" for q in QUANTILES))
     if name == found.reference or not valid or not found.finite(found.reference):
-        return dict.fromkeys(columns, UNKNOWN) | {"p": NAN, "detectable": NAN}
+        return dict.fromkeys(DISTANCES, UNKNOWN) | {"p": NAN, "detectable": NAN}
     tokens = found.tokens
     more = found.of("nll", name) - found.of("nll", found.reference)
     values: dict[str, Any] = {

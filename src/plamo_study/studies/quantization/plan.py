@@ -54,7 +54,8 @@ def speed(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     brought = [(model, scale, dtype) for model in MODELS for dtype in sweep.dtypes or timed(model, scale)]
     files = list(sweep.files) or brought
     cells: list[Cell] = [on_file(cell, file) for cell in (alone, *together) for file in files]
-    cells += kernels_of(files, kernels(scale, gpu)[0]) if sweep.files else kernels(scale, gpu)
+    products = kernels(scale, gpu)
+    cells += [each for product in products[:2] for each in kernels_of(files, product)] if sweep.files else products
     anchor = "" if sweep.files else DTYPE[scale]
     planned = with_gates(
         "04-quantization", scale_of(scale, sweep), tuple(cells), exact_cache=False, anchor_dtype=anchor
