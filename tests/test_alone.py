@@ -9,16 +9,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 
 import nbformat
 import psutil
 import pytest
-from test_cli import in_one_process
+from test_cli import FEW, in_one_process
 
 from plamo_study import paths
 from plamo_study.cli.alone import LOCK, alone
 from plamo_study.errors import StudyError
+from plamo_study.measure import journal
 from plamo_study.measure.journal import Journal
+from plamo_study.measure.rows import Row
 from plamo_study.models import fetch
 
 COMMAND = [sys.executable, "-m", "plamo_study.cli.main"]
@@ -79,6 +82,91 @@ def test_of_two_runs_one_wins_the_other_says_who_is_at_work_and_a_killed_one_is_
     _, said = first.communicate(timeout=LONG_S)
     assert first.returncode == 0, said
     assert (root / "reports/plain.ipynb").exists()
+
+
+PAGE = """
+from plamo_study.measurements import measurements
+len(measurements("01-phase-asymmetry", source, scale, minutes))
+"""
+STUDY = f"""{FEW}
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits it ignored
+from plamo_study.cli import main
+main.main()
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project whose one notebook shows a study that `study --scale mini` measures first, in a minute."""
+    for name in ("data/models.toml", "data/models", "data/published", "data/corpus", "data/measured/reference"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(paths.ROOT / name)
+    (tmp_path / "README.md").symlink_to(paths.ROOT / "README.md")
+    (tmp_path / "notebooks").mkdir()
+    notebook = nbformat.read(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb", as_version=4)
+    notebook.cells = [*notebook.cells[:3], nbformat.v4.new_code_cell(PAGE)]
+    nbformat.write(notebook, tmp_path / "notebooks/01-phase-asymmetry.ipynb")
+    return tmp_path
+
+
+def of_study(mark):
+    """Processes that a study of this mark started, directly or not."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def until(true, seconds=LONG_S):
+    end = time.monotonic() + seconds
+    while not (found := true()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or_an_orphan(project):
+    journal_path = project / "data/measured/local/01-phase-asymmetry.mini.jsonl"
+    environment = os.environ | {"PLAMO_STUDY_ROOT": str(project), "MARK": str(project)}
+    command = [sys.executable, "-c", STUDY, "study", "--scale", "mini", "--minutes", "9"]
+
+    def keys():
+        return [record.key for record in journal.read(journal_path) if isinstance(record, Row)]
+
+    def rows_beyond(n):
+        return lambda: journal_path.exists() and journal_path.read_bytes().count(b'{"kind":"row"') > n
+
+    def in_the_notebook():
+        return [each for each in of_study(str(project)) if any("ipykernel" in word for word in each.cmdline())]
+
+    done = []
+    for sent, when in (
+        (signal.SIGKILL, rows_beyond(1)), (signal.SIGINT, rows_beyond(4)), (signal.SIGTERM, rows_beyond(7)),
+        (signal.SIGINT, in_the_notebook), (signal.SIGKILL, in_the_notebook),
+    ):  # fmt: skip
+        with (project / "said").open("w") as said:
+            study = subprocess.Popen(command, env=environment, stderr=said, start_new_session=True)
+        assert until(lambda when=when, study=study: when() or study.poll() is not None, 4 * LONG_S), (
+            project / "said"
+        ).read_text()
+        os.killpg(study.pid, sent)
+        assert study.wait(LONG_S)
+        assert until(lambda: not of_study(str(project))), "what the study started ends with it"
+        assert "Traceback" not in (project / "said").read_text()
+        before, done = done, keys()
+        assert len(done) == len(set(done)), "no row is doubled"
+        assert set(before) <= set(done), "no row is lost"
+        assert not [*(project / "reports").glob("01-phase-asymmetry.ipynb")], "no notebook that did not end looks done"
+    for status in ("ok", "unchanged"):
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=9 * LONG_S)
+        assert finished.returncode == 0, finished.stderr
+        assert f"{status} 01-phase-asymmetry.ipynb" in finished.stderr
+    assert set(done) <= set(keys())
+    assert (project / "reports/01-phase-asymmetry.html").exists()
 
 
 FAKE = """#!/bin/sh

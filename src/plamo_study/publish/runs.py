@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from plamo_study.publish import parameters
 
 MADE_FROM = "made_from"  # in the metadata of an executed notebook
 ADDED = {"injected-parameters", "papermill-error-cell-tag"}  # tags of papermill's own cells
-ENDS_S = 3.0  # in which an idle kernel ends that was asked to
+ANSWERS_S, ENDS_S = 2.0, 5.0  # in which an idle kernel answers, and ends when asked to
 SAVED_EVERY_S = 5.0  # shortest interval between saves of a running notebook
 Status = Literal["ok", "unchanged", "failed", "dead_kernel", "incomplete"]
 
@@ -74,16 +75,29 @@ class ThisPython(AsyncKernelManager):
         return "auto" if zmq.has("curve") else "disabled"
 
     async def shutdown_kernel(self, now: bool = False, restart: bool = False) -> None:
-        """Let an idle kernel end by itself; after ENDS_S end it as jupyter_client does.
+        """Ask an idle kernel to end, and leave it time; end others as jupyter_client does.
 
-        That interrupts first, and a kernel that is just sending its last reply logs the interrupt as an error.
+        That interrupts first. A kernel that is not quite done with its last answer logs the interrupt as an error.
         """
-        if not now and await self.is_alive():
+        if not now and await self.is_alive() and await self._is_idle():
             await self.request_shutdown(restart=restart)
             until = time.monotonic() + ENDS_S
             while await self.is_alive() and time.monotonic() < until:
                 await asyncio.sleep(ENDS_S / 60)
         await super().shutdown_kernel(now=now, restart=restart)
+
+    async def _is_idle(self) -> bool:
+        """Whether the kernel answers soon."""
+        client = self.client()
+        client.start_channels(iopub=False, stdin=False, hb=False, control=False)
+        try:
+            client.kernel_info()
+            await client.get_shell_msg(timeout=ANSWERS_S)
+        except queue.Empty:
+            return False
+        finally:
+            client.stop_channels()
+        return True
 
 
 class SavesSeldom(NBClientEngine):
