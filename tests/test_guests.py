@@ -1,4 +1,4 @@
-"""Guests on every page: rows that volunteers measured, of any study, alone and twice, on a chip of ours or on another."""
+"""Guests on every page: rows of volunteers, of any study, alone and twice, on a chip of ours or on another."""
 
 import ast
 import re

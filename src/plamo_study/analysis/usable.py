@@ -34,7 +34,7 @@ def undisturbed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def unrepeated(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows without those that another of the same cell in the same block, measured again, replaces: pairs are of two."""
+    """Rows without those that another of the same cell and block, measured again, replaces: pairs are of two."""
     places = pd.DataFrame({"cell": _cells(rows), "block": rows["block"]}, rows.index)
     return rows[~places.duplicated(keep="last")]
 

@@ -9,13 +9,13 @@ import hashlib
 import re
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from plamo_study.engine import note
 from plamo_study.engine.bindings import llama
 from plamo_study.engine.ggml import ggml, library_files
 
@@ -78,8 +78,7 @@ def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
 
 def _own_words() -> dict[str, Any]:
     """The build's own `engine.toml`: `description`, and `corrects`, codes of `measure.defects`; empty without one."""
-    note = Path(llama._base_path) / "engine.toml"
-    return tomllib.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+    return note.read(Path(llama._base_path))
 
 
 def window() -> int:
