@@ -26,6 +26,7 @@ from plamo_study.errors import StudyError
 
 WEB = Path(__file__).parent / "web"
 SHOWN = ["image/png", "text/html", "text/markdown", "text/plain"]  # the richest first
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")  # begins one in a spreadsheet
 SETTINGS = Config(
     NbConvertBase={"display_data_priority": SHOWN},
     TagRemovePreprocessor={
@@ -105,11 +106,17 @@ def _inline_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
+def _inert(value: Any) -> Any:
+    """A cell of a table that no spreadsheet calculates: a text that would begin a formula gets an apostrophe first."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
 def _csv_link(spec: dict[str, Any]) -> str:
     """A chart's data as a link to a CSV file; with several tables, each line names its own."""
     found = list(spec.get("datasets", {}).values()) or [spec.get("data", {}).get("values", [])]
     several = len(found) > 1
     lines = [{"table": n} | line if several else line for n, lines in enumerate(found, 1) for line in lines]
+    lines = [{_inert(name): _inert(value) for name, value in line.items()} for line in lines]
     written = io.StringIO()
     writer = csv.DictWriter(written, dict.fromkeys(name for line in lines for name in line), lineterminator="\n")
     writer.writeheader()

@@ -174,7 +174,7 @@ async def _called(host: Host, hosts: Hosts, arguments: str) -> AsyncIterator[Any
         ):
             yield process
     except (OSError, ValueError, asyncssh.Error, EOFError, RuntimeError) as error:
-        # an IncompleteReadError is an EOFError; a RuntimeError: an unknown home, or a configuration that includes itself
+        # an IncompleteReadError is an EOFError; a RuntimeError: an unknown home, or a file that includes itself
         raise LostError(str(error) or type(error).__name__) from error
 
 
