@@ -181,7 +181,7 @@ esac
 
 
 @pytest.fixture
-def project(tmp_path):
+def fresh_project(tmp_path):
     """A project that can be set up by a fake Python, and the command that does it."""
     for name in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy(paths.ROOT / name, tmp_path)
@@ -194,8 +194,8 @@ def project(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
-def test_two_makes_at_once_set_up_once(project):
-    folder, command = project
+def test_two_makes_at_once_set_up_once(fresh_project):
+    folder, command = fresh_project
     both = [subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
     said = [each.communicate(timeout=LONG_S)[0].decode() for each in both]
     assert [each.returncode for each in both] == [0, 0], said
@@ -203,8 +203,8 @@ def test_two_makes_at_once_set_up_once(project):
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make here")
-def test_make_sets_up_on_a_disk_without_locks_and_says_what_to_keep_from(project):
-    folder, command = project
+def test_make_sets_up_on_a_disk_without_locks_and_says_what_to_keep_from(fresh_project):
+    folder, command = fresh_project
     (folder / "sitecustomize.py").write_text(LOCKLESS)
     done = subprocess.run(
         command,

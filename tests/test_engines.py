@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from plamo_study import paths
 from plamo_study.cli import main as cli, options
-from plamo_study.engine import builds as engines, library
+from plamo_study.engine import builds as engines, library, note
 from plamo_study.errors import StudyError
 from plamo_study.measure import defects, frame, journal, runner
 from plamo_study.models import casts
@@ -218,15 +218,15 @@ def test_a_name_stands_for_a_build_that_is_here_and_made_from_these_patches(noth
         at = engines.folder(name)
         at.mkdir(parents=True)
         (at / "libllama.so").write_text("a library")
-        (at / engines.NOTE).write_text(engines._note_text(engines.definition(name)))
+        (at / note.NAME).write_text(engines._note_text(engines.definition(name)))
     assert engines.resolve("window") == engines.folder("window").resolve()
-    assert engines.note(engines.folder("window"))["window"] == 2048
+    assert note.read(engines.folder("window"))["window"] == 2048
     assert engines.build("corrected") == (engines.folder("corrected"), False), "it is not made again"
     listed = json.loads(CliRunner().invoke(cli.app, ["engine", "list", "--json"]).stdout)
     assert {entry["name"] for entry in listed if entry["here"] == "yes"} == {"window", "corrected"}
     assert "misplaced" in CliRunner().invoke(cli.app, ["engine", "list"]).stdout
-    note = engines.folder("corrected") / engines.NOTE
-    note.write_text(note.read_text().replace('misplaced-states = "', 'misplaced-states = "0'))
+    own = engines.folder("corrected") / note.NAME
+    own.write_text(own.read_text().replace('misplaced-states = "', 'misplaced-states = "0'))
     assert {entry.name: entry.here for entry in engines.entries()}["corrected"] == "outdated"
     with pytest.raises(StudyError, match="from other patches"):
         engines.resolve("corrected")
@@ -239,6 +239,36 @@ def test_a_folder_serves_as_well_and_nonsense_does_not(tmp_path, monkeypatch):
     (tmp_path / "libllama.so").write_text("a library")
     options.use_engine(str(tmp_path))
     assert os.environ["LLAMA_CPP_LIB_PATH"] == str(tmp_path.resolve())
+
+
+ODD = {  # an engine.toml
+    "no TOML": b"description = ", "no UTF-8": b'description = "\xff"',
+    "nested": ".".join("a" * 9000).encode() + b" = 1",
+    "a number for codes": b"corrects = 5", "a text for tokens": b'window = "2048"', "unknown": b"anything = 1",
+    "no setting": b'environment = ["GGML_CUDA"]', "a list in a list": b"corrects = [[1]]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*ODD, "a folder", "a pipe", "a terabyte"])
+def test_a_folder_that_describes_no_engine_is_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
+    (tmp_path / "libllama.so").write_text("a library")
+    own = tmp_path / note.NAME
+    if kind in ODD:
+        own.write_bytes(ODD[kind])
+    elif kind == "a folder":
+        own.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(own)
+    else:
+        own.touch()
+        os.truncate(own, 1 << 40)
+    done = CliRunner().invoke(cli.app, ["trace", str(mini_file()), "--engine", str(tmp_path)])
+    assert isinstance(done.exception, StudyError), done.output
+    assert note.NAME in done.exception.what
+    assert os.environ["LLAMA_CPP_LIB_PATH"] == ""
+    with pytest.raises(StudyError, match=re.escape(note.NAME)):
+        library.note.read(tmp_path)
 
 
 def test_codes_of_recorded_engines_are_shown_by_name():
@@ -265,7 +295,7 @@ def test_a_product_is_timed_with_the_backend_that_the_engine_prefers_for_it(sour
 def test_builds_share_blocks_and_each_has_its_own_gate(tmp_path):
     other = tmp_path / "other"  # the same libraries under another name: what `--beside DIR` expects of a build
     shutil.copytree(engines.installed_libraries(), other, symlinks=True)
-    (other / engines.NOTE).write_text('description = "a copy"\ncorrects = ["D2", "D3"]\n')
+    (other / note.NAME).write_text('description = "a copy"\ncorrects = ["D2", "D3"]\n')
     cells = (mini("prefill", n_prompt=16), mini("prefill", n_prompt=24))
     planned = replace(small_plan(cells, blocks=2), compared=cells[:1])
     summary = runner.sweep(planned, tmp_path / "j.jsonl", beside=[other])

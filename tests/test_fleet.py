@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -278,7 +279,7 @@ def test_what_a_host_sends_is_never_run_and_never_without_end(hosts: fleet.Hosts
         ("", "names no host|is no list"),
         ('[[host]]\naddress = "a"\npython = "p"\npassword = "x"', "unknown field `password`"),
         ('[[host]]\naddress = "a"\npython = "p"\n' * 2, "twice"),
-        ("[[host", "is no list of hosts"),
+        ("[[host", "is no TOML"),
         (None, "hosts.toml"),
     ],
 )
@@ -288,3 +289,38 @@ def test_a_file_that_is_no_list_of_hosts_or_is_not_there_is_refused(tmp_path: Pa
         path.write_text(text)
     with pytest.raises(StudyError, match=why):
         fleet.read(path)
+
+
+HOST = '[[host]]\naddress = "mac.local"\npython = "python"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('ssh_config = "/dev/zero"\n' + HOST, "no regular file"),
+        ('ssh_config = "~nobody-of-this-name/config"\n' + HOST, "no home folder"),
+        ('ssh_config = "config"\n' + HOST, "/dev/zero: is no regular file"),
+        (".".join("a" * 16_000) + " = 1\n" + HOST, "more than 64 dots"),
+        (("[" + ".".join("a" * 60) + "]\n" + "b = 1\n") * 2000, "more than 65,536"),
+        (HOST + "a = " + "[" * 5000 + "]" * 5000, "is no TOML"),
+    ],
+    ids=["an endless configuration", "no such home", "endless known hosts", "nested keys", "many keys", "nested lists"],
+)
+def test_a_file_of_hosts_and_what_it_names_is_read_within_limits(tmp_path, monkeypatch, text: str, why: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").write_text("Host *\n  IdentityFile /dev/null\n  UserKnownHostsFile = /dev/zero\n")
+    (tmp_path / "hosts.toml").write_text(text)
+    tracemalloc.start()
+    with pytest.raises(StudyError, match=why):
+        fleet.read(tmp_path / "hosts.toml")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 << 20
+
+
+def test_a_configuration_of_ssh_that_includes_itself_loses_only_its_host(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("asyncssh")
+    (tmp_path / "config").write_text(f"Include {tmp_path}/config\n")
+    hosts = fleet.Hosts((fleet.Host("localhost", "python"),), str(tmp_path / "config"))
+    with pytest.raises(StudyError, match="no host: can be used"):
+        list(fleet.measure(hosts, [GATES], divided=True, tell=lambda host, rows: None))

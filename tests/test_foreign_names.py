@@ -1,6 +1,9 @@
 """Names that come in with rows: whatever they hold, pages and notebooks show them and obey none of it."""
 
 import ast
+import base64
+import csv
+import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -90,6 +93,15 @@ def test_no_hostile_text_does_anything_in_a_table():
         del found[1]["code"]  # which a table may hold
         for page, harmless in zip(found, quiet, strict=True):
             assert set(page - harmless) <= {"p"}, text  # what stands under a table with a star
+
+
+@pytest.mark.parametrize("begins", ["=", "+", "-", "@", "\uff1d", "\t"])
+def test_no_name_is_a_formula_in_the_data_of_a_chart(begins):
+    name = f"{begins}HYPERLINK(1)"
+    for spec in ({"data": {"values": [{"chip": name, name: -1.5}]}}, {"datasets": {"a": [{"chip": name, name: -1.5}]}}):
+        _, packed = exporter._csv_link(spec).split(",", 1)
+        head, line = csv.reader(io.StringIO(base64.b64decode(packed).decode(), newline=""))
+        assert (head[1], line) == (f"'{name}", [f"'{name}", "-1.5"])
 
 
 def test_what_names_are_made_of_stays_as_it_is():

@@ -1,7 +1,9 @@
 """What those who fork it get: a workflow, Binder and Colab, a citation. Checked as files; none of it has run here."""
 
+import os
 import re
 import shutil
+import subprocess
 import tomllib
 
 import nbformat
@@ -15,15 +17,29 @@ from plamo_study.studies import registry
 BINDER = paths.ROOT / ".binder"
 
 
-def test_binder_gets_every_declared_version_but_the_engine():
+def test_binder_gets_every_locked_package_by_its_hash_but_the_engine(tmp_path):
+    """Its script, with a pip that notes what it is asked for."""
+    asked = tmp_path / "asked"
+    noting = f'#!/bin/bash\necho "$*" >> {asked}\n[[ "${{@: -1}}" == . ]] || cat "${{@: -1}}" >> {asked}\n'
+    (tmp_path / "pip").write_text(noting)
+    (tmp_path / "pip").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run([BINDER / "postBuild"], cwd=tmp_path, env=os.environ | {"PATH": path}, check=True)
+    first, *locked, last = asked.read_text().splitlines()
+    assert {"--require-hashes", "--no-deps"} <= set(first.split())
+    assert {"--no-deps", "--no-build-isolation"} <= set(last.split())
+    names = {line.split("==")[0] for line in locked if re.match("[a-z]", line)}
     declared = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    lines = [line for line in (BINDER / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
-    assert lines == [line for line in declared if not line.startswith("llama-cpp-python")]
-    install = (BINDER / "postBuild").read_text()
-    assert "--no-deps" in install, "the engine would be compiled"
-    assert (BINDER / "postBuild").stat().st_mode & 0o100
+    assert {line.split("==")[0] for line in declared} - names == {"llama-cpp-python"}
     version = re.fullmatch(r"python-3\.(\d+)\n", (BINDER / "runtime.txt").read_text())
     assert 11 <= int(version[1]) <= 14
+
+
+def test_actions_of_the_workflow_are_pinned_by_commit_with_their_tag_beside_it():
+    text = (paths.ROOT / ".github" / "workflows" / "test.yml").read_text()
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each) for each in used), used
 
 
 @pytest.mark.parametrize("address", ["https://github.com/some/fork", "https://github.com/some/fork.git"])

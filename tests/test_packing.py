@@ -10,6 +10,7 @@ import shutil
 import socket
 import tracemalloc
 from pathlib import Path
+from typing import get_type_hints
 
 import msgspec
 import pytest
@@ -18,7 +19,11 @@ from plamo_study import paths
 from plamo_study.cli import rows as commands
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing
-from plamo_study.measure.rows import Fact, Failure, Row, content_id, row_key
+from plamo_study.measure.cells import Decode, columns
+from plamo_study.measure.machine import State
+from plamo_study.measure.rows import Conditions, Evidence, Fact, Failure, Request, Row, content_id, row_key
+from plamo_study.measure.tasks import REPEAT
+from plamo_study.studies.machines import strangers
 from plamo_study.studies.registry import STUDIES
 
 REFERENCE = paths.MEASURED / "reference"
@@ -179,6 +184,87 @@ def test_a_forged_record_is_refused_with_its_line(text, measured):
         # A fact or a name that is wrong may show only in the first row that rests on it.
         assert number + 1 <= line <= number + 21, change
     assert not measured.exists()
+
+
+def numeric(kind):
+    """The fields of a type whose values are numbers, or are made of numbers."""
+    named = {name for name, told in get_type_hints(kind).items() if re.search(r"\b(int|float)\b", str(told))}
+    return named & set(kind.__struct_fields__)
+
+
+def test_every_number_in_a_row_has_bounds():
+    parts = {name for kind in (Row, Conditions, State, Evidence, Request, Failure) for name in numeric(kind)}
+    of_cells = {name for name, value in columns(Decode()).items() if type(value) in (int, float)} | {"calls"}
+    assert parts | of_cells == set(packing.BOUNDS)
+
+
+@pytest.fixture(scope="module")
+def timed():
+    """A row that has every kind of number, and a check of it."""
+    records = journal.read(REFERENCE / "09-disaggregation.shape.jsonl")
+    known = {each.id: each for each in records if isinstance(each, Fact)}
+    row = next(each for each in records if isinstance(each, Row) and each.requests and each.valid)
+    times = sorted(range(1, 1 + len(row.requests)))
+    counted = msgspec.structs.replace(row.conditions.whole, joules={"package": 1.0}, limits_w={"package": 1.0})
+    conditions = msgspec.structs.replace(row.conditions, timed=counted, before=State(swapped_bytes=0, gpu_used=0.0))
+    row = msgspec.structs.replace(row, conditions=conditions, prefill_ns=times, splits=(1, 1))
+
+    def check(changed):
+        packing._check_row(changed, ("09-disaggregation", "shape"), known, set(), STUDIES)
+
+    check(rekeyed(row, {}))
+    return row, check
+
+
+@pytest.mark.parametrize("beyond", [lambda low, high: low - 1, lambda low, high: 2 * high + 1], ids=["below", "above"])
+def test_no_number_of_a_row_lies_beyond_its_bounds(timed, beyond):
+    row, check = timed
+    for name, (low, high) in packing.BOUNDS.items():
+        if name in ("checks", "series", "exit_code", "schema"):  # all that is finite; of a failure; a later program's
+            continue
+        changed = rekeyed(changed_number(row, name, beyond(low, high)), {})
+        if changed != row:
+            with pytest.raises((ValueError, OverflowError)):
+                check(changed)
+
+
+def changed_number(value, name, number):
+    """A row or a part of it with one of its numbers replaced, wherever it is."""
+    changes = {}
+    names = zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True)
+    for attribute, field in names:
+        own = getattr(value, attribute)
+        if field == name:
+            changes[attribute] = put(own, number)
+        elif isinstance(own, msgspec.Struct):
+            changes[attribute] = changed_number(own, name, number)
+        elif field == "requests":
+            changes[attribute] = [changed_number(each, name, number) for each in own]
+    return msgspec.structs.replace(value, **changes)
+
+
+def put(own, number):
+    if isinstance(own, dict):
+        return dict.fromkeys(own, number)
+    if isinstance(own, list | tuple):
+        return type(own)(put(each, number) for each in own)
+    return number
+
+
+def test_a_second_replicate_of_a_cell_in_a_block_is_refused_and_a_repeat_of_it_is_not(timed):
+    row, check = timed
+    check(rekeyed(msgspec.structs.replace(row, replicate=row.replicate + REPEAT), {}))
+    for changes in ({"replicate": row.replicate + 1}, {"block": row.block + 1}, {"block": -1}):
+        with pytest.raises(ValueError, match="block"):
+            check(rekeyed(msgspec.structs.replace(row, **changes), {}))
+
+
+def test_an_analysis_that_raises_on_a_pack_is_a_refusal_with_a_reason(text, monkeypatch):
+    monkeypatch.setattr(strangers.analysis, "passes", lambda studies: 1 / 0)
+    found = packing.unpack(gzip.compress(text), STUDIES)
+    found.journals = {f"{name.partition('.')[0]}.shape": records for name, records in found.journals.items()}
+    with pytest.raises(StudyError, match=r"cannot be analysed \(ZeroDivisionError"):
+        strangers.check(found)
 
 
 MARKUP = ["<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "`x`", "a|b", "$x$", "a\nb", "\u202ex", "x" * 999]

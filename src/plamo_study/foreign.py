@@ -1,6 +1,7 @@
 """Untrusted files: read within limits, and shown without terminal control sequences."""
 
 import stat
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 from plamo_study.errors import StudyError, of_system
 
 MOST = 1 << 30  # bytes of a file that is read whole
+MOST_SETTINGS, MOST_DOTS = 1 << 16, 64  # bytes of a file of settings; dots in a line of it, each of which may nest
 
 
 def plain(text: str, kept: str = "\n\t\xa0\u3000") -> str:
@@ -48,6 +50,28 @@ def text(path: Path, most: int = MOST) -> str:
     except UnicodeDecodeError as error:
         why = f"is not UTF-8 (byte {error.start} is 0x{found[error.start]:02x})"
         raise StudyError(str(path), why, f"iconv -f ENCODING -t UTF-8 {path}") from error
+
+
+def toml(path: Path, mend: str = "mend it: https://toml.io shows what a line may be") -> dict[str, Any]:
+    """The content of a TOML file of at most MOST_SETTINGS bytes. StudyError as `text`, and for anything but TOML.
+
+    A key nests once for each of its dots, and a parser may need the square of that in memory: hence MOST_DOTS.
+    """
+    found = text(path, MOST_SETTINGS)
+    try:
+        if any(line.count(".") > MOST_DOTS for line in found.splitlines()):
+            raise ValueError(f"a line has more than {MOST_DOTS} dots")
+        return tomllib.loads(found)
+    except (ValueError, RecursionError) as error:  # a TOMLDecodeError is a ValueError
+        raise StudyError(str(path), f"is no TOML ({error})", mend) from error
+
+
+def expanded(name: str) -> Path:
+    """A path in which ~ and ~NAME are replaced by a user's home. StudyError where there is no such home."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise StudyError(name, f"has no home folder to begin with ({error})", "name the whole path") from error
 
 
 def parsed(data: bytes | str, kind: Any = Any) -> Any:

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown, display
 
-from plamo_study.analysis.usable import ran_last, usable
+from plamo_study.analysis.usable import ran_last, unrepeated, usable
 from plamo_study.fields import ORDER
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.frame import unstarred
-from plamo_study.measure.recording import Recording, added, elsewhere, read
+from plamo_study.measure.recording import Recording, added, elsewhere, machines_of, read
 from plamo_study.present import processors
 from plamo_study.present.evidence import chip, disturbed
 from plamo_study.studies.chunked import calls as chunked
@@ -143,22 +143,30 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
     Never compare the two: the rows of a block belong to one machine.
     """
     own = read(study, "recorded", scale)
-    found = [_tidy(each) for each in elsewhere(own)] if own else []
+    found = _apart(elsewhere(own), own.facts) if own else []
     return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 
-def measured_added(study: str, asked: bool = True, scale: str = "shape") -> pd.DataFrame:
+def measured_added(study: str, asked: bool = True, scale: str = "shape", board: str = "") -> pd.DataFrame:
     """The rows of a study from machines that `rows add` filed, as a frame like `measurements`; empty if not `asked`.
 
-    Never compare them with one another: the rows of a block belong to one machine.
+    `board`: only those of the first machine that has this GPU, tracked ones first.
+
+    Never compare them with one another: the rows of a block belong to one machine, and each has a name of its own.
     """
-    found = [_tidy(each) for each in added(study, scale)] if asked else []
+    found = _apart(added(study, scale, board), machines_of(study, scale)) if asked else []
     return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+
+
+def _apart(found: list[Recording], own: Mapping[str, Any]) -> list[pd.DataFrame]:
+    """Tidy frames of further machines, each under a name of its own, which none of the facts `own` bears either."""
+    _, *named = processors.told_apart(own, *(each.facts for each in found))
+    return [_tidy(replace(each, facts=facts)) for each, facts in zip(found, named, strict=True)]
 
 
 def _tidy(found: Recording) -> pd.DataFrame:
     rows, facts = found.rows, found.facts
-    good = set(usable(rows)["key"])
+    good = set(unrepeated(usable(rows))["key"])
     kept = rows[~rows["anchor"] & (rows["workload"] != "gate")]
     lines = [(at, *line) for at, row in enumerate(kept.to_dict("records")) for line in _lines(row)]
     whose = np.array([at for at, *_ in lines], int)

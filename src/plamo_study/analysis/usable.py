@@ -34,6 +34,12 @@ def undisturbed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[steady | (lacking & ~better & last)]
 
 
+def unrepeated(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows without those that another of the same cell and block, measured again, replaces: pairs are of two."""
+    places = pd.DataFrame({"cell": _cells(rows), "block": rows["block"]}, rows.index)
+    return rows[~places.duplicated(keep="last")]
+
+
 def marked(rows: pd.DataFrame) -> pd.Series:
     """Whether each row was disturbed, or its block drifted."""
     return rows.get("disturbed", False) | (rows["drift"] > DRIFT_LIMIT)

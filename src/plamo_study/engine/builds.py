@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from plamo_study import children, paths
+from plamo_study.engine import note
 from plamo_study.errors import StudyError
 
 PACKAGE = "llama-cpp-python"
 DEFINED = paths.DATA / "upstream" / "engines.toml"
 PATCHES = paths.DATA / "upstream" / "patches"
 TESTS = paths.DATA / "upstream" / "tests"
-NOTE = "engine.toml"
 PARTS = ("src", "include", "ggml", "cmake", "vendor", "licenses", "CMakeLists.txt", "LICENSE")
 PROGRAM_PARTS = ("src", "include", "ggml/include", "common", "tests", "vendor")  # that a program is compiled from
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
@@ -102,12 +102,6 @@ def program(name: str) -> Path:
     return folder(name) / str(definition(name)["program"])
 
 
-def note(path: Path) -> dict[str, Any]:
-    """The contents of a build's `engine.toml`; empty without one."""
-    file = path / NOTE
-    return tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-
-
 def resolve(name_or_folder: str) -> Path:
     """The folder of a build by its name, or the folder itself; StudyError when it holds no build."""
     path = Path(name_or_folder)
@@ -125,6 +119,7 @@ def resolve(name_or_folder: str) -> Path:
             name_or_folder, "neither a known build nor a folder that holds libllama",
             "plamo-study engine list, or build llama.cpp with -DBUILD_SHARED_LIBS=ON and name its bin folder",
         )  # fmt: skip
+    note.read(path)  # what it says of itself can be read
     return path.resolve()
 
 
@@ -159,7 +154,7 @@ def build(name: str, on_step: OnStep = lambda *step: None) -> tuple[Path, bool]:
             compile_target(target, source, partial / "build", tools, on_step, options=options, packages=packages)
             made = assemble(asked.get("libraries", [target]), partial / "build" / "bin", partial / "engine")
             _check_loads(made)
-        (made / NOTE).write_text(_note_text(asked), encoding="utf-8")
+        (made / note.NAME).write_text(_note_text(asked), encoding="utf-8")
         shutil.rmtree(folder(name), ignore_errors=True)
         made.rename(folder(name))
     return folder(name), True
@@ -339,7 +334,7 @@ def installed_libraries() -> Path:
 def _is_current(name: str) -> bool:
     """Whether a build exists and its patches, sources and installed libraries are unchanged."""
     asked = tomllib.loads(_note_text(definition(name)))
-    return note(folder(name)) | {"description": asked["description"]} == asked
+    return note.read(folder(name)) | {"description": asked["description"]} == asked
 
 
 def _note_text(asked: dict[str, Any]) -> str:

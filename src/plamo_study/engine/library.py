@@ -10,7 +10,6 @@ import os
 import re
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from plamo_study import children
+from plamo_study.engine import note
 from plamo_study.engine.bindings import llama
 from plamo_study.engine.ggml import ggml, library_files
 
@@ -81,8 +81,7 @@ def has_tensor_units(log: Sequence[str]) -> dict[str, bool]:
 
 def _own_words() -> dict[str, Any]:
     """The build's own `engine.toml`: `description`, and `corrects`, codes of `measure.defects`; empty without one."""
-    note = Path(llama._base_path) / "engine.toml"
-    return tomllib.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+    return note.read(Path(llama._base_path))
 
 
 def _as_set(words: dict[str, Any]) -> dict[str, Any]:

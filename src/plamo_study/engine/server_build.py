@@ -11,8 +11,9 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from plamo_study.engine import builds
-from plamo_study.engine.builds import NOTE, PARTS, SUFFIX, OnStep, fetch, folder, locked, note, unpack
+from plamo_study import foreign
+from plamo_study.engine import builds, note
+from plamo_study.engine.builds import PARTS, SUFFIX, OnStep, fetch, folder, locked, unpack
 
 BINARY = "llama-server"
 STOCK = "stock"
@@ -29,7 +30,9 @@ def home(patched: bool = False) -> Path:
 
 def built(patched: bool = False) -> Path | None:
     """The binary that `build` made from the current sources and patches, None without one."""
-    return home(patched) / BINARY if note(home(patched)) == tomllib.loads(_note_text(patched)) else None
+    said = home(patched) / note.NAME
+    made = said.exists() and foreign.toml(said) == tomllib.loads(_note_text(patched))
+    return home(patched) / BINARY if made else None
 
 
 def is_ours(binary: Path) -> bool:
@@ -69,7 +72,7 @@ def build(
         for name in OWN:
             for file in (tree / "bin").glob(f"lib{name}*{SUFFIX}*"):
                 shutil.copy2(file, made / file.name, follow_symlinks=False)
-        (made / NOTE).write_text(_note_text(patched), encoding="utf-8")
+        (made / note.NAME).write_text(_note_text(patched), encoding="utf-8")
         spent = spent_by_part((tree / ".ninja_log").read_text(encoding="utf-8"))
         shutil.rmtree(place, ignore_errors=True)
         made.rename(place)

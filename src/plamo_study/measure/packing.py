@@ -8,9 +8,9 @@ import getpass
 import gzip
 import hashlib
 import io
-import math
 import re
 import socket
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,18 +26,18 @@ import msgspec
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import facts, journal
-from plamo_study.measure.cells import AnyCell, Arrival, Decode, Depth, MatMul, Naive, OnModel, Prefill, Read, columns
+from plamo_study.measure.cells import Arrival, Decode, Depth, Gate, MatMul, Naive, OnModel, Prefill, Read, columns
 from plamo_study.measure.plan import TIME_LIMIT_S
 from plamo_study.measure.recording import OTHERS
 from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, passed, row_key
+from plamo_study.measure.tasks import REPEAT
 
 SUFFIX = ".rows.gz"
 ID = "[0-9a-f]{16}"  # of a machine
 LEAST_OF_ID = 4  # characters that name a machine where no other one begins so
 CHECKSUM = 16  # hex digits
 MOST_BYTES, MOST_OF_A_LINE, MOST_TEXT = 64 << 20, 2 << 20, 4000  # unpacked; characters of a sentence
-MOST_NAME, MOST_TOKENS = 200, 1 << 20
-TOKENS = ("n_prompt", "n_gen", "n_seq", "n_arriving", "n_chunk", "n_draft", "n_processes")  # counts of a cell
+MOST_NAME = 200
 SENTENCES = ("failure", "log", *facts.SENTENCES)
 MOST_TIMES = 40  # unpacked size over packed size, at most: rows reach 3 to 8
 MOST_VALUES, MOST_OF_A_ROW = 4_000_000, 250_000  # numbers, lists and objects of some 60 bytes; our packs have a fifth
@@ -45,6 +45,31 @@ TOLD = ("degenerate_loop", "refused")  # checks that do not judge
 FIRST_DAY = datetime(2026, 1, 1, tzinfo=UTC)  # the earliest date of a row
 LONGEST_NS = 10**15  # the longest row: twelve days
 MOST_BYTES_S, MOST_FLOPS_S = 1e14, 1e18  # beyond any machine
+FINITE = (-sys.float_info.max, sys.float_info.max)
+TIME, COUNT, MANY, BYTES = (0, LONGEST_NS), (0, 1 << 32), (0, 1 << 20), (0, 1 << 50)
+CPU_TIME = (-(10**10), 9999 * LONGEST_NS)  # a difference of two counts, over all CPUs
+BOUNDS: Mapping[str, tuple[float, float]] = {  # the least and the most of every number in a row, by its field
+    "schema": (1, SCHEMA), "replicate": (0, 10**5), "block": (-1, REPEAT - 1), "order": (-1, 10**6), "pid": COUNT,
+    "elapsed_ns": (1, LONGEST_NS),
+    # results
+    "samples_ns": TIME, "warmup_ns": TIME, "prefill_ns": TIME, "load_ns": TIME, "n_evaluated": (0, 1 << 40),
+    "n_bytes": BYTES, "n_flops": (0, 1 << 60), "splits": (1, 1 << 20), "checks": FINITE, "series": FINITE,
+    # requests, whose n_prompt is the cell's
+    "arrived_ns": TIME, "token_ns": TIME, "sent_ns": TIME, "byte_ns": TIME, "ended_ns": TIME,
+    # how it ended, and the conditions
+    "exit_code": (-(1 << 31), 1 << 32), "load_1min": (0, 10**6), "throttled_us": TIME, "peak_rss_bytes": BYTES,
+    "swapped_bytes": (0, 1 << 60), "gpu_used": (0, 100), "gpu_mhz": (0, 10**6),
+    # what the system counted
+    "wall_ns": (1, LONGEST_NS), "cpu_ns": CPU_TIME, "cpus": (1, 9999), "waited_ns": CPU_TIME, "involuntary": COUNT,
+    "voluntary": (0, 1 << 40), "others_ns": CPU_TIME, "stolen_ns": CPU_TIME, "pressure_ns": TIME, "mhz": (0, 10**6),
+    "stalled_ns": TIME, "hot": COUNT, "stops": COUNT, "held_ns": TIME, "joules": (0, 10**12), "limits_w": (0, 10**6),
+    # a cell
+    "n_prompt": MANY, "n_gen": MANY, "n_seq": MANY, "n_threads": (1, 9999), "n_batch": (1, 1 << 24),
+    "n_ubatch": (1, 1 << 24), "n_gpu_layers": (-1, 1 << 12), "calls": MANY, "n_chunks": MANY, "size": BYTES,
+    "repetitions": (1, 10**6), "seed": BYTES, "n_arriving": MANY, "n_chunk": MANY, "n_processes": (1, 1 << 20),
+    "killed": (-1, 1 << 20), "link_bps": BYTES, "n_requests": (1, 1 << 32), "per_second": (1e-6, 1e6),
+    "n_draft": MANY, "accepts": (0, 1), "temperature": (0, 1000), "n_clients": MANY,
+}  # fmt: skip
 HOME = re.compile(r"(?i)(?:/home|/Users|\\Users)[/\\][^/\\\s'\":,;)]+")
 QUOTED = re.compile(r"(['\"])(?:[A-Za-z]:)?[/\\~][^'\"\n]*[/\\]")  # a folder in quotes may hold spaces
 FOLDER = re.compile(r"(?:[A-Za-z]:)?[^\s'\"=:(),]*[/\\](?=[^/\\\s])")
@@ -300,7 +325,7 @@ def _check_row(
     """Check a row of a journal of this name: study and scale."""
     _check_name(*name)
     scale = name[1]
-    _check(0 < row.schema <= SCHEMA, f"schema {row.schema} is not one of this program's {SCHEMA}")
+    _check_bounds(row)
     _check(row.study in studies, f"study {row.study[:40]!r} is unknown")
     _check(row.key not in keys, "the row comes twice")
     kinds = {"machine": [row.machine], "model": [row.model, *row.others], "engine": [row.engine]}
@@ -315,9 +340,7 @@ def _check_row(
     _check(row.status != "ok" or row.failure is None, "ended well, with a failure")
     _check(row.status == "ok" or not row.valid, "did not end well, and valid")
     _check(row.status == "ok" or not row.samples_ns, "did not end well, and has times")
-    _check(0 < row.elapsed_ns < LONGEST_NS, "a row that took no time, or months")
-    counts = (row.pid, row.replicate, row.order + 1, row.block + 1)
-    _check(0 <= min(counts) <= max(counts) < 2**32, "a number below nothing, or beyond any count")
+    _check_place(row)
     _check(not row.cell.files or (row.model and row.engine), "a model that ran on nothing")
     if row.engine:
         _check_engine(row, known[row.machine].data, known[row.engine].data)
@@ -327,7 +350,7 @@ def _check_row(
     _check(not isinstance(row.cell, OnModel) or row.cell.scale == scale, f"a cell of another scale than {scale}")
     judged = {name: value for name, value in row.checks.items() if name not in TOLD}
     _check(not row.valid or passed(judged), "valid, and a check of it does not hold")
-    _check_cell(row.cell)
+    _check(columns(row.cell)["n_seq"] or isinstance(row.cell, Arrival), "a cell of nothing")  # nobody need decode
     _check_results(row)
     if row.status == "ok":
         _check_samples(row)
@@ -351,34 +374,53 @@ def _without_numbers(row: Row) -> dict[str, Any]:
     return dict(msgspec.to_builtins(msgspec.structs.replace(row, requests=requests, **less)))
 
 
-def _check_cell(cell: AnyCell) -> None:
-    told = columns(cell)
-    numbers = {name: value for name, value in told.items() if type(value) in (int, float)}
-    _check(all(-1 <= number < 2**50 for number in numbers.values()), "a cell with a number beyond any")
-    least = [told[name] for name in ("n_threads", "n_batch", "n_ubatch", "repetitions")]
-    least += [told["n_seq"]] if not isinstance(cell, Arrival) else []  # a prompt may come where nobody decodes
-    _check(min(least) >= 1, "a cell of nothing")
-    _check(max(told[name] for name in TOKENS) <= MOST_TOKENS, "a cell of more than any engine takes")
+def _check_bounds(row: Row) -> None:
+    """Check every number of a row, and of all that it is made of, against BOUNDS."""
+    for name in row.__struct_fields__:
+        if name != "cell":
+            _check_numbers(name, getattr(row, name))
+    for name, value in columns(row.cell).items():
+        _check_numbers(name, value)
+
+
+def _check_numbers(name: str, value: Any) -> None:
+    if isinstance(value, msgspec.Struct):
+        for part in value.__struct_fields__:
+            _check_numbers(part, getattr(value, part))
+        return
+    several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+    if numbers := [each for each in several if type(each) in (int, float)]:
+        low, high = BOUNDS[name]
+        for number in (min(numbers), max(numbers)):
+            _check(low <= number <= high, f"{name} is {number:.6g}, and may be {low:.6g} to {high:.6g}")
+    for each in several:
+        if isinstance(each, msgspec.Struct | dict | list | tuple):
+            _check_numbers(name, each)
+
+
+def _check_place(row: Row) -> None:
+    """Check that a row is the one process of its cell in its block, or a repeat of it, as a sweep numbers them."""
+    gate = isinstance(row.cell, Gate)
+    _check((row.block < 0) == gate, "a gate in a block, or another cell in none")
+    _check(row.replicate % REPEAT == max(row.block, 0), "a second replicate of one cell in a block")
 
 
 def _check_results(row: Row) -> None:
-    """Check that no time exceeds the worker's, and that no rate exceeds any machine's."""
+    """Check that no time exceeds the worker's, that answers come in order, and that no rate exceeds any machine's."""
     times = [*chain(*row.samples_ns), *row.warmup_ns, *row.prefill_ns, row.load_ns]
     times += [at for request in row.requests for at in (request.arrived_ns, *request.token_ns)]
-    _check(all(0 <= time <= row.elapsed_ns for time in times), "a time that is negative, or longer than the row took")
-    _check(min(row.n_evaluated, row.n_bytes, row.n_flops) >= 0, "a count below nothing")
-    _check(row.splits is None or 1 <= min(row.splits) <= max(row.splits) < 2**32, "a graph of no parts, or of too many")
+    _check(max(times) <= row.elapsed_ns, "a time longer than the row took")
     fastest = min(chain(*row.samples_ns), default=0) / 1e9
     for amount, most in ((row.n_bytes, MOST_BYTES_S), (row.n_flops, MOST_FLOPS_S)):
         _check(not amount or row.status != "ok" or amount <= most * fastest, "faster than any machine")
-    numbers = chain(row.checks.values(), *row.series.values())
-    _check(all(math.isfinite(number) for number in numbers), "a number that is not finite")
+    for request in row.requests:
+        _check(request.token_ns == sorted(request.token_ns), "tokens that came before others of their answer")
 
 
 def _check_samples(row: Row) -> None:
     """Check that the samples that every machine times have the form their workload gives them."""
     cell, samples = row.cell, row.samples_ns
-    _check(all(time > 0 for time in chain(*samples)), "a pass that took no time")
+    _check(all(time > 0 for time in chain(*samples, row.prefill_ns)), "a pass that took no time")
     if isinstance(cell, Read | MatMul | Prefill | Decode | Naive | Depth):
         _check(samples and all(samples), "a pass that was not timed")
     if isinstance(cell, Read | MatMul):

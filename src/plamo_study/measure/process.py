@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from plamo_study import children
-from plamo_study.engine import builds
+from plamo_study.engine import note
 from plamo_study.errors import StudyError
 from plamo_study.measure import machine, watch, worker
 from plamo_study.measure.cells import AnyCell, Cell, Gate
@@ -120,7 +120,7 @@ def measured_once(cell: Cell, path: Path = Path(), replicate: int = 0, time_limi
 def _environment(engine: str) -> dict[str, str]:
     """The chosen environment with the engine's folder, and what its build asks for where that is not set."""
     ours = children.environment() | ({"LLAMA_CPP_LIB_PATH": engine} if engine else {})
-    asked = builds.note(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
+    asked = note.read(Path(ours["LLAMA_CPP_LIB_PATH"])).get("environment", []) if "LLAMA_CPP_LIB_PATH" in ours else []
     return dict(setting.split("=", 1) for setting in asked) | ours
 
 

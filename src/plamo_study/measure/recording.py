@@ -93,14 +93,39 @@ def elsewhere(recording: Recording) -> list[Recording]:
     return [of_rows(rows, records, *where) for machine, rows in by_machine(records).items() if machine not in own]
 
 
-def added(study: str, scale: str) -> list[Recording]:
-    """The rows of a study that `rows add` filed, a recording for each machine."""
+def added(study: str, scale: str, board: str = "") -> list[Recording]:
+    """The rows of a study that `rows add` filed, a recording for each machine, those that are tracked first.
+
+    `board`: only those of the first machine that has this GPU.
+    """
     found = []
-    for path in sorted(paths.MEASURED.glob(f"*/{study}.{scale}.jsonl")):
-        if path.parent.name not in (REFERENCE, LOCAL):
-            records = journal.read(path)
-            found += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
+    for folder in (paths.MEASURED / OTHERS, *guests()):
+        records = journal.read(folder / f"{study}.{scale}.jsonl")
+        found += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
+    if board:
+        found = [each for each in found if board in _boards(each)][:1]
     return [replace(each, rows=as_released(each.rows)) for each in found]
+
+
+def _boards(recording: Recording) -> list[str]:
+    machines = (recording.facts.get(name, {}) for name in recording.rows["machine"].unique())
+    return [gpu["chip"] for machine in machines for gpu in machine.get("gpus", ())]
+
+
+def guests() -> list[Path]:
+    """The folders of machines whose rows `rows add` filed untracked."""
+    places = (REFERENCE, LOCAL, OTHERS)
+    return sorted(path for path in paths.MEASURED.glob("*") if path.is_dir() and path.name not in places)
+
+
+def machines_of(study: str, scale: str) -> dict[str, dict[str, Any]]:
+    """The facts, by id, of the machines that have rows of a study recorded or measured here: the reference's first."""
+    known: dict[str, dict[str, Any]] = {}
+    for source in SOURCES:
+        records = _records(study, source, scale)
+        named = {row.machine for row in records if isinstance(row, Row)}
+        known |= {name: fact for name, fact in frame.facts(records).items() if name in named}
+    return known
 
 
 def as_released(rows: "pd.DataFrame") -> "pd.DataFrame":

@@ -20,7 +20,7 @@ from gguf import LlamaFileType
 
 from plamo_study import paths
 from plamo_study.errors import StudyError
-from plamo_study.foreign import parsed, plain
+from plamo_study.foreign import expanded, parsed, plain
 from plamo_study.growing import growing
 from plamo_study.models import check, header, mistaken, registry, repair, roles, tensors
 from plamo_study.models.expected import read_spec
@@ -124,7 +124,7 @@ def split(named: str | Iterable[Any]) -> list[Path]:
 
 
 def _expanded(text: str) -> Path:
-    return Path(os.path.expandvars(text)).expanduser()
+    return expanded(os.path.expandvars(text))
 
 
 def _one(path: Path) -> Given:

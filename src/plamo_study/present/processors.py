@@ -16,6 +16,7 @@ EPYC, XEON = "AMD EPYC", "Intel(R) Xeon(R) Processor"  # as shown by Firecracker
 GUEST = re.compile(rf"(?P<maker>{EPYC}|{re.escape(XEON)})(?P<clock>| @ .*)")
 ZEN = {"23": "Zen or Zen 2", "25": "Zen 3 or 4", "26": "Zen 5"}
 AVX512, AVX_VNNI = "AVX512 = 1", "AVX_VNNI = 1"  # as listed in an engine's fact
+APART, SHORT = "apart", 8  # of a fact: what tells a machine from another of its name; digits of an id
 USED = {  # instructions of engines that computed correctly on recorded machines; a test checks them against the rows
     "6d97ed74d70f8581": {AVX512},
     "7420e18a91a314eb": {AVX512},
@@ -28,7 +29,7 @@ def processor(fact: Mapping[str, Any]) -> str:
     """The processor of a machine: maker and generation for a guest, which has no name of its own, else its name."""
     linux, guest = _told(fact)
     if guest:
-        return _generation(guest["maker"], linux["family"], USED.get(content_id(fact), ())) + guest["clock"]
+        return _generation(guest["maker"], linux["family"], USED.get(_id(fact), ())) + guest["clock"]
     return re.sub(r"\((?:R|TM)\)", "", linux["name"] if linux else fact["chip"])
 
 
@@ -41,7 +42,7 @@ def cores(fact: Mapping[str, Any]) -> str:
 def machine(fact: Mapping[str, Any]) -> str:
     """A machine by its processor and the cores used. For a Mac, the chip's name is enough."""
     counted = _told(fact)[0] and "performance_cores" in fact
-    return f"{processor(fact)}, {cores(fact)}" if counted else processor(fact)
+    return (f"{processor(fact)}, {cores(fact)}" if counted else processor(fact)) + _apart(fact)
 
 
 def device(fact: Mapping[str, Any], offloaded: bool) -> str:
@@ -52,8 +53,33 @@ def device(fact: Mapping[str, Any], offloaded: bool) -> str:
     own, boards = processor(fact), [str(gpu["chip"]) for gpu in fact.get("gpus", ())]
     if offloaded:
         board = next(iter(boards), own)
-        return f"{own}, GPU" if board == own else board
-    return f"{own}, CPU" if own in boards or "gpu_cores" in fact else own
+        return (f"{own}, GPU" if board == own else board) + _apart(fact)
+    return (f"{own}, CPU" if own in boards or "gpu_cores" in fact else own) + _apart(fact)
+
+
+def told_apart(*sources: Mapping[str, Mapping[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+    """Facts by id, of several sources, with a name of its own for every machine.
+
+    Two machines may have chips of one name: the first keeps it, and to those after it a part of their id is added.
+    """
+    bearers: dict[str, str] = {}  # of a name: the id of its machine
+    marked = set[str]()
+    for name, fact in ((name, fact) for facts in sources for name, fact in facts.items() if "chip" in fact):
+        names = {device(fact, False), *([device(fact, True)] if fact.get("gpus") else [])}
+        if any(bearers.setdefault(each, name) != name for each in names):
+            marked.add(name)
+    return [
+        {name: {**fact, APART: name[:SHORT]} if name in marked else dict(fact) for name, fact in facts.items()}
+        for facts in sources
+    ]
+
+
+def _apart(fact: Mapping[str, Any]) -> str:
+    return f" ({fact[APART]})" if APART in fact else ""
+
+
+def _id(fact: Mapping[str, Any]) -> str:
+    return content_id({name: value for name, value in fact.items() if name != APART})
 
 
 def _told(fact: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -29,6 +29,7 @@ from plamo_study.publish.tables import Row, tables
 
 WEB = Path(__file__).parent / "web"
 SHOWN = ["image/svg+xml", "image/png", "image/jpeg", "text/html", "text/markdown", "text/plain"]  # the richest first
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠", "\t", "\r", "\n")  # begins one in a spreadsheet
 Code = Literal["folded", "shown", "none"]
 SETTINGS = Config(
     NbConvertBase={"display_data_priority": SHOWN},
@@ -135,8 +136,14 @@ def _csv_links(spec: dict[str, Any]) -> list[str]:
     return ["data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode() for text in texts]
 
 
-def csv_text(lines: list[Row]) -> str:
+def _inert(value: Any) -> Any:
+    """A cell of a table that no spreadsheet calculates: a text that would begin a formula gets an apostrophe first."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def csv_text(rows: list[Row]) -> str:
     """A table as CSV, headings first."""
+    lines = [{_inert(name): _inert(value) for name, value in row.items()} for row in rows]
     written = io.StringIO()
     writer = csv.DictWriter(written, dict.fromkeys(name for line in lines for name in line), lineterminator="\n")
     writer.writeheader()

@@ -13,7 +13,7 @@ the host is lost. Workers talk in memory only: Dask runs whatever it is sent, so
 
 import asyncio
 import math
-import tomllib
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
@@ -25,13 +25,13 @@ from typing import Any
 import msgspec
 
 from plamo_study.errors import StudyError
-from plamo_study.foreign import plain, text
+from plamo_study.foreign import MOST_SETTINGS, check_file, expanded, plain, text, toml
 from plamo_study.measure import packing
 from plamo_study.studies import fleet_host, registry
 from plamo_study.studies.cluster import INSTALL
 from plamo_study.studies.fleet_host import SIZE, Asked
 
-MOST = 1 << 20  # bytes of a file of hosts
+READ_WHOLE = ("identityfile", "certificatefile", "userknownhostsfile", "globalknownhostsfile")  # options of SSH
 MOST_SAID = 2000  # last bytes of a host's output, which are kept
 ROWS = "rows"  # topic of the events that bring them home
 ONE = "measuring"  # resource, one per host: two tasks at once would disturb each other
@@ -81,14 +81,27 @@ class Outcome:
 
 def read(path: Path) -> Hosts:
     """The hosts of a TOML file; StudyError if it is not a valid one."""
+    mend = f"printf '{EXAMPLE}' > {path}"
     try:
-        found = msgspec.convert(tomllib.loads(text(path, MOST)), Hosts)
-    except (ValueError, RecursionError) as error:  # a TOMLDecodeError and a ValidationError are ValueErrors
-        raise StudyError(str(path), f"is no list of hosts ({error})", f"printf '{EXAMPLE}' > {path}") from error
+        found = msgspec.convert(toml(path, mend), Hosts)
+    except msgspec.ValidationError as error:
+        raise StudyError(str(path), f"is no list of hosts ({error})", mend) from error
     names = [host.address for host in found.host]
     if not names or len(set(names)) < len(names):
         raise StudyError(str(path), "names no host, or names one twice", "name every host once; ssh may know aliases")
+    if found.ssh_config:
+        _check_ssh_config(expanded(found.ssh_config))
     return found
+
+
+def _check_ssh_config(path: Path) -> None:
+    """StudyError unless a configuration of SSH and the keys and known hosts that it names can be read to their ends."""
+    for line in text(path, MOST_SETTINGS).splitlines():
+        option, *words = line.replace("=", " ", 1).split() or [""]
+        if option.lower() in READ_WHOLE:
+            named = (expanded(word.strip("\"'")) for word in words)
+            for file in (each for each in named if each.exists() and each != Path(os.devnull)):
+                check_file(file, MOST_SETTINGS)
 
 
 def measure(hosts: Hosts, studies: Sequence[Asked], divided: bool, tell: Tell) -> Iterator[Outcome]:
@@ -153,14 +166,15 @@ async def _called(host: Host, hosts: Hosts, arguments: str) -> AsyncIterator[Any
 
     options: dict[str, Any] = {"agent_forwarding": False, "keepalive_interval": SIGN_OF_LIFE_S}
     if hosts.ssh_config:
-        options["config"] = [str(Path(hosts.ssh_config).expanduser())]
+        options["config"] = [str(expanded(hosts.ssh_config))]
     try:
         async with (
             asyncssh.connect(host.address, **options) as connection,
             connection.create_process(f"{host.python} -P {arguments}", encoding=None) as process,
         ):
             yield process
-    except (OSError, ValueError, asyncssh.Error, EOFError) as error:  # an IncompleteReadError is an EOFError
+    except (OSError, ValueError, asyncssh.Error, EOFError, RuntimeError) as error:
+        # an IncompleteReadError is an EOFError; a RuntimeError: an unknown home, or a file that includes itself
         raise LostError(str(error) or type(error).__name__) from error
 
 

@@ -17,14 +17,17 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import (
+    LOCAL,
     OTHERS,
     REFERENCE,
     as_released,
     by_machine,
     check_device,
     check_source,
+    guests,
     of_device,
 )
+from plamo_study.present import processors
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.roofline import every_cell
 
@@ -48,11 +51,12 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     tracked = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
     found = list(_of(tracked, scale))
     if source == "live":
-        others = sorted(path for path in paths.MEASURED.glob("*") if path.is_dir() and path not in tracked)
-        found += _of(others, scale, device)
+        found += _of([paths.MEASURED / LOCAL, *guests()], scale, device)
     if not found:
         raise StudyError("machines", f"no rows at scale {scale}", f"plamo-study run 01 --scale {scale}")
-    return found
+    shown = {name: facts[name] for _, rows, facts in found for name in rows["machine"].unique()}
+    (named,) = processors.told_apart(shown)
+    return [(study, rows, facts | {name: named[name] for name in facts.keys() & named}) for study, rows, facts in found]
 
 
 def _of(

@@ -23,6 +23,7 @@ from plamo_study.analysis.usable import model_names, usable
 from plamo_study.measure.frame import unstarred
 from plamo_study.models import casts
 from plamo_study.present import published
+from plamo_study.present.processors import device
 from plamo_study.studies.batch_scaling.analysis import STOCK
 from plamo_study.studies.chunked.analysis import full_chunks
 from plamo_study.studies.context.analysis import samples
@@ -136,9 +137,9 @@ def boards(studies: Studies, backend: str = "CUDA") -> list[Board]:
         if ASYMMETRY in rows:
             every = pd.concat(rows.values())
             gates = every[every["workload"] == "gate"].drop_duplicates("key")
-            board, none = fact["gpus"][0], every.iloc[:0]
+            none = every.iloc[:0]
             studied = (usable(rows.get(name, none)) for name in (ASYMMETRY, BATCHES, CHUNKS, CACHES))
-            found.append(Board(backend, board["chip"], bool(board.get("tensor")), gates, *studied))
+            found.append(Board(backend, device(fact, True), bool(fact["gpus"][0].get("tensor")), gates, *studied))
     return found
 
 

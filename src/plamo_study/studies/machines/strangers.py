@@ -28,11 +28,21 @@ MEND = "measure again with `plamo-study study` or `plamo-study measure STUDY`, w
 
 
 def check(found: Pack) -> None:
-    """Raise StudyError for a pack whose own rows contradict what some of them claim.
+    """Raise StudyError for a pack whose own rows contradict what some of them claim, or that no analysis can read.
 
     Either a pass was faster than its roof, the time that its machine's best measured ceilings allow, with its whole
     interval; or a timed row has no verdict, because its file and build have no gate in the same journal.
     """
+    try:
+        _check(found)
+    except StudyError:
+        raise
+    except Exception as error:  # whatever an analysis does not expect of rows, no page would expect either
+        why = f"its rows cannot be analysed ({type(error).__name__}: {error})"
+        raise StudyError(f"the rows of machine {found.machine}", why[:500], MEND) from error
+
+
+def _check(found: Pack) -> None:
     for name, rows, _ in _studies(found):
         timed = rows[(rows["status"] == "ok") & (rows["model"] != "") & rows["samples_ns"].map(len).astype(bool)]
         bare = timed[(timed["verdict"] == UNGATED) & ~timed["anchor"]]
