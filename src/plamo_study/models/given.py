@@ -31,7 +31,7 @@ from plamo_study.models.roles import PART
 
 REPAIR = "PLAMO_STUDY_REPAIR"  # environment variable: a repaired copy may be made where only that can be measured
 TYPE = re.compile(r"[.\-_ ](?:i?q\d|f16|f32|bf16|tq\d|mxfp4)\w*$", re.IGNORECASE)  # at the end of a file's stem
-LONGEST = 60  # characters of a name
+LONGEST = 40  # characters of a name
 MENDED = ("head-count-array",)  # findings that a repair mends
 
 
