@@ -16,7 +16,6 @@ LABELS: dict[str, tuple[str, Format]] = {  # column -> heading, format
     "model": ("model", ""),
     "build": ("build", ""),
     "dtype": ("type", ""),
-    "file": ("file", ""),
     "phase": ("phase", ""),
     "metric": ("metric", ""),
     "what": ("what", ""),
