@@ -227,6 +227,17 @@ def test_a_notebook_whose_kernel_died_is_refused_however_complete_papermill_call
     assert "jupyter nbconvert" in str(caught.value)
 
 
+def test_a_kernel_that_died_in_the_last_cell_after_numbering_it_has_not_finished(tmp_path):
+    path = written(tmp_path / "a.ipynb", "# A", {"text/plain": "1"}, {"text/plain": "2"})
+    notebook = nbformat.read(path, as_version=4)
+    begun = {"iopub.execute_input": "2026-11-26T16:42:08.04Z", "iopub.status.busy": "2026-11-26T16:42:08.04Z"}
+    notebook.cells[1].metadata["execution"] = begun | {"shell.execute_reply": "2026-11-26T16:42:08.05Z"}
+    notebook.cells[2].metadata["execution"] = begun
+    nbformat.write(notebook, path)
+    with pytest.raises(StudyError, match="cell 2 was not executed to its end"):
+        publish([path], tmp_path)
+
+
 def test_the_command_writes_what_it_names_where_it_is_asked_and_keeps_to_the_study_s_reports_else(tmp_path):
     source = written(tmp_path / "mine.ipynb", "# A", {"image/png": "iVBORw0KGgo="})
     command = [sys.executable, "-m", "plamo_study.cli.main", "publish"]

@@ -57,7 +57,7 @@ def publish(sources: Sequence[Path], out_dir: Path, author: str = "", code: Code
         wordless += page.wordless
     for path in files:
         path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:  # left last in, first out: the texts appear after the pictures they show
+    with ExitStack() as stack:  # left last in, first out: texts appear after their pictures, what is remembered last
         for path, content in files.items():
             stack.enter_context(growing(path)).write_bytes(content)
     for path in stale:
@@ -76,7 +76,7 @@ def _article(page: pages.Page, author: str, code: Code, language: str) -> dict[s
     whole += ["---", escaped(f"Cite as: {cited}.")] if cited else []
     files = {f"{page.name}.md": ("\n\n".join(whole) + "\n").encode(), **made.files}
     memory = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    return files | {MEMORY: json.dumps(memory, ensure_ascii=False, indent=1).encode()}
+    return {MEMORY: json.dumps(memory, ensure_ascii=False, indent=1).encode(), **files}
 
 
 def _stale(folder: Path, files: Mapping[str, bytes]) -> list[Path]:

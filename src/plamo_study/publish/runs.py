@@ -2,7 +2,8 @@
 
 The output is written to `NAME.partial.ipynb` and is renamed to `NAME.ipynb` when it is complete. What papermill reports
 is not enough: after a dead kernel it marks every cell completed, and `sys.exit(0)` skips the rest and counts
-as success. `unfinished` looks at execution counts and error outputs too. A failure is a result, and the next one runs.
+as success. `unfinished` looks at execution counts, replies and error outputs too. A failure is a result, and the
+next one runs.
 
 Nothing here depends on what the notebooks measure.
 """
@@ -291,12 +292,23 @@ def _reason(problem: Exception | None, torn: bool = False) -> tuple[Status, str,
 
 
 def unfinished(notebook: nbformat.NotebookNode) -> list[int]:
-    """Return the indices of code cells with code that did not finish: not executed, or with an error."""
+    """Return the indices of code cells with code that did not finish: not executed, without a reply, or with an error.
+
+    A kernel that dies may have numbered its last cell, but it has not replied.
+    """
     return [
         index
         for index, cell in enumerate(notebook.cells)
-        if cell.cell_type == "code" and cell.source.strip() and (cell.execution_count is None or _has_error(cell))
+        if cell.cell_type == "code"
+        and cell.source.strip()
+        and (cell.execution_count is None or _has_no_reply(cell) or _has_error(cell))
     ]
+
+
+def _has_no_reply(cell: nbformat.NotebookNode) -> bool:
+    """Whether Jupyter wrote down when a cell began, and not that the kernel replied."""
+    times = cell.metadata.get("execution", {})
+    return bool(times) and not any(name.startswith("shell.execute_reply") for name in times)
 
 
 def _has_error(cell: nbformat.NotebookNode) -> bool:
