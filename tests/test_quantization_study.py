@@ -125,7 +125,9 @@ def test_speeds_are_paired_by_block_and_only_of_right_computations_with_a_timed_
     assert study.ratio(bad, "decode", HYBRID, "Q8_0", "F16") is not None
     without = rows[(rows["workload"] != "matmul") | (rows["dtype"] != "Q4_K")]
     assert "Q4_K_M" not in set(study.kernel_seconds(without, known)["dtype"])
-    assert study.kernel_seconds(rows[rows["workload"] != "matmul"], known).empty
+    for none in (rows[rows["workload"] != "matmul"], rows.assign(verdict="invalid")):
+        assert study.kernel_seconds(none, known).empty
+    assert study.kernel_seconds(rows[rows["workload"] == "matmul"], {}).empty
 
 
 # ---------------------------------------------------------------- files
