@@ -20,7 +20,7 @@ NOTEBOOKS = {name: paths.NOTEBOOKS / f"{name}.ipynb" for name in registry.NOTEBO
 REFUSED = {
     "source": ("elsewhere", "", None, 1), "scale": ("huge", "", None), "minutes": (nan, inf, -1, "soon", None, True),
     "device": ("tpu", "", None, "GPU", 1),
-    "own": ("maybe", 1), "prompt": (0, 1.5), "answer": (0, -1), "guess": (0, -1, nan, inf),
+    "prompt": (0, 1.5), "answer": (0, -1), "guess": (0, -1, nan, inf),
     "guess_bits": (-2, nan, inf), "guess_together": (-2, nan),
     "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf), "n_chunk": (-1, 0, 64.0, 17, True, "64.0"),
     "n_seq": (-8, 0, 3, 8.0), "n_draft": (-4, 0, 1000, 4.0), "acceptance": (5, -0.1, nan),
@@ -73,7 +73,6 @@ def test_a_value_that_means_nothing_is_refused_and_named():
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("own", "true", True), ("own", "Yes", True), ("own", "false", False), ("own", "no", False),
         ("minutes", "5", 5.0), ("guess", "1e1", 10.0), ("n_chunk", "64", 64), ("dtype", "", ""),
     ],
 )  # fmt: skip
@@ -84,15 +83,14 @@ def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(n
     assert parameters.convert(name, text, allowed.PARAMETERS[name].kind.__name__) == value
 
 
-def test_papermill_s_own_reading_of_words_serves_a_notebook_s_truth_values(tmp_path):
-    """`-p own true` reaches a notebook as text: what papermill makes of no Python."""
-    notebook = nbformat.read(NOTEBOOKS["04-quantization"], as_version=4)
-    notebook.cells = notebook.cells[2:4]  # parameters and checks
+def test_text_that_papermill_passes_on_serves_as_a_number(tmp_path):
+    notebook = nbformat.read(NOTEBOOKS["01-phase-asymmetry"], as_version=4)
+    notebook.cells = notebook.cells[1:3]  # parameters and checks
     checks = [line for line in notebook.cells[1].source.splitlines() if "import check" in line or "check(" in line]
-    notebook.cells[1].source = "\n".join([*checks, "assert own is True and minutes == 5"])
+    notebook.cells[1].source = "\n".join([*checks, "assert minutes == 5"])
     source, out = tmp_path / "01.ipynb", tmp_path / "out.ipynb"
     nbformat.write(notebook, source)
-    given = ["-p", "own", "true", "-r", "minutes", "5", "-k", "python3", "--no-progress-bar"]
+    given = ["-r", "minutes", "5", "-k", "python3", "--no-progress-bar"]
     command = [sys.executable, "-m", "papermill", source, out, *given]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -134,6 +134,14 @@ def test_a_planted_fragile_class_is_found_and_nothing_else(tmp_path, text):
     assert path["bytes"].is_monotonic_increasing
 
 
+def test_where_nothing_was_scanned_tables_have_columns_and_no_lines():
+    for table, columns in ((fragility.fragility([]), {"model", "point", "excess", "verdict", "detectable"}),
+                           (fragility.damage([]), {"model", "family", "avoided", "p_avoided"}),
+                           (fragility.frontier([]), {"model", "step", "damage"})):  # fmt: skip
+        assert table.empty
+        assert columns <= set(table)
+
+
 def test_the_command_scans_files_that_no_plan_knows(tmp_path, text, monkeypatch):
     monkeypatch.setattr(machine, "performance_cores", lambda: 1)  # tests run beside one another
     source = mini_file(ATTENTION)

@@ -15,6 +15,7 @@ from plamo_study.measure.cells import Gate
 from plamo_study.measure.files import model_fact
 from plamo_study.measurements import measurements
 from plamo_study.models import given, registry, synthetic
+from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.your_machine import plan
 
 MINI = paths.MODELS / "plamo-2-1b.mini.F16.gguf"
@@ -147,6 +148,15 @@ def test_settings_and_lengths_reach_the_cells(llama):
     assert {(cell.type_k, cell.flash_attn, cell.n_threads) for cell in cells} == {("q8_0", "on", 1)}
     assert {cell.n_prompt for cell in cells if cell.workload == "prefill"} == {64}
     assert {cell.n_seq for cell in cells} == {1, 2}
+
+
+def test_types_of_given_files_are_timed_as_kernels_for_one_column_and_for_many(llama):
+    given_file = asked.sweep(files=str(llama), n_seq="4")
+    cells = quantization.speed("shape", sweep=given_file).cells
+    assert [cell.n_seq for cell in cells if cell.files] == [1, 4]
+    products = [cell for cell in cells if not cell.files]
+    assert {cell.dtype for cell in products} == set(given.matrix_bytes(given_file.files[0]))
+    assert {cell.n_columns == 1 for cell in products} == {True, False}
 
 
 def test_files_of_other_architectures_are_judged_by_their_consistency_and_measured_once(llama):

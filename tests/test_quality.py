@@ -271,6 +271,14 @@ def test_tests_and_intervals_are_those_of_scipy_which_takes_too_long_to_load():
     assert clustered.paired_rates([True, False], [True, False]) == 1
 
 
+def test_where_nothing_was_measured_tables_have_their_columns_and_no_lines(found, text):
+    rows = pd.DataFrame([row(found, cell(text, "same", "Q8_0", "Q2_K", "broken"))])
+    whole, none = quality.table(rows), quality.table(rows[:0])
+    assert list(none) == list(whole)
+    assert none.empty
+    assert not quality.pairs(rows, []).share.size
+
+
 def test_the_table_says_what_was_lost_and_what_cannot_be_said(found, text):
     table = quality.table(pd.DataFrame([row(found, cell(text, "same", "Q8_0", "Q2_K", "broken"))])).set_index("file")
     assert table.index[0] == "F16"

@@ -14,7 +14,6 @@ from plamo_study.measure import journal, packing
 from plamo_study.measure.cells import Decode
 from plamo_study.measure.rows import Fact, Row, content_id
 from plamo_study.measurements import measured_added
-from plamo_study.present import charts
 from plamo_study.studies.machines import analysis, strangers
 from plamo_study.studies.registry import STUDIES
 
@@ -114,9 +113,6 @@ def test_an_invented_mac_is_shown_beside_the_reference_on_pages_13_and_03(measur
     rate = estimate(guests[guests.policy.eq("shared")], by="machine model n_seq", work="n_seq")
     assert set(rate["machine"]) == {MAC["chip"]}
     assert {8, 9} <= set(rate["n_seq"])
-    own = rate.assign(model=rate.model)
-    chart = charts.and_here(charts.lines(own, "n_seq", "Stairs"), rate, "n_seq", "value", whose=MAC["chip"])
-    assert f"Diamonds: {MAC['chip']}" in chart.to_dict()["title"]["subtitle"]
     assert measured_added("03-batch-scaling", asked=False).empty
     assert packing.remove(machine)
     assert measured_added("03-batch-scaling").empty

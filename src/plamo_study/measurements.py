@@ -1,22 +1,19 @@
 """The measurements of a study as one tidy frame: the start of every notebook."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from IPython.display import Markdown, display
 
-from plamo_study.analysis.usable import ran_last, unrepeated, usable
+from plamo_study.analysis.usable import unrepeated, usable
 from plamo_study.fields import ORDER
 from plamo_study.measure.asked import NOTHING, Sweep
-from plamo_study.measure.frame import unstarred
 from plamo_study.measure.recording import Recording, added, elsewhere, machines_of, read
 from plamo_study.present import processors
-from plamo_study.present.evidence import chip, disturbed
+from plamo_study.present.evidence import chip
 from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.collect import collect
 from plamo_study.studies.disaggregation import measures as moved
@@ -112,29 +109,6 @@ def measurements(
 
     """
     return _tidy(recording(study, source, scale, minutes, device, asked))
-
-
-def measured_here(study: str, asked: bool = True) -> pd.DataFrame:
-    """What `make study` measured on this machine for a page, such as "01-core": a frame as `measurements` gives it.
-
-    Released weights where they are here, else random ones of the same shape; of a machine with a GPU the rows of the
-    device that ran a model last. Nothing is measured now: without recorded rows, or with `asked` false, the frame is
-    empty, and so is everything computed from it. A line says so where its numbers come from disturbed rows.
-    """
-    scales = ("weights", "shape") if asked else ()
-    recorded = [each for scale in scales if (each := read(study, "live", scale))]
-    if recorded:
-        gpu = ran_last(pd.concat([each.rows for each in recorded]))
-        recorded = [replace(each, rows=each.rows[(each.rows["n_gpu_layers"] != 0) == gpu]) for each in recorded]
-    recorded = [each for each in recorded if len(each.rows)]
-    for each in recorded:
-        if warning := disturbed(each.rows, f"your own rows ({study}) were"):
-            display(Markdown(warning))
-    found = [_tidy(each) for each in recorded]
-    if not found:
-        return pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
-    known = set(found[0]["model"].map(unstarred))
-    return pd.concat([found[0], *(each[~each["model"].map(unstarred).isin(known)] for each in found[1:])])
 
 
 def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:

@@ -92,12 +92,6 @@ def main_build(rows: pd.DataFrame) -> str:
     return STOCK if (builds == STOCK).any() or builds.empty else str(builds.mode().iloc[0])
 
 
-def ran_last(rows: pd.DataFrame) -> bool:
-    """Whether the last row with a model ran on a GPU."""
-    found = rows[rows["model"] != ""]
-    return bool(len(found)) and bool(found.sort_values("started")["n_gpu_layers"].iloc[-1])
-
-
 def model_names(rows: pd.DataFrame) -> list[str]:
     """The models of a frame, in alphabetical order."""
     return sorted(name for name in rows["model"].unique() if name)

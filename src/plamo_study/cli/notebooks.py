@@ -21,7 +21,6 @@ from plamo_study.studies.allowed import VARIED
 
 NOTEBOOK_S = 15.0  # to execute one, about
 NOTEBOOK_BYTES = 1 << 30  # of a kernel and what runs it: a third of that on recorded rows
-OWN = "own"  # the parameter of notebooks that can set this machine's rows beside the recorded ones
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,6 @@ def _execute(asked: Asked, values: dict[str, str]) -> int:
         declared = parameters.declared(notebook)
         own = values | ({"minutes": repr(shares[notebook.stem])} if live and "minutes" in declared else {})
         own |= as_recorded(notebook.stem, scale) if asked.published else {}
-        own |= {OWN: "true"} if asked.published and OWN in declared else {}
         own |= {"device": device} if device != "auto" and "device" in declared else {}
         own |= asked.of_page.get(notebook.stem, {})
         varied = sweep(**{name: own[name] for name in VARIED if name in own and declared.get(name) == "str"})

@@ -6,13 +6,11 @@ A frame has `value`, plus `low` and `high` for intervals, as `estimate` and `com
 colour belongs to one model on the whole site. Every chart states its content in its description, the alt text.
 """
 
-from collections.abc import Sequence
 from textwrap import wrap
 from typing import Any
 
 import altair as alt
 import pandas as pd
-from pandas.api.types import is_numeric_dtype
 
 from plamo_study.analysis.stats import Estimate
 from plamo_study.present.labels import label
@@ -73,29 +71,6 @@ def points(data: pd.DataFrame, x: str, y: str = "value", color: str = "model") -
     base = alt.Chart(_whole(data, y)).mark_point(opacity=0.6, size=40)
     first = next(map(str, data[color]), "")
     return base.encode(x=f"{x}:Q", y=f"{y}:Q", color=alt.value(_known(first) or GREY))
-
-
-def and_here(
-    chart: Any, data: pd.DataFrame, x: str, y: str, apart: str = "", order: Sequence[str] = (),
-    whose: str = "this machine",
-) -> Any:  # fmt: skip
-    """The chart with a machine's own points as diamonds; unchanged where there are none.
-
-    `apart`: the column by which points of one category of `y` are offset vertically, in this `order`.
-    """
-    if data.empty:
-        return chart
-    data, kinds = _plain(data), {name: "Q" if is_numeric_dtype(data[name]) else "N" for name in (x, y)}
-    data["fill"] = [_known(str(each)) or INK for each in data.get("model", "")]
-    mark = alt.Chart(data).mark_point(shape="diamond", filled=True, size=110, opacity=1, stroke=INK, strokeWidth=1.5)
-    mark = mark.encode(fill=alt.Fill("fill:N", scale=None))
-    own = mark.encode(x=f"{x}:{kinds[x]}", y=f"{y}:{kinds[y]}", tooltip=[f"{x}:{kinds[x]}", f"{y}:{kinds[y]}"])
-    own = own.encode(yOffset=alt.YOffset(f"{apart}:N", sort=list(order))) if apart else own
-    whole: Any = over(own, chart)
-    whole.layer = [*whole.layer[1:], whole.layer[0]]
-    title, said = dict(chart.title), "; ".join(f"{a:.3g}" if kinds[y] == "Q" else str(a) for a in data[y])
-    title["subtitle"] = [*title["subtitle"], f"Diamonds: {whose}"]
-    return whole.properties(title=title, description=f"{chart.description} On {whose}: {said}.")
 
 
 def over(*below: Any) -> alt.LayerChart:

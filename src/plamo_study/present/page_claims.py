@@ -4,14 +4,14 @@
     claim("reading is at least four times as fast as writing", ratio, above=4)
     claim.table()
 
-On recorded rows a test requires every claim to hold, so prose cannot become outdated. On a reader's own rows the table
-shows the reference machine's figure beside this machine's: where the whole page uses them (`source` is "live"), and
-where a claim gets some in addition to the recorded ones (`here`). All claims of a page are one family: a verdict other
-than "inconclusive" needs an interval on one side of the threshold and a p-value that survives the correction for all.
+On recorded rows a test requires every claim to hold, so prose cannot become outdated. On a reader's own rows (`source`
+is "live") the table shows the reference machine's figure beside this machine's. All claims of a page are one family: a
+verdict other than "inconclusive" needs an interval on one side of the threshold and a p-value that survives the
+correction for all.
 """
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from typing import Any
 
 import nbformat
@@ -36,7 +36,6 @@ class Claims:
     def __init__(self, notebook: str, source: str):
         self.notebook, self.source = notebook, source
         self._stated: dict[str, list[Line]] = {}  # by sentence: rerunning a cell adds no second claim
-        self._here: dict[str, list[Line]] = {}
 
     def __call__(
         self,
@@ -45,11 +44,8 @@ class Claims:
         above: float | None = None,
         below: float | None = None,
         between: tuple[float, float] | None = None,
-        here: pd.DataFrame | None = None,
     ) -> "Verdicts":
         """Claim a sentence for every line of `found`, as `estimate` and `compare` return it, or as a plain fact.
-
-        `here`: the same from this machine's own rows, to show whether the sentence holds here too.
 
         Raises StudyError unless there is exactly one threshold (none for a plain fact).
         """
@@ -63,10 +59,8 @@ class Claims:
             lines = [_untested(sentence, "not measured", "inconclusive")]
         else:
             lines = [self._line(sentence, row, above, below, between) for row in found.to_dict("records")]
-        own = [] if here is None else here.to_dict("records")
-        self._here[sentence] = [self._line(sentence, row, above, below, between) for row in own]
         self._stated[sentence] = lines
-        return Verdicts(lines, self._here[sentence])
+        return Verdicts(lines)
 
     def fact(self, sentence: str, holds: Any, of: Sized | None = None) -> "Verdicts":
         """Claim a plain fact about some lines; without lines, nothing is claimed.
@@ -94,17 +88,14 @@ class Claims:
 
     def table(self) -> "Checked":
         """All claims with their verdicts; for a reader's own rows, beside the reference machine's figures."""
-        if own := _corrected(self._here):
-            return Checked(self.checked(), own)
-        return Checked(self.checked(), reference=_reference(self.notebook) if self.source == "live" else None)
+        return Checked(self.checked(), _reference(self.notebook) if self.source == "live" else None)
 
 
 class Verdicts:
     """The verdicts of a claim, shown under its sentence."""
 
-    def __init__(self, lines: list[Line], here: Sequence[Line] = ()):
-        self.lines, own = lines, {_what(line): f"; on this machine {figure(line)}" for line in here}
-        self._said = [_said(line) + own.get(_what(line), "") for line in lines]
+    def __init__(self, lines: list[Line]):
+        self.lines, self._said = lines, [*map(_said, lines)]
 
     def _repr_markdown_(self) -> str:
         return "  \n".join(self._said)
@@ -116,22 +107,16 @@ class Verdicts:
 class Checked(Table):
     """The table of a page's claims. Its output also holds them as data, for tests and documents."""
 
-    def __init__(
-        self, lines: list[Line], here: Sequence[Line] = (), reference: dict[tuple[str, str], str] | None = None
-    ):
+    def __init__(self, lines: list[Line], reference: dict[tuple[str, str], str] | None = None):
         self.lines = lines
-        n, own = len(lines), {_what(line): line for line in here}
-        if own:
-            reference, n = {_what(line): figure(line) for line in lines}, len(own)
-            lines = [line for line in lines if _what(line) in own]
         shown = []
         for line in lines:
-            entry, mine = {"claim": line["claim"], "of": line["model"]}, own.get(_what(line), line)
+            entry = {"claim": line["claim"], "of": line["model"]}
             if reference is not None:
                 entry["reference machine"] = reference.get(_what(line), "")
-            entry["measured" if reference is None else "on this machine"] = figure(mine)
-            shown.append(entry | {"needed": mine["wanted"], "verdict": mine["verdict"]})
-        note = f"{n} claims, one family: p-values after Benjamini and Hochberg's correction, at 5 %."
+            entry["measured" if reference is None else "on this machine"] = figure(line)
+            shown.append(entry | {"needed": line["wanted"], "verdict": line["verdict"]})
+        note = f"{len(lines)} claims, one family: p-values after Benjamini and Hochberg's correction, at 5 %."
         super().__init__(pd.DataFrame(shown), note)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 The command line checks before it runs a notebook. For plain papermill and JupyterLab, a notebook also checks in the
 cell after its parameters: `check(source=source, scale=scale, ...)` with every parameter it has. Papermill passes on as
-text what is no Python, such as `-p own true`: the notebook goes on with what the text stands for.
+text what it is given raw, such as `-r minutes 5`: the notebook goes on with the number that the text stands for.
 """
 
 import math
@@ -58,7 +58,6 @@ PARAMETERS = {
     "scale": Allowed(str, tuple(DTYPE)),
     "minutes": Allowed(float, least=0),
     "device": Allowed(str, DEVICES),
-    "own": Allowed(bool),
     "guess": FACTOR,
     "guess_bits": GUESS,
     "guess_together": GUESS,

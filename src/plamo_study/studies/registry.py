@@ -78,7 +78,7 @@ STUDIES = {
     "04-controlled": Study(quantization.controlled, aside=True),
     "04-quality": Study(quality.quality, of_weights=True, weight=2, whole=True, notebook="04b-quality"),
     "04-scan": Study(fragility.scan, of_weights=True, weight=2, whole=True, notebook="04b-quality"),
-    "04-ranges": Study(numeric_range.numeric_range, of_weights=True, whole=True, notebook="04b-quality"),
+    "04-ranges": Study(numeric_range.numeric_range, of_weights=True, notebook="04b-quality"),
     "04-backends": Study(numeric_range.backends, at_mini=True, aside=True, whole=True, notebook="04b-quality"),
     "05-context": Study(context.context, weight=3),
     "05-memory": Study(context.memory, weight=2),

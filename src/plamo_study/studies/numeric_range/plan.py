@@ -20,7 +20,7 @@ BACKEND_TOKENS = 40  # more than the 32 columns from which BLAS is handed a prod
 
 
 def numeric_range(scale: str, gpu: bool = False) -> Plan:
-    """Notebook 04: each model probed over held-out text, and ssm_out's input planted up to 1e8, type by type.
+    """Notebook 04b: each model probed over held-out text, and ssm_out's input planted up to 1e8, type by type.
 
     Amplitudes are planted in the embedded model at every scale, on the CPU and one thread. Random weights (shape) have
     a cost but no range of interest: there the probe evaluates random tokens.
