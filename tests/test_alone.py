@@ -107,15 +107,17 @@ def project(tmp_path):
     notebook = nbformat.read(paths.NOTEBOOKS / "01-phase-asymmetry.ipynb", as_version=4)
     notebook.cells = [*notebook.cells[:3], nbformat.v4.new_code_cell(PAGE)]
     nbformat.write(notebook, tmp_path / "notebooks/01-phase-asymmetry.ipynb")
-    return tmp_path
+    yield tmp_path
+    for process in of_study(str(tmp_path)):
+        process.kill()
 
 
-def of_study(mark):
-    """Processes that a study of this mark started, directly or not."""
+def of_study(mark, word=""):
+    """Processes that a study of this mark started, directly or not, with a word in their command."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("MARK") == mark and process.status() != psutil.STATUS_ZOMBIE:
+        with suppress(psutil.Error):  # a zombie has neither an environment nor a command
+            if process.environ().get("MARK") == mark and word in " ".join(process.cmdline()):
                 found.append(process)
     return found
 
@@ -141,7 +143,7 @@ def test_a_study_killed_again_and_again_goes_on_without_a_lost_or_doubled_row_or
         return lambda: journal_path.exists() and journal_path.read_bytes().count(b'{"kind":"row"') > n
 
     def in_the_notebook():
-        return [each for each in of_study(str(project)) if any("ipykernel" in word for word in each.cmdline())]
+        return of_study(str(project), "ipykernel")
 
     done = []
     for sent, when in (
