@@ -18,9 +18,10 @@ from conftest import ATTENTION, HYBRID, mini_file
 from hostile import Parts, opening, record, take_apart, tensor
 
 from plamo_study.errors import StudyError
-from plamo_study.measure import checking, quantizing
+from plamo_study.measure import bench, checking, quantizing
 from plamo_study.measure.checking import check
-from plamo_study.measure.rows import Measured
+from plamo_study.measure.process import Outcome
+from plamo_study.measure.rows import Failure, Measured
 from plamo_study.models import finite, header, registry, synthetic
 from plamo_study.models.finding import Finding, blocking
 from plamo_study.models.header import ARRAY, FLOAT32, INT32, STRING, UINT32, HeaderError
@@ -465,6 +466,18 @@ def test_a_refusal_of_the_engine_and_memory_that_runs_out_are_findings(tmp_path)
     (found,) = checking.through_the_gate(mini_file(), memory_limit=32 << 20).findings
     assert found.severity == "blocking"
     assert found.code in ("memory", "engine-error", "engine-abort", "engine-killed")
+
+
+@pytest.mark.parametrize("said", ["RuntimeError: can't start new thread", "MemoryError: ", "std::bad_alloc"])
+def test_an_engine_that_lacked_memory_says_nothing_against_the_file_or_the_build(said, monkeypatch):
+    ended = Outcome(status="error", pid=1, evidence=(), failure=Failure(stage="load", exit_code=1, message=said))
+    for module in (checking, bench):
+        monkeypatch.setattr(module, "work", lambda *_, **__: ended)
+    (found,) = checking.through_the_gate(mini_file()).findings
+    assert (found.code, "ulimit" in found.mend) == ("memory", True)
+    monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/somewhere")
+    with pytest.raises(StudyError, match="ulimit"):
+        bench.engine_facts()
 
 
 def test_disagreement_with_the_oracle_and_rotation_by_nothing_are_blocking():

@@ -27,6 +27,7 @@ from plamo_study.models.finding import Finding
 
 DRAFT = "plamo-2-draft"
 MODEL = str(mini_file())
+CLI = [sys.executable, "-m", "plamo_study.cli.main"]
 LIMIT = 4 << 30  # bytes of a process that is asked for what has no end
 
 
@@ -142,6 +143,37 @@ def test_a_project_that_cannot_be_written_to_is_named_with_what_mends_it(read_on
     assert code == 2, said
     assert "mend:" in said
     assert "Permission denied" in said or "cannot be written" in said
+    assert ".partial" not in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounts need root")
+@pytest.mark.parametrize(
+    "command", [("measure", "01-phase-asymmetry", "--minutes", "1"), ("models", "fetch", "plamo-2-1b")]
+)
+def test_a_read_only_disk_is_not_to_be_mended_with_chmod(tmp_path, command):
+    root = project(tmp_path)
+    mount = f"mount --bind {root} {root} && mount -o remount,ro,bind {root}"
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "-", *CLI, *command],
+        capture_output=True, text=True, env=os.environ | {"PLAMO_STUDY_ROOT": str(root)}, check=False,
+    )  # fmt: skip
+    if "mount" in done.stderr:
+        pytest.skip("no mounts here")
+    assert done.returncode == 2, done.stderr
+    assert "Read-only file system" in done.stderr
+    assert "work on a copy on a disk that can be written to" in done.stderr
+
+
+def test_a_working_directory_that_is_gone_is_named_before_anything_else(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    done = subprocess.run(
+        ["sh", "-c", 'cd "$1" && rmdir "$1" && shift && exec "$@"', "-", str(gone), *CLI, "run", "00"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "the working directory: has been deleted" in done.stderr
+    assert f"cd {paths.ROOT}" in done.stderr
 
 
 def test_a_file_is_checked_where_nothing_can_be_kept(read_only):
@@ -312,7 +344,7 @@ def test_columns_that_leave_are_named_with_the_width_that_shows_them(monkeypatch
 
 def cli(*arguments, command="", **environment):
     """A command in a process of its own, at the end of a line of a shell."""
-    line = shlex.join([sys.executable, "-m", "plamo_study.cli.main", *arguments])
+    line = shlex.join([*CLI, *arguments])
     shell = ["bash", "-c", f"{line} {command}"]
     return subprocess.run(shell, capture_output=True, env=os.environ | environment, check=False, timeout=120)
 
@@ -333,7 +365,7 @@ def test_a_name_that_is_no_utf_8_is_one_message(tmp_path):
     name = os.fsencode(tmp_path) + b"/caf\xe9.gguf"
     shutil.copy(mini_file(DRAFT), name)
     done = subprocess.run(
-        [sys.executable, "-m", "plamo_study.cli.main", "models", "quantize", name, "--type", "Q8_0"],
+        [*CLI, "models", "quantize", name, "--type", "Q8_0"],
         capture_output=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr

@@ -1,5 +1,7 @@
 """Notebooks are executed for real, kernels really die."""
 
+import errno
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -183,3 +185,28 @@ def test_the_digest_of_what_a_notebook_is_made_from_changes_with_its_rows_and_th
     (data / "measured/local/05-context.mini.jsonl").write_text("measured")
     assert inputs.digest(one) == found[-1], "rows of another notebook"
     assert not set(of_all) & {inputs.digest(name) for name in OF_ALL}
+
+
+def test_notebooks_run_one_after_the_other_where_the_system_has_no_semaphores(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))  # as with a /dev/shm that is read-only
+
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", refused)
+    jobs = [(NOTEBOOKS / f"{name}.ipynb", {}, "") for name in ("plain", "plain")]
+    assert [result.status for result in runs.side_by_side(jobs, tmp_path, 2)] == ["ok", "ok"]
+
+
+def test_an_executed_notebook_that_is_torn_is_no_result(tmp_path, monkeypatch):
+    """As a disk that fills up leaves it: papermill thinks that it wrote the file."""
+    execute = runs._execute
+
+    def torn(notebook, partial, values):
+        problem = execute(notebook, partial, values)
+        os.truncate(partial, partial.stat().st_size // 2)
+        return problem
+
+    monkeypatch.setattr(runs, "_execute", torn)
+    result = runs.run(NOTEBOOKS / "plain.ipynb", {}, tmp_path)
+    assert (result.status, result.output) == ("incomplete", None)
+    assert "df -h" in result.message
+    assert not (tmp_path / "plain.ipynb").exists()

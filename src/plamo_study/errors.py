@@ -4,6 +4,10 @@ import errno
 import os
 
 MORE_MEMORY = "close other programs or raise the limit with `ulimit`, then give the same command"
+LACKS_MEMORY = (  # in the words of Python, of Rust, of the C library, of the loader, of C++ and of ggml
+    "MemoryError", "can't start new thread", f"os error {errno.ENOMEM}", "Cannot allocate memory",
+    "failed to map segment", "bad_alloc", "mem_buffer != NULL", "failed to allocate",
+)  # fmt: skip
 MENDS = {  # remedies for what a system refuses, by errno; any other errno is a bug in this program
     errno.ENOENT: "look whether the path is right",
     errno.EACCES: "make it yours with chmod, or work on a copy of the folder that you may write to",
@@ -48,6 +52,12 @@ def of_system(error: OSError) -> StudyError | None:
     return StudyError(" to ".join(dict.fromkeys(names)) or "the system", os.strerror(error.errno), MENDS[error.errno])
 
 
+def unwritable(what: object, error: OSError) -> StudyError:
+    """The error for a file that cannot be written, with what mends the system's refusal."""
+    mend = MENDS.get(error.errno or 0, "choose a folder that can be written to")
+    return StudyError(str(what), f"cannot be written ({error.strerror or error})", mend)
+
+
 def of_name(error: UnicodeEncodeError) -> StudyError | None:
     """The error for a name that is no UTF-8, as a disk or an old locale may hold it; None for any other text."""
     if not any("\udc80" <= letter <= "\udcff" for letter in error.object[error.start : error.end]):
@@ -58,7 +68,12 @@ def of_name(error: UnicodeEncodeError) -> StudyError | None:
 
 def of_memory(error: BaseException, what: str = "") -> StudyError | None:
     """The error for a lack of memory, whichever library reports it, else None: the input itself may be sound."""
-    told = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
-    if told or f"os error {errno.ENOMEM}" in str(error):  # the wording of Rust libraries
-        return StudyError(what or "memory", f"there is not enough memory ({error})", MORE_MEMORY)
+    lacks = isinstance(error, MemoryError) or getattr(error, "errno", 0) == errno.ENOMEM
+    if lacks or says_memory(str(error)):
+        return StudyError(what or "memory", f"there is not enough memory ({error})".replace(" ()", ""), MORE_MEMORY)
     return None
+
+
+def says_memory(text: str) -> bool:
+    """Whether what a library or a process said before its end means that it lacked memory."""
+    return any(words in text for words in LACKS_MEMORY)

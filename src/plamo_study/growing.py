@@ -5,7 +5,7 @@ import glob
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -29,8 +29,8 @@ def growing(path: Path) -> Iterator[Path]:
         if re.fullmatch(PID, pid) and not psutil.pid_exists(int(pid)) and not left.is_dir():
             left.unlink(missing_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)  # a link of that name would be followed
     try:
+        partial.unlink(missing_ok=True)  # a link of that name would be followed
         yield partial
         check_out(path, replace=True)
         _sync(partial)
@@ -40,7 +40,8 @@ def growing(path: Path) -> Iterator[Path]:
             error.filename = str(path)
         raise
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # of a disk that nothing can be written to
+            partial.unlink()
 
 
 def _sync(path: Path) -> None:

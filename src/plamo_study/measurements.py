@@ -1,6 +1,7 @@
 """The measurements of a study as one tidy frame: the start of every notebook."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Any

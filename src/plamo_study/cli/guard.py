@@ -1,9 +1,10 @@
 """What every command of this project runs in: progress on the console, and clear messages instead of tracebacks."""
 
+import os
 import signal
 from collections.abc import Callable
 
-from plamo_study import children, progress
+from plamo_study import children, paths, progress
 from plamo_study.cli import report, terminal
 from plamo_study.errors import StudyError, of_memory, of_name, of_system
 
@@ -14,8 +15,9 @@ def guarded(command: Callable[[], object]) -> None:
     progress.listen(report.step)
     children.keep_python_safe()
     try:
+        _check_folder()
         command()
-    except (StudyError, OSError, MemoryError, UnicodeEncodeError) as error:
+    except (StudyError, OSError, MemoryError, RuntimeError, UnicodeEncodeError) as error:
         system = of_system(error) if isinstance(error, OSError) else None
         name = of_name(error) if isinstance(error, UnicodeEncodeError) else None
         known = error if isinstance(error, StudyError) else of_memory(error) or system or name
@@ -23,6 +25,13 @@ def guarded(command: Callable[[], object]) -> None:
             raise
         report.console.print(str(known), style="red", soft_wrap=True)
         raise SystemExit(2) from None
+
+
+def _check_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise StudyError("the working directory", "has been deleted", f"cd {paths.ROOT}, or another folder") from None
 
 
 def interruptible() -> None:

@@ -1,5 +1,6 @@
 """What measures a task: the engines, the machine and the files at hand, each known as a fact, and a worker for each."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import MORE_MEMORY, StudyError, says_memory
 from plamo_study.measure import machine, system, watch
 from plamo_study.measure.cells import OnEngine
 from plamo_study.measure.facts import plainly
@@ -145,7 +146,11 @@ def _asked(folder: str) -> tuple[dict, list[dict]]:
     outcome = work(Job(), START_LIMIT_S, folder)
     if outcome.failure:
         why = outcome.failure.message or "\n".join(outcome.failure.log_tail[-3:])
-        mend = "unset LLAMA_CPP_LIB_PATH, or name a folder with libllama"
+        mend = "set up again with `make clean study`"
+        if says_memory("\n".join([why, *outcome.failure.log_tail])):
+            mend = MORE_MEMORY
+        elif folder or "LLAMA_CPP_LIB_PATH" in os.environ:
+            mend = "unset LLAMA_CPP_LIB_PATH, or name a folder with libllama"
         raise StudyError(f"the engine {folder}".strip(), f"does not load ({why})", mend)
     facts = dict(outcome.measured.facts)
     return facts, facts.pop("gpus")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from plamo_study.errors import MORE_MEMORY, says_memory
 from plamo_study.measure import machine, ranges
 from plamo_study.measure.process import Outcome, work
 from plamo_study.measure.rows import Measured
@@ -87,8 +88,10 @@ def _failure(outcome: Outcome, seconds: float) -> Finding:
         "killed": f"the engine's process was killed ({failure.signal})",
         "error": text,
     }
-    code = "memory" if failure.message.startswith("MemoryError") else f"engine-{outcome.status}"
-    return Finding("blocking", code, f"{ends[outcome.status]} (stage: {failure.stage})", OTHER)
+    why = f"{ends[outcome.status]} (stage: {failure.stage})"
+    if says_memory("\n".join([failure.message, *failure.log_tail])):
+        return Finding("blocking", "memory", why, MORE_MEMORY)
+    return Finding("blocking", f"engine-{outcome.status}", why, OTHER)
 
 
 def _objections(measured: Measured) -> list[Finding]:

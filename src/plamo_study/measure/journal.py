@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, unwritable
 from plamo_study.foreign import content
 from plamo_study.growing import growing
 from plamo_study.locking import lock
@@ -98,7 +98,7 @@ class Journal:
         except OSError as error:
             if path.is_symlink():
                 raise self._no_file() from error
-            raise StudyError(str(path), f"cannot be written ({error.strerror})", f"chmod u+w {path.parent}") from error
+            raise unwritable(path, error) from error
         self._held = self._fd
         try:
             if not stat.S_ISREG(os.fstat(self._fd).st_mode):

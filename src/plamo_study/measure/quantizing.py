@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from plamo_study import children, foreign
-from plamo_study.errors import StudyError, of_memory
+from plamo_study.errors import StudyError, of_memory, unwritable
 from plamo_study.growing import growing
 from plamo_study.measure import machine, worker
 from plamo_study.measure.process import ASSERT
@@ -218,7 +218,7 @@ def _check_target(source: Path, out: Path, n_bytes: int) -> None:
     try:
         check_space(out, n_bytes)
     except OSError as error:
-        raise StudyError(str(out), f"cannot be written ({error})", "choose a writable folder") from error
+        raise unwritable(out, error) from error
 
 
 def _text_size(path: Path) -> int:

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, unwritable
 from plamo_study.growing import growing
 from plamo_study.models import gguf_file, numbers, recipes, registry, tensors
 from plamo_study.models.gguf_file import Progress
@@ -80,4 +80,4 @@ def _copy(spec: ModelSpec, path: Path) -> None:
         with growing(path) as partial:
             shutil.copyfile(committed, partial)
     except OSError as error:
-        raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error
+        raise unwritable(path, error) from error

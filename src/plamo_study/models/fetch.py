@@ -22,7 +22,7 @@ from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, unwritable
 from plamo_study.locking import lock
 from plamo_study.models import registry, snapshots, transfer
 from plamo_study.models.gguf_file import Progress
@@ -195,8 +195,7 @@ def _alone(folder: Path) -> Iterator[None]:
     except BlockingIOError as error:
         raise StudyError(str(folder), "another process is fetching this model", "wait for it to end") from error
     except OSError as error:
-        why = f"cannot be written ({error.strerror})"
-        raise StudyError(str(folder), why, "make data/models a writable folder") from error
+        raise unwritable(folder, error) from error
 
 
 @contextmanager

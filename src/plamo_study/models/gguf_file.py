@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, unwritable
 from plamo_study.growing import growing
 from plamo_study.models.file_types import FILE_TYPES
 from plamo_study.models.registry import ModelSpec
@@ -40,7 +40,7 @@ def writing(path: Path, arch: str) -> Iterator[gguf.GGUFWriter]:
         with growing(path) as partial, closing(gguf.GGUFWriter(partial, arch)) as writer:
             yield writer
     except OSError as error:
-        raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error
+        raise unwritable(path, error) from error
 
 
 def add_shape(writer: gguf.GGUFWriter, spec: ModelSpec, dtype: str, heads: list[int] | None = None) -> None:

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, unwritable
 from plamo_study.growing import growing
 from plamo_study.models import header as headers
 from plamo_study.models.header import Header, HeaderError, TensorRecord
@@ -55,7 +55,7 @@ def write(path: Path, imatrix: Imatrix) -> Path:
         with growing(path) as partial, closing(gguf.GGUFWriter(partial, arch="")) as writer:  # llama-imatrix names none
             _fill(writer, imatrix)
     except OSError as error:
-        raise StudyError(str(path), f"cannot be written ({error})", "choose a writable folder") from error
+        raise unwritable(path, error) from error
     return path
 
 

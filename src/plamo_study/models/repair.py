@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from plamo_study.errors import StudyError
+from plamo_study.errors import StudyError, unwritable
 from plamo_study.growing import growing
 from plamo_study.models.check import inspect
 from plamo_study.models.finding import blocking
@@ -46,7 +46,7 @@ def repair(path: Path, out: Path, rope_theta: float | None = None, sha256: str =
         with growing(out) as partial:
             _write(header, {key: record for key, (record, _) in changes.items()}, partial)
     except OSError as error:
-        raise StudyError(str(out), f"cannot be written ({error.strerror})", "choose a writable folder") from error
+        raise unwritable(out, error) from error
     return [text for _, text in changes.values()]
 
 

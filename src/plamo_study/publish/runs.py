@@ -209,7 +209,12 @@ def side_by_side(
     """
     todo = [not is_current(notebook, values, out_dir, inputs) for notebook, values, inputs in jobs]
     n, spawn = max(min(at_once, sum(todo)), 1), get_context("spawn")
-    with ProcessPoolExecutor(n, mp_context=spawn, initializer=_end_with_parent) as pool:
+    try:
+        made = ProcessPoolExecutor(n, mp_context=spawn, initializer=_end_with_parent)
+    except OSError:  # no semaphores here, as without a /dev/shm that can be written to: one after the other
+        yield from (run(notebook, values, out_dir, inputs) for notebook, values, inputs in jobs)
+        return
+    with made as pool:
         given = [
             pool.submit(run, notebook, values, out_dir, inputs) if new else None
             for (notebook, values, inputs), new in zip(jobs, todo, strict=True)
