@@ -91,5 +91,5 @@ def _recorded(name: str, scale: str) -> float:
     path = recording.journal_path(name, scale, recording.REFERENCE)
     if not path.exists():
         return 0.0
-    rows = recording.of_one_machine(journal.latest_rows(journal.read(path)))
+    rows = recording.of_one_machine(journal.latest_rows(renewed(journal.read(path))))
     return sum(row.elapsed_ns for row in rows) / 60e9
