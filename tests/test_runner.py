@@ -16,7 +16,19 @@ from conftest import ATTENTION, HYBRID, mini
 
 from plamo_study.cli import report
 from plamo_study.errors import StudyError
-from plamo_study.measure import bench, durations, frame, journal, machine, plan, process, recording, runner, watch
+from plamo_study.measure import (
+    bench,
+    durations,
+    frame,
+    identity,
+    journal,
+    machine,
+    plan,
+    process,
+    recording,
+    runner,
+    watch,
+)
 from plamo_study.measure.rows import Conditions, Row, content_id
 from plamo_study.present import evidence
 from plamo_study.studies import collect
@@ -322,7 +334,8 @@ def test_rows_carry_their_provenance(swept):
     facts = frame.facts(journal.read(path))
     for row in summary.rows:
         assert facts[row.engine]["build"]
-        assert len(facts[row.engine]["sha256"]) == 64
+        assert len(facts[row.system]["engine_sha256"]) == 64
+        assert facts[row.system]["os"].startswith(facts[row.machine]["os"])
         assert facts[row.machine]["memory_bytes"] > 0
         model = facts[row.model]
         assert model["synthetic"] is False, "the embedded models are trained"
@@ -403,7 +416,7 @@ def test_a_gpu_is_a_fact_of_the_machine_and_a_machine_without_keeps_its_id(tmp_p
         rows = runner.sweep(small_plan((mini("prefill", n_prompt=16),), blocks=1), tmp_path / name).rows
         facts = frame.facts(journal.read(tmp_path / name))
         found.append(recording.Recording(frame.frame(rows, facts), facts, "small", "mini", "live"))
-    assert found[0].rows["machine"].unique().tolist() == [content_id(machine.facts())]
+    assert found[0].rows["machine"].unique().tolist() == [content_id(identity.of_machine(machine.facts()))]
     assert [evidence.chips(each).endswith(" + a GPU") for each in found] == [False, True]
     assert "gpus" not in engine
     assert all(gpu["memory_bytes"] > 0 for gpu in gpus)

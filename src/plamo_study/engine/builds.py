@@ -95,6 +95,11 @@ def folder(name: str) -> Path:
     return paths.DATA / "engines" / name
 
 
+def is_pinned(libraries: Path) -> bool:
+    """Whether a folder's libraries come from the locked sdist: those installed, and those of a build made here."""
+    return libraries in (installed_libraries().resolve(), *(folder(name).resolve() for name in definitions()))
+
+
 def program(name: str) -> Path:
     """The program of a build; StudyError when it was not built here, or for another engine."""
     if not _is_current(name):

@@ -24,6 +24,7 @@ from plamo_study.engine.ggml import ggml, library_files
 GPU_TYPES = (1, 2)  # ggml-backend.h, enum ggml_backend_dev_type: a GPU with its own memory, and one in the host's
 # llama-context.cpp, sched_reserve: "graph (pp bs=512, tg bs=1): nodes = 9 / 8, splits = 2 / 2, …", or one for both
 GRAPH = re.compile(rb"\bgraph(?: \(pp [^)]*\))?: nodes = [^,]*, splits = (\d+)(?: / (\d+))?,")
+COMPILER = re.compile(rb"(GCC): \([^)\0]{0,80}\) (\d+)\.|(clang) version (\d+)\.")  # as ELF files name theirs
 _splits: list[tuple[int, int]] = []
 _keep_alive: list[Any] = []
 
@@ -31,15 +32,20 @@ _keep_alive: list[Any] = []
 def describe() -> dict[str, Any]:
     """Identity of the loaded engine: versions, commit, the flags it was built with, and one hash over its libraries.
 
-    `environment`: settings of this process that change how it computes, where there are any. `commit` is "unknown" for
-    a build from the sdist, which carries no git history: the hash is the identity.
+    `environment`: settings of this process that change how it computes, where there are any. `pinned`: whether the
+    libraries come from the locked sdist, as installed or as a build of `engine.builds`; of other libraries nothing but
+    the hash is sure. `compiler`: "GCC 12", "" where the libraries do not name it.
     """
     from importlib.metadata import version  # slow to import, and measuring workers do not need it
 
-    digest = hashlib.sha256()
+    from plamo_study.engine import builds  # the same
+
+    digest, compilers = hashlib.sha256(), set[str]()
     for path in library_files():
-        digest.update(path.read_bytes())
-    base = ggml("ggml-base")
+        content = path.read_bytes()
+        digest.update(content)
+        compilers |= {b" ".join(filter(None, found)).decode() for found in COMPILER.findall(content)}
+    folder, base = Path(llama._base_path).resolve(), ggml("ggml-base")
     return {
         "binding": f"llama-cpp-python {version('llama-cpp-python')}",
         "llama": llama.llama_version().decode(),
@@ -48,7 +54,10 @@ def describe() -> dict[str, Any]:
         "build": llama.llama_print_system_info().decode().strip(" |"),
         "gpu_offload": bool(llama.llama_supports_gpu_offload()),
         "sha256": digest.hexdigest(),
-    } | _as_set(_own_words())
+        "libraries": [path.stem for path in library_files()],
+        "compiler": ", ".join(sorted(compilers)),
+        "pinned": builds.is_pinned(folder),
+    } | _as_set({name: said for name, said in _own_words().items() if name != "ggml"})
 
 
 def gpus(log: Sequence[str] = ()) -> list[dict[str, Any]]:

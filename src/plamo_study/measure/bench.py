@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from plamo_study.errors import MORE_MEMORY, StudyError, says_memory
-from plamo_study.measure import machine, system, watch
+from plamo_study.measure import identity, machine, system, watch
 from plamo_study.measure.cells import OnEngine
 from plamo_study.measure.facts import plainly
 from plamo_study.measure.files import model_fact
@@ -58,9 +58,16 @@ class Bench:
         self.plan, self.journal, self.elsewhere, self.clock = plan, journal, elsewhere, Clock()
         needed = any(isinstance(cell, OnEngine) for cell in plan.asked)
         asked = {folder: _asked(folder) for folder in ("", *beside)} if needed else {}
-        self.engines = {folder: self._add_fact("engine", facts) for folder, (facts, _) in asked.items()}
+        engines = {folder: facts for folder, (facts, _) in asked.items()}
+        lasting = {folder: identity.of_engine(facts) for folder, facts in engines.items()}
+        self.engines = {folder: self._add_fact("engine", facts) for folder, facts in lasting.items()}
         gpus = next((gpus for _, gpus in asked.values() if gpus), [])
-        self.machine = self._add_fact("machine", machine.facts() | ({"gpus": gpus} if gpus else {}))
+        here = machine.facts() | ({"gpus": gpus} if gpus else {})
+        self.machine = self._add_fact("machine", identity.of_machine(here))
+        self.systems = {
+            folder: self._add_fact("system", identity.system(here, facts))
+            for folder, facts in (engines or {"": {}}).items()
+        }
         files = dict.fromkeys(file for cell in plan.asked for file in cell.files)
         with ThreadPoolExecutor() as threads:  # mostly hashing, which releases the GIL
             facts = threads.map(lambda file: model_fact(*file), files)
@@ -108,6 +115,7 @@ class Bench:
             model=model,
             others=others,
             engine=self.engines.get(task.engine, ""),
+            system=self.systems[task.engine],
             machine=self.machine,
             status=outcome.status,
             started=started.isoformat(timespec="seconds"),
@@ -122,7 +130,7 @@ class Bench:
         """Ids of the facts of its files, in order; one empty id where it has no file."""
         return [self.models[file] for file in task.cell.files] or [""]
 
-    def _add_fact(self, what: Literal["model", "engine", "machine"], data: dict) -> str:
+    def _add_fact(self, what: Literal["model", "engine", "machine", "system"], data: dict) -> str:
         data = plainly(data)
         fact = Fact(id=content_id(data), what=what, data=data)
         self.journal.append_fact(fact)

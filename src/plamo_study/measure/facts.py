@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 UNPLAIN = re.compile(r"[^\w .,:;()+\-/=@%°®™']|:(?=//)|(?<![^\W_])_|_(?![^\W_])")
-SENTENCES = ("assumptions", "build", "description")  # of a fact: tables show them, and escape what they show
+# Of a fact: tables show them, and escape what they show
+SENTENCES = ("assumptions", "build", "description", "engine_description")
 
 
 def plain(name: str) -> str:
@@ -50,7 +51,7 @@ class Gpu(Struct, kw_only=True):
 
 
 class Machine(Struct, kw_only=True):
-    """`machine.facts`, and what the engine found there."""
+    """`identity.of_machine`: of `machine.facts`, and of what the engine found there."""
 
     chip: Name
     cores: Annotated[int, Meta(ge=1, le=9999)] | None  # None: the system does not say
@@ -59,8 +60,8 @@ class Machine(Struct, kw_only=True):
     last_level_cache_bytes: Amount
     os: Name
     architecture: Said
-    compiler: Said
     python: Said
+    compiler: Said = ""  # this and the build of macOS in facts from before there was a `System`
     wired_limit_mb: Said
     gpu_cores: Annotated[int, Meta(ge=1, le=9999)] | None = None  # these three of a Mac
     efficiency_cores: Annotated[int, Meta(ge=0, le=9999)] | None = None
@@ -69,7 +70,7 @@ class Machine(Struct, kw_only=True):
 
 
 class Engine(Struct, kw_only=True):
-    """`library.describe`."""
+    """`identity.of_engine`: of `library.describe`."""
 
     binding: Name
     llama: Name
@@ -77,11 +78,25 @@ class Engine(Struct, kw_only=True):
     commit: Name
     build: Said
     gpu_offload: bool
-    sha256: Hash
+    sha256: Hash | None = None  # only of libraries from unknown sources, and in facts from before there was a `System`
+    libraries: Annotated[list[Name], Meta(max_length=64)] = []
+    compiler: Said = ""
     description: Said = ""
     corrects: Annotated[list[Name], Meta(max_length=64)] = []
     environment: Annotated[list[Name], Meta(max_length=64)] = []  # settings of its process: NAME=VALUE
     window: Size = 0
+
+
+class System(Struct, kw_only=True):
+    """What of a machine and an engine an update changes: `identity.system`."""
+
+    os: Name
+    python: Said
+    compiler: Said
+    memory_bytes: Amount
+    macos_build: Said = ""
+    engine_sha256: Hash | None = None
+    engine_description: Said = ""
 
 
 class Sums(Struct, kw_only=True):
@@ -145,4 +160,4 @@ class Model(Struct, kw_only=True):
     trained: bool = False
 
 
-KINDS: dict[str, Any] = {"machine": Machine, "engine": Engine, "model": Model}
+KINDS: dict[str, Any] = {"machine": Machine, "engine": Engine, "model": Model, "system": System}

@@ -27,6 +27,7 @@ from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import facts, journal
 from plamo_study.measure.cells import Arrival, Decode, Depth, Gate, MatMul, Naive, OnModel, Prefill, Read, columns
+from plamo_study.measure.identity import renewed
 from plamo_study.measure.plan import TIME_LIMIT_S
 from plamo_study.measure.recording import OTHERS
 from plamo_study.measure.rows import SCHEMA, Fact, Record, Row, content_id, passed, row_key
@@ -137,7 +138,7 @@ def pack(place: str, studies: Collection[str], machine: str = "") -> Packed:
         The machine has no rows, or none that a pack may hold.
 
     """
-    found = {path.stem: journal.read(path) for path in sorted((paths.MEASURED / place).glob("*.jsonl"))}
+    found = {path.stem: renewed(journal.read(path)) for path in sorted((paths.MEASURED / place).glob("*.jsonl"))}
     rows = [record for record in chain(*found.values()) if isinstance(record, Row)]
     newest = max(rows, key=lambda row: row.started, default=None)
     if newest is None:
@@ -329,6 +330,7 @@ def _check_row(
     _check(row.study in studies, f"study {row.study[:40]!r} is unknown")
     _check(row.key not in keys, "the row comes twice")
     kinds = {"machine": [row.machine], "model": [row.model, *row.others], "engine": [row.engine]}
+    kinds |= {"system": [row.system]}
     for what, names in kinds.items():
         for fact in filter(None, names):
             _check(fact in known and known[fact].what == what, f"{what} {fact[:16]!r} is not among the facts before it")
@@ -509,7 +511,7 @@ def _is_missing(record: Record, rows: Mapping[str, Row], facts: Collection[str])
 def machines() -> Iterator[tuple[str, str, dict[str, Any], list[Row]]]:
     """Every machine with rows here: its folder, its id, its facts and its rows."""
     for folder in sorted(path for path in paths.MEASURED.glob("*") if path.is_dir()):
-        records = [record for path in sorted(folder.glob("*.jsonl")) for record in journal.read(path)]
+        records = [record for path in sorted(folder.glob("*.jsonl")) for record in renewed(journal.read(path))]
         rows = journal.latest_rows(records)
         facts = {record.id: record.data for record in records if isinstance(record, Fact)}
         for machine in dict.fromkeys(row.machine for row in rows):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from plamo_study import paths
 from plamo_study.errors import StudyError
 from plamo_study.measure import defects, frame, journal, runner
+from plamo_study.measure.identity import renewed
 from plamo_study.measure.rows import Cell, Record, Row
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def added(study: str, scale: str, board: str = "") -> list[Recording]:
     """
     found = []
     for folder in (paths.MEASURED / OTHERS, *guests()):
-        records = journal.read(folder / f"{study}.{scale}.jsonl")
+        records = renewed(journal.read(folder / f"{study}.{scale}.jsonl"))
         found += [of_rows(rows, records, study, "live", scale) for rows in by_machine(records).values()]
     if board:
         found = [each for each in found if board in _boards(each)][:1]
@@ -143,7 +144,7 @@ def by_machine(records: list[Record]) -> dict[str, list[Row]]:
 
 def _records(study: str, source: str, scale: str) -> list[Record]:
     path = journal_path(study, scale, LOCAL if source == "live" else REFERENCE)
-    return journal.read(path) if path.exists() else []
+    return renewed(journal.read(path))
 
 
 def of_rows(rows: Sequence[Row], records: Sequence[Record], study: str, source: str, scale: str) -> Recording:

@@ -10,7 +10,7 @@ import msgspec
 from plamo_study.measure.cells import Cell, canonical
 from plamo_study.measure.machine import State
 
-SCHEMA = 1
+SCHEMA = 2  # 2: rows name a `system`
 CHECK = "@check "  # prefix of a line on a worker's stderr that reports a check
 Status = Literal["ok", "abort", "hang", "starved", "killed", "error"]
 
@@ -122,6 +122,7 @@ class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
     model: str = ""
     others: list[str] = []  # facts of further model files
     engine: str = ""  # none: a simulation
+    system: str = ""  # what of engine and machine an update changes; none: their facts hold it, as before schema 2
     machine: str
     status: Status  # abort: an assertion; hang: past the time limit; starved: past it beside others, measured again
     started: str  # when the worker was spawned, UTC
@@ -133,14 +134,14 @@ class Row(Results, frozen=True, kw_only=True, tag="row", tag_field="kind"):
     @property
     def facts(self) -> list[str]:
         """Ids of the facts it names."""
-        return [fact for fact in (self.machine, self.model, *self.others, self.engine) if fact]
+        return [fact for fact in (self.machine, self.model, *self.others, self.engine, self.system) if fact]
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, tag="fact", tag_field="kind"):
-    """Something many rows share: a model, an engine or a machine. `id` is the hash of its content."""
+    """Something many rows share: a model, an engine, a machine, or its system. `id` is the hash of its content."""
 
     id: str
-    what: Literal["model", "engine", "machine"]
+    what: Literal["model", "engine", "machine", "system"]
     data: dict[str, Any]
 
 
@@ -170,5 +171,22 @@ def passed(checks: Mapping[str, float | bool]) -> bool:
 
 
 def row_key(study: str, cell: Cell, model: str, engine: str, machine: str, replicate: int, *others: str) -> str:
-    """The identity of a measurement: what is measured, on which files, build and machine, and which replicate it is."""
+    """The identity of a measurement: what is measured, on which files, build and machine, and which replicate it is.
+
+    The ids are those of facts, so what a fact holds decides what is measured again. It holds what changes a time, and
+    nothing that merely comes with an update; `measure.identity` takes the facts apart.
+
+    - A file: all of it, by its hash. Other weights, even of one shape, may give other results.
+    - A machine: chip, cores, cache, memory and GPUs, which set its ceilings; the system's name and first version
+      number, and Python's first two, with which threads, memory and the loop around the engine may change. Not the
+      rest of these versions, the build of the kernel, or the compiler of Python; and memory in whole GiB, since
+      kernels keep some of it for themselves.
+    - An engine: the versions of bindings, llama.cpp and ggml, the instructions and options that its libraries report,
+      which libraries there are, the first version number of their compiler, and what its `engine.toml` says of
+      patches (by hash), options and environment. Not the bytes of libraries that come from the locked sources: these
+      contain the path of the folder that they were compiled in, a new one with every build. Of libraries from any
+      other folder nobody knows the sources, so their hash stays in.
+
+    What is left out is a fact too, `system`, which rows name. `identity.renewed` finds rows from before.
+    """
     return content_id([study, canonical(cell), model, engine, machine, replicate, *others])

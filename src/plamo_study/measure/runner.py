@@ -22,10 +22,11 @@ from plamo_study.measure.bench import ANY, Bench, Elsewhere
 from plamo_study.measure.cells import Cell, File, Gate, OnEngine
 from plamo_study.measure.durations import Durations, at_once, least_blocks, needed_gates
 from plamo_study.measure.frame import drift_by_block
+from plamo_study.measure.identity import renewed
 from plamo_study.measure.journal import Journal, latest_rows, read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.process import TimeUpError
-from plamo_study.measure.rows import Row, row_key
+from plamo_study.measure.rows import Fact, Record, Row, row_key
 from plamo_study.measure.tasks import REPEAT, Task, Tasks, together
 from plamo_study.models import recipes
 
@@ -180,7 +181,9 @@ class _Sweep:
         self.plan, self.journal, self.tell, self.measured = plan, journal, on_progress, 0
         self.elsewhere = elsewhere
         self.bench, self.asked = Bench(plan, journal, beside, elsewhere), Tasks(plan, beside)
-        self.done = {row.key: row for row in latest_rows(journal.records) if row.status == "ok" or not retry_failed}
+        self.done = {
+            row.key: row for row in latest_rows(renewed(journal.records)) if row.status == "ok" or not retry_failed
+        }
         self.seconds: dict[Cell, float] = {row.cell: row.elapsed_ns / 1e9 for row in self.done.values()}
         self.tasks: list[Task] = []
         self.cells = plan.cells
@@ -346,14 +349,17 @@ class _Sweep:
     def _take_over(self, task: Task) -> None:
         """Reuse a gate that the same file passed for another study, on this engine and machine."""
         if known := self._passed.get(self.bench.key_in(ANY, task)):
-            row = msgspec.structs.replace(known, key=self.bench.key(task), study=self.plan.study, order=TAKEN_OVER)
+            row, system = known
+            if system:
+                self.journal.append_fact(system)
+            row = msgspec.structs.replace(row, key=self.bench.key(task), study=self.plan.study, order=TAKEN_OVER)
             self.journal.append(row)
             self.done[row.key] = row
 
     @cached_property
-    def _passed(self) -> dict[str, Row]:
+    def _passed(self) -> dict[str, tuple[Row, Fact | None]]:
         """Read only where a gate would have to run."""
-        return _passed_elsewhere(self.journal.path)
+        return _passed_elsewhere(self.journal)
 
     def _started(self, task: Task) -> Row | None:
         """Measure a cell; None where it does not fit in the remaining time, or did not end in it."""
@@ -436,13 +442,19 @@ def spent_s(rows: Iterable[Row], beside: Callable[[Cell], int] = at_once) -> flo
     return sum(row.elapsed_ns / 1e9 / beside(row.cell) for row in rows if row.order != TAKEN_OVER)
 
 
-def _passed_elsewhere(path: Path) -> dict[str, Row]:
-    """Gates that passed, in the journals beside this one, by their key without the study."""
-    rows: list[Row] = []
-    for beside in path.parent.glob("*.jsonl"):
+def _passed_elsewhere(journal: Journal) -> dict[str, tuple[Row, Fact | None]]:
+    """Gates that passed, in the journals beside this one, by their key without the study; each with its system."""
+    records: list[Record] = [record for record in journal.records if isinstance(record, Fact)]
+    for beside in journal.path.parent.glob("*.jsonl"):
         with suppress(StudyError):  # a damaged journal adds nothing; its own study reports it
-            rows += latest_rows(read(beside)) if beside != path else []
+            records += read(beside) if beside != journal.path else []
+    systems = {record.id: record for record in records if isinstance(record, Fact) and record.what == "system"}
+    rows = latest_rows(renewed(records))
     passed = [row for row in rows if isinstance(row.cell, Gate) and row.valid and not row.anchor]
     return {
-        row_key(ANY, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others): row for row in passed
+        row_key(ANY, row.cell, row.model, row.engine, row.machine, row.replicate, *row.others): (
+            row,
+            systems.get(row.system),
+        )
+        for row in passed
     }

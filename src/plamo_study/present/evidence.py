@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from statistics import median
 from typing import Any, TypeVar
@@ -69,22 +69,39 @@ Found = TypeVar("Found")
 
 def provenance(recording: Recording) -> Table:
     """Where the rows come from: machine, engine, files; with what there was no time for."""
-    facts = [recording.facts[i] for i in (*recording.rows["machine"].unique(), *recording.rows["engine"].unique()) if i]
-    machines, engines = [f for f in facts if "chip" in f], [f for f in facts if "binding" in f]
+    machines, engines = ([i for i in recording.rows[what].unique() if i] for what in ("machine", "engine"))
     entries = []
-    for f in machines:
+    for i in machines:
+        f, (os,) = recording.facts[i], _of_system(recording, "machine", i, {"os": "os"})
         named = f"{_with_gpus(processors.processor(f), f)}, {processors.cores(f)}"
-        entries.append(("machine", f"{named}, {f['memory_bytes'] / 2**30:.0f} GiB, {f['os']}"))
+        entries.append(("machine", f"{named}, {f['memory_bytes'] / 2**30:.0f} GiB, {os}"))
         entries += [("GPU", f"{gpu['chip']}, through {casts.backend(gpu)}") for gpu in f.get("gpus", ())]
-    for f in engines:
-        said = f"; {build_name(f)}: {f['description']}" if f.get("corrects") else ""
-        entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {f['sha256'][:12]}{said}"))
+    for i in engines:
+        names = {"sha256": "engine_sha256", "description": "engine_description"}
+        f, (libraries, description) = recording.facts[i], _of_system(recording, "engine", i, names)
+        said = f"; {build_name(f)}: {description}" if f.get("corrects") else ""
+        entries.append(("engine", f"{f['binding']}, llama.cpp {f['commit']}, libraries {libraries[:12]}{said}"))
     entries += [("rows", f"{len(recording.rows)}, {recording.source}, scale {recording.scale}")]
     if recording.left_out:
         entries.append(
             ("no time for", f"{len(recording.left_out)} cells: {', '.join(map(_named, recording.left_out))}")
         )
     return Table(pd.DataFrame(entries, columns=["what", "which"]))
+
+
+def _of_system(recording: Recording, what: str, name: str, wanted: Mapping[str, str]) -> list[str]:
+    """What updates change of a machine or an engine: as their rows' systems have it, or as older facts have it.
+
+    `wanted`: names in older facts, with those in systems. After an update there are several values.
+    """
+    rows, fact = recording.rows, recording.facts[name]
+    systems = rows[rows[what] == name]["system"].unique() if "system" in rows else []
+    told = []
+    for older, newer in wanted.items():
+        values = [recording.facts[i].get(newer, "") if i else fact.get(older, "") for i in systems]
+        values = values or [fact.get(older, "")]
+        told.append(", ".join(dict.fromkeys(str(value) for value in values if value)))
+    return told
 
 
 def _named(cell: AnyCell) -> str:

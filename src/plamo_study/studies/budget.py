@@ -11,6 +11,7 @@ from functools import cache
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, recording
 from plamo_study.measure.durations import Durations
+from plamo_study.measure.identity import renewed
 from plamo_study.studies import registry
 
 LEFT_OUT = -1.0
@@ -91,5 +92,5 @@ def _recorded(name: str, scale: str) -> float:
     path = recording.journal_path(name, scale, recording.REFERENCE)
     if not path.exists():
         return 0.0
-    rows = recording.of_one_machine(journal.latest_rows(journal.read(path)))
+    rows = recording.of_one_machine(journal.latest_rows(renewed(journal.read(path))))
     return sum(row.elapsed_ns for row in rows) / 60e9

@@ -11,6 +11,7 @@ from plamo_study.engine import builds
 from plamo_study.errors import StudyError
 from plamo_study.measure import bench, files, journal, plan, runner, watch
 from plamo_study.measure.asked import NOTHING, Sweep
+from plamo_study.measure.identity import renewed
 from plamo_study.measure.recording import (
     LOCAL,
     REFERENCE,
@@ -60,7 +61,7 @@ def collect(
     at = plan.scale_of(at, asked)
     summary, why = _measured(study, scale, at, minutes, device, asked) if source == "live" else (None, "")
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
-    records = journal.read(path)
+    records = renewed(journal.read(path))
     rows = summary.rows if summary else journal.latest_rows(records)
     if not rows and why:
         raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)

@@ -14,6 +14,7 @@ import msgspec
 
 from plamo_study.errors import StudyError
 from plamo_study.measure import journal, packing, recording, runner
+from plamo_study.measure.identity import renewed
 from plamo_study.measure.rows import SCHEMA, Fact, Record
 from plamo_study.measure.worker import end_with_parent
 from plamo_study.studies import collect, registry
@@ -69,7 +70,7 @@ def measure(asked: Asked, home: BinaryIO) -> None:
     planned = collect.build(asked.study, asked.scale)
     summary = collect.measure(planned, path, told, minutes=asked.minutes)
     if summary.rows:
-        send(summary.rows[-1].machine, journal.read(path))
+        send(summary.rows[-1].machine, renewed(journal.read(path)))
     if summary.lacking:
         raise StudyError(asked.study, collect.lacking(summary), collect.MORE)
 

@@ -15,6 +15,7 @@ from plamo_study import paths
 from plamo_study.analysis.stats import Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal
+from plamo_study.measure.identity import renewed
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import (
     LOCAL,
@@ -63,7 +64,7 @@ def _of(
     folders: list[Any], scale: str, device: str = "auto"
 ) -> Iterator[tuple[str, pd.DataFrame, dict[str, dict[str, Any]]]]:
     for path in (path for folder in folders for path in sorted(folder.glob(f"*.{scale}.jsonl"))):
-        records = journal.read(path)
+        records = renewed(journal.read(path))
         facts = frame.facts(records)
         for rows in by_machine(records).values():
             if own := of_device(rows, device):
