@@ -11,11 +11,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 PIECE = 1 << 16
@@ -61,6 +62,9 @@ class Hub:
     endless: str = ""  # requests whose path contains it get a body without end
     drip: str = ""  # and these theirs a byte at a time
     coding: str = ""  # content encoding that answers are said to have
+    raw: dict[str, bytes] = field(default_factory=dict)  # part of a path → all that comes, headers and body
+    unranged: bool = False  # ranges are ignored: every body begins at its first byte
+    listed: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # what the list of files says instead
     reset: bool = False  # a cut is a reset instead of an end
     stalls: list[int] = field(default_factory=list)  # bytes after which the next ones stop, connection open
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -121,11 +125,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         hub, path = self.hub, unquote(urlsplit(self.path).path)
         ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(ranged[1]) if ranged else 0
+        start = int(ranged[1]) if ranged and not hub.unranged else 0
         hub.requests.append(Request(path, start, self.headers.get("Authorization", "")))
         if hub.stopped:
             self.close_connection = True
             return
+        for where, answer in hub.raw.items():
+            if where in path:
+                self.close_connection = True
+                with suppress(OSError):
+                    self.wfile.write(answer)
+                return None
         if hub.endless and hub.endless in path:
             return self._without_end(500 if "storage" in path else 200)
         for refusal in hub.refusals:
@@ -161,6 +171,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(Refusal("", 404, "RevisionNotFound", "Invalid rev id"))
         siblings = [self._sibling(name, body) for name, body in self.hub.commits[commit].items()]
         listed = {"id": self.hub.repository, "sha": commit, "gated": False, "siblings": siblings}
+        if self.hub.listed is not None:
+            listed |= self.hub.listed(listed)
         return self._answer(200, json.dumps(listed).encode(), {"Content-Type": "application/json"})
 
     def _sibling(self, name: str, body: bytes) -> dict[str, object]:

@@ -5,6 +5,7 @@ Where the environment matters the fetch runs in a process of its own.
 
 import errno
 import fcntl
+import gzip
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import sys
 import time
 import tomllib
 import tracemalloc
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -343,6 +345,129 @@ def test_a_hub_that_drips_is_left(project, hub, monkeypatch, where):
     hub.drip = where
     hub.publish({name: body * 20 for name, body in SMALL.items()})
     refused("bytes in .* s, less than")
+
+
+def http(*headers, body=b"", status="200 OK"):
+    """An answer as it goes over the line."""
+    return "\r\n".join([f"HTTP/1.1 {status}", "Connection: close", *headers, "", ""]).encode() + body
+
+
+SOME = {"rfilename": "model.safetensors", "size": 4, "lfs": {"sha256": "0" * 64, "size": 4, "pointerSize": 134}}
+LISTS = {  # what a list of files may hold instead of files
+    "nothing": None,
+    "a number": 7,
+    "a text": "x" * 1000,
+    "no objects": [1, None, "x", []],
+    "no names": [{}],
+    "names that are none": [{"rfilename": 5, "size": 1}, {"rfilename": None}],
+    "no sizes": [SOME | {"size": None, "lfs": None}],
+    "sizes that are none": [SOME | {"lfs": SOME["lfs"] | {"size": size}} for size in (-1, 1.5, "4", [])],
+    "hashes that are none": [SOME | {"lfs": SOME["lfs"] | {"sha256": name}} for name in ("../x", "", None, "g" * 64)],
+    "a size beyond any disk": [SOME | {"lfs": SOME["lfs"] | {"size": 2**80}}, {"rfilename": "config.json", "size": 1}],
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_that_no_hub_gives_is_one_message_and_brings_nothing(project, hub, name):
+    hub.listed = lambda _: {"siblings": LISTS[name]}
+    assert refused("mend:").mend
+    assert not hub.paths("/resolve/")
+    assert left(project) == []
+
+
+ABOVE = (
+    "../model.safetensors", "/tmp/model.safetensors", "a/../../model.safetensors", "..safetensors", "a\\b.safetensors",
+    "\u202emodel.safetensors", "model\n.safetensors", "x" * 5000 + ".safetensors", "LICENSE.partial",
+)  # fmt: skip
+
+
+def test_names_that_lead_elsewhere_are_not_asked_for(project, hub):
+    hub.listed = lambda listed: {"siblings": [*listed["siblings"], *(SOME | {"rfilename": name} for name in ABOVE)]}
+    fetch(MODEL)
+    assert left(project) == whole(hub)
+
+
+LOOP = "Location: {url}/pfnet/plamo-2-1b/resolve/{commit}/config.json"
+ANSWERS = {  # part of a path, and what comes for it: in turn lines of a header and a body
+    "a redirect to itself": ("/resolve/", http(LOOP, "Content-Length: 0", status="302 Found")),
+    "a redirect of the list": (
+        "/api/",
+        http("Location: {url}/api/models/x", "Content-Length: 0", status="307 Temporary"),
+    ),
+    "a redirect to a file": ("/storage/", http("Location: file:///etc/passwd", status="302 Found")),
+    "a redirect to nowhere": ("/resolve/", http("Location: http://[::1", status="302 Found")),
+    "a redirect without a place": ("/resolve/", http("Content-Length: 0", status="302 Found")),
+    "no HTTP": ("/api/", b"SSH-2.0-OpenSSH_9.2\r\n" * 100),
+    "nothing": ("/resolve/", b""),
+    "a status that is none": ("/resolve/", b"HTTP/1.1 99999 X\r\n\r\n"),
+    "headers without end": ("/resolve/", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200_000),
+    "a header as long as a file": ("/api/", b"HTTP/1.1 200 OK\r\nX: " + b"y" * (8 << 20)),
+    "only informational answers": ("/resolve/", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 500),
+    "a length that is none": ("/resolve/", http("Content-Length: x", body=b"{}")),
+    "two lengths": ("/resolve/", http("Content-Length: 1", "Content-Length: 2", body=b"{}")),
+    "a length below none": ("/resolve/", http("Content-Length: -5", body=b"{}")),
+    "a longer length": ("/storage/", http("Content-Length: 99999999999", body=b"{}")),
+    "a shorter body": ("/resolve/", http("Content-Length: 1", body=b"{")),
+    "chunks that are none": ("/resolve/", http("Transfer-Encoding: chunked", body=b"zz\r\n")),
+    "a chunk beyond any memory": ("/resolve/", http("Transfer-Encoding: chunked", body=b"f" * 20 + b"\r\nx")),
+    "a compressed body": ("/resolve/", http("Content-Encoding: gzip", body=gzip.compress(bytes(10 << 20)))),
+    "a body compressed twice": ("/api/", http("Content-Encoding: gzip, br", body=gzip.compress(bytes(10 << 20)))),
+    "JSON that nests": ("/api/", http("Content-Type: application/json", body=b"[" * 200_000)),
+    "JSON of one number": ("/api/", http("Content-Type: application/json", body=b"9" * 100_000)),
+    "JSON of an infinity": ("/api/", http("Content-Type: application/json", body=b'{"sha": 1e999}')),
+    "no content": ("/resolve/", http(status="204 No Content")),
+    "not modified": ("/resolve/", http(status="304 Not Modified")),
+    "a part of another place": ("/storage/", http("Content-Range: bytes 9-9/10", body=b"x", status="206 Partial")),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_that_no_hub_gives_is_one_message_and_leaves_nothing_that_counts(project, hub, name):
+    where, answer = ANSWERS[name]
+    hub.raw[where] = answer.replace(b"{url}", hub.url.encode()).replace(b"{commit}", commit(hub).encode())
+    tracemalloc.start()
+    error = refused("")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert error.mend
+    assert peak < 64 << 20
+    assert not [name for name in left(project) if "/etc/" in name or name.endswith(snapshots.RECORD)]
+    hub.raw.clear()
+    fetch(MODEL)
+    assert left(project) == whole(hub)
+
+
+def test_a_file_that_changes_between_its_halves_is_refused_and_brought_anew(project, hub):
+    (large,) = (name for name in SMALL if name.endswith(".safetensors"))
+    hub.cuts = [100] * 50
+    refused("cannot be reached|stopped")
+    hub.cuts = []
+    hub.replaced[large] = bytes(len(SMALL[large]))
+    refused("what came has SHA-256.*not kept")
+    hub.replaced.clear()
+    fetch(MODEL)
+    assert left(project) == whole(hub)
+
+
+def test_a_server_that_ignores_where_to_go_on_brings_no_wrong_file(project, hub):
+    hub.cuts, hub.unranged = [100] * 50, True
+    refused("")
+    hub.cuts = []
+    with suppress(StudyError):  # its second body may be taken for the rest of the first
+        fetch(MODEL)
+    fetch(MODEL)
+    assert left(project) == whole(hub)
+
+
+def test_a_link_in_place_of_an_unfinished_file_is_not_followed(project, hub):
+    (large,) = (name for name in SMALL if name.endswith(".safetensors"))
+    folder, victim = snapshots.partial(snapshots.folder_of(MODEL, commit(hub))), project / "victim"
+    folder.mkdir(parents=True)
+    victim.write_text("mine")
+    transfer.unfinished(folder / large).symlink_to(victim)
+    fetch(MODEL)
+    assert victim.read_text() == "mine"
+    assert left(project) == whole(hub)
 
 
 def test_a_list_too_long_compressed_or_without_weights_is_refused(project, hub):

@@ -146,7 +146,11 @@ def _bring(
 
 def _needed(name: str) -> bool:
     """Whether a file of the repository is needed, by its name, which must not point outside the folder."""
-    return bool(PLAIN.fullmatch(name)) and any(fnmatchcase(name, pattern) for pattern in NEEDED)
+    return (
+        bool(PLAIN.fullmatch(name))
+        and not name.endswith(".partial")
+        and any(fnmatchcase(name, pattern) for pattern in NEEDED)
+    )
 
 
 def _wanted(listed: RepoSibling) -> Wanted:

@@ -27,7 +27,7 @@ from plamo_study.models.registry import Hub
 
 RECORD = "fetched.json"
 COMMIT, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")
-PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # a name that stays in its folder on any system
+PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")  # a name that stays in its folder on any system
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def transfer(url: str, path: Path, file: Wanted, headers: dict[str, str], report
     """
     growing = unfinished(path)
     path.unlink(missing_ok=True)
-    if _here(path) > file.size:
+    if growing.is_symlink() or _here(path) > file.size:  # a link would be followed
         growing.unlink()
     try:
         with growing.open("ab") as target:
