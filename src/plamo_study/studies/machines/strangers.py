@@ -75,16 +75,18 @@ def text(found: Pack, file: str, command: str) -> str:
 
     `command`: the command that made it.
     """
-    records = chain(*found.journals.values())
-    engines = [fact.data for fact in records if isinstance(fact, Fact) and fact.what == "engine"]
+    facts = [record for record in chain(*found.journals.values()) if isinstance(record, Fact)]
+    engines = [fact.data for fact in facts if fact.what == "engine"]
     builds = dict.fromkeys(f"{e['binding']}, llama.cpp {e['commit']}, build {frame.build_name(e)}" for e in engines)
     counts = pd.DataFrame([_counted(name, rows) for name, rows, _ in _studies(found)])
     judged, verified, disturbed = (int(counts[name].sum()) for name in ("judged", "verified", "disturbed"))
     machine = processors.machine(found.facts)
     fact = found.facts
+    systems = [each.data["os"] for each in facts if each.what == "system"] or [fact["os"]]
+    system = ", ".join(dict.fromkeys(systems))
     parts = [
         f"# Rows of {escaped(machine)}",
-        f"- Machine: {escaped(machine)}, {fact['memory_bytes'] / 2**30:.0f} GiB, {escaped(fact['os'])}, "
+        f"- Machine: {escaped(machine)}, {fact['memory_bytes'] / 2**30:.0f} GiB, {escaped(system)}, "
         f"id `{found.machine}`",
         *(f"- Engine: {escaped(build)}" for build in builds),
         f"- Verified: {_share(verified, judged)} of the rows that are judged; disturbed: {_share(disturbed, judged)}",
