@@ -16,7 +16,7 @@ from crosscheck import ceilings as side_by_side, llama_bench
 from misbehaving import as_llama_server
 
 from plamo_study import children
-from plamo_study.engine import builds
+from plamo_study.engine import builds, note
 from plamo_study.errors import StudyError
 from plamo_study.measure import concurrency, plan, quantizing, server
 from plamo_study.measure.cells import Replicas, Shipment
@@ -212,7 +212,7 @@ def test_a_build_s_settings_are_recorded_as_they_are_in_force(tmp_path, monkeypa
     for file in builds.installed_libraries().iterdir():
         (tmp_path / file.name).symlink_to(file)
     asked = ["CUDA_VISIBLE_DEVICES=0", "OMP_SCHEDULE=static"]
-    (tmp_path / builds.NOTE).write_text(f"environment = {asked}\n")
+    (tmp_path / note.NAME).write_text(f"environment = {asked}\n")
     assert work(Job(), 60.0, str(tmp_path)).measured.facts["environment"] == asked
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     told = work(Job(), 60.0, str(tmp_path)).measured.facts["environment"]

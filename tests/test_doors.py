@@ -219,7 +219,7 @@ LONG = "x" * 300
 DEEP = "[" * 100_000
 NEW = ("--type", "Q8_0", "--out", "new.gguf")
 BAD_INPUT = {
-    "hosts nested": (("run", "01", "--hosts", "hosts.toml"), "no list of hosts"),
+    "hosts nested": (("run", "01", "--hosts", "hosts.toml"), "bytes, more than"),
     "hosts without end": (("run", "01", "--hosts", "/dev/zero"), "no regular file"),
     "hosts in a pipe": (("run", "01", "--hosts", "fifo"), "no regular file"),
     "text without end": (("models", "quality", "/dev/zero"), "no regular file"),

@@ -157,7 +157,8 @@ def today(fact: Fact) -> Fact:
         return made(
             "machine", identity.of_machine(fact.data | {"python": "3.11.99", "os": "Linux 6.99.1", "compiler": ""})
         )
-    rebuilt = {"sha256": "b" * 64, "pinned": True, "libraries": ["libllama"], "compiler": "GCC 15", "ggml": "0.25.3"}
+    new = {"libraries": ["libllama"], "compiler": "GCC 15", "ggml": "0.25.3"}  # what facts of older rows lack
+    rebuilt = {"sha256": "b" * 64, "pinned": True} | (new if "libraries" not in fact.data else {})
     return made("engine", identity.of_engine(fact.data | rebuilt))
 
 

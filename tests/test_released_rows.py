@@ -7,7 +7,6 @@ from test_left_out import shown
 
 from plamo_study import measurements, paths
 from plamo_study.measure import journal, plan, recording, runner
-from plamo_study.measure.cells import Decode, Prefill
 from plamo_study.measure.recording import LOCAL, REFERENCE
 from plamo_study.measure.rows import Fact, Row
 from plamo_study.present import theme
@@ -16,7 +15,6 @@ from plamo_study.studies import collect, registry
 pytestmark = pytest.mark.long
 
 RELEASED = {"scale": "weights", "synthetic": False, "assumptions": [], "findings": []}
-CORES = {"01-core": "01-phase-asymmetry", "03-core": "03-batch-scaling", "04-core": "04-quantization"}
 
 
 def released(record):
@@ -35,18 +33,8 @@ def released(record):
 
 def recorded(study):
     """The recorded journal of a study, at full size where there is one; its records."""
-    paths_of = [recording.journal_path(CORES.get(study, study), scale, REFERENCE) for scale in ("shape", "mini")]
-    records = next((journal.read(path) for path in paths_of if path.exists()), [])
-    if study not in CORES:
-        return records
-    patched = {record.id for record in records if isinstance(record, Fact) and record.data.get("corrects")}
-    return [record for record in records if isinstance(record, Fact) or of_core(record.cell, record.engine in patched)]
-
-
-def of_core(cell, patched):
-    """Whether a core has such a cell: of the engine as released, one length of prompts, and one of answers."""
-    others = isinstance(cell, Decode) and cell.n_gen == 32
-    return not (patched or others or (isinstance(cell, Prefill) and cell.n_prompt != 512))
+    paths_of = [recording.journal_path(study, scale, REFERENCE) for scale in ("shape", "mini")]
+    return next((journal.read(path) for path in paths_of if path.exists()), [])
 
 
 @pytest.fixture
@@ -69,7 +57,7 @@ def as_released(tmp_path, monkeypatch):
                 (folder / LOCAL / name).write_bytes(content)
         monkeypatch.setattr(paths, "MEASURED", folder)
 
-    def measured(study, scale, at, minutes, device):
+    def measured(study, scale, at, *_):
         rows = journal.latest_rows(journal.read(recording.journal_path(study, at, LOCAL)))
         return runner.Summary(recording.of_one_machine(rows), 0), ""
 
@@ -83,11 +71,11 @@ def as_released(tmp_path, monkeypatch):
 @pytest.mark.parametrize("notebook", registry.NOTEBOOKS)
 def test_every_cell_runs_on_rows_of_released_weights(notebook, as_released):
     own = [study for study, _ in registry.of_notebook(notebook, "weights")]
-    as_released([*own, *CORES] if own else registry.STUDIES)
+    as_released(own or registry.STUDIES)
     room: dict[str, object] = {}
     for number, cell in enumerate(nbformat.read(paths.NOTEBOOKS / f"{notebook}.ipynb", as_version=4).cells):
         if cell.cell_type == "code":
             shown(cell.source, f"{notebook}, cell {number}", room)
         if "parameters" in cell.metadata.get("tags", []):
-            given = {"source": "live", "scale": "weights", "own": True}
+            given = {"source": "live", "scale": "weights"}
             room |= {name: value for name, value in given.items() if name in room}

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from browsing import CHROMIUM, FLAGS
 from conftest import ATTENTION, HYBRID, mini, mini_file
 from playwright.sync_api import sync_playwright
-from test_publish import CHROMIUM, FLAGS
 from typer.testing import CliRunner
 
 from plamo_study.analysis import roofline

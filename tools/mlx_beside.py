@@ -67,7 +67,7 @@ class BesideMlx(Bench):
         if told.failure:
             why = f"mlx-lm does not load it ({told.failure.why})"
             raise StudyError(str(folder), why, "name a folder that holds PLaMo 2 as released: config.json and weights")
-        self.engines[MLX] = self._add_fact("engine", told.measured.facts)
+        self.engines[MLX], self.systems[MLX] = self._add_fact("engine", told.measured.facts), self.systems[""]
 
     def _work(self, job: Job, time_limit_s: float, engine: str = "", workload: str = "") -> Outcome:
         if engine != MLX:

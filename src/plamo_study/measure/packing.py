@@ -62,7 +62,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {  # the least and the most of every
     "swapped_bytes": (0, 1 << 60), "gpu_used": (0, 100), "gpu_mhz": (0, 10**6),
     # what the system counted
     "wall_ns": (1, LONGEST_NS), "cpu_ns": CPU_TIME, "cpus": (1, 9999), "waited_ns": CPU_TIME, "involuntary": COUNT,
-    "voluntary": (0, 1 << 40), "others_ns": CPU_TIME, "stolen_ns": CPU_TIME, "pressure_ns": TIME, "mhz": (0, 10**6),
+    "voluntary": (0, 1 << 40), "others_ns": CPU_TIME, "others_slow_ns": CPU_TIME, "throttled_ns": CPU_TIME,
+    "stolen_ns": CPU_TIME, "pressure_ns": TIME, "mhz": (0, 10**6),
     "stalled_ns": TIME, "hot": COUNT, "stops": COUNT, "held_ns": TIME, "joules": (0, 10**12), "limits_w": (0, 10**6),
     # a cell
     "n_prompt": MANY, "n_gen": MANY, "n_seq": MANY, "n_threads": (1, 9999), "n_batch": (1, 1 << 24),

@@ -30,6 +30,7 @@ from plamo_study.measure.recording import (
 )
 from plamo_study.present import processors
 from plamo_study.studies.batch_scaling.analysis import STOCK
+from plamo_study.studies.registry import STUDIES
 from plamo_study.studies.roofline import every_cell
 
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
@@ -50,7 +51,7 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     check_scale(scale)
     check_device(device)
     tracked = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
-    found = list(_of(tracked, scale))
+    found = [each for each in _of(tracked, scale) if not (each[0] in STUDIES and STUDIES[each[0]].alone)]
     if source == "live":
         found += _of([paths.MEASURED / LOCAL, *guests()], scale, device)
     if not found:
