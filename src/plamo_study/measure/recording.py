@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 REFERENCE, LOCAL, OTHERS = "reference", "local", "others"  # others: tracked rows of further machines
 CUDA = "cuda"  # the build of `engine build` that is the released engine with this backend
 SOURCES = ("recorded", "live")
+ONE_MACHINE_S = ("your-machine",)  # studies whose recorded rows only their own page shows
 DEVICES = ("auto", "cpu", "gpu")  # auto: on the GPU where the engine has one, and on its host's CPU beside it
 
 

@@ -14,6 +14,7 @@ from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.recording import (
     LOCAL,
+    ONE_MACHINE_S,
     REFERENCE,
     Recording,
     check_device,
@@ -84,7 +85,7 @@ def every_study(notebook: str, source: str, scale: str, minutes: float = 0, devi
     check_device(device)
     own = [study for study, _ in studies.of_notebook(notebook, scale)]
     measured = [collect(study, source, scale, minutes, device) for study in own if source == "live"]
-    left_out = {name for name, study in studies.STUDIES.items() if study.aside or study.alone}
+    left_out = {*ONE_MACHINE_S, *(name for name, study in studies.STUDIES.items() if study.aside)}
     left_out |= {each.study for each in measured}
     rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
     found = [*measured, *filter(None, (read(study, source, scale, device=device) for study in dict.fromkeys(rest)))]

@@ -31,8 +31,7 @@ class Study:
 
     `at_mini`: held against the embedded models, whatever scale is asked for. `of_weights`: needs trained weights, so it
     is shown at mini where a notebook asks for random ones. `aside`: shown as recorded, never measured by a live
-    notebook. `whole`: times nothing and is meaningless in part. `alone`: only its own page shows its recorded rows.
-    `weight`: its share where time is limited.
+    notebook. `whole`: times nothing and is meaningless in part. `weight`: its share where time is limited.
     """
 
     plan: Callable[..., Plan]
@@ -40,7 +39,6 @@ class Study:
     of_weights: bool = False
     aside: bool = False
     whole: bool = False
-    alone: bool = False
     weight: int = 1
     notebook: str = ""
 
@@ -67,7 +65,7 @@ NOTEBOOKS = {
     "15-hybrids": "is a hybrid's answer its own: every recurrent architecture of llama.cpp",
 }
 STUDIES = {
-    "your-machine": Study(your_machine.your_machine, alone=True, weight=4),
+    "your-machine": Study(your_machine.your_machine, weight=4),
     "00-gates": Study(plan.gates, aside=True),
     "01-phase-asymmetry": Study(phase_asymmetry.phase_asymmetry, weight=4),
     "02-roofline": Study(roofline.roofline, weight=3),

@@ -19,6 +19,7 @@ from plamo_study.measure.identity import renewed
 from plamo_study.measure.plan import check_scale
 from plamo_study.measure.recording import (
     LOCAL,
+    ONE_MACHINE_S,
     OTHERS,
     REFERENCE,
     as_released,
@@ -30,7 +31,6 @@ from plamo_study.measure.recording import (
 )
 from plamo_study.present import processors
 from plamo_study.studies.batch_scaling.analysis import STOCK
-from plamo_study.studies.registry import STUDIES
 from plamo_study.studies.roofline import every_cell
 
 SAME_DEPTH, SAME_SHARE = 64, 0.1  # tokens, and share of a depth, by which equal depths may differ
@@ -51,7 +51,7 @@ def recordings(source: str, scale: str, device: str = "auto") -> Studies:
     check_scale(scale)
     check_device(device)
     tracked = [paths.MEASURED / place for place in (REFERENCE, OTHERS)]
-    found = [each for each in _of(tracked, scale) if not (each[0] in STUDIES and STUDIES[each[0]].alone)]
+    found = [each for each in _of(tracked, scale) if each[0] not in ONE_MACHINE_S]
     if source == "live":
         found += _of([paths.MEASURED / LOCAL, *guests()], scale, device)
     if not found:
