@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.usable import unrepeated, usable
+from plamo_study.errors import StudyError
 from plamo_study.fields import ORDER
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.recording import Recording, added, elsewhere, machines_of, read
 from plamo_study.present import processors
 from plamo_study.present.evidence import chip
 from plamo_study.studies.chunked import calls as chunked
-from plamo_study.studies.collect import collect
+from plamo_study.studies.collect import MORE, collect
 from plamo_study.studies.disaggregation import measures as moved
 from plamo_study.studies.serving import metrics
 
@@ -170,6 +171,25 @@ def recording(
 ) -> Recording:
     """The rows of a study and the facts they refer to, read once per notebook: the input of the package's laws."""
     return collect(study, source, scale, minutes, device, asked)
+
+
+@cache
+def parts(
+    studies: tuple[str, ...],
+    source: str = "recorded",
+    scale: str = "shape",
+    minutes: float = 0,
+    device: str = "auto",
+    asked: Sweep = NOTHING,
+) -> tuple[Recording, ...]:
+    """The recordings of a page's studies. Live, one that there was no time for has no rows: no recorded ones stand in.
+
+    Raises StudyError where none was measured, and as `measurements`.
+    """
+    found = tuple(collect(study, source, scale, minutes, device, asked, stands_in=False) for study in studies)
+    if not any(len(each.rows) for each in found):
+        raise StudyError(" and ".join(studies), f"nothing of them was measured in {minutes:g} minutes", MORE)
+    return found
 
 
 def models(

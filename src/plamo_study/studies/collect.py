@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
-from plamo_study.measure import bench, files, journal, plan, runner, watch
+from plamo_study.measure import bench, files, frame, journal, plan, runner, watch
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.recording import (
@@ -23,6 +23,7 @@ from plamo_study.measure.recording import (
     of_rows,
     read,
 )
+from plamo_study.models import given
 from plamo_study.studies import budget, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
@@ -38,6 +39,7 @@ def collect(
     minutes: float = 0,
     device: str = "auto",
     asked: Sweep = NOTHING,
+    stands_in: bool = True,
 ) -> Recording:
     """The rows of a study: `recorded` reads the tracked journal, `live` first measures here what is missing.
 
@@ -45,7 +47,8 @@ def collect(
     measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for all,
     the first cells of its plan are measured. Only a study that is meaningless in part is then shown as recorded, and
     the page says so. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
-    and values that a user asked for; these are measured, so the source is live.
+    and values that a user asked for; these are measured, so the source is live. `stands_in`: whether recorded rows
+    stand in for a study that there was no time for; else it has no rows, and one line says what measures it.
 
     Raises
     ------
@@ -64,6 +67,9 @@ def collect(
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = renewed(journal.read(path))
     rows = summary.rows if summary else journal.latest_rows(records)
+    if why and not stands_in:
+        _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
+        return Recording(frame.frame([], {}), {}, study, at, "live")
     if not rows and why:
         raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)
     if not rows:
@@ -74,24 +80,42 @@ def collect(
     return replace(found, left_out=summary.left_out if summary else ())
 
 
-def every_study(notebook: str, source: str, scale: str, minutes: float = 0, device: str = "auto") -> list[Recording]:
+def every_study(
+    notebook: str, source: str, scale: str, minutes: float = 0, device: str = "auto", asked: Sweep = NOTHING
+) -> list[Recording]:
     """All studies but experiments with rows at this scale, the notebook's own first; live measures what its own lack.
 
-    `device` as for `collect`; of the rows that others measured here, as for `read`.
+    `device` and `asked` as for `collect`; of the rows that others measured here, `device` as for `read`, and of files
+    that were asked for those alone.
 
     Raises StudyError for an unknown source, scale or device, or where no study has any row.
     """
     check_source(source)
     check_device(device)
     own = [study for study, _ in studies.of_notebook(notebook, scale)]
-    measured = [collect(study, source, scale, minutes, device) for study in own if source == "live"]
+    measured = [
+        collect(each, source, scale, minutes, device, asked, stands_in=False) for each in own if source == "live"
+    ]
     left_out = {*ONE_MACHINE_S, *(name for name, study in studies.STUDIES.items() if study.aside)}
     left_out |= {each.study for each in measured}
     rest = [study for study in (*own, *studies.STUDIES) if study not in left_out]
-    found = [*measured, *filter(None, (read(study, source, scale, device=device) for study in dict.fromkeys(rest)))]
+    at = plan.scale_of(scale, asked)
+    others = [read(study, source, at, device=device) for study in dict.fromkeys(rest)]
+    found = [*measured, *(_of_files(each, asked) for each in others if each)]
+    found = [each for each in found if len(each.rows)]
     if not found:
-        raise StudyError(notebook, f"no study has rows at scale {scale!r}", f"plamo-study run {notebook} --scale mini")
+        why, mend = f"no study has rows at scale {at!r}", f"plamo-study run {notebook} --scale mini"
+        raise StudyError(notebook, why, MORE if source == "live" else mend)
     return found
+
+
+def _of_files(found: Recording, asked: Sweep) -> Recording:
+    """The rows of the files that were asked for, and those without a file; all where none were."""
+    if not asked.files:
+        return found
+    own = {given.FILES[file].sha256 for file in asked.files}
+    kept = [not fact or found.facts[fact]["sha256"] in own for fact in found.rows["fact"]]
+    return replace(found, rows=found.rows[kept])
 
 
 def _measured(
