@@ -22,8 +22,8 @@ REFUSED = {
     "device": ("tpu", "", None, "GPU", 1),
     "prompt": (0, 1.5), "answer": (0, -1), "guess": (0, -1, nan, inf),
     "guess_bits": (-2, nan, inf), "guess_together": (-2, nan),
-    "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf), "n_chunk": (-1, 0, 64.0, 17, True, "64.0"),
-    "n_seq": (-8, 0, 3, 8.0), "n_draft": (-4, 0, 1000, 4.0), "acceptance": (5, -0.1, nan),
+    "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf),
+    "n_draft": (-4, 0, 1000, 4.0), "acceptance": (5, -0.1, nan),
     "objective_ms": (0, -5, nan, inf), "trace": (1, None), "model": ("gpt", ""), "n_prompt": (0, -1, 2.5, True),
     "n_gen": (0, 2.5), "n_users": (0, -1), "dtype": ("Q9_9", None), "accepts": (1, 5, -1, nan),
     "shared": (1, -0.5, nan), "objective": ("speed", ""), "probe": (1, None),
@@ -73,7 +73,7 @@ def test_a_value_that_means_nothing_is_refused_and_named():
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("minutes", "5", 5.0), ("guess", "1e1", 10.0), ("n_chunk", "64", 64), ("dtype", "", ""),
+        ("minutes", "5", 5.0), ("guess", "1e1", 10.0), ("prompt", "64", 64), ("dtype", "", ""),
     ],
 )  # fmt: skip
 def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(name, text, value):

@@ -21,8 +21,9 @@ class Sweep:
     """Values of a study's parameters; what is empty is the study's own choice.
 
     `n_prompt`, `n_gen`: tokens read and written. `n_seq`: sequences evaluated together. `n_depth`: tokens before a
-    decode step. `dtypes`: types of the models that the repository brings. `n_threads`, `n_gpu_layers` (-1: all),
-    `flash_attn`, `type_k`, `type_v`: the engine's settings for every cell.
+    decode step. `n_chunk`: tokens of a prompt that a call reads. `processes`: those that share the sequences out.
+    `dtypes`: types of the models that the repository brings. `n_threads`, `n_gpu_layers` (-1: all), `flash_attn`,
+    `type_k`, `type_v`: the engine's settings for every cell.
     """
 
     files: tuple[File, ...] = ()
@@ -30,6 +31,8 @@ class Sweep:
     n_gen: tuple[int, ...] = ()
     n_seq: tuple[int, ...] = ()
     n_depth: tuple[int, ...] = ()
+    n_chunk: tuple[int, ...] = ()
+    processes: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
     n_threads: tuple[int, ...] = ()
     n_gpu_layers: int | None = None
