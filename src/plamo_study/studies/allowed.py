@@ -17,7 +17,6 @@ from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, RECIPES, TYPES
 from plamo_study.measure.recording import DEVICES, SOURCES
 from plamo_study.studies.chunked.plan import CHUNKS
 from plamo_study.studies.replicas.plan import ARRANGEMENTS, FEWER
-from plamo_study.studies.speculative.plan import DRAFTS
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,6 @@ PARAMETERS = {
     "factor": FACTOR,
     "n_chunk": Allowed(int, CHUNKS),
     "n_seq": Allowed(int, tuple(sorted({p * n for p, n in (*ARRANGEMENTS, *FEWER)}))),
-    "n_draft": Allowed(int, DRAFTS),
-    "acceptance": Allowed(float, least=0, most=1),
     "objective_ms": FACTOR,
     "trace": Allowed(str),
     "model": Allowed(str, (*MODELS, MATCHED)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from plamo_study.engine import builds
 from plamo_study.errors import StudyError
-from plamo_study.measure import bench, files, journal, plan, runner, watch
+from plamo_study.measure import bench, files, frame, journal, plan, runner, watch
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.identity import renewed
 from plamo_study.measure.recording import (
@@ -44,8 +44,9 @@ def collect(
     `scale`: that of the notebook; a study that is always shown at mini is collected at mini. `minutes`: time for
     measuring all that the notebook of this study shows; 0: as long as its plans take. If that is too short for all,
     the first cells of its plan are measured. Only a study that is meaningless in part is then shown as recorded, and
-    the page says so. `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files
-    and values that a user asked for; these are measured, so the source is live.
+    the page says so. Of a page's further studies that have no rows at all, no row is shown, and the page says so too.
+    `device`: where live measures, one of DEVICES; recorded rows are shown as they are. `asked`: files and values that a
+    user asked for; these are measured, so the source is live.
 
     Raises
     ------
@@ -64,6 +65,9 @@ def collect(
     path = journal_path(study, at, LOCAL if summary else REFERENCE)
     records = renewed(journal.read(path))
     rows = summary.rows if summary else journal.latest_rows(records)
+    if not rows and why and _further(study, scale):
+        _say(f"**{study} was not measured here:** {why}. To measure it, {MORE}.")
+        return Recording(frame.frame([], {}), {}, study, at, source)
     if not rows and why:
         raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)
     if not rows:
@@ -115,6 +119,11 @@ def _measured(
             planned = replace(planned, needed=needed)
             continue
         return (summary, "") if summary.rows else (None, lacking(summary))
+
+
+def _further(study: str, scale: str) -> bool:
+    """Whether a study's notebook shows another one first, and can do without this one."""
+    return study in [name for name, _ in studies.of_notebook(study, scale)[1:]]
 
 
 def lacking(summary: runner.Summary) -> str:
