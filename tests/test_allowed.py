@@ -23,7 +23,6 @@ REFUSED = {
     "prompt": (0, 1.5), "answer": (0, -1), "guess": (0, -1, nan, inf),
     "guess_bits": (-2, nan, inf), "guess_together": (-2, nan),
     "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf),
-    "n_draft": (-4, 0, 1000, 4.0), "acceptance": (5, -0.1, nan),
     "objective_ms": (0, -5, nan, inf), "trace": (1, None), "model": ("gpt", ""), "n_prompt": (0, -1, 2.5, True),
     "n_gen": (0, 2.5), "n_users": (0, -1), "dtype": ("Q9_9", None), "accepts": (1, 5, -1, nan),
     "shared": (1, -0.5, nan), "objective": ("speed", ""), "probe": (1, None),

@@ -15,7 +15,9 @@ from plamo_study.measure.cells import Gate
 from plamo_study.measure.files import model_fact
 from plamo_study.measurements import measurements
 from plamo_study.models import given, registry, synthetic
+from plamo_study.studies.disaggregation import plan as disaggregation
 from plamo_study.studies.quantization import plan as quantization
+from plamo_study.studies.speculative import plan as speculative
 from plamo_study.studies.your_machine import plan
 
 MINI = paths.MODELS / "plamo-2-1b.mini.F16.gguf"
@@ -134,7 +136,9 @@ def test_lengths_are_written_as_for_llama_bench(word, values):
 @pytest.mark.parametrize(
     "values",
     [{"n_prompt": "0"}, {"n_seq": "abc"}, {"n_seq": "9-1"}, {"n_seq": "1-100000"}, {"type_k": "q3"},
-     {"flash_attn": "maybe"}, {"n_gpu_layers": "all"}, {"n_sequences": "1"}, {"n_prompt": "1-8*1"}],
+     {"flash_attn": "maybe"}, {"n_gpu_layers": "all"}, {"n_sequences": "1"}, {"n_prompt": "1-8*1"},
+     {"acceptance": "1.1"}, {"acceptance": "nan"}, {"acceptance": "often"}, {"n_draft": "0"},
+     {"draft_file": str(MINI)}, {"files": str(MINI), "draft_file": [str(MINI), "other.gguf"]}],
 )  # fmt: skip
 def test_values_that_make_no_sense_are_refused_before_anything_is_measured(values):
     with pytest.raises(StudyError):
@@ -168,6 +172,40 @@ def test_files_of_other_architectures_are_judged_by_their_consistency_and_measur
     wider = asked.sweep(files=str(llama), n_prompt="16,32", n_gen="4", n_seq="2")
     again = measurements("your-machine", "live", "mini", 0, "cpu", wider)
     assert set(m.key) <= set(again.key), "a cell measured once is reused by another sweep"
+
+
+def test_lengths_of_drafts_acceptances_and_a_file_that_drafts_reach_the_cells(llama):
+    drafter = paths.ROOT / "data/models/plamo-2-draft.mini.F16.gguf"
+    varied = asked.sweep(files=str(MINI), draft_file=str(drafter), n_draft="3,5", acceptance="0.6", n_threads="1")
+    cells = speculative.speculative("shape", sweep=varied).cells
+    assert {cell.files[0] for cell in cells} == set(varied.files)
+    assert {cell.n_draft for cell in cells} == {3, 5}
+    assert {cell.accepts for cell in cells if cell.drafter == ""} == {0.6}
+    assert {cell.n_threads for cell in cells} == {1}
+    on_text = speculative.drafters("shape", sweep=varied).cells
+    assert {cell.files[1:] for cell in on_text if cell.drafter == "model"} == {varied.draft_file}
+    assert {cell.drafter for cell in on_text} == {"lookup", "model"}
+    own = speculative.drafters("mini", sweep=asked.sweep(n_draft="2")).cells
+    assert {cell.n_draft for cell in own if cell.drafter == "lookup"} == {2, speculative.DRAFTS[-1]}
+
+
+def test_a_file_that_drafts_in_another_vocabulary_is_refused_before_anything_is_measured(llama):
+    with pytest.raises(StudyError, match="would mean another text"):
+        speculative.drafters("mini", sweep=asked.sweep(files=str(MINI), draft_file=str(llama)))
+
+
+def test_a_draft_that_no_call_holds_is_refused_before_anything_is_measured():
+    with pytest.raises(StudyError, match="longer than the context"):
+        speculative.speculative("mini", sweep=asked.sweep(n_draft="200"))
+
+
+def test_shipped_lengths_reach_the_cells_and_our_own_give_way_to_a_short_context(llama):
+    varied = asked.sweep(files=str(llama), n_prompt="16,48")
+    cells = [cell for cell in disaggregation.disaggregation("shape", sweep=varied).cells if cell.workload == "shipment"]
+    assert {cell.n_prompt for cell in cells} == {16, 48}
+    usual = disaggregation.disaggregation("shape", sweep=asked.sweep(files=str(llama)))
+    longest = given.FILES[varied.files[0]].spec.context_length
+    assert all(sum(cell.shape[1:]) <= longest for cell in usual.cells)
 
 
 def test_a_mixing_engine_is_no_consistent_one(llama, monkeypatch):

@@ -23,7 +23,8 @@ class Sweep:
     `n_prompt`, `n_gen`: tokens read and written. `n_seq`: sequences evaluated together. `n_depth`: tokens before a
     decode step. `n_chunk`: tokens of a prompt that a call reads. `processes`: those that share the sequences out.
     `dtypes`: types of the models that the repository brings. `n_threads`, `n_gpu_layers` (-1: all), `flash_attn`,
-    `type_k`, `type_v`: the engine's settings for every cell.
+    `type_k`, `type_v`: the engine's settings for every cell. `n_draft`: tokens of a draft. `acceptance`: how likely a
+    drafted token is right. `draft_file`: the model that drafts for `files`, at most one.
     """
 
     files: tuple[File, ...] = ()
@@ -39,6 +40,9 @@ class Sweep:
     flash_attn: str = ""
     type_k: str = ""
     type_v: str = ""
+    n_draft: tuple[int, ...] = ()
+    acceptance: tuple[float, ...] = ()
+    draft_file: tuple[File, ...] = ()
 
     def settings(self) -> dict[str, Any]:
         """The engine's settings that were asked for, by the names that cells give them."""
@@ -61,9 +65,13 @@ def sweep(**asked: Any) -> Sweep:
     values = {name: value for name, value in asked.items() if value not in (None, "", [], ())}
     read: Mapping[str, Callable[[str, Any], Any]] = {
         "files": lambda name, value: tuple(each.file for each in given.give(value)),
+        "draft_file": _drafter,
+        "acceptance": _rates,
         "dtypes": lambda name, value: tuple(_words(value)),
         "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
     }  # fmt: skip
+    if "draft_file" in values and "files" not in values:
+        raise StudyError("draft_file", "drafts for files of yours, and none is given", "name a target with -p files")
     return Sweep(**{name: read.get(name, _numbers)(name, value) for name, value in values.items()})
 
 
@@ -101,6 +109,29 @@ def _range(name: str, word: str) -> Iterable[int]:
     while values[-1] * by <= last:
         values.append(values[-1] * by)
     return values
+
+
+def _drafter(name: str, value: Any) -> tuple[File, ...]:
+    found = given.give(value)
+    if len(found) != 1:
+        raise StudyError(f"{name} {value}", f"names {len(found)} files", "give one model that drafts for all files")
+    return (found[0].file,)
+
+
+def _rates(name: str, value: Any) -> tuple[float, ...]:
+    """Probabilities, in the order given, each once."""
+    found = []
+    for word in _words(value):
+        try:
+            rate = float(word)
+        except ValueError:
+            raise StudyError(f"{name} {word}", "is no number", f"give some of 0 to 1, as -p {name} 0.5,0.7") from None
+        if not 0 <= rate <= 1:
+            raise StudyError(f"{name} {word}", "is not within 0 and 1", f"give others, as -p {name} 0.5,0.7")
+        found.append(rate)
+    if len(set(found)) > MOST_VALUES:
+        raise StudyError(f"{name} {value}", f"has more than {MOST_VALUES} values", f"give fewer, as -p {name} 0.5,0.7")
+    return tuple(dict.fromkeys(found))
 
 
 def _flash(name: str, value: Any) -> str:

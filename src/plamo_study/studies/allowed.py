@@ -15,7 +15,6 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.asked import Sweep
 from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, RECIPES, TYPES
 from plamo_study.measure.recording import DEVICES, SOURCES
-from plamo_study.studies.speculative.plan import DRAFTS
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,6 @@ PARAMETERS = {
     "guess_together": GUESS,
     "guess_right": GUESS,
     "factor": FACTOR,
-    "n_draft": Allowed(int, DRAFTS),
-    "acceptance": Allowed(float, least=0, most=1),
     "objective_ms": FACTOR,
     "trace": Allowed(str),
     "model": Allowed(str, (*MODELS, MATCHED)),

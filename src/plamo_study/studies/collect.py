@@ -70,6 +70,9 @@ def collect(
     if why and not stands_in:
         _say(f"*{study} was not measured here: {why}. To measure it, {MORE}.*")
         return Recording(frame.frame([], {}), {}, study, at, "live")
+    if not rows and why and _further(study, scale):
+        _say(f"**{study} was not measured here:** {why}. To measure it, {MORE}.")
+        return Recording(frame.frame([], {}), {}, study, at, source)
     if not rows and why:
         raise StudyError(f"{study} in {minutes:g} minutes", why, MORE)
     if not rows:
@@ -139,6 +142,11 @@ def _measured(
             planned = replace(planned, needed=needed)
             continue
         return (summary, "") if summary.rows else (None, lacking(summary))
+
+
+def _further(study: str, scale: str) -> bool:
+    """Whether a study's notebook shows another one first, and can do without this one."""
+    return study in [name for name, _ in studies.of_notebook(study, scale)[1:]]
 
 
 def lacking(summary: runner.Summary) -> str:
