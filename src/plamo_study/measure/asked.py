@@ -11,6 +11,7 @@ from plamo_study.models import given
 
 MOST = 1 << 20  # tokens, sequences or threads
 MOST_VALUES = 64  # of one parameter
+MOST_RATE = 10_000  # requests a second
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")  # FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR, as llama-bench's
 FLASH = {"auto": "auto", "on": "on", "off": "off", "1": "on", "0": "off", "true": "on", "false": "off"}
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # of keys and of values
@@ -21,7 +22,8 @@ class Sweep:
     """Values of a study's parameters; what is empty is the study's own choice.
 
     `n_prompt`, `n_gen`: tokens read and written. `n_seq`: sequences evaluated together. `n_depth`: tokens before a
-    decode step. `dtypes`: types of the models that the repository brings. `n_threads`, `n_gpu_layers` (-1: all),
+    decode step. `n_chunk`: tokens of a prompt in one call. `dtypes`: types of the models that the repository brings.
+    `rates`: requests that arrive a second, in the mean. `n_threads`, `n_gpu_layers` (-1: all),
     `flash_attn`, `type_k`, `type_v`: the engine's settings for every cell.
     """
 
@@ -30,7 +32,9 @@ class Sweep:
     n_gen: tuple[int, ...] = ()
     n_seq: tuple[int, ...] = ()
     n_depth: tuple[int, ...] = ()
+    n_chunk: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
     n_threads: tuple[int, ...] = ()
     n_gpu_layers: int | None = None
     flash_attn: str = ""
@@ -59,7 +63,7 @@ def sweep(**asked: Any) -> Sweep:
     read: Mapping[str, Callable[[str, Any], Any]] = {
         "files": lambda name, value: tuple(each.file for each in given.give(value)),
         "dtypes": lambda name, value: tuple(_words(value)),
-        "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
+        "rates": _rates, "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
     }  # fmt: skip
     return Sweep(**{name: read.get(name, _numbers)(name, value) for name, value in values.items()})
 
@@ -81,6 +85,24 @@ def _numbers(name: str, value: Any) -> tuple[int, ...]:
         why = f"has {len(set(found))} values, more than {MOST_VALUES}, and each is measured several times"
         raise StudyError(f"{name} {value}", why, f"give fewer, such as -p {name} 1-16 or 128,512")
     return tuple(dict.fromkeys(found))
+
+
+def _rates(name: str, value: Any) -> tuple[float, ...]:
+    """Rates above 0 and at most MOST_RATE, in ascending order, each once."""
+    found = []
+    for word in _words(value):
+        try:
+            found.append(float(word))
+        except ValueError:
+            mend = f"give requests a second with commas, such as -p {name} 0.5,1,1.5"
+            raise StudyError(f"{name} {word}", "is no number", mend) from None
+    if wrong := [rate for rate in found if not 0 < rate <= MOST_RATE]:
+        why = f"is not above 0 and at most {MOST_RATE:,} requests a second"
+        raise StudyError(f"{name} {wrong[0]:g}", why, f"give another rate, such as -p {name} 0.5,1,1.5")
+    if len(set(found)) > MOST_VALUES:
+        why = f"has {len(set(found))} values, more than {MOST_VALUES}"
+        raise StudyError(f"{name} {value}", why, f"give fewer, such as -p {name} 0.5,1,1.5")
+    return tuple(sorted(set(found)))
 
 
 def _range(name: str, word: str) -> Iterable[int]:
