@@ -41,7 +41,9 @@ class Observed:
 
 
 def of_rows(rows: pd.DataFrame) -> Observed:
-    """What these rows say of loads and of calls."""
+    """What these rows say of loads and of calls. A model of several types goes by both names."""
+    several = rows.groupby("model")["dtype"].transform("nunique") > 1
+    rows = rows.assign(model=rows["model"].where(~several, rows["model"] + " " + rows["dtype"]))
     served = traffic_of(usable(rows))
     return Observed(served, calls(rows), moves(rows), loads(served), command(rows))
 
