@@ -1,5 +1,6 @@
 """What a user asks a study to vary: files, lengths, numbers of sequences, types and settings of the engine."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from plamo_study.models import given
 
 MOST = 1 << 20  # tokens, sequences or threads
 MOST_VALUES = 64  # of one parameter
+LEAST_RATE, MOST_RATE = 0.001, 10_000  # requests a second: one in a quarter of an hour, and more than a client can send
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")  # FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR, as llama-bench's
 FLASH = {"auto": "auto", "on": "on", "off": "off", "1": "on", "0": "off", "true": "on", "false": "off"}
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # of keys and of values
@@ -21,7 +23,8 @@ class Sweep:
     """Values of a study's parameters; what is empty is the study's own choice.
 
     `n_prompt`, `n_gen`: tokens read and written. `n_seq`: sequences evaluated together. `n_depth`: tokens before a
-    decode step. `dtypes`: types of the models that the repository brings. `n_threads`, `n_gpu_layers` (-1: all),
+    decode step. `n_clients`: requests at a time. `rates`: requests a second. `dtypes`: types of the models that the
+    repository brings. `n_threads`, `n_gpu_layers` (-1: all),
     `flash_attn`, `type_k`, `type_v`: the engine's settings for every cell.
     """
 
@@ -30,6 +33,8 @@ class Sweep:
     n_gen: tuple[int, ...] = ()
     n_seq: tuple[int, ...] = ()
     n_depth: tuple[int, ...] = ()
+    n_clients: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
     dtypes: tuple[str, ...] = ()
     n_threads: tuple[int, ...] = ()
     n_gpu_layers: int | None = None
@@ -60,6 +65,7 @@ def sweep(**asked: Any) -> Sweep:
         "files": lambda name, value: tuple(each.file for each in given.give(value)),
         "dtypes": lambda name, value: tuple(_words(value)),
         "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
+        "rates": _rates,
     }  # fmt: skip
     return Sweep(**{name: read.get(name, _numbers)(name, value) for name, value in values.items()})
 
@@ -80,6 +86,23 @@ def _numbers(name: str, value: Any) -> tuple[int, ...]:
     if len(set(found)) > MOST_VALUES:
         why = f"has {len(set(found))} values, more than {MOST_VALUES}, and each is measured several times"
         raise StudyError(f"{name} {value}", why, f"give fewer, such as -p {name} 1-16 or 128,512")
+    return tuple(dict.fromkeys(found))
+
+
+def _rates(name: str, value: Any) -> tuple[float, ...]:
+    """Positive numbers of requests a second, in the order given, each once."""
+    found: list[float] = []
+    for word in _words(value):
+        try:
+            rate = float(word)
+        except ValueError:
+            rate = math.nan
+        if not LEAST_RATE <= rate <= MOST_RATE:
+            why = f"is no number of requests a second between {LEAST_RATE:g} and {MOST_RATE:,}"
+            raise StudyError(f"{name} {word}", why, f"give such numbers with commas: -p {name} 0.5,1,2")
+        found.append(rate)
+    if len(set(found)) > MOST_VALUES:
+        raise StudyError(f"{name} {value}", f"has more than {MOST_VALUES} values", f"give fewer: -p {name} 0.5,1,2")
     return tuple(dict.fromkeys(found))
 
 
