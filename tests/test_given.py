@@ -10,13 +10,14 @@ from gguf import GGUFReader
 from plamo_study import paths
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
-from plamo_study.measure import asked, proof
+from plamo_study.measure import asked, proof, server
 from plamo_study.measure.cells import Gate
 from plamo_study.measure.files import model_fact
 from plamo_study.measurements import measurements
 from plamo_study.models import given, registry, synthetic
 from plamo_study.studies.disaggregation import plan as disaggregation
 from plamo_study.studies.quantization import plan as quantization
+from plamo_study.studies.serving import plan as serving
 from plamo_study.studies.speculative import plan as speculative
 from plamo_study.studies.your_machine import plan
 
@@ -138,11 +139,39 @@ def test_lengths_are_written_as_for_llama_bench(word, values):
     [{"n_prompt": "0"}, {"n_seq": "abc"}, {"n_seq": "9-1"}, {"n_seq": "1-100000"}, {"type_k": "q3"},
      {"flash_attn": "maybe"}, {"n_gpu_layers": "all"}, {"n_sequences": "1"}, {"n_prompt": "1-8*1"},
      {"acceptance": "1.1"}, {"acceptance": "nan"}, {"acceptance": "often"}, {"n_draft": "0"},
-     {"draft_file": str(MINI)}, {"files": str(MINI), "draft_file": [str(MINI), "other.gguf"]}],
+     {"draft_file": str(MINI)}, {"files": str(MINI), "draft_file": [str(MINI), "other.gguf"]},
+     {"rates": "0"}, {"rates": "-1"}, {"rates": "nan"}, {"rates": "1e9"}, {"rates": "fast"}, {"n_clients": "0"}],
 )  # fmt: skip
 def test_values_that_make_no_sense_are_refused_before_anything_is_measured(values):
     with pytest.raises(StudyError):
         asked.sweep(**values)
+
+
+@pytest.mark.parametrize(
+    ("word", "values"), [("0.5,1,2", (0.5, 1.0, 2.0)), (3, (3.0,)), ([1, "0.25", 1], (1.0, 0.25)), ("", ())]
+)
+def test_rates_are_positive_numbers_each_once(word, values):
+    assert asked.sweep(rates=word).rates == values
+
+
+@pytest.mark.parametrize("with_llama", [True, False])
+def test_users_rates_and_slots_reach_a_server_of_the_file(llama, with_llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "find", lambda: tmp_path if with_llama else None)
+    monkeypatch.setattr(server, "has_python_server", lambda: not with_llama)
+    how = {"n_clients": "3", "rates": "0.5,4", "n_prompt": "16", "n_gen": "4", "n_threads": "1", "n_gpu_layers": "0"}
+    varied = asked.sweep(files=str(llama), n_seq="2,5", **how)
+    loads = [cell for cell in serving.serving("shape", gpu=True, sweep=varied).cells if cell.workload == "serving"]
+    assert {cell.files[0] for cell in loads} == set(varied.files)
+    assert {(cell.n_prompt, cell.n_gen, cell.n_threads, cell.n_gpu_layers) for cell in loads} == {(16, 4, 1, 0)}
+    together = {(cell.n_seq, cell.n_clients) for cell in loads if cell.n_clients}
+    rates = {cell.per_second: cell.n_requests for cell in loads if not cell.n_clients}
+    slots = (2, 5) if with_llama else (1,)
+    assert together >= {(n_seq, n) for n_seq in slots for n in (1, 3)}
+    assert {n for _, n in together} == {1, 3}
+    assert set(rates) == {0.5, 4.0}
+    assert rates[0.5] < rates[4.0], "a load lasts a time and is no number of requests"
+    with pytest.raises(StudyError, match="type_k"):
+        serving.serving("shape", sweep=asked.sweep(files=str(llama), type_k="q8_0"))
 
 
 def test_settings_and_lengths_reach_the_cells(llama):
