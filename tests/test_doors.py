@@ -315,6 +315,7 @@ def test_a_terminal_s_own_colours_stay_and_nobody_else_s_come_through(monkeypatc
 # ------------------------------------------------------------------ widths, encodings, closed streams
 
 
+@pytest.mark.case(11)
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_no_word_of_a_table_is_cut_at_any_width_and_no_line_is_wider(width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -327,6 +328,7 @@ def test_no_word_of_a_table_is_cut_at_any_width_and_no_line_is_wider(width, monk
     assert words <= set(said.replace("│", " ").split())
 
 
+@pytest.mark.case(11)
 def test_columns_that_leave_are_named_with_the_width_that_shows_them(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     grid = Grid("name", "size", "state", leave=("state",))
@@ -349,6 +351,7 @@ def cli(*arguments, command="", **environment):
     return subprocess.run(shell, capture_output=True, env=os.environ | environment, check=False, timeout=120)
 
 
+@pytest.mark.case(16)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_output_cannot_encode_is_escaped_and_json_stays_json(encoding, tmp_path):
     name = tmp_path / "文字é😀.gguf"
@@ -373,6 +376,7 @@ def test_a_name_that_is_no_utf_8_is_one_message(tmp_path):
     assert b"mend:" in done.stderr
 
 
+@pytest.mark.case(16)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
 def test_closed_streams_change_nothing(closed, tmp_path):
     name = shutil.copy(mini_file(DRAFT), tmp_path / "draft.gguf")
@@ -388,6 +392,7 @@ def test_a_reader_that_stops_reading_and_a_full_output_are_no_traceback():
         assert b"Traceback" not in done.stderr
 
 
+@pytest.mark.case(11)
 def test_the_beginning_of_an_id_names_its_machine_where_no_other_begins_so(monkeypatch):
     known = ["aaaa000000000001", "aaaa000000000002", "bbbb000000000001"]
     monkeypatch.setattr(packing, "machines", lambda: [("others", machine, {}, []) for machine in known])
