@@ -18,11 +18,17 @@ from plamo_study.engine.library import capture_log
 from plamo_study.engine.session import Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import quantizing, texts
+from plamo_study.measure.cells import Quality
 from plamo_study.measure.plan import change
 from plamo_study.measure.process import work
 from plamo_study.measure.worker import Job
 from plamo_study.models import recipes
-from plamo_study.studies.quality import analysis as quality, continuations, plan as plan_quality
+from plamo_study.studies.quality import (
+    analysis as quality,
+    continuations,
+    plan as plan_quality,
+    workload as quality_workload,
+)
 
 WORKLOAD = "plamo_study.studies.quality.workload"
 
@@ -167,6 +173,25 @@ def test_of_a_long_text_the_first_tokens_are_those_of_the_whole_text(monkeypatch
         whole, part = session.tokenize(text), session.tokenize(texts.beginning(text, 300))
     assert len(part) < len(whole) / 2
     assert np.array_equal(part[:300], whole[:300])
+
+
+class Begins(Session):
+    """An engine that begins a text as its file asks."""
+
+    def tokenize(self, text):
+        return np.concatenate([[self.bos], super().tokenize(text)])
+
+
+@pytest.mark.parametrize("engine", [Session, Begins])
+def test_every_chunk_begins_as_the_file_asks_and_bytes_add_up_whatever_an_engine_adds(engine):
+    asked = Quality(n_ctx=CHUNK, n_chunks=CHUNKS)
+    with engine(paths.MODELS / "plamo-2-1b.mini.F16.gguf", SessionConfig(CHUNK)) as session:
+        text = texts.read("python-heldout")[: 1 << 12]
+        assert (session.tokenize(text)[0] == session.bos) == (engine is Begins), "the locked engine adds nothing"
+        chunks, checks = quality_workload._chunks(asked, session, text)
+    assert checks == {"bytes_add_up": True}
+    assert set(chunks[:, 0].tolist()) == {1}
+    assert chunks.shape == (CHUNKS, CHUNK)
 
 
 def test_prompts_are_whole_lines_from_all_over_the_text():

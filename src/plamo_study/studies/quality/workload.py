@@ -82,7 +82,8 @@ def _chunks(cell: Quality, session: Session, text: bytes) -> tuple[np.ndarray, d
     text = texts.beginning(text, cell.n_ctx * cell.n_chunks)
     tokens = session.tokenize(text)
     chunks = texts.chunks(tokens, cell.n_ctx, cell.n_chunks, session.bos)
-    return chunks, {"bytes_add_up": int(session.piece_bytes(tokens).sum()) == len(text)}
+    spelt = tokens[1:] if tokens[0] == session.bos else tokens  # what an engine puts first is not in the text
+    return chunks, {"bytes_add_up": int(session.piece_bytes(spelt).sum()) == len(text)}
 
 
 def _check_vocabularies(opened: dict[str, Session]) -> None:
