@@ -69,6 +69,7 @@ def test_a_value_that_means_nothing_is_refused_and_named():
         assert f"{name} {value!r}" == problem.value.what
 
 
+@pytest.mark.case(15)
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
@@ -82,6 +83,20 @@ def test_text_serves_as_the_value_it_stands_for_in_the_notebook_that_checks_it(n
     assert parameters.convert(name, text, allowed.PARAMETERS[name].kind.__name__) == value
 
 
+@pytest.mark.case(15)
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("true", bool, True), ("True", bool, True), (" yes ", bool, True), ("FALSE", bool, False), ("no", bool, False),
+        ("2", bool, "2"), ("", bool, ""), ("2.5", int, "2.5"), ("1e3", float, 1000.0), ("1", str, "1"), (1, bool, 1),
+    ],
+)  # fmt: skip
+def test_text_is_a_truth_or_a_number_where_it_can_be_one_and_else_stays_text(text, kind, value):
+    found = allowed.from_text(text, kind)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.case(15)
 def test_text_that_papermill_passes_on_serves_as_a_number(tmp_path):
     notebook = nbformat.read(NOTEBOOKS["01-phase-asymmetry"], as_version=4)
     notebook.cells = notebook.cells[1:3]  # parameters and checks

@@ -67,6 +67,7 @@ def test_an_answer_has_its_text_its_counts_and_its_times_in_order_whatever_the_c
     assert "very-secret" not in repr(target)
 
 
+@pytest.mark.case(3)
 def test_chunks_are_no_tokens_and_reasoning_is_made_of_tokens_too(misbehaves):
     pairs = asked(misbehaves("in_pairs"))
     assert pairs.divided
@@ -104,6 +105,7 @@ WRITTEN = {  # what one choice of an event holds -> the words in it
 }
 
 
+@pytest.mark.case(3)
 @pytest.mark.parametrize("what", WRITTEN)
 def test_whatever_a_model_writes_is_counted_and_timed(what):
     choice, words = WRITTEN[what]
@@ -161,6 +163,7 @@ def test_an_answer_that_is_not_streamed_is_an_answer(misbehaves):
     assert (whole.failure, whole.text, whole.n_gen, len(whole.chunk_ns)) == ("", "one two", 2, 1)
 
 
+@pytest.mark.case(4)
 def test_pieces_that_come_at_once_are_one_burst(misbehaves):
     streamed, held = asked(misbehaves("at_length")), asked(misbehaves("holds_back"))
     assert (streamed.bursts > 4, held.bursts, len(held.chunk_ns)) == (True, 1, 8)
@@ -182,6 +185,7 @@ REASONS = {
 }
 
 
+@pytest.mark.case(7)
 @pytest.mark.parametrize("body", REASONS, ids=lambda body: repr(body[:20]))
 def test_the_reason_of_a_refusal_is_read_in_the_forms_that_servers_choose(body):
     assert client._reason(body)[:40].startswith(REASONS[body])
@@ -453,6 +457,7 @@ def test_a_server_that_dies_under_load_is_a_row_with_signal_assertion_and_what_w
         assert "the server ended: SIGABRT, GGML_ASSERT(fits) failed" in each.failure
 
 
+@pytest.mark.case(5)
 @pytest.mark.parametrize("way", ["wants_a_key", "small_slot_by_field"])
 def test_a_refused_request_is_refused_and_not_computed_wrong(way, tmp_path, monkeypatch):
     stand_in(tmp_path, monkeypatch, way)
