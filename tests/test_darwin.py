@@ -201,29 +201,11 @@ def test_a_mac_at_work_may_darken_its_display_and_one_with_a_lid_says_what_closi
         for _ in range(2):
             report.sweep(planned, tmp_path / "j.jsonl")
         said.append(capsys.readouterr().err.count("lid"))
-        report._say_beforehand.cache_clear()
+        report._say_what_ends_it.cache_clear()
     assert said == [0, 1]
     options = (tmp_path / "kept").read_text().split()[0]
     assert "d" not in options
     assert {*"ims"} <= {*options}
-
-
-def test_a_mac_that_measures_slowly_says_so_beforehand_on_the_terminal_and_in_a_notebook(mac, monkeypatch, capsys):
-    shown = []
-    monkeypatch.setattr(collect, "_say", shown.append)
-    for command, answer, said in (
-        ("pmset -g batt", "Now drawing from 'AC Power'", ""),
-        ("pmset -g", "Currently in use:\n powermode            1", "saves power"),
-        ("pmset -g batt", "Now drawing from 'Battery Power'", "runs on its battery"),
-    ):
-        mac.say(command, answer)
-        report._say_beforehand()
-        collect._say_beforehand()
-        for told in (" ".join(capsys.readouterr().err.split()), " ".join(shown)):
-            assert (said in told, "marked as disturbed" in told) == (True, bool(said))
-        for each in (report, collect):
-            each._say_beforehand.cache_clear()
-        shown.clear()
 
 
 # ---------------------------------------------------------------- workers

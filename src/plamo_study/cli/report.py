@@ -24,7 +24,7 @@ from plamo_study import paths
 from plamo_study.cli.terminal import Terminal, echo
 from plamo_study.engine.builds import OnStep
 from plamo_study.errors import StudyError
-from plamo_study.measure import files, plan, recording, runner, watch
+from plamo_study.measure import files, machine, plan, recording, runner
 from plamo_study.measure.asked import NOTHING, Sweep
 from plamo_study.measure.cells import AnyCell, Gate, OnModel
 from plamo_study.measure.process import Outcome
@@ -76,7 +76,7 @@ def sweep(
     """Measure a plan, showing progress."""
     study, scale = planned.study, planned.scale
     files.check_released(planned)
-    _say_beforehand()
+    _say_what_ends_it()
     runner.check_time(planned, max(minutes, at_most))
     with bytes_progress() as progress:
         files.make_models(planned, lambda file, done, total: progress(file)(done, total))
@@ -115,9 +115,9 @@ def sweep(
 
 
 @cache  # once a command, however many studies it measures
-def _say_beforehand() -> None:
-    for said in watch.beforehand():
-        console.print(said, style="yellow")
+def _say_what_ends_it() -> None:
+    if machine.sleeps_when_closed():
+        console.print("Leave the lid open: a Mac that is closed sleeps. Its display may go dark.")
 
 
 def no_time(error: runner.NoTimeError, enough: int) -> None:

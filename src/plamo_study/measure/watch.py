@@ -254,12 +254,6 @@ def swapped(conditions: Conditions) -> int | None:
 STOPPED, OTHERS, WAITED, LOAD = "stopped", "others", "waited", "load"
 QUOTA, STARVED = "quota", "starved"
 BATTERY, LOW_POWER, HEAT, MEMORY, GPU = "battery", "low power", "heat", "memory", "GPU"
-MARKED = "what is measured now will be marked as disturbed"
-BEFOREHAND = {  # heat is waited for
-    BATTERY: f"This machine runs on its battery: {MARKED}. Plug it in.",
-    LOW_POWER: f"This machine saves power: {MARKED}. Turn that mode off.",
-    MEMORY: f"This machine is short of memory: {MARKED}. Close other programs.",
-}
 
 
 def disturbed(rows: Iterable[Row]) -> set[str]:
@@ -340,12 +334,6 @@ def slowed(state: State) -> str:
     if hot(state):
         return HEAT
     return MEMORY if state.memory_pressure in ("warning", "critical") else ""
-
-
-def beforehand() -> list[str]:
-    """What the owner of this machine should know before it measures, as sentences; none where all is well."""
-    lid = ["Leave the lid open: a Mac that is closed sleeps. Its display may go dark."] * machine.sleeps_when_closed()
-    return [*lid, *filter(None, [BEFOREHAND.get(slowed(machine.state()))])]
 
 
 def hot(state: State) -> bool:

@@ -130,7 +130,6 @@ def _measured(
     """
     base = studies.shown_at(study, scale) if study in studies.STUDIES else scale
     planned, share = build(study, base, device, asked), budget.of_study(study, scale, minutes)
-    _say_beforehand()
     if share == budget.LEFT_OUT:
         return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
     while True:
@@ -155,12 +154,6 @@ def lacking(summary: runner.Summary) -> str:
     hit = len(watch.disturbed(summary.rows))
     disturbed = f", and {hit} of the {len(summary.rows)} that ended were disturbed" if hit else ""
     return f"the time was up before {summary.lacking} processes that its finding needs had ended{disturbed}"
-
-
-@cache  # once a notebook, however many studies it measures
-def _say_beforehand() -> None:
-    for said in watch.beforehand():
-        _say(said)
 
 
 def _say(what: str) -> None:
