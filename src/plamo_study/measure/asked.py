@@ -54,6 +54,16 @@ class Sweep:
         named = {name: getattr(self, name) for name in ("n_gpu_layers", "flash_attn", "type_k", "type_v")}
         return {name: value for name, value in named.items() if value not in (None, "")}
 
+    def options(self) -> list[str]:
+        """The values, without files, as options of a command."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "files"}
+        texts = {
+            name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for name, value in values.items()
+            if value not in (None, "", ())
+        }
+        return [f"-p {name} {text}" for name, text in texts.items()]
+
 
 NOTHING = Sweep()
 

@@ -1,10 +1,9 @@
 """Rows for a notebook, of one study or of all: recorded on the reference machine, or live, measured here."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from inspect import signature
 from pathlib import Path
 
 from plamo_study.engine import builds
@@ -24,7 +23,7 @@ from plamo_study.measure.recording import (
     read,
 )
 from plamo_study.models import given
-from plamo_study.studies import budget, registry as studies
+from plamo_study.studies import budget, live, registry as studies
 
 MORE = "give more minutes (--minutes, or -p minutes), or measure when the machine is idle: what was measured is kept"
 LIVE = "-p source live (papermill), or plamo-study run, which is live by default"
@@ -129,19 +128,23 @@ def _measured(
     Where the time is too short for all that its finding needs, the first half of it is tried, and so on to one cell.
     """
     base = studies.shown_at(study, scale) if study in studies.STUDIES else scale
-    planned, share = build(study, base, device, asked), budget.of_study(study, scale, minutes)
+    planned, share = build(study, base, device, asked), budget.of_study(study, scale, minutes, asked)
     if share == budget.LEFT_OUT:
         return None, f"it must be measured whole, and {minutes:g} minutes are too few for the whole page"
-    while True:
-        try:
-            summary = measure(planned, journal_path(study, at, LOCAL), minutes=share)
-        except runner.NoTimeError as error:
-            needed = min(planned.needed, len(planned.cells)) // 2
-            if studies.STUDIES[study].whole or not needed:
-                return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
-            planned = replace(planned, needed=needed)
-            continue
-        return (summary, "") if summary.rows else (None, lacking(summary))
+    with live.line(study) as line:
+        line.begin(live.beforehand([live.Ahead(planned, share)]))
+        while True:
+            try:
+                summary = measure(planned, journal_path(study, at, LOCAL), line.progress, minutes=share)
+            except runner.NoTimeError as error:
+                needed = min(planned.needed, len(planned.cells)) // 2
+                if studies.STUDIES[study].whole or not needed:
+                    return None, f"{error.why}. {budget.enough(minutes, share, error.needed_s)} minutes would be enough"
+                planned = replace(planned, needed=needed)
+                continue
+            line.refuse(summary.unexpected)
+            line.end(summary, live.no_time(planned, summary, asked))
+            return (summary, "") if summary.rows else (None, lacking(summary))
 
 
 def _further(study: str, scale: str) -> bool:
@@ -174,11 +177,6 @@ def build(study: str, scale: str, device: str = "auto", asked: Sweep = NOTHING) 
     device = os.environ.get(DEVICE, "auto") if device == "auto" else device
     gpu, found = _offloads(os.environ.get("LLAMA_CPP_LIB_PATH", ""), device), studies.STUDIES[study]
     return found.plan(scale, gpu=gpu, sweep=asked) if asked != NOTHING else found.plan(scale, gpu=gpu)
-
-
-def varies(study: str) -> bool:
-    """Whether a study takes files and values of a user's own."""
-    return study in studies.STUDIES and "sweep" in signature(studies.STUDIES[study].plan).parameters
 
 
 @cache
@@ -215,9 +213,14 @@ def measure(
 
     `minutes`: for measuring; writing models is not counted. StudyError where a program that it needs is not built.
     """
+    prepare(planned, minutes)
+    return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)
+
+
+def prepare(planned: plan.Plan, minutes: float, on_bytes: Callable[[str, int, int], None] | None = None) -> None:
+    """Write the models that a plan lacks, once it is clear that it can be measured; as `measure` does."""
     if planned.program:
         builds.program(planned.program)
     files.check_released(planned)
     runner.check_time(planned, minutes)
-    files.make_models(planned)
-    return runner.sweep(planned, path, on_progress, retry_failed, beside, minutes)
+    files.make_models(planned, on_bytes)
