@@ -17,7 +17,7 @@ from plamo_study.present import theme
 from plamo_study.studies import collect
 
 PAGES = (
-    "01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
+    "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
     "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "00-start-here")
