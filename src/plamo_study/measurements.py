@@ -173,7 +173,6 @@ def recording(
     return collect(study, source, scale, minutes, device, asked)
 
 
-@cache
 def parts(
     studies: tuple[str, ...],
     source: str = "recorded",
