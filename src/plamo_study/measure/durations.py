@@ -18,10 +18,12 @@ from plamo_study.measure import journal, machine
 from plamo_study.measure.cells import Cell, Decode, File, Gate, OnModel, Prefill, Read
 from plamo_study.measure.plan import Plan
 from plamo_study.measure.rows import Row
-from plamo_study.models import recipes
+from plamo_study.models import given, recipes
+from plamo_study.models.registry import GIVEN
 
 USUAL_S = {"mini": 0.5, "shape": 12.0, "weights": 12.0, "file": 12.0}  # of an unknown cell
 USUAL_GATE_S = {"mini": 1.0, "shape": 60.0, "weights": 60.0, "file": 60.0}
+USUAL_BYTES, LEAST_SHARE = 1.4e9, 0.05  # of a given file that takes these seconds; what a process takes in any case
 USUAL_PARTS_S = {"mini": 1.0, "shape": 20.0, "weights": 20.0, "file": 20.0}  # of a gate that judges parts only
 WORKER_BYTES = 1 << 28  # of a process without its model
 ORACLE_TIMES = 2  # multiple of a model's file in memory: the engine's pages, and the weights in the oracle at a time
@@ -43,7 +45,13 @@ class Durations:
         if there is not None:
             return pace * there
         usual = USUAL_S if not isinstance(cell, Gate) else USUAL_PARTS_S if cell.judged else USUAL_GATE_S
-        return pace * usual[self.plan.scale]
+        return pace * usual[self.plan.scale] * self._smaller(cell)
+
+    def _smaller(self, cell: Cell) -> float:
+        """Share of a usual file's time that a given file takes, which may be far smaller; 1 for a larger one."""
+        if self.plan.scale != GIVEN or not cell.files:
+            return 1.0
+        return min(sum(given.FILES[file].n_bytes for file in cell.files) / USUAL_BYTES + LEAST_SHARE, 1.0)
 
     def least(self) -> tuple[float, float]:
         """Seconds that a finding needs: for its gates, and for the least blocks of its cells with their anchors."""
