@@ -19,17 +19,20 @@ from plamo_study.present.evidence import chip
 from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.collect import MORE, collect
 from plamo_study.studies.disaggregation import measures as moved
+from plamo_study.studies.replicas import measures as shared
 from plamo_study.studies.serving import metrics
 
 NS = 1e9
 FIRST = ["metric", "value", "unit", "model", "build", "dtype", "file"]
 LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine", "device", "samples", "key"]
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
-OF_KIND = {  # columns that a study with such cells always has
+ARRIVING = ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"]
+OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "serving": ["server", "pattern", "n_clients"],
-    "arrival": ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"],
+    "arrival": ARRIVING,
+    "06-chunked": ARRIVING,
     "service": ["label", "per_second"],
-    "replicas": ["n_processes", "policy", "use_mmap"],
+    "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
@@ -72,6 +75,9 @@ def measurements(
             arrives while others are answered (notebook 06): "step before", "token gap" and "longest gap" of those
             others, the prompt's "first token", "chunk" (the calls with a full chunk in them) and "arrival" (every
             call). A process that crashed or hung has one line with the metric "none".
+            Of processes that share sequences out (notebook 07): "throughput" (prompts included), "ttft", "step",
+            "itl_max", "ready" (all have loaded), bytes of all processes, "grown", "mapped" and "own", and where one is
+            killed "finished" (requests) and "got" (tokens of its sequences).
             Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
             "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
             "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
@@ -155,7 +161,9 @@ def _tidy(found: Recording) -> pd.DataFrame:
     on = pd.MultiIndex.from_arrays([frame["machine"], frame["n_gpu_layers"] != 0])
     frame["device"] = on.map({(fact, gpu): processors.device(facts[fact], gpu) for fact, gpu in on.unique()})
     frame["machine"] = frame["machine"].map(lambda fact: chip(facts[fact]))
-    always = ALWAYS + [name for kind, names in OF_KIND.items() if kind in set(frame["workload"]) for name in names]
+    always = ALWAYS + [
+        name for kind, names in OF_KIND.items() if kind in {*frame["workload"], found.study} for name in names
+    ]
     named = [name for name in CELL if name in always or len(set(map(str, kept[name]))) > 1]
     return frame[[*FIRST, *named, *LAST]]
 
@@ -227,6 +235,8 @@ def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndar
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
     if row["workload"] in ("shipment", "service"):
         yield from (moved.shipment if row["workload"] == "shipment" else moved.service)(row)
+    elif row["workload"] == "replicas":
+        yield from shared.replicas(row)
     elif len(times):
         middle, what = float(np.median(times)), row["workload"]
         if what == "read":

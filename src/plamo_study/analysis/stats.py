@@ -230,7 +230,7 @@ def percentile(samples: Sequence[float], q: float) -> float:
 
 def variation(values: Sequence[float]) -> float:
     """Coefficient of variation: standard deviation over mean; NaN for fewer than two values."""
-    return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 else NAN
+    return float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 and np.mean(values) else NAN
 
 
 def _logistic_at(x: np.ndarray, y: np.ndarray, level: float, n: int) -> float:

@@ -49,7 +49,7 @@ def replicas(scale: str, gpu: bool = False, sweep: Sweep = NOTHING) -> Plan:
     limits = ceilings(own, gpu, (base.n_threads,))
     limits += kernels_of(files, limits[1]) if sweep.files else ()
     crash = [change(cell, killed=1) for cell in fewest if cell.n_processes == 2]
-    needed = [cell for cell in (*limits, *first, *crash, *_parts(first)) if _fits(cell)]
+    needed = [cell for cell in (*first, *limits, *crash, *_parts(first)) if _fits(cell)]
     second = [on_file(cell, file) for file in files[1:] for cell in (*first, *fewer)]
     kinds = [(base.dtype, False), *([] if sweep.files else [(REPACKED, True), (REPACKED, False)])]
     kept = [change(cell, dtype=dtype, use_mmap=mapped) for dtype, mapped in kinds for cell in fewest]
