@@ -18,7 +18,7 @@ from plamo_study.studies import collect
 
 PAGES = (
     "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
-    "07-replicas",
+    "07-replicas", "08-speculative",
     "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "00-start-here")
