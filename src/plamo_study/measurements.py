@@ -18,6 +18,7 @@ from plamo_study.present.evidence import chip
 from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.collect import collect
 from plamo_study.studies.disaggregation import measures as moved
+from plamo_study.studies.scheduling import measures as scheduling
 from plamo_study.studies.serving import metrics
 
 NS = 1e9
@@ -28,6 +29,7 @@ OF_KIND = {  # columns that a study with such cells always has
     "serving": ["server", "pattern", "n_clients"],
     "arrival": ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"],
     "service": ["label", "per_second"],
+    "traffic": ["label", "per_second"],
     "replicas": ["n_processes", "policy", "use_mmap"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
@@ -71,6 +73,9 @@ def measurements(
             arrives while others are answered (notebook 06): "step before", "token gap" and "longest gap" of those
             others, the prompt's "first token", "chunk" (the calls with a full chunk in them) and "arrival" (every
             call). A process that crashed or hung has one line with the metric "none".
+            Of a load that a policy served (notebook 10): "ttft_" and "itl_", each with "mean", "p50", "p90", "p95" and
+            "p99", "throughput", "well" (share of requests served in time) and "busy" (share of the time in which the
+            engine computed); "call" (every call) where calls were made alone.
             Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
             "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
             "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
@@ -206,7 +211,9 @@ def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, float, str, np.ndarray
 def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
     """(metric, unit, median, samples) of each metric of a row."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
-    if row["workload"] in ("shipment", "service"):
+    if row["workload"] == "traffic":
+        yield from scheduling.measured(row)
+    elif row["workload"] in ("shipment", "service"):
         yield from (moved.shipment if row["workload"] == "shipment" else moved.service)(row)
     elif len(times):
         middle, what = float(np.median(times)), row["workload"]
