@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import marked, usable
+from plamo_study.analysis.usable import STOCK, marked, usable
 from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling.loop import Load
 from plamo_study.studies.scheduling.measures import load_of
@@ -40,26 +40,29 @@ class Observed:
 
 
 def of_rows(rows: pd.DataFrame) -> Observed:
-    """What these rows say of loads and of calls; models are `named`."""
-    rows = named(rows)
+    """What these rows say of loads and of calls; only `comparable` rows."""
+    rows = comparable(rows)
     served = traffic_of(usable(rows))
     return Observed(served, calls(rows), moves(rows), loads(served), command(rows))
 
 
-def named(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same lines; a model of several types goes by model and type."""
+def comparable(frame: pd.DataFrame) -> pd.DataFrame:
+    """The lines of one build, the engine as released where it ran. A model of several types goes by model and type."""
+    builds = frame["build"][frame["build"] != ""]
+    built = STOCK if STOCK in set(builds) else builds.mode().max() if len(builds) else ""
+    frame = frame[frame["build"].isin([built, ""])]
     several = frame.groupby("model")["dtype"].transform("nunique") > 1
     return frame.assign(model=frame["model"].where(~several, frame["model"] + " " + frame["dtype"]))
 
 
 def calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row per call of the stock engine with its usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds
+    """One row per call with the usual cache and attention: ORIGIN, COLUMNS and `idle`, the seconds
     without any computation before it began (NaN: unknown).
 
     Disturbed rows are left out: a disturbance is not a property of a call.
     """
     used = _steady(usable(rows))
-    used = used[(used["build"] == "stock") & used["flash_attn"].isin(FLASH) & ~used["kv_unified"]]
+    used = used[used["flash_attn"].isin(FLASH) & ~used["kv_unified"]]
     used = used[~used["label"].isin((SERVER, SPLIT))]  # whose calls are not recorded
     used = used[(used["type_k"] == "f16") & (used["type_v"] == "f16") & (used["status"] == "ok")]
     used = used[used["workload"] == "traffic"]
@@ -182,13 +185,8 @@ def half(seen: Observed) -> dict[str, StepModel]:
     """Step models of the parts with half of the threads; empty if there is only one thread."""
     if seen.calls["n_threads"].nunique() < 2:
         return {}
-    return with_threads(seen, int(parts_of(seen.calls)["n_threads"].min()))
-
-
-def with_threads(seen: Observed, n_threads: int) -> dict[str, StepModel]:
-    """Step model by model, of the parts that were measured with `n_threads` threads."""
     own = parts_of(seen.calls)
-    return _models(own[own["n_threads"] == n_threads], seen)
+    return _models(own[own["n_threads"] == own["n_threads"].min()], seen)
 
 
 def _models(own: pd.DataFrame, seen: Observed, without: float = 0.0) -> dict[str, StepModel]:
