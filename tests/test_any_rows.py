@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import msgspec
 import nbformat
@@ -15,10 +15,11 @@ from plamo_study.measure import recording
 from plamo_study.measure.rows import Fact, Row
 from plamo_study.present import theme
 from plamo_study.studies import collect
+from plamo_study.studies.scheduling import simulations
 
 PAGES = (
     "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
-    "07-replicas", "08-speculative",
+    "07-replicas", "08-speculative", "10-scheduling",
     "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "00-start-here")
@@ -29,7 +30,7 @@ whole = recording.of_rows
 def one_model(rows, records):
     """The rows of the first model alone, and those without a model."""
     names = {record.id: record.data["name"] for record in records if isinstance(record, Fact) and "name" in record.data}
-    first = min(name for row in rows if (name := names.get(row.model)))
+    first = min((name for row in rows if (name := names.get(row.model))), default="")
     return [row for row in rows if not row.model or names[row.model] == first], records
 
 
@@ -92,6 +93,8 @@ def notebook(name):
 def fresh(monkeypatch):
     """A notebook reads a recording once: what another test changed is not kept for the next one."""
     monkeypatch.setattr(theme, "enable", lambda: None)
+    monkeypatch.setattr(simulations, "ASKED", 100)  # requests of a simulation: what is written of them is the same
+    monkeypatch.setattr(simulations, "at_rate", partial(simulations.at_rate, n=100))
     measurements.recording.cache_clear()
     yield
     measurements.recording.cache_clear()

@@ -28,7 +28,6 @@ NAMED = {  # a study that needs another one
     ("scheduling", "serving"): "a server is asked over HTTP, whoever asks",
     ("numeric_range", "batching_law"): "a backend is held against the law and the three tests that hold on the CPU",
     ("scheduling", "disaggregation"): "a split engine is driven by its two processes, whatever the policies beside it",
-    ("scheduling", "chunked"): "a step model is fitted on its rows too, and only its workload knows what was in a call",
 }
 
 

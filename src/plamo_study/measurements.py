@@ -20,6 +20,7 @@ from plamo_study.studies.chunked import calls as chunked
 from plamo_study.studies.collect import MORE, collect
 from plamo_study.studies.disaggregation import measures as moved
 from plamo_study.studies.replicas import measures as shared
+from plamo_study.studies.scheduling import measures as scheduling
 from plamo_study.studies.serving import metrics
 
 NS = 1e9
@@ -33,6 +34,7 @@ OF_KIND = {  # columns that a study with such cells, or of this name, always has
     "06-chunked": ARRIVING,
     "service": ["label", "per_second"],
     "07-replicas": ["n_processes", "policy", "use_mmap", "killed"],
+    "traffic": ["label", "per_second"],
 }
 CELL = [name for name in ORDER if name not in ("model", "dtype", "scale")]
 
@@ -78,6 +80,9 @@ def measurements(
             Of processes that share sequences out (notebook 07): "throughput" (prompts included), "ttft", "step",
             "itl_max", "ready" (all have loaded), bytes of all processes, "grown", "mapped" and "own", and where one is
             killed "finished" (requests) and "got" (tokens of its sequences).
+            Of a load that a policy served (notebook 10): "ttft_" and "itl_", each with "mean", "p50", "p90", "p95" and
+            "p99", "throughput", "well" (share of requests served in time) and "busy" (share of the time in which the
+            engine computed); "call" (every call) where calls were made alone.
             Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
             "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
             "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
@@ -233,7 +238,9 @@ def _lines(row: Mapping[str, Any]) -> Iterator[tuple[str, float, str, np.ndarray
 def _measured(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarray]]:
     """(metric, unit, median, samples) of each metric of a row."""
     times = np.array(list(chain(*row["samples_ns"])), float) / NS
-    if row["workload"] in ("shipment", "service"):
+    if row["workload"] == "traffic":
+        yield from scheduling.measured(row)
+    elif row["workload"] in ("shipment", "service"):
         yield from (moved.shipment if row["workload"] == "shipment" else moved.service)(row)
     elif row["workload"] == "replicas":
         yield from shared.replicas(row)
