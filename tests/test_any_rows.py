@@ -16,7 +16,7 @@ from plamo_study.measure.rows import Fact, Row
 from plamo_study.present import theme
 from plamo_study.studies import collect
 
-PAGES = ("01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "your-machine")
+PAGES = ("01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "11-serving", "your-machine")
 PROSE = (*PAGES, "00-start-here")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
