@@ -429,7 +429,8 @@ def test_one_limit_says_what_a_near_tie_is_under_load_of_a_server_and_in_recorde
     ).near_ties == tie  # fmt: skip
     row = {"workload": "serving", "status": "ok", "anchor": False, "model": "m", "dtype": "F16", "build": "stock",
            "server": "s", "n_seq": 4, "n_clients": 2, "n_prompt": 1, "n_gen": 1, "key": "k",
-           "series": {"differs": [0], "gap": [lead]}, "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])]}  # fmt: skip
+           "series": {"differs": [0], "gap": [lead]},
+           "requests": [Request(id="0", n_prompt=1, arrived_ns=0, token_ns=[1])]}  # fmt: skip
     told = metrics.answers(pd.DataFrame([row]))
     assert told.answer.item() == ("near-tie" if tie else "changed")
     counted = analysis.under_load(told)
