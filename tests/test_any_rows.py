@@ -19,7 +19,7 @@ from plamo_study.studies.scheduling import simulations
 
 PAGES = (
     "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
-    "07-replicas", "08-speculative", "10-scheduling",
+    "07-replicas", "08-speculative", "10-scheduling", "11-serving",
     "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "00-start-here")

@@ -29,7 +29,7 @@ LAST = ["verdict", "usable", "disturbed", "drift", "failure", "block", "machine"
 ALWAYS = ["workload", "n_prompt", "n_gen", "n_seq", "policy", "n_threads", "n_gpu_layers"]
 ARRIVING = ["n_arriving", "n_chunk", "way", "kv_unified", "flash_attn"]
 OF_KIND = {  # columns that a study with such cells, or of this name, always has
-    "serving": ["server", "pattern", "n_clients"],
+    "serving": ["server", "pattern", "n_clients", "n_requests", "per_second"],
     "arrival": ARRIVING,
     "06-chunked": ARRIVING,
     "service": ["label", "per_second"],
@@ -86,6 +86,8 @@ def measurements(
             Of a load on a server (notebook 11): "ttft" (from when a request was due), "tpot" (mean gap of an answer),
             "itl" (every gap), "largest" (of them), "whole" (a request), "throughput"; by the server's own count
             "own_ttft", "own_tpot", and "own_tpot_full" of the answers that ended while others took their places;
+            "rate" and "met" of requests that come at random times: every rate that was tried, and the share of its
+            requests that met the objectives; "goodput", those a second;
             "wakes" (how often its threads were scheduled, per token); "late" (95th percentile of the client's delay in
             reading, as a fraction of a gap) and "binds" (1: the client's usual delay is over 5 % of a gap).
         value, unit
@@ -202,6 +204,21 @@ def parts(
     if not any(len(each.rows) for each in found):
         raise StudyError(" and ".join(studies), f"nothing of them was measured in {minutes:g} minutes", MORE)
     return found
+
+
+def answers(*study: Any) -> pd.DataFrame:
+    """The answers of a study's servers, right and wrong ones, one line a request; `study`: as for `measurements`.
+
+    `prompt` numbers the distinct prompts of one length. `answer`: "as alone", the one that the same prompt gets alone,
+    as far as it came; "near-tie": it parts from that one where the two likeliest tokens are within 0.25 nats
+    (`tolerance.near_tie`), so that rounding may decide; "changed": it parts elsewhere; "lost": no answer, or no whole
+    one, and nothing that came is another. `parts`: the first other token (-1: none), `gap`: the likeliest token's lead
+    there in nats (-1: unknown). `begun`: a token came. `reached`: a server was there; `failure`: what went wrong.
+    `due`, `sent`, `first`, `last`, `ended` (s since the load began), `tokens`, and `gaps` between them. `key`: the
+    server that was asked.
+    """
+    found = recording(*study)
+    return metrics.answers(found.rows)
 
 
 def models(

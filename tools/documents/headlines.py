@@ -17,7 +17,7 @@ from plamo_study.analysis.stats import Claim, Estimate
 from plamo_study.errors import StudyError
 from plamo_study.measure.plan import DEPTH, MODELS
 from plamo_study.measure.recording import Recording, added
-from plamo_study.measurements import measurements, recording
+from plamo_study.measurements import answers, measurements, recording
 from plamo_study.present import charts, theme
 from plamo_study.present.evidence import chips, escaped
 from plamo_study.studies.batch_scaling import analysis as batch_scaling
@@ -28,7 +28,6 @@ from plamo_study.studies.quantization import analysis as quantization, plan as q
 from plamo_study.studies.serving import analysis as serving
 from plamo_study.studies.speculative import analysis as speculative
 
-USERS, SLOTS = 2, 16  # of the server that survived the most requests
 TILE = 4  # columns that the matrix kernels process together
 CLIFF = 1.3  # smallest factor between neighbouring steps that counts as a cliff
 BEST, NEXT, REFERENCE = "Q4_0", "Q2_K", "F16"
@@ -47,29 +46,26 @@ def corruption() -> Said:
     on_gpu = on_gpu[on_gpu["build"] == batch_scaling.STOCK]
     drawn = (stock["label"] == "").sum()
     _while(stock["exact"].all() and on_gpu["exact"].all(), "corruption")
-    loads = recorded("11-serving", "mini")
-    found = serving.answers(loads.rows)
-    found = found[found["model"].str.startswith(MODELS[0]) & (found["server"] == "llama-server")]
-    found = found[found["n_clients"] > 1]
-    released, patched = (found[found["build"] == build] for build in (batch_scaling.STOCK, CORRECT))
-    quiet = released[(released["n_clients"] == USERS) & (released["n_seq"] == SLOTS)].iloc[0]
-    changed = (released["differ"] - released["near_ties"]).sum()
-    _while(quiet["differ"] > quiet["answers"] / 2 and not quiet["died"] and not patched["differ"].sum(), "corruption")
-    least, most = released["n_clients"].min(), released["n_clients"].max()
-    answers, dead, runs = released["answers"].sum(), released["died"].sum(), released["runs"].sum()
-    still, of_all = patched["differ"].sum(), patched["answers"].sum()
+    loads, asked = recorded("11-serving", "mini"), answers("11-serving", "recorded", "mini")
+    asked = asked[asked["model"].str.startswith(MODELS[0]) & (asked["server"] == "llama-server")]
+    together = serving.under_load(asked).set_index("build")
+    released, patched = (together.loc[build] for build in (batch_scaling.STOCK, CORRECT))
+    _while(released["prompts_changed"] == released["prompts"] and not patched["prompts_changed"], "corruption")
+    least, most = (users := asked["n_clients"][asked["n_clients"] > 1]).min(), users.max()
+    changed, of, dead, runs = (released[name] for name in ("changed", "answers", "died", "servers"))
+    prompts, still, of_all = released["prompts"], patched["changed"], patched["answers"]
     english = (
         "**One user's request changes another's answer, and nothing says so.** llama.cpp mixes up PLaMo 2's "
         f"sequences when their prompts share a call. Asked by {least} to {most} users at once, a `llama-server` as released "
-        f"changed {changed} of {answers} answers beyond near-ties, and {dead} of {runs} servers died. With the patch "
-        f"we propose, {still} of {of_all} answers changed and no server died ({chips(loads)}, a small trained model). A "
+        f"changed the answers to all {prompts} prompts: {changed} of {of} answers beyond near-ties. {dead} of {runs} "
+        f"servers died. With the patch we propose, {still} of {of_all} answers changed and no server died ({chips(loads)}, a small trained model). A "
         f"law says beforehand which sequences go wrong; it was right in all {len(stock)} batches on a CPU ({drawn} "
         f"drawn at random) and all {len(on_gpu)} with CUDA on an NVIDIA H200, which left the scan to the CPU."
     )
     japanese = (
         "**ほかの人の質問で、あなたへの答えが変わります。しかも何の警告も出ません。** llama.cpp は、複数のプロンプトを"
         f"一度に処理するとき PLaMo 2 の系列を取り違えます。配布版の `llama-server` に {least}～{most} 人が同時に質問すると、"
-        f"{answers} 件の答えのうち {changed} 件が変わり(僅差の場合を除く)、{runs} 回のうち {dead} 回はサーバーが落ちました。"
+        f"{prompts} 種類の質問すべてで答えが変わり({of} 件のうち {changed} 件、僅差の場合を除く)、{runs} 回のうち {dead} 回はサーバーが落ちました。"
         f"私たちの修正を当てると、{of_all} 件のうち変わったのは {still} 件で、一度も落ちません({chips(loads)}、小さな学習済み"
         f"モデル)。どの系列が壊れるかは規則で予測でき、CPU の {len(stock)} 通り(うち {drawn} 通りは無作為)と NVIDIA H200 の "
         f"CUDA の {len(on_gpu)} 通りのすべてで当たりました。"

@@ -21,6 +21,7 @@ ASIDE = (128, 16)  # of the server in Python
 AT_ONCE = (1, 2, 4, 8, 16)  # concurrent requests on 16 slots
 WAITING = (16, 64, 256)  # concurrent requests on SLOTS slots
 SLOTS = 4  # llama-server's own default
+DISTINCT = 8  # prompts asked alone; a load of more requests asks them again
 ALONE = 2  # requests of a cell that asks one at a time
 LOADED = {"mini": 24, "shape": 8, "weights": 8, "file": 8}  # of a concurrent cell that checks answers
 FEWEST = 8  # of a cell that measures times, and at least two per client
