@@ -16,7 +16,9 @@ from plamo_study.measure.rows import Fact, Row
 from plamo_study.present import theme
 from plamo_study.studies import collect
 
-PAGES = ("01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "your-machine")
+PAGES = (
+    "01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "13-machines", "your-machine",
+)  # fmt: skip
 PROSE = (*PAGES, "00-start-here")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
@@ -25,7 +27,7 @@ whole = recording.of_rows
 def one_model(rows, records):
     """The rows of the first model alone, and those without a model."""
     names = {record.id: record.data["name"] for record in records if isinstance(record, Fact) and "name" in record.data}
-    first = min(name for row in rows if (name := names.get(row.model)))
+    first = min((name for row in rows if (name := names.get(row.model))), default=None)
     return [row for row in rows if not row.model or names[row.model] == first], records
 
 
