@@ -20,7 +20,7 @@ PAGES = (
     "01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "13-machines", "15-hybrids",
     "your-machine",
 )  # fmt: skip
-PROSE = (*PAGES, "00-start-here")
+PROSE = (*PAGES, "00-start-here", "12-levers")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
 
@@ -97,7 +97,7 @@ def fresh(monkeypatch):
 
 
 def executed(name):
-    """Every cell of a page runs, and what it shows is composed."""
+    """Every cell of a page runs, and what it shows is composed; the names that it leaves."""
     room = {}
     for number, cell in enumerate(notebook(name)):
         if cell.cell_type == "code":
@@ -106,6 +106,7 @@ def executed(name):
             except Exception as error:
                 error.add_note(f"{name}, cell {number}")
                 raise
+    return room
 
 
 @pytest.mark.long

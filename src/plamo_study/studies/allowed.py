@@ -13,7 +13,7 @@ from typing import Any
 
 from plamo_study.errors import StudyError
 from plamo_study.measure.asked import Sweep
-from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, RECIPES, TYPES
+from plamo_study.measure.plan import DTYPE
 from plamo_study.measure.recording import DEVICES, SOURCES
 from plamo_study.studies.chunked.plan import CHUNKS
 from plamo_study.studies.replicas.plan import ARRANGEMENTS, FEWER
@@ -69,17 +69,11 @@ PARAMETERS = {
     "acceptance": Allowed(float, least=0, most=1),
     "objective_ms": FACTOR,
     "trace": Allowed(str),
-    "model": Allowed(str, (*MODELS, MATCHED)),
+    "reports": Allowed(str),
     "prompt": COUNT,
     "answer": COUNT,
     "n_prompt": COUNT,
     "n_gen": COUNT,
-    "n_users": COUNT,
-    "dtype": Allowed(str, ("", *TYPES, *RECIPES)),
-    "accepts": Allowed(float, least=0, below=1),
-    "shared": Allowed(float, least=0, below=1),
-    "objective": Allowed(str, ("tokens", "reading")),
-    "probe": Allowed(str),
 }
 
 
