@@ -24,7 +24,7 @@ REFUSED = {
     "guess_right": (-2, inf), "factor": (0, -2.0, nan, inf), "n_chunk": (-1, 0, 64.0, 17, True, "64.0"),
     "n_seq": (-8, 0, 3, 8.0), "n_draft": (-4, 0, 1000, 4.0), "acceptance": (5, -0.1, nan),
     "objective_ms": (0, -5, nan, inf), "trace": (1, None), "n_prompt": (0, -1, 2.5, True),
-    "n_gen": (0, 2.5), "reports": (1, None),
+    "n_gen": (0, 2.5), "reports": (1, None), "study": (1, None),
 }  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from plamo_study.present import theme
 from plamo_study.studies import collect
 
 PAGES = (
-    "01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "13-machines", "15-hybrids",
-    "your-machine",
+    "01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization", "13-machines", "14-methods",
+    "15-hybrids", "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "00-start-here", "12-levers")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")

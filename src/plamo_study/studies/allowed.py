@@ -70,6 +70,7 @@ PARAMETERS = {
     "objective_ms": FACTOR,
     "trace": Allowed(str),
     "reports": Allowed(str),
+    "study": Allowed(str),
     "prompt": COUNT,
     "answer": COUNT,
     "n_prompt": COUNT,
