@@ -171,17 +171,3 @@ def test_passes_and_switches_are_those_of_kernels_that_are_known():
     assert [switch.n_seq for switch in kernels.switches(APPLE, "Q8_0", 16, on_gpu=True)] == [1, 8]
     assert kernels.switches(AVX512, "F16", 16) == kernels.switches(AVX512, "Q8_0", 16, on_gpu=True) == []
     assert kernels.switches(APPLE, "Q8_0", 16) == []  # its processor's kernels are others
-
-
-def test_the_source_s_table_tells_valid_from_wrong_from_abort():
-    right = made_up(lambda n: 0.1, policy="per_sequence", prefill_ns=[10**9])
-    wrong = made_up(lambda n: 0.1, policy="packed", verdict="invalid", prefill_ns=[10**9])
-    abort = made_up(lambda n: 0.1, policy="packed", verdict="failed", status="abort", failure="decode: GGML_ASSERT")
-    aborted = abort[abort["n_seq"] == 8].assign(checks=[{}] * 5)
-    table = study.table_cells(pd.concat([right, wrong[wrong["n_seq"] == 2], aborted], ignore_index=True))
-    table = table.set_index(["policy", "n_seq"])
-    found = [table.loc[cell, "outcome"] for cell in (("per_sequence", 8), ("packed", 2), ("packed", 8))]
-    assert found == ["valid", "wrong", "abort"]
-    assert table.loc[("per_sequence", 8), "prefill"].value == pytest.approx(8 * 128)
-    assert table.loc[("packed", 8), "rate"] is None
-    assert "GGML_ASSERT" in table.loc[("packed", 8), "failure"]

@@ -208,31 +208,3 @@ def decomposed(known: Curves, chain: dict[str, Curve]) -> pd.DataFrame:
         entry |= factors | {"whole": stats.ratio(times[0], times[-1])}
         entries.append(entry | {"product": math.prod(factor.value for factor in factors.values())})
     return pd.DataFrame(entries)
-
-
-def table_cells(rows: pd.DataFrame) -> pd.DataFrame:
-    """The source's table: per policy and n_seq the aggregate decode `rate`, `prefill` rate, verdicts and failure text.
-
-    `outcome` is valid, wrong or abort; the rate of a wrong computation is kept and marked, that of an abort is None.
-    """
-    found, entries = rows[(rows["workload"] == "decode") & ~rows["anchor"]], []
-    for (build, model, policy, n_seq), group in found.groupby(["build", "model", "policy", "n_seq"]):
-        done = group[group["status"] == "ok"]
-        outcome = "valid" if group["verdict"].isin(RIGHT).all() else "wrong" if len(done) == len(group) else "abort"
-        entry = {"build": build, "model": model, "policy": policy, "n_seq": n_seq, "outcome": outcome, "n": len(group)}
-        entry |= {"n_prompt": group["n_prompt"].iloc[0], "n_gen": group["n_gen"].iloc[0], "rate": None, "prefill": None}
-        entry |= {"error": max((c["second_path_error"] for c in done["checks"]), default=None)}
-        entries.append(
-            entry
-            | {"failure": next(iter(sorted(set(group["failure"]))), "")}
-            | (_rates(done) if len(done) == len(group) else {})
-        )
-    return pd.DataFrame(entries)
-
-
-def _rates(done: pd.DataFrame) -> dict[str, Any]:
-    """Aggregate decode and prefill rates (t/s) of cells that all did the same work."""
-    first = done.iloc[0]
-    steps, filled = ([sum(times[0]) / NS for times in done["samples_ns"]], [t[0] / NS for t in done["prefill_ns"]])
-    generated, prompts = first["n_seq"] * len(first["samples_ns"][0]), first["n_prompt"] * first["n_seq"]
-    return {"rate": stats.rate(generated, steps), "prefill": stats.rate(prompts, filled)}
