@@ -51,17 +51,3 @@ def test_steps_and_factors_come_out_as_put_in_and_wrong_rows_are_in_no_curve():
 def test_columns_left_over_by_a_tile_need_a_second_pass():
     for tile, two in ((4, {5, 6, 7, 9, 10, 11, 13, 14, 15}), (2, {3, 5, 7, 9, 11, 13, 15})):
         assert {n for n in range(1, 17) if kernels.weight_passes(n, tile) == 2} == two
-
-
-def test_the_source_s_table_tells_valid_from_wrong_from_abort():
-    right = made_up(lambda n: 0.1, policy="per_sequence", prefill_ns=[10**9])
-    wrong = made_up(lambda n: 0.1, policy="packed", verdict="invalid", prefill_ns=[10**9])
-    abort = made_up(lambda n: 0.1, policy="packed", verdict="failed", status="abort", failure="decode: GGML_ASSERT")
-    aborted = abort[abort["n_seq"] == 8].assign(checks=[{}] * 5)
-    table = study.table_cells(pd.concat([right, wrong[wrong["n_seq"] == 2], aborted], ignore_index=True))
-    table = table.set_index(["policy", "n_seq"])
-    found = [table.loc[cell, "outcome"] for cell in (("per_sequence", 8), ("packed", 2), ("packed", 8))]
-    assert found == ["valid", "wrong", "abort"]
-    assert table.loc[("per_sequence", 8), "prefill"].value == pytest.approx(8 * 128)
-    assert table.loc[("packed", 8), "rate"] is None
-    assert "GGML_ASSERT" in table.loc[("packed", 8), "failure"]

@@ -34,7 +34,6 @@ from plamo_study.models import given, recipes
 from plamo_study.present import evidence, processors
 from plamo_study.studies import collect, live
 from plamo_study.studies.hybrids.plan import hybrids
-from plamo_study.studies.levers import gains
 from plamo_study.studies.machines import analysis as machines
 from plamo_study.studies.quantization import plan as quantization
 from plamo_study.studies.replicas import analysis as replicas, replica
@@ -432,7 +431,7 @@ def test_live_rows_of_a_page_are_those_of_the_device_asked_for(monkeypatch, tmp_
     assert [shown(device, rows) for device in DEVICES] == [{0}, {0}, set()]
     simulated = [msgspec.structs.replace(row, engine="", model="") for row in rows]
     assert of_device(simulated, "gpu") == simulated, "a simulation ran on neither"
-    for show in (machines.recordings, gains.recordings, partial(collect.every_study, "02-roofline")):
+    for show in (machines.recordings, partial(collect.every_study, "02-roofline")):
         with pytest.raises(StudyError, match="known: auto, cpu, gpu"):
             show("recorded", "shape", device="tpu")
 

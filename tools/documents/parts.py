@@ -13,6 +13,7 @@ from plamo_study.growing import growing
 from plamo_study.measure import concurrency
 from plamo_study.measure.recording import REFERENCE, Recording
 from plamo_study.measurements import answers
+from plamo_study.present import collected
 from plamo_study.present.evidence import escaped
 from plamo_study.present.findings import FINDINGS as FINDINGS_OF
 from plamo_study.present.page_claims import stated
@@ -155,7 +156,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def write() -> None:
-    """Write the generated parts into their documents."""
+    """Write what the notebooks found into one file, and the generated parts into their documents."""
+    collected.write(collected.collect(paths.NOTEBOOKS))
     for name in PARTS:
         path = paths.ROOT / name
         with growing(path) as partial:
@@ -166,6 +168,8 @@ def write() -> None:
 
 def is_current() -> bool:
     """Whether the documents agree with the rows."""
+    if collected.FILE.read_text(encoding="utf-8") != collected.written(collected.collect(paths.NOTEBOOKS)):
+        return False
     texts = {name: (paths.ROOT / name).read_text(encoding="utf-8") for name in PARTS}
     return all(_filled(name, text) == text for name, text in texts.items())
 

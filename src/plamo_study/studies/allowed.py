@@ -13,7 +13,7 @@ from typing import Any
 
 from plamo_study.errors import StudyError
 from plamo_study.measure.asked import Sweep
-from plamo_study.measure.plan import DTYPE, MATCHED, MODELS, RECIPES, TYPES
+from plamo_study.measure.plan import DTYPE
 from plamo_study.measure.recording import DEVICES, SOURCES
 
 
@@ -62,17 +62,12 @@ PARAMETERS = {
     "factor": FACTOR,
     "objective_ms": FACTOR,
     "trace": Allowed(str),
-    "model": Allowed(str, (*MODELS, MATCHED)),
+    "reports": Allowed(str),
+    "study": Allowed(str),
     "prompt": COUNT,
     "answer": COUNT,
     "n_prompt": COUNT,
     "n_gen": COUNT,
-    "n_users": COUNT,
-    "dtype": Allowed(str, ("", *TYPES, *RECIPES)),
-    "accepts": Allowed(float, least=0, below=1),
-    "shared": Allowed(float, least=0, below=1),
-    "objective": Allowed(str, ("tokens", "reading")),
-    "probe": Allowed(str),
 }
 
 

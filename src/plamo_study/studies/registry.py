@@ -116,7 +116,6 @@ OF_FULL_SIZE = (  # as their titles say
     "07-replicas",
     "08-speculative",
     "09-disaggregation",
-    "12-levers",
     "13-machines",
     "14-methods",
 )
