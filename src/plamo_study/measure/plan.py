@@ -136,7 +136,7 @@ def ceilings(scale: str, gpu: bool, threads: tuple[int, ...]) -> tuple[Read | Ma
     return tuple(cells)
 
 
-def kernels_of(files: Sequence[File], product: Cell) -> tuple[Cell, ...]:
+def kernels_of(files: Sequence[File], product: C) -> tuple[C, ...]:
     """The matrix product in every type that most of these files' matrices have."""
     return tuple(dict.fromkeys(change(product, dtype=dtype) for file in files for dtype in matrix_types(file)))
 

@@ -86,7 +86,7 @@ def _asked(base: Arrival, files: Sequence[File], sweep: Sweep) -> tuple[tuple[Ce
     if min(chunks) > max(prompts):
         why = f"is longer than the prompt of {max(prompts)} tokens"
         raise StudyError(f"n_chunk {min(chunks)}", why, "give shorter chunks or a longer n_prompt")
-    chunks = sorted(chunks, key=lambda n: n != USUAL_CHUNK)
+    chunks = tuple(sorted(chunks, key=lambda n: n != USUAL_CHUNK))
     cells: list[Cell] = []
     needed = 0
     for n_arriving in prompts:
