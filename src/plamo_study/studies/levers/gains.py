@@ -282,9 +282,8 @@ def window(known: Recordings) -> list[Line]:
     for model, group in known.window.groupby("model"):
         deepest = group[group["depth"] == group["depth"].max()].set_index("phase")
         written, read_at = deepest.loc["decode"], deepest.loc["prefill"]
-        price = f"a token is read {read_at['ratio'].per(1):.2f} times as fast; a build of one's own"
-        name = str(model).replace(context.WITH_WINDOW, "")
-        lines.append(Line(name, f"a token written after {written['depth']:,}", written["ratio"].per(1), price))
+        price = f"a token is read {read_at['estimate'].per(1):.2f} times as fast; a build of one's own"
+        lines.append(Line(str(model), f"a token written after {written['depth']:,}", written["estimate"].per(1), price))
     return lines
 
 

@@ -279,10 +279,9 @@ def _drafts(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterato
 def _window(known: Recordings, own: dict[str, str], traffic: Traffic) -> Iterator[Effect]:
     if not (model := own.get("05-beside")):
         return
-    found = known.window
-    found = found[found["model"].str.replace(context.WITH_WINDOW, "", regex=False) == model]
+    found = known.window[known.window["model"] == model]
     if len(found):
-        known_at = found.set_index(["phase", "depth"])["ratio"]
+        known_at = found.set_index(["phase", "depth"])["estimate"]
         read = _nearest(found["depth"], traffic.n_prompt / 2)
         written = _nearest(found["depth"], traffic.n_prompt + traffic.n_gen / 2)
         gain = {"reading": known_at["prefill", read].per(1), "writing": known_at["decode", written].per(1)}
