@@ -9,12 +9,15 @@ import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini, mini_file
 
+from plamo_study import paths
 from plamo_study.analysis import growth
 from plamo_study.engine import filling, library
 from plamo_study.engine.session import EngineError, Session, SessionConfig
 from plamo_study.errors import StudyError
 from plamo_study.measure import frame, journal, plan, runner
+from plamo_study.measure.asked import sweep
 from plamo_study.measure.files import model_fact
+from plamo_study.models import given
 from plamo_study.oracle.compare import relative_error
 from plamo_study.oracle.forward import Oracle
 from plamo_study.studies.context import (
@@ -106,6 +109,41 @@ def test_depths_that_cannot_be_measured_and_drift_of_random_weights_are_refused(
         plan_context.drift("shape")
 
 
+@pytest.fixture
+def given_file(tmp_path, monkeypatch):
+    """A file of a user's own, in a folder whose name has blanks and other letters."""
+    folder = tmp_path / "ある 場所"
+    folder.mkdir()
+    path = shutil.copy(mini_file(), folder / "モデル 1.gguf")
+    monkeypatch.setattr(paths, "MODELS", tmp_path / "models")
+    monkeypatch.setattr(given, "FILES", {})
+    return path
+
+
+def test_depths_types_and_settings_that_were_asked_for_reach_every_cell(given_file):
+    varied = sweep(files=str(given_file), n_depth="600,0,4096", type_k="q8_0", n_threads="1")
+    (file,) = varied.files
+    cells = [cell for cell in plan_context.context("shape", sweep=varied).cells if cell.files]
+    assert {(cell.files, cell.type_k, cell.n_threads) for cell in cells} == {((file,), "q8_0", 1)}
+    ladder, *walks = [cell for cell in cells if cell.workload == "depth"]
+    assert depth.depths(ladder) == (0, 600, 4096)
+    assert [walk.way for walk in walks] == [WALK]
+    kinds = plan_context.memory("shape", sweep=varied).cells
+    assert {cell.n_ctx for cell in kinds} == {4096}
+    assert [f"{cell.flash_attn}/{cell.type_k}/{cell.type_v}" for cell in kinds] == [
+        "off/f16/f16", "on/f16/f16", "on/q8_0/f16",
+    ]  # fmt: skip
+    assert {gate.files for gate in plan_context.naive("mini", sweep=varied).gates} == {(file,)}
+    assert depth.depths(plan_context.context("shape", sweep=sweep(n_depth="512")).cells[0]) == (0, 512)
+
+
+def test_depths_and_types_that_no_engine_computes_are_refused():
+    with pytest.raises(StudyError, match="start of every ladder"):
+        plan_context.context("mini", sweep=sweep(n_depth="0"))
+    with pytest.raises(StudyError, match="flash attention"):
+        plan_context.memory("mini", sweep=sweep(type_v="q8_0", flash_attn="off"))
+
+
 def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     base = mini("depth", **CELL)
     few = plan.change(base, model=ATTENTION, way=FEW, n_ctx=16 * PART, flash_attn="off")
@@ -113,6 +151,7 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     cells = (
         base,
         plan.change(base, way=WALK, n_ctx=4 * PART),
+        plan.change(base, model=ATTENTION, n_ctx=5 * PART, rungs=(PART + 3,)),
         few,
         plan.change(few, way=WHOLE_WINDOW),
         plan.change(base, workload="naive", n_prompt=16, n_gen=8),
@@ -128,6 +167,8 @@ def test_every_kind_of_cell_is_measured_and_counted(tmp_path):
     ladder, walked = (found[(found["label"] == way) & (found["model"] == HYBRID)] for way in (LADDER, WALK))
     at = [0, PART, 2 * PART, 4 * PART]
     assert [sorted(ladder[ladder["phase"] == phase]["depth"]) for phase in context.PHASES] == [at, at]
+    rungs = found[(found["label"] == LADDER) & (found["model"] == ATTENTION) & (found["phase"] == "decode")]
+    assert rungs["depth"].tolist() == [0, PART + 3, 5 * PART]
     assert sorted(walked[walked["phase"] == "prefill"]["depth"]) == [0, PART, 2 * PART, 3 * PART]
     assert walked[walked["phase"] == "decode"]["depth"].tolist() == [4 * PART]
     kinds = context_memory.kinds(rows[rows["label"].isin([FEW, WHOLE_WINDOW])]).set_index("whole")

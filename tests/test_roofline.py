@@ -1,6 +1,7 @@
 """One account of bytes and FLOPs for both phases, every recorded cell and the sources' figures held against it."""
 
 import tomllib
+from dataclasses import replace
 from types import SimpleNamespace
 
 import altair as alt
@@ -16,12 +17,15 @@ from plamo_study.analysis.roofline import Ceilings, parts, work
 from plamo_study.engine import kernels
 from plamo_study.errors import StudyError
 from plamo_study.measure import files, machine, plan, workloads
+from plamo_study.measure.asked import Sweep, sweep
 from plamo_study.measure.recording import Recording
 from plamo_study.measurements import recording
+from plamo_study.models import given
 from plamo_study.present import evidence
 from plamo_study.present.processors import processor
 from plamo_study.studies import collect
-from plamo_study.studies.roofline import every_cell, intensity, literature
+from plamo_study.studies.roofline import every_cell, intensity, literature, plan as plan_roofline
+from plamo_study.studies.timeline import plan as plan_timeline
 
 HERE = Ceilings(read=5e10, matmul=3e11)
 HOME = ceilings.Place("here", 2)
@@ -185,6 +189,30 @@ def test_right_results_enter_under_their_own_ceilings_and_what_is_left_out_is_co
     assert none.empty
     assert lacking > 0
     assert set(table) == set(none), "a frame without lines has all columns"
+
+
+def test_prompts_depths_and_threads_that_were_asked_for_reach_every_pass():
+    varied = sweep(n_prompt="3,64", n_depth="128,512", n_threads="2,1", flash_attn="on")
+    cells = plan_roofline.roofline("shape", sweep=varied).cells
+    on_models = [cell for cell in cells if cell.files]
+    assert {cell.n_prompt for cell in on_models if cell.workload == "prefill"} == {3, 64}
+    assert {(cell.depth, cell.n_seq) for cell in on_models if cell.workload == "decode"} == {
+        (depth, n_seq) for depth in (128, 512) for n_seq in (1, 4, 16)
+    }
+    assert {cell.flash_attn for cell in on_models} == {"on"}
+    assert {cell.n_threads for cell in cells} == {1, 2}
+    assert plan_timeline.trace("shape", sweep=varied).cells[0].n_threads == 2
+
+
+def test_a_page_of_a_file_shows_rows_of_this_file_alone(monkeypatch, first):
+    facts = {name: dict(fact) for name, fact in first.facts.items()}
+    monkeypatch.setattr(given, "FILES", {("a", "file", "F16"): SimpleNamespace(sha256="of a")})
+    models = sorted(set(first.rows["fact"]) - {""})
+    for n, fact_id in enumerate(models):
+        facts[fact_id]["sha256"] = "of a" if n == 0 else "of b"
+    kept = collect._of_files(replace(first, facts=facts), Sweep(files=(("a", "file", "F16"),))).rows
+    assert set(kept["fact"]) == {"", models[0]}
+    assert len(collect._of_files(first, Sweep()).rows) == len(first.rows)
 
 
 def test_ceilings_are_borrowed_from_the_same_machine_only(first):

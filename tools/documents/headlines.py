@@ -128,18 +128,18 @@ def window() -> Said:
     changed = context.explained(context.samples(recording.rows))
     reading = changed[changed["phase"] == "prefill"]
     last = reading.iloc[-1]
-    _claim([last["ratio"].below(1.0)], "window")
-    first = next(row["depth"] for row in reading.to_dict("records") if row["ratio"].below(1.0) == "holds")
+    _claim([last["estimate"].below(1.0)], "window")
+    first = next(row["depth"] for row in reading.to_dict("records") if row["estimate"].below(1.0) == "holds")
     english = (
         f"**llama.cpp leaves out {MODELS[0]}'s attention window, which makes it slow on long contexts.** We built the "
         f"{WINDOW:,} tokens in (plamo-2-translate: 32,768): at {last['depth']:,}, one more takes "
-        f"{last['windowed'].value * 1e3:.1f} ms to read instead of {last['plain'].value * 1e3:.1f} "
+        f"{last['first'].value * 1e3:.1f} ms to read instead of {last['second'].value * 1e3:.1f} "
         f"({chips(recording)}). It helps from {first:,} tokens on."
     )
     japanese = (
         f"**llama.cpp は {MODELS[0]} の注意窓を実装していないので、長い文脈で遅くなります。** 公開設定の {WINDOW:,} トークン"
         f"(plamo-2-translate は 32,768)の窓を入れると、{last['depth']:,} トークン目では 1 トークンを読む時間が "
-        f"{last['plain'].value * 1e3:.1f} ms から {last['windowed'].value * 1e3:.1f} ms になりました({chips(recording)})。"
+        f"{last['second'].value * 1e3:.1f} ms から {last['first'].value * 1e3:.1f} ms になりました({chips(recording)})。"
         f"効果は {first:,} トークンから現れます。"
     )
     return english, japanese

@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from plamo_study.analysis import clustered, growth, stats
-from plamo_study.analysis.timing import NS, paired_ratio
+from plamo_study.analysis.estimates import compare
+from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
 from plamo_study.measure.frame import WITH_WINDOW
 from plamo_study.studies.context.plan import LADDER
@@ -112,18 +113,11 @@ def _written(write: growth.Function, after: np.ndarray, n_out: int) -> np.ndarra
 
 
 def explained(timed: pd.DataFrame) -> pd.DataFrame:
-    """The hybrid with its published window over the same without, per phase and depth.
+    """The hybrid with its published window over the same without, per model, phase and depth, as `compare` gives it.
 
-    `ratio` of times, paired by block; `windowed` and `plain`: seconds per token with and without.
+    `estimate`: ratio of times, paired by block; `first` and `second`: seconds per token with the window and without.
     """
-    entries = []
-    for phase in PHASES:
-        known = curves(timed, phase)
-        for model in (name for name in known if WITH_WINDOW in name and name.replace(WITH_WINDOW, "") in known):
-            plain = known[model.replace(WITH_WINDOW, "")]
-            for depth in sorted(set(known[model].index) & set(plain.index)):
-                ratio = paired_ratio(known[model].loc[depth], plain.loc[depth])
-                times = {"windowed": known[model].loc[depth], "plain": plain.loc[depth]}
-                medians = {name: stats.median(series.dropna().tolist()) for name, series in times.items()}
-                entries.append({"model": model, "phase": phase, "depth": depth, "ratio": ratio} | medians)
-    return pd.DataFrame(entries, columns=["model", "phase", "depth", "ratio", "windowed", "plain"])
+    found = timed[timed["label"] == LADDER]
+    plain = found["model"].str.replace(WITH_WINDOW, "", regex=False)
+    found = found.assign(model=plain, window=found["model"].str.contains(WITH_WINDOW).astype(bool))
+    return compare(found, of="window", to="not window", by="model phase depth")
