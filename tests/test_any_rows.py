@@ -18,7 +18,7 @@ from plamo_study.studies import collect
 
 PAGES = (
     "01-phase-asymmetry", "03-batch-scaling", "03b-batching-law", "04-quantization",
-    "07-replicas",
+    "06-chunked-prefill", "07-replicas",
     "your-machine",
 )  # fmt: skip
 PROSE = (*PAGES, "00-start-here")

@@ -104,11 +104,11 @@ def test_an_arrival_tells_its_waits_apart():
              calls.arrival(made_up(arrival(way="apart"))[0])}  # fmt: skip
     assert {unit for unit, _, _ in found.values()} == {"s"}
     assert {name: value for name, (_, value, _) in found.items()} == pytest.approx(
-        {"chunk": 32e-3, "step before": 2e-3, "token gap": 34e-3, "longest gap": 34e-3, "first token": 3 * 32e-3 + 4e-3}
+        {"chunk": 32e-3, "step before": 2e-3, "itl": 34e-3, "itl_max": 34e-3, "ttft": 3 * 32e-3 + 4e-3}
     )
-    assert found["token gap"][2] == pytest.approx([34e-3] * 3)
+    assert found["itl"][2] == pytest.approx([34e-3] * 3)
     whole = {name: value for name, _, value, _ in calls.arrival(made_up(arrival(way="whole", n_chunk=0))[0])}
-    assert (whole["longest gap"], whole["first token"]) == pytest.approx((99e-3, 96e-3))
+    assert (whole["itl_max"], whole["ttft"]) == pytest.approx((99e-3, 96e-3))
     ((name, _, value, samples),) = calls.arrival(made_up(ALONE)[0])
     assert (name, value, len(samples)) == ("chunk", 40e-3, 2)
 

@@ -11,7 +11,7 @@ from plamo_study.analysis import stats, timing
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.chunked import calls
 
-METRICS = {"step before": "before", "longest gap": "largest", "first token": "ttft"}
+METRICS = {"step before": "before", "itl_max": "largest", "ttft": "ttft"}
 CELL = ["model", "n_seq", "n_prompt", "n_arriving", "way", "n_chunk", "kv_unified", "flash_attn"]
 STOCK = "stock"
 
@@ -26,7 +26,7 @@ def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
         if row["n_seq"]:
             entry = {name: row[name] for name in (*CELL, "block")}
             entry |= {name: found[metric][0] for metric, name in METRICS.items()}
-            entries.append(entry | {"steps": len(found["token gap"][1]) - (row["way"] != "together")})
+            entries.append(entry | {"steps": len(found["itl"][1]) - (row["way"] != "together")})
     return pd.DataFrame(entries, columns=[*CELL, "block", *METRICS.values(), "steps"])
 
 
