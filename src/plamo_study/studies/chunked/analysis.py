@@ -55,22 +55,6 @@ def full_chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
     return {key: pd.Series(found[key]) for key in sorted(found, key=lambda key: not key[1].startswith(STOCK))}
 
 
-def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
-    """Total gain or cost of cutting the prompt: time of the whole prompt plus the steps that others got meanwhile,
-    over the time of the cut prompt with those steps; one line per cell, `gain`, paired by block."""
-    every = usable_processes(rows)
-    entries, at_once = [], {"way": "whole", "n_chunk": 0, "kv_unified": False, "flash_attn": "auto"}
-    cells = dict(list(every.groupby(CELL, sort=False)))
-    for key, group in cells.items():
-        entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        whole = cells.get(tuple((entry | at_once).values()))
-        if whole is not None and entry["way"] != "whole":
-            both, first = group.groupby("block"), whole.groupby("block")
-            apart = first["ttft"].median() + both["steps"].median() * first["before"].median()
-            entries.append(entry | {"gain": timing.paired_ratio(apart, both["ttft"].median())})
-    return pd.DataFrame(entries, columns=[*CELL, "gain"])
-
-
 def _arrivals(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of arrivals that succeeded."""
     return rows[(rows["workload"] == "arrival") & (rows["status"] == "ok")].to_dict("records")

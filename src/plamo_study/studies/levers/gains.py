@@ -220,7 +220,7 @@ def waited(rows: pd.DataFrame, model: str, n_seq: int) -> dict[str, Estimate] | 
 
 def replicas(known: Recordings) -> list[Line]:
     """Two processes with half of the sequences and of the threads each, over one process with all of them."""
-    found = processes.weights(known["07-replicas"].rows, known["07-replicas"].facts)
+    found = processes.over_one(known["07-replicas"].rows, known["07-replicas"].facts).dropna(subset=["copies"])
     usual = found["use_mmap"] & (found["dtype"] == found["dtype"].iloc[0])
     found = found[usual & (found["n_processes"] == SPLIT[0]) & (found["n_seq"] == SPLIT[1])]
     what = f"tokens a second of {SPLIT[0] * SPLIT[1]} answers, {SPLIT[0]} processes over one"

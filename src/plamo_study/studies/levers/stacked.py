@@ -94,7 +94,7 @@ def _replicas(known: Recordings) -> Iterator[dict[str, Any]]:
     """Two processes over one with the usual type, and with one that each process lays out anew."""
     if (recording := known.get("07-replicas")) is None:
         return
-    found = processes.table(recording.rows).dropna(subset=["against_one"])
+    found = processes.over_one(recording.rows, recording.facts).dropna(subset=["against_one"])
     found = found[found["use_mmap"] & (found["n_processes"] == gains.SPLIT[0])]
     for (model, total), group in found.groupby(["model", "total"]):
         by_type = group.drop_duplicates("dtype").set_index("dtype")["against_one"]
