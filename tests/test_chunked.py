@@ -1,6 +1,5 @@
 """Notebook 06: every token is evaluated once, everyone's answer is their own, and waits come from the right calls."""
 
-import pandas as pd
 import pytest
 from built import measured
 from conftest import ATTENTION, HYBRID
@@ -9,7 +8,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure import cells
 from plamo_study.measure.asked import sweep
 from plamo_study.measure.cells import Arrival
-from plamo_study.studies.chunked import analysis, calls, plan
+from plamo_study.studies.chunked import calls, plan
 
 DECODING, STEPS, PROMPT = 3, 2, 96
 WAYS = [("whole", 0), ("apart", 32), ("together", 32), ("together", 40)]
@@ -104,17 +103,10 @@ def test_an_arrival_tells_its_waits_apart():
              calls.arrival(made_up(arrival(way="apart"))[0])}  # fmt: skip
     assert {unit for unit, _, _ in found.values()} == {"s"}
     assert {name: value for name, (_, value, _) in found.items()} == pytest.approx(
-        {"chunk": 32e-3, "step before": 2e-3, "token gap": 34e-3, "longest gap": 34e-3, "first token": 3 * 32e-3 + 4e-3}
+        {"chunk": 32e-3, "step before": 2e-3, "itl": 34e-3, "itl_max": 34e-3, "ttft": 3 * 32e-3 + 4e-3}
     )
-    assert found["token gap"][2] == pytest.approx([34e-3] * 3)
+    assert found["itl"][2] == pytest.approx([34e-3] * 3)
     whole = {name: value for name, _, value, _ in calls.arrival(made_up(arrival(way="whole", n_chunk=0))[0])}
-    assert (whole["longest gap"], whole["first token"]) == pytest.approx((99e-3, 96e-3))
+    assert (whole["itl_max"], whole["ttft"]) == pytest.approx((99e-3, 96e-3))
     ((name, _, value, samples),) = calls.arrival(made_up(ALONE)[0])
     assert (name, value, len(samples)) == ("chunk", 40e-3, 2)
-
-
-def test_the_same_work_both_ways_gains_nothing_where_a_call_costs_its_parts():
-    rows = made_up(arrival(way="whole", n_chunk=0)) + made_up(arrival(way="apart")) + made_up(arrival(), step=1e-3)
-    found = analysis.equal_work(pd.DataFrame(rows)).set_index("way")["gain"]
-    assert found["apart"].value == pytest.approx(1.0)
-    assert found["together"].value > 1

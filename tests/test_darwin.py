@@ -36,7 +36,7 @@ from plamo_study.studies import collect, live
 from plamo_study.studies.hybrids.plan import hybrids
 from plamo_study.studies.machines import analysis as machines
 from plamo_study.studies.quantization import plan as quantization
-from plamo_study.studies.replicas import analysis as replicas, replica
+from plamo_study.studies.replicas import measures as replicas, replica
 from plamo_study.studies.your_machine.plan import your_machine
 
 pytestmark = pytest.mark.timeout(100)
@@ -287,10 +287,11 @@ def test_replicas_look_at_their_own_memory_where_nobody_else_may(mac):
     assert found.valid, found.checks
     assert len(found.series["private"]) == len(found.series["before private"]) == 2
     assert "pss" not in found.series
-    memory = replicas._memory(found.series, own=0.0)
+    row = {"series": found.series, "n_processes": 2, "checks": {"own_bytes": 0}}
+    memory = replicas.memory(row)
     assert isnan(memory["mapped"]), "how much of the file is in memory is not known there"
-    assert memory["rest"] == memory["grown"]
-    assert isnan(replicas._memory({"rss": [9.0], "before rss": [1.0], "mapped": []}, own=0.0)["grown"])
+    assert memory["grown"] == sum(found.series["private"]) - sum(found.series["before private"])
+    assert isnan(replicas.memory(row | {"series": {"rss": [9.0], "before rss": [1.0], "mapped": []}})["grown"])
     for name in (
         "CPU_Mapped",
         "MTL0_Mapped",

@@ -74,8 +74,8 @@ def measurements(
             weights), "memory" (peak resident size). Of a shipment: "prefill", "save", "check", "send", "load", "first
             step" and "state" (its bytes), "identical" (1 where every bit of the answer is) and "error". Of requests
             that arrive: "first token", "token gap", "longest gap", "throughput" and "arrivals". Of a prompt that
-            arrives while others are answered (notebook 06): "step before", "token gap" and "longest gap" of those
-            others, the prompt's "first token", "chunk" (the calls with a full chunk in them) and "arrival" (every
+            arrives while others are answered (notebook 06): "step before", "itl" and "itl_max" of those
+            others, the prompt's "ttft", "chunk" (the calls with a full chunk in them) and "arrival" (every
             call). A process that crashed or hung has one line with the metric "none".
             Of processes that share sequences out (notebook 07): "throughput" (prompts included), "ttft", "step",
             "itl_max", "ready" (all have loaded), bytes of all processes, "grown", "mapped" and "own", and where one is
@@ -132,7 +132,8 @@ def measured_elsewhere(study: str, scale: str = "shape") -> pd.DataFrame:
     Never compare the two: the rows of a block belong to one machine.
     """
     own = read(study, "recorded", scale)
-    found = _apart(elsewhere(own), own.facts) if own else []
+    here = {name: own.facts[name] for name in own.rows["machine"].unique()} if own else {}
+    found = _apart(elsewhere(own), here) if own else []
     return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 

@@ -11,7 +11,7 @@ from plamo_study.analysis import stats, timing
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.chunked import calls
 
-METRICS = {"step before": "before", "longest gap": "largest", "first token": "ttft"}
+METRICS = {"step before": "before", "itl_max": "largest", "ttft": "ttft"}
 CELL = ["model", "n_seq", "n_prompt", "n_arriving", "way", "n_chunk", "kv_unified", "flash_attn"]
 STOCK = "stock"
 
@@ -26,7 +26,7 @@ def usable_processes(rows: pd.DataFrame) -> pd.DataFrame:
         if row["n_seq"]:
             entry = {name: row[name] for name in (*CELL, "block")}
             entry |= {name: found[metric][0] for metric, name in METRICS.items()}
-            entries.append(entry | {"steps": len(found["token gap"][1]) - (row["way"] != "together")})
+            entries.append(entry | {"steps": len(found["itl"][1]) - (row["way"] != "together")})
     return pd.DataFrame(entries, columns=[*CELL, "block", *METRICS.values(), "steps"])
 
 
@@ -53,22 +53,6 @@ def full_chunks(rows: pd.DataFrame) -> dict[tuple[str, str, int], pd.Series]:
             (seconds,) = (value for metric, _, value, _ in calls.arrival(row) if metric == "chunk")
             found.setdefault((row["model"], how, int(row["n_chunk"])), {})[row["block"]] = seconds
     return {key: pd.Series(found[key]) for key in sorted(found, key=lambda key: not key[1].startswith(STOCK))}
-
-
-def equal_work(rows: pd.DataFrame) -> pd.DataFrame:
-    """Total gain or cost of cutting the prompt: time of the whole prompt plus the steps that others got meanwhile,
-    over the time of the cut prompt with those steps; one line per cell, `gain`, paired by block."""
-    every = usable_processes(rows)
-    entries, at_once = [], {"way": "whole", "n_chunk": 0, "kv_unified": False, "flash_attn": "auto"}
-    cells = dict(list(every.groupby(CELL, sort=False)))
-    for key, group in cells.items():
-        entry: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        whole = cells.get(tuple((entry | at_once).values()))
-        if whole is not None and entry["way"] != "whole":
-            both, first = group.groupby("block"), whole.groupby("block")
-            apart = first["ttft"].median() + both["steps"].median() * first["before"].median()
-            entries.append(entry | {"gain": timing.paired_ratio(apart, both["ttft"].median())})
-    return pd.DataFrame(entries, columns=[*CELL, "gain"])
 
 
 def _arrivals(rows: pd.DataFrame) -> list[dict[str, Any]]:

@@ -47,16 +47,16 @@ def arrival(row: Mapping[str, Any]) -> Iterator[tuple[str, str, float, np.ndarra
     """(metric, unit, median, samples) of an arrival, all in seconds.
 
     "chunk": the calls with the largest piece of the prompt. If sequences decode, also "step before": the steps before
-    the prompt arrives; "token gap": the waits for a token from its arrival on; "longest gap"; and "first token": of
-    the prompt, since it arrived.
+    the prompt arrives; "itl": the waits for a token from its arrival on; "itl_max": the longest; and "ttft", of the
+    prompt, since it arrived.
     """
     cell = cell_of(row)
     times = [ns / NS for ns in row["samples_ns"][0]]
     found = {"chunk": full_calls(cell, times)}
     if cell.n_seq:
         gaps, ttft = during(cell, times)
-        found |= {"step before": times[: cell.n_gen], "token gap": gaps, "longest gap": [max(gaps)]}
-        found["first token"] = [ttft]
+        found |= {"step before": times[: cell.n_gen], "itl": gaps, "itl_max": [max(gaps)]}
+        found["ttft"] = [ttft]
     for metric, samples in found.items():
         yield metric, "s", float(np.median(samples)), np.array(samples)
 
