@@ -22,6 +22,7 @@ PAGES = (
     "03b-batching-law",
     "04-quantization",
     "08-speculative",
+    "09-disaggregation",
     "your-machine",
 )
 PROSE = (*PAGES, "00-start-here")

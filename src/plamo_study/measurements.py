@@ -133,6 +133,12 @@ def measured_added(study: str, asked: bool = True, scale: str = "shape", board: 
     return pd.concat(found) if found else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
 
 
+def tidy(*found: Recording) -> pd.DataFrame:
+    """Recordings as one frame like that of `measurements`; what they call their machines is kept apart."""
+    frames = [_tidy(each) for each in found]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*FIRST, *CELL, *LAST])
+
+
 def _apart(found: list[Recording], own: Mapping[str, Any]) -> list[pd.DataFrame]:
     """Tidy frames of further machines, each under a name of its own, which none of the facts `own` bears either."""
     _, *named = processors.told_apart(own, *(each.facts for each in found))
