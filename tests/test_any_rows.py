@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import msgspec
 import nbformat
@@ -15,17 +15,14 @@ from plamo_study.measure import recording
 from plamo_study.measure.rows import Fact, Row
 from plamo_study.present import theme
 from plamo_study.studies import collect
+from plamo_study.studies.scheduling import simulations
 
 PAGES = (
-    "01-phase-asymmetry",
-    "03-batch-scaling",
-    "03b-batching-law",
-    "04-quantization",
-    "08-speculative",
-    "09-disaggregation",
-    "your-machine",
-)
-PROSE = (*PAGES, "00-start-here")
+    "01-phase-asymmetry", "02-roofline", "03-batch-scaling", "03b-batching-law", "04-quantization", "05-context-length",
+    "07-replicas", "08-speculative", "09-disaggregation", "10-scheduling", "11-serving", "13-machines", "14-methods",
+    "15-hybrids", "your-machine",
+)  # fmt: skip
+PROSE = (*PAGES, "00-start-here", "12-levers")
 MEASURED = re.compile(r"\d[\d.,]*\s?(?:ms|s|seconds?|tokens? a second|tokens/s|GB/s|GB a second|GFLOP/s|%|times)(?!\w)")
 whole = recording.of_rows
 
@@ -33,7 +30,7 @@ whole = recording.of_rows
 def one_model(rows, records):
     """The rows of the first model alone, and those without a model."""
     names = {record.id: record.data["name"] for record in records if isinstance(record, Fact) and "name" in record.data}
-    first = min(name for row in rows if (name := names.get(row.model)))
+    first = min((name for row in rows if (name := names.get(row.model))), default="")
     return [row for row in rows if not row.model or names[row.model] == first], records
 
 
@@ -96,13 +93,15 @@ def notebook(name):
 def fresh(monkeypatch):
     """A notebook reads a recording once: what another test changed is not kept for the next one."""
     monkeypatch.setattr(theme, "enable", lambda: None)
+    monkeypatch.setattr(simulations, "ASKED", 100)  # requests of a simulation: what is written of them is the same
+    monkeypatch.setattr(simulations, "at_rate", partial(simulations.at_rate, n=100))
     measurements.recording.cache_clear()
     yield
     measurements.recording.cache_clear()
 
 
 def executed(name):
-    """Every cell of a page runs, and what it shows is composed."""
+    """Every cell of a page runs, and what it shows is composed; the names that it leaves."""
     room = {}
     for number, cell in enumerate(notebook(name)):
         if cell.cell_type == "code":
@@ -111,6 +110,7 @@ def executed(name):
             except Exception as error:
                 error.add_note(f"{name}, cell {number}")
                 raise
+    return room
 
 
 @pytest.mark.long

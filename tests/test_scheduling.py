@@ -9,17 +9,16 @@ from itertools import count
 
 import misbehaving
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import ATTENTION, HYBRID, mini_file
 from msgspec.structs import replace as replaced
 
-from plamo_study.engine.session import Session
+from plamo_study import measurements
 from plamo_study.errors import StudyError
-from plamo_study.measure import recording, runner, server, sessions
+from plamo_study.measure import recording, runner, server
+from plamo_study.measure.asked import sweep
 from plamo_study.measure.cells import Traffic
 from plamo_study.measure.plan import change
-from plamo_study.oracle.compare import relative_error
 from plamo_study.studies import cluster
 from plamo_study.studies.disaggregation import requests
 from plamo_study.studies.scheduling import (
@@ -27,6 +26,7 @@ from plamo_study.studies.scheduling import (
     fleets,
     fleets_plan,
     kept,
+    measures,
     observed,
     plan,
     policies,
@@ -90,6 +90,33 @@ def test_a_server_gets_the_same_requests_at_the_same_times_and_is_asked_only_whe
     assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, *plan.FIRST}, "what a short run begins with"
     monkeypatch.setattr(server, "find", lambda: None)
     assert not [cell for cell in plan.scheduling("mini").cells if cell.rule == SERVER]
+
+
+# ------------------------------------------------------------------ what a reader asks for
+
+
+def test_a_file_is_asked_for_as_many_requests_as_its_size_suggests_and_every_value_of_a_reader_s_own_is_used():
+    asked_for = sweep(files=str(mini_file()), n_chunk="32,16", n_seq=4, n_threads=1)
+    made = plan.scheduling("shape", sweep=asked_for)
+    loads = [cell for cell in made.cells if cell.rule != PARTS]
+    assert {cell.files[0] for cell in made.cells} == set(asked_for.files)
+    assert {cell.rule for cell in loads} == {"shared", "chunked 32", "chunked 16", "one at a time"}
+    assert {(cell.n_seq, cell.n_threads) for cell in made.cells} == {(4, 1)}
+    size, usual = mini_file().stat().st_size, plan.LOADS["shape"]
+    assert sorted({cell.per_second for cell in loads}) == pytest.approx([n * plan.SIZE / size for n in usual], rel=0.05)
+    assert {cell.rule for cell in made.cells[: made.needed]} == {PARTS, "shared", "chunked 32", "chunked 16"}
+    made = plan.scheduling("mini", sweep=sweep(rates="7,0.5"))
+    assert {cell.per_second for cell in made.cells if cell.rule != PARTS} == {0.5, 7.0}
+    with pytest.raises(StudyError, match="n_seq 2,4: 2 values, and policies are compared at one"):
+        plan.scheduling("mini", sweep=sweep(n_seq="2,4"))
+    for bad, why in {
+        "0": "is not above 0",
+        "-1": "is not above 0",
+        "nan": "is not above 0",
+        "x": "is no number",
+    }.items():
+        with pytest.raises(StudyError, match=why):
+            sweep(rates=bad)
 
 
 # ------------------------------------------------------------------ the engine, driven by policies
@@ -158,24 +185,6 @@ def known(cell):
     return fit("even", observed.Calls(*made.T, np.full(len(made), 1e-3)))
 
 
-def test_a_sequence_put_aside_goes_on_as_if_it_had_stayed():
-    """Memory for two requests and a half: states are saved and loaded, and the answers are still right."""
-    cell, load = asked(), Load([0.0] * 8, [64] * 8, [8] * 8)
-    rng = np.random.default_rng(0)
-    config = sessions.config(cell, cell.n_prompt + cell.n_gen, n_seq_max=cell.n_seq, swa_full=False)
-    with Session(mini_file(), config) as session:
-        tokens = [rng.integers(10, session.n_vocab, 64 + 8 - 1, dtype=np.int32) for _ in range(8)]
-        live = workload.Live(session, tokens)
-        live.start()
-        served = serve(load, policies.shared, live, cell.n_seq, room=3 * 64 + 10, preempt="save")
-        assert served.preempted > 0
-        assert sorted(live.logits) == list(range(8))
-        for number, logits in live.logits.items():
-            session.clear()
-            alone = session.prefill({0: tokens[number]})[0][-1]
-            assert relative_error(logits, alone) < ENOUGH
-
-
 def test_parts_hold_every_kind_of_call_that_traffic_makes():
     cell = asked(HYBRID, PARTS, n_requests=1, n_gen=16, n_prompt=128)
     measured = run(cell)
@@ -189,22 +198,6 @@ def test_parts_hold_every_kind_of_call_that_traffic_makes():
     asking = asked(n_prompt=128)
     served = serve(traffic.drawn(asking), policies.chunked(64), Simulated(fitted), asking.n_seq)
     assert np.isfinite(served.finish).all()
-
-
-# ------------------------------------------------------------------ recorded rows of other studies
-
-
-def test_a_fit_at_full_size_knows_every_batch_and_refuses_what_is_not_there():
-    batches = recording.read("03-batch-scaling", "recorded", "shape").rows
-    prompts = recording.read("01-phase-asymmetry", "recorded", "shape").rows
-    every = pd.concat([observed.calls(each) for each in (batches, prompts)])
-    model = observed.of_model(every, f"{HYBRID}*", 2, observed.moves(batches), "plamo-study measure more")
-    assert model.range.decoding == (1, 32)
-    eight, nine = (model.seconds(n, 128 * n, 0, 0) for n in (8, 9))
-    assert nine > eight
-    with pytest.raises(StudyError, match="33 sequences") as refused:
-        model.seconds(33, 33, 0, 0)
-    assert refused.value.mend == "plamo-study measure more"
 
 
 # ------------------------------------------------------------------ loads and traces
@@ -292,7 +285,7 @@ def test_what_a_shipment_takes_is_known_from_the_other_loads_alone(rows):
 def test_a_percentile_of_too_few_requests_is_not_given():
     """The 99th percentile of 48 requests is the slowest of them."""
     gaps = np.full(400, 1e-3), np.ones(400)
-    few, enough = (simulations.waits(np.linspace(0.001, 1, n), gaps) for n in (48, 299))
+    few, enough = (measures.waits(np.linspace(0.001, 1, n), gaps) for n in (48, 299))
     assert [name for name in few if np.isnan(few[name])] == ["ttft_p95", "ttft_p99"]
     assert not [name for name in enough if np.isnan(enough[name])]
     assert few["itl_p99"] == enough["itl_p99"] == pytest.approx(1e-3)
@@ -311,20 +304,26 @@ def test_every_load_of_the_page_is_simulated_already_and_some_simulated_again_gi
     monkeypatch.setattr(kept, "used", {})
     monkeypatch.setattr(simulations.kept, "looked_up", sometimes_again)
     seen = observed.of_rows(rows)
-    analysis.predictions(seen, analysis.live(seen))
+    analysis.predictions(seen, taken("mini"))
     assert next(asked) > 80
     assert made == [], "python tools/simulated.py"
 
 
 def test_a_simulation_of_anything_else_is_made_anew(seen, monkeypatch):
     model = next(iter(observed.fitted(seen).values()))
-    load, monkey = simulations.at_rate(analysis.typical(seen), 20.0, 50), {}
+    load, monkey = simulations.at_rate(observed.typical(seen), 20.0, 50), {}
     monkeypatch.setattr(kept, "used", monkey)
     for changed in (load, replace(load, output=[*load.output[:-1], load.output[-1] + 1])):
         for own in (model, model.slower(1.001), replace(model, waking=model.waking + 1e-3)):
             for rule, slots in (("shared", 4), ("shared", 5), ("one at a time", 4)):
                 simulations.simulated(changed, rule, own, slots, 1)
     assert len(monkey) == 18
+
+
+def taken(scale):
+    """The measured waits of each process, as the notebook has them."""
+    found = measurements.measurements("10-scheduling", "recorded", scale)
+    return found[found["usable"]].rename(columns={"label": "rule"})
 
 
 @pytest.fixture
@@ -334,9 +333,12 @@ def seldom(monkeypatch):
         monkeypatch.setattr(module, name, 1)
 
 
-def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_know_nothing_but_its_pace(seldom):
+def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_know_nothing_but_its_pace(
+    seldom, monkeypatch
+):
     """Every call and token of one load takes ten times as long: what is predicted of it stays what it was."""
-    rows = recording.read("10-scheduling", "recorded", "shape").rows
+    recorded = recording.read("10-scheduling", "recorded", "shape")
+    rows = recorded.rows
     usual = observed.of_rows(rows)
     at = usual.loads[-1]
     slower = rows["per_second"] == at
@@ -347,7 +349,12 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
     }
     changed = rows.assign(**{name: rows[name].mask(slower, rows[name].map(as_late)) for name, as_late in late.items()})
     both = (usual, observed.of_rows(changed))
-    before, after = (analysis.compared(analysis.predictions(seen, analysis.live(seen))) for seen in both)
+    monkeypatch.setattr(measurements, "collect", lambda *asked: replace(recorded, rows=rows))
+    before = analysis.predictions(usual, taken("shape"))
+    measurements.recording.cache_clear()
+    monkeypatch.setattr(measurements, "collect", lambda *asked: replace(recorded, rows=changed))
+    after = analysis.predictions(both[1], taken("shape"))
+    measurements.recording.cache_clear()
     told = before["way"].isin(analysis.PACED)
     same = (before["per_second"] == at) & ~told
     assert before.loc[same, "predicted"].tolist() == pytest.approx(after.loc[same, "predicted"].tolist(), nan_ok=True)
@@ -360,19 +367,6 @@ def test_no_way_but_the_paced_ones_knows_the_load_that_it_predicts_and_these_kno
     of = paces[0].index.get_level_values("per_second") == at
     assert paces[1][of].tolist() == pytest.approx((10 * paces[0][of]).tolist(), rel=0.1), "but for what was idle"
     assert paces[1][~of].tolist() == pytest.approx(paces[0][~of].tolist())
-
-
-def test_a_server_that_serves_as_a_policy_does_is_set_beside_the_same_predictions(rows, seen, seldom):
-    own = (rows["label"] == "shared") & (rows["per_second"] > plan.LOADS["mini"][0])
-    as_served = rows.assign(
-        label=rows["label"].mask(own, SERVER), series=[each | {"floor": [1e-3, 3e-3]} for each in rows["series"]]
-    )
-    found, live = analysis.beside_a_server(as_served).set_index("per_second"), analysis.live(seen)
-    assert [each.value for each in found["http"]] == [2e-3, 2e-3]
-    for at in plan.LOADS["mini"][1:]:
-        taken = live[(live["rule"] == "shared") & (live["per_second"] == at)]
-        assert found["ttft_p50"][at].value == taken["ttft_p50"].median()
-        assert all(found[f"ttft_p50_{way}"][at].value > 0 for way in analysis.WAYS)
 
 
 # ------------------------------------------------------------------ fleets
@@ -436,7 +430,7 @@ def test_the_fewest_machines_are_found_and_too_few_are_told_apart_from_none():
 
 
 def test_a_sample_of_machines_says_what_all_of_them_do(seen, monkeypatch):
-    cell, known = fleet(n_machines=160, n_requests=60), (observed.fitted(seen)[HYBRID], analysis.typical(seen))
+    cell, known = fleet(n_machines=160, n_requests=60), (observed.fitted(seen)[HYBRID], observed.typical(seen))
     sampled = fleets.Days(cell, *known, 0).served(1.2)
     monkeypatch.setattr(fleets, "SAMPLE", 160)
     every = fleets.Days(cell, *known, 0).served(1.2)

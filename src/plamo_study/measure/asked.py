@@ -1,5 +1,6 @@
 """What a user asks a study to vary: files, lengths, numbers of sequences, types and settings of the engine."""
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from plamo_study.models import given
 
 MOST = 1 << 20  # tokens, sequences or threads
 MOST_VALUES = 64  # of one parameter
+REALS = {"rates": (0.001, 10_000, "number of requests a second"), "acceptance": (0, 1, "share")}
 RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?")  # FIRST-LAST, FIRST-LAST+STEP, FIRST-LAST*FACTOR, as llama-bench's
 FLASH = {"auto": "auto", "on": "on", "off": "off", "1": "on", "0": "off", "true": "on", "false": "off"}
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # of keys and of values
@@ -21,9 +23,11 @@ class Sweep:
     """Values of a study's parameters; what is empty is the study's own choice.
 
     `n_prompt`, `n_gen`: tokens read and written. `n_seq`: sequences evaluated together. `n_depth`: tokens before a
-    decode step. `dtypes`: types of the models that the repository brings. `n_threads`, `n_gpu_layers` (-1: all),
-    `flash_attn`, `type_k`, `type_v`: the engine's settings for every cell. `n_draft`: tokens of a draft. `acceptance`:
-    how likely a drafted token is right. `draft_file`: the model that drafts for `files`, at most one.
+    decode step. `n_chunk`: tokens of a prompt that a call reads. `processes`: those that share the sequences out.
+    `n_clients`: requests at a time. `rates`: requests a second. `dtypes`: types of the models that the repository
+    brings. `n_draft`: tokens of a draft. `acceptance`: how likely a drafted token is right. `draft_file`: the model
+    that drafts for `files`, at most one. `n_threads`, `n_gpu_layers` (-1: all), `flash_attn`, `type_k`, `type_v`: the
+    engine's settings for every cell.
     """
 
     files: tuple[File, ...] = ()
@@ -31,7 +35,11 @@ class Sweep:
     n_gen: tuple[int, ...] = ()
     n_seq: tuple[int, ...] = ()
     n_depth: tuple[int, ...] = ()
+    n_chunk: tuple[int, ...] = ()
+    n_clients: tuple[int, ...] = ()
+    processes: tuple[int, ...] = ()
     dtypes: tuple[str, ...] = ()
+    rates: tuple[float, ...] = ()
     n_threads: tuple[int, ...] = ()
     n_gpu_layers: int | None = None
     flash_attn: str = ""
@@ -45,6 +53,16 @@ class Sweep:
         """The engine's settings that were asked for, by the names that cells give them."""
         named = {name: getattr(self, name) for name in ("n_gpu_layers", "flash_attn", "type_k", "type_v")}
         return {name: value for name, value in named.items() if value not in (None, "")}
+
+    def options(self) -> list[str]:
+        """The values, without files, as options of a command."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "files"}
+        texts = {
+            name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for name, value in values.items()
+            if value not in (None, "", ())
+        }
+        return [f"-p {name} {text}" for name, text in texts.items()]
 
 
 NOTHING = Sweep()
@@ -62,8 +80,7 @@ def sweep(**asked: Any) -> Sweep:
     values = {name: value for name, value in asked.items() if value not in (None, "", [], ())}
     read: Mapping[str, Callable[[str, Any], Any]] = {
         "files": lambda name, value: tuple(each.file for each in given.give(value)),
-        "draft_file": _drafter,
-        "acceptance": _rates,
+        "draft_file": _drafter, "rates": _reals, "acceptance": _reals,
         "dtypes": lambda name, value: tuple(_words(value)),
         "flash_attn": _flash, "type_k": _cache, "type_v": _cache, "n_gpu_layers": _layers,
     }  # fmt: skip
@@ -115,19 +132,21 @@ def _drafter(name: str, value: Any) -> tuple[File, ...]:
     return (found[0].file,)
 
 
-def _rates(name: str, value: Any) -> tuple[float, ...]:
-    """Probabilities, in the order given, each once."""
-    found = []
+def _reals(name: str, value: Any) -> tuple[float, ...]:
+    """Finite numbers within the bounds of their name, in the order given, each once."""
+    least, most, what = REALS[name]
+    mend = f"give such numbers with commas, as -p {name} 0.5,{'0.7' if most == 1 else '1,2'}"
+    found: list[float] = []
     for word in _words(value):
         try:
-            rate = float(word)
+            number = float(word)
         except ValueError:
-            raise StudyError(f"{name} {word}", "is no number", f"give some of 0 to 1, as -p {name} 0.5,0.7") from None
-        if not 0 <= rate <= 1:
-            raise StudyError(f"{name} {word}", "is not within 0 and 1", f"give others, as -p {name} 0.5,0.7")
-        found.append(rate)
+            number = math.nan
+        if not least <= number <= most:
+            raise StudyError(f"{name} {word}", f"is no {what} between {least:g} and {most:,}", mend)
+        found.append(number)
     if len(set(found)) > MOST_VALUES:
-        raise StudyError(f"{name} {value}", f"has more than {MOST_VALUES} values", f"give fewer, as -p {name} 0.5,0.7")
+        raise StudyError(f"{name} {value}", f"has more than {MOST_VALUES} values", mend)
     return tuple(dict.fromkeys(found))
 
 

@@ -139,7 +139,9 @@ def stacked(
         tooltip=[f"{y}:O", f"{color}:N", f"{x}:Q"],
     )  # fmt: skip
     if row:
-        chart = chart.properties(height=90).facet(row=alt.Row(f"{row}:N", title=None, sort=None))
+        header = alt.Header(labelAngle=0, labelOrient="top", labelAnchor="start")  # long names would overlap
+        chart = chart.properties(height=90).facet(row=alt.Row(f"{row}:N", title=None, sort=None, header=header))
+        chart = chart.resolve_scale(y="independent")
     of = [row, color] if row else [color]
     said = "; ".join(f"{' '.join(map(str, key))}: {group[x].sum():.3g}" for key, group in data.groupby(of, sort=False))
     return _titled(chart, title, subtitle, said)

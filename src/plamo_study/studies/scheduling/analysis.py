@@ -1,34 +1,26 @@
-"""Predictions against live loads: how far off the simulator is, and whether it picks a policy that the engine confirms.
+"""Predictions of live loads: every load from the others, by each of WAYS.
 
-Every load is predicted from the others by three methods (WAYS): simulation, the measurement at the nearest load, and
-queueing theory. Each predicts twice: without the speed of the machine, and given the pace of each process (PACED),
-because a virtual machine's pace varies. Frames in, estimates out. A process is one number. The simulation serves the
-same requests at the same times as the engine.
+Simulation; a replay by two constants; the measurement at the nearest load; queueing theory. The same again with the
+pace of each process given (PACED), because a virtual machine's pace varies. Frames in, estimates out. A process is one
+number. Simulation and replay serve the same requests at the same times as the engine.
 """
 
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from plamo_study.analysis import stats, timing
-from plamo_study.analysis.timing import NS
-from plamo_study.analysis.usable import marked, usable
+from plamo_study.analysis import stats
 from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling import observed
-from plamo_study.studies.scheduling.fleets_plan import WELL
-from plamo_study.studies.scheduling.loop import Load
-from plamo_study.studies.scheduling.observed import PROCESS, Observed
-from plamo_study.studies.scheduling.plan import SERVER, SPLIT, WITHIN
+from plamo_study.studies.scheduling.measures import METRICS, load_of
+from plamo_study.studies.scheduling.observed import Observed
+from plamo_study.studies.scheduling.plan import SERVER, SPLIT
 from plamo_study.studies.scheduling.simulations import (
-    METRICS,
-    QUANTILES,
     SEEDS,
     Seconds,
     disaggregated,
-    figures,
     seeds,
     simulated,
     theory,
@@ -36,78 +28,25 @@ from plamo_study.studies.scheduling.simulations import (
 from plamo_study.studies.scheduling.steps import StepModel
 
 LOADED = ["model", "per_second", "rule"]
-WAYS = ("simulation", "nearest load", "theory")
-PACED = {f"{way}, paced": way for way in WAYS}
-PREDICTED = ("ttft_mean", "ttft_p50", "ttft_p90", "ttft_p95", "ttft_p99", "itl_p50", "itl_p90", "itl_p95", "itl_p99")
-LIMIT = 0.15  # largest error of a usable prediction
+WAYS = ("simulation", "replay", "nearest load", "theory")
+PACED = tuple(f"{way}, paced" for way in WAYS if way != "replay")
 
 
-def live(seen: Observed) -> pd.DataFrame:
-    """One row per process of traffic: LOADED, `block`, METRICS and `busy`, the share of time that the engine computed
-    (NaN if its calls are unknown). Disturbed processes are used only for a model without others."""
-    return _taken(_judged(seen.traffic))
+def predictions(seen: Observed, measured: pd.DataFrame) -> pd.DataFrame:
+    """Predictions of each load without its own data: one row per model, load, policy, metric of METRICS and `way`.
 
-
-def measures(found: pd.DataFrame) -> pd.DataFrame:
-    """`live` rows as one row per process and metric, for `estimate` and `compare`: LOADED, `block`, `machine`, `metric`
-    (of METRICS, or "busy") and `value` (s, tokens a second, or a share)."""
-    taken = found.drop_duplicates([*LOADED, "block"], keep="last")
-    return taken.melt([*LOADED, "block", "machine"], ["busy", *METRICS], "metric").dropna(subset="value")
-
-
-def _taken(rows: pd.DataFrame) -> pd.DataFrame:
-    entries = []
-    for row in rows.itertuples():
-        load, came = load_of(row), [np.array(each.token_ns) / NS for each in row.requests]
-        gaps = np.concatenate([np.diff(each) for each in came])
-        ttft = np.array([each[0] for each in came]) - np.array(load.arrives)
-        tpot = np.array([(each[-1] - each[0]) / max(len(each) - 1, 1) for each in came])
-        rate = sum(load.output), max(each[-1] for each in came) - load.arrives[0]
-        entry = {"model": row.model, "per_second": row.per_second, "rule": row.label, "block": row.block}
-        entry["machine"] = row.machine
-        entry["busy"] = sum(row.samples_ns[0]) / NS / rate[1] if row.label not in (SPLIT, SERVER) else stats.NAN
-        entries.append(entry | figures(ttft, tpot, (gaps, np.ones(len(gaps))), rate, load))
-    return pd.DataFrame(entries, columns=[*LOADED, "block", "machine", "busy", *METRICS])
-
-
-def _judged(used: pd.DataFrame) -> pd.DataFrame:
-    hit = marked(used)
-    return used[~hit | hit.groupby(used["model"]).transform("all")]
-
-
-def unjudged(seen: Observed) -> list[tuple[Any, ...]]:
-    """Model, load and policy of the cells whose processes were all disturbed, where the model has undisturbed ones."""
-    names = ["model", "per_second", "label"]
-    kept = set(map(tuple, _judged(seen.traffic)[names].to_numpy().tolist()))
-    return sorted(set(map(tuple, seen.traffic[names].to_numpy().tolist())) - kept)
-
-
-def typical(seen: Observed) -> Load:
-    """Requests of the loads at which policies are compared."""
-    compared_at = seen.traffic[seen.traffic["per_second"].isin(seen.loads)]
-    return load_of(next((compared_at if len(compared_at) else seen.traffic).itertuples()))
-
-
-def load_of(row: Any) -> Load:
-    """The requests of a row."""
-    told = [(each.arrived_ns / NS, min(each.n_prompt, row.n_prompt), len(each.token_ns)) for each in row.requests]
-    arrives, prompt, output = map(list, zip(*told, strict=True))
-    return Load(arrives, prompt, output, WITHIN[row.scale])
-
-
-def predictions(seen: Observed, found: pd.DataFrame) -> pd.DataFrame:
-    """Predictions of each load of `found`, the `live` rows, without its own data: one row per model, load, policy,
-    metric of METRICS and `way`.
-
-    Theory does not cover the split engine, which is two servers in series, and nothing is paced whose
-    calls are unknown. `among`: whether policies are compared at the load. `asked`: whether the load is "between" known
-    ones or "beyond" them. `predicted`; `measured`, over processes; `ratio`, predicted over measured, None if either is
-    missing. `refused`: why the simulation gave no prediction.
+    `measured`: LOADED, `block`, `metric` and `value`, one process and metric a line. Theory and replay do not cover the
+    split engine, which is two servers in series, and nothing is paced whose calls are unknown. `among`: whether
+    policies are compared at the load. `asked`: whether the load is "between" known ones or "beyond" them. `predicted`;
+    `measured`, over processes; `ratio`, predicted over measured, None if either is missing. `refused`: why the
+    simulation gave no prediction.
     """
     entries = []
     used = seen.traffic.drop_duplicates(["model", "per_second", "label"])
     first = {(row.model, row.per_second, row.label): row for row in used.itertuples()}
-    taken = _last(found)
+    taken = measured[measured["metric"].isin(METRICS) & (measured["rule"] != SERVER)]
+    taken = taken.pivot(index=[*LOADED, "block"], columns="metric", values="value").reindex(columns=METRICS)
+    taken = taken.reset_index().set_index("block")
     at = set(seen.loads)
     unknown = {per_second: per_second if per_second in at else 0.0 for per_second in sorted(set(taken["per_second"]))}
     fits = {without: observed.fitted(seen, without) for without in set(unknown.values())}
@@ -115,27 +54,39 @@ def predictions(seen: Observed, found: pd.DataFrame) -> pd.DataFrame:
     for key, group in taken.groupby(LOADED, sort=True):
         model, per_second, rule = key
         row, without = first[key], unknown[per_second]
+        load, slots, fit = load_of(row), int(row.n_seq), fits[without].get(model)
         others = taken[(taken["model"] == model) & (taken["rule"] == rule)]
         others = others[others["per_second"].isin(at - {per_second})]
         told = dict(zip(LOADED, key, strict=True)) | {"among": per_second in at}
         told |= {"asked": _asked(per_second, set(others["per_second"]))}
-        said, why = _split(seen, row, without) if rule == SPLIT else _simulated(row, fits[without][model])
-        ways = {"simulation": said, "nearest load": nearest(others, per_second)}
-        if rule != SPLIT:
-            ways["theory"] = theory(load_of(row), per_second, rule, fits[without][model], int(row.n_seq))
-            ways |= _paced(row, others, *paces[without])
+        ways: dict[str, Any] = {}
+        try:
+            ways["simulation"] = (
+                _split(seen, row, without) if rule == SPLIT else simulated(load, rule, _known(fit), slots)
+            )
+            if rule != SPLIT:
+                ways["replay"] = simulated(load, rule, _known(fit).untuned(), slots, 1)
+                ways["theory"] = theory(load, per_second, rule, _known(fit), slots)
+                ways |= _paced(row, others, *paces[without])
+            why = ""
+        except StudyError as error:
+            why = f"{error.what}: {error.why}"
+        ways["nearest load"] = nearest(others, per_second)
         by_block = group[METRICS].to_dict()
-        measured = {name: stats.median(list(by_block[name].values())) for name in METRICS}
-        for (way, told_of), name in product(ways.items(), METRICS):
-            entry = told | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
-            entries.append(entry | {"measured": measured[name]} | _held_against(told_of.get(name), by_block[name]))
+        middle = {name: stats.median(list(by_block[name].values())) for name in METRICS}
+        for way, name in product((*WAYS, *PACED), METRICS):
+            if way in ways or way in WAYS:
+                entry = told | {"metric": name, "way": way, "refused": why if way == "simulation" else ""}
+                said = _held_against(ways.get(way, {}).get(name), by_block[name])
+                entries.append(entry | {"measured": middle[name]} | said)
     columns = [*LOADED, "among", "asked", "metric", "way", "refused", "predicted", "measured", "ratio"]
     return pd.DataFrame(entries, columns=columns)
 
 
-def _last(found: pd.DataFrame) -> pd.DataFrame:
-    """The last process of each load, policy and block, by block."""
-    return found.drop_duplicates([*LOADED, "block"], keep="last").set_index("block")
+def _known(fit: StepModel | None) -> StepModel:
+    if fit is None:
+        raise StudyError("a step model", "the calls that traffic is made of were not measured alone", observed.MISSING)
+    return fit
 
 
 def _asked(per_second: float, known: set[float]) -> str:
@@ -153,23 +104,12 @@ def nearest(others: pd.DataFrame, per_second: float) -> dict[str, dict[int, floa
     return others[others["per_second"] == at][["per_second", *METRICS]].to_dict()
 
 
-def _simulated(row: Any, model: StepModel) -> tuple[dict[str, Any], str]:
-    """The simulation of a load by a step model; empty with the reason if it refuses."""
-    try:
-        return simulated(load_of(row), row.label, model, int(row.n_seq)), ""
-    except StudyError as error:
-        return {}, f"{error.what}: {error.why}"
-
-
-def _split(seen: Observed, row: Any, without: float) -> tuple[dict[str, Any], str]:
-    """The simulation of a load that two machines share, each with half of the threads."""
-    try:
-        moves, halves = shipping(seen, row.model, without), observed.half(seen)
-        if row.model not in halves:
-            raise StudyError(row.model, "was not measured with half of the threads", seen.command)
-        return disaggregated(load_of(row), halves[row.model], int(row.n_seq), moves), ""
-    except StudyError as error:
-        return {}, f"{error.what}: {error.why}"
+def _split(seen: Observed, row: Any, without: float) -> dict[str, float]:
+    """The simulation of a load that two machines share, each with half of the threads. StudyError if it refuses."""
+    moves, halves = shipping(seen, row.model, without), observed.half(seen)
+    if row.model not in halves:
+        raise StudyError(row.model, "was not measured with half of the threads", seen.command)
+    return disaggregated(load_of(row), halves[row.model], int(row.n_seq), moves)
 
 
 def _paced(row: Any, others: pd.DataFrame, known: dict[str, StepModel], pace: pd.Series) -> dict[str, dict[str, Any]]:
@@ -243,157 +183,3 @@ def _held_against(said: Any, taken: dict[int, float]) -> dict[str, Any]:
     told = [each for each in by_block.values() if each == each]
     middle = float(np.median(told)) if told else stats.NAN
     return {"predicted": middle, "ratio": stats.ratio(*zip(*both, strict=True)) if known else None}
-
-
-def beside_a_server(rows: pd.DataFrame) -> pd.DataFrame:
-    """The same requests served by llama-server, and its rule simulated with as many threads: `model`, `per_second`,
-    METRICS, each with `NAME_WAY`, predicted over measured, for every way, and `http` (s), the time of an empty
-    request.
-
-    The rule is that of the policy "shared", except that the server reads prompts that arrive together in one call.
-    """
-    used = usable(rows)
-    used = used[(used["workload"] == "traffic") & (used["label"] == SERVER) & (used["status"] == "ok")]
-    taken, seen = _last(_taken(used)), observed.of_rows(rows)
-    entries = []
-    for (model, per_second, n_threads), group in used.groupby(["model", "per_second", "n_threads"]):
-        known = observed.with_threads(seen, int(n_threads)).get(str(model))
-        if known is None:
-            continue
-        load, slots = load_of(next(group.itertuples())), int(group["n_seq"].iloc[0])
-        own = taken[taken["model"] == model]
-        ways: dict[str, dict[str, Any]] = {
-            "simulation": simulated(load, "shared", known, slots),
-            "nearest load": nearest(own[own["per_second"] != per_second], float(per_second)),
-            "theory": theory(load, float(per_second), "shared", known, slots),
-        }
-        http = stats.median([float(np.median(series["floor"])) for series in group["series"]])
-        entry: dict[str, Any] = {"model": model, "per_second": per_second, "http": http}
-        by_block = own[own["per_second"] == per_second][METRICS].to_dict()
-        for name, (way, said) in product(METRICS, ways.items()):
-            entry[name] = stats.median(list(by_block[name].values()))
-            entry[f"{name}_{way}"] = _held_against(said.get(name), by_block[name])["ratio"]
-        entries.append(entry)
-    names = [name + end for name in METRICS for end in ("", *(f"_{way}" for way in WAYS))]
-    return pd.DataFrame(entries, columns=["model", "per_second", "http", *names])
-
-
-def tails(found: pd.DataFrame) -> dict[str, str]:
-    """Highest percentile of first tokens and of gaps for which every load of `predictions` has enough requests."""
-    known = {name: all(not np.isnan(each.value) for each in of) for name, of in found.groupby("metric")["measured"]}
-    return {
-        what: next(name for q in reversed(QUANTILES) if known.get(name := f"{what}_{q}", True))
-        for what in ("ttft", "itl")
-    }
-
-
-def aims(found: pd.DataFrame) -> tuple[str, str]:
-    """Metrics that a policy should minimize: P90 of first tokens, or a lower one if unknown, and the gaps' tail."""
-    known = tails(found)
-    return min(known["ttft"], "ttft_p90"), known["itl"]
-
-
-def compared(found: pd.DataFrame) -> pd.DataFrame:
-    """The `predictions` of the loads at which policies are compared, where the simulation answered.
-
-    All ways are judged on the same loads: those that the simulation predicts.
-    """
-    answered = found.groupby(LOADED)["refused"].transform("max") == ""
-    return found[answered & found["among"]]
-
-
-def refused(found: pd.DataFrame) -> list[str]:
-    """Reasons why the simulation refused one of the `predictions`, each once."""
-    return sorted(set(found["refused"]) - {""})
-
-
-def accuracy(found: pd.DataFrame, by: Sequence[str] = ("metric", "way"), limit: float = LIMIT) -> pd.DataFrame:
-    """Errors of `compared` predictions: `by`, `asked_of` (number asked for), `answered`, `within` (number at most
-    `limit` off), `middle` (median relative error of the answered ones) and `worst`, the ratio furthest
-    from 1, with an interval corrected for the selection."""
-    entries = []
-    for key, group in found.groupby(list(by), sort=False):
-        known = [ratio for ratio in group["ratio"] if ratio is not None]
-        off = [abs(np.log(ratio.value)) for ratio in known]  # two loads nearest to each other miss by the same
-        entry: dict[str, Any] = dict(zip(by, key, strict=True)) | {"asked_of": len(group), "answered": len(known)}
-        entry["within"] = sum(value <= np.log(1 + limit) for value in off)
-        entry["middle"] = float(np.expm1(np.median(off))) if off else stats.NAN
-        entry["worst"] = stats.selected(known[int(np.argmax(np.round(off, 9)))], len(known)) if off else None
-        entries.append(entry)
-    return pd.DataFrame(entries, columns=[*by, "asked_of", "answered", "within", "middle", "worst"])
-
-
-def picks(found: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
-    """Policy that each way picks at each load and metric: `rule`, `best` (on the live engine), `ratio`, live, of the
-    pick over the best, `confirmed` (the same, or not shown to be worse), and `chance`, the share of policies
-    that would be confirmed. A way without a prediction of the metric picks nothing.
-
-    `found`: `live`; `every`: predictions that are `compared`.
-    """
-    entries = []
-    taken = _last(found)
-    for (model, per_second, name), group in every[every["metric"].isin(aims(every))].groupby(
-        ["model", "per_second", "metric"]
-    ):
-        measured = {rule: estimate.value for rule, estimate in zip(group["rule"], group["measured"], strict=True)}
-        if len(measured) < 2:
-            continue
-        best = min(measured, key=measured.__getitem__)
-        own = taken[(taken["model"] == model) & (taken["per_second"] == per_second)]
-        by_rule = {rule: own[own["rule"] == rule][name] for rule in measured}
-        ratios = {rule: timing.paired_ratio(took, by_rule[best]) for rule, took in by_rule.items()}
-        good = {rule: rule == best or ratio.above(1.0) != "holds" for rule, ratio in ratios.items()}
-        for way, said in group[group["way"].isin(WAYS)].dropna(subset="predicted").groupby("way", sort=False):
-            rule = str(said.sort_values("predicted", kind="stable")["rule"].iloc[0])
-            entry = {"model": model, "per_second": per_second, "for": name, "way": way, "rule": rule, "best": best}
-            entry |= {"ratio": ratios[rule], "confirmed": good[rule], "chance": float(np.mean(list(good.values())))}
-            entries.append(entry | {"asked": said["asked"].iloc[0]})
-    names = ["model", "per_second", "asked", "for", "way", "rule", "best", "ratio", "confirmed", "chance"]
-    return pd.DataFrame(entries, columns=names)
-
-
-def alone(
-    seen: Observed, found: pd.DataFrame, predicted: pd.DataFrame, known: dict[str, StepModel], pace: pd.Series
-) -> pd.DataFrame:
-    """One machine at loads that no way knows, one row per process: its `pace`, and the share of requests served in
-    time, `measured`, predicted by each of WAYS without the pace, and `paced`, simulated with it.
-
-    `found`: `live`; `predicted`: `predictions`; `known` and `pace`: as `observed.paced` gives them.
-    """
-    entries = []
-    predicted = predicted[(predicted["metric"] == "well") & ~predicted["among"]]
-    taken = found.drop_duplicates(PROCESS, keep="last").set_index(PROCESS)["well"].sort_index()
-    used = seen.traffic.drop_duplicates(["model", "per_second", "label"])
-    for row in used[~used["per_second"].isin(seen.loads) & (used["label"] != SPLIT)].itertuples():
-        said = predicted[(predicted[LOADED] == [row.model, row.per_second, row.label]).all(axis=1)].set_index("way")[
-            "predicted"
-        ]
-        for block, measured in taken.loc[row.model, row.label, row.per_second].items():
-            own = float(pace.loc[row.model, row.label, row.per_second, block])
-            model = known[row.model].slower(own)
-            entry = {"model": row.model, "per_second": row.per_second, "rule": row.label, "block": block, "pace": own}
-            entry |= {"measured": measured, **said[list(WAYS)]}
-            entries.append(entry | {"paced": simulated(load_of(row), row.label, model, int(row.n_seq), SEEDS)["well"]})
-    names = [*LOADED, "block", "pace", "measured", *WAYS, "paced"]
-    return pd.DataFrame(entries, columns=names).sort_values(["model", "rule", "per_second", "pace"])
-
-
-def needed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Machines that a load needs, relative to those that just keep up, by simulation: `model`, `pattern`, `balance`,
-    `n_machines`, `needed` (over repetitions; infinite if even the most that was tried is not enough), and of those
-    machines `well`, `ttft_p99` and `itl_p99` (s)."""
-    entries = []
-    names = ["well", "ttft_p99", "itl_p99"]
-    for row in rows[(rows["workload"] == "fleet") & (rows["status"] == "ok")].itertuples():
-        if not row.checks["complete"]:
-            continue
-        tried = pd.DataFrame(row.series)
-        enough = tried[tried["well"] >= WELL].sort_values("machines").groupby("repetition").first()
-        enough = enough.reindex(sorted(set(tried["repetition"])))
-        entry: dict[str, Any] = {"model": row.model, "pattern": row.pattern, "balance": row.balance}
-        entry |= {
-            "n_machines": int(row.n_processes),
-            "needed": stats.median(enough["machines"].fillna(np.inf).tolist()),
-        }
-        entries.append(entry | {name: stats.median(enough[name].dropna().tolist()) for name in names})
-    return pd.DataFrame(entries, columns=["model", "pattern", "balance", "n_machines", "needed", *names])

@@ -22,14 +22,11 @@ class Simulated:
 
     The first call after an idle time takes the model's time plus a measured wake-up time.
 
-    `noisy`: whether residuals and wake-ups are drawn at all. `loads`: seconds to load a state of a given number of
-    tokens into a sequence, or to save it.
+    `noisy`: whether residuals and wake-ups are drawn at all.
     """
 
-    def __init__(
-        self, model: StepModel, seed: int = 0, noisy: bool = True, loads: Callable[[int], float] = lambda held: 0.0
-    ):
-        self.model, self.loads, self.now = model, loads, 0.0
+    def __init__(self, model: StepModel, seed: int = 0, noisy: bool = True):
+        self.model, self.now = model, 0.0
         drawn = model.drawn if noisy else STEADY
         self._step, self._chunk, self._both = (drawn[name] for name in ("step", "chunk", "both"))
         self._wakings, self._slept = model.wakings if noisy else [], False
@@ -81,16 +78,6 @@ class Simulated:
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
         """The time after a sequence left and others moved up: the last one, and the one being read."""
         self.now += self.model.moving * ((slot < len(decoding) - 1) + (reading >= 0))
-        return self.now
-
-    def put_aside(self, request: int, slot: int, held: int) -> float:
-        """The time after a state was saved."""
-        self.now += self.loads(held)
-        return self.now
-
-    def take_back(self, request: int, slot: int, held: int) -> float:
-        """The time after a state was loaded."""
-        self.now += self.loads(held)
         return self.now
 
 

@@ -17,7 +17,7 @@ from plamo_study.errors import StudyError
 from plamo_study.measure.cells import Fleet
 from plamo_study.measure.recording import LOCAL, REFERENCE, journal_path, read
 from plamo_study.measure.rows import Measured
-from plamo_study.studies.scheduling import analysis, clock, observed, policies, simulations, traffic
+from plamo_study.studies.scheduling import clock, measures, observed, policies, simulations, traffic
 from plamo_study.studies.scheduling.clock import Simulated
 from plamo_study.studies.scheduling.fleets_plan import CALLS, WELL, digest
 from plamo_study.studies.scheduling.loop import Load, Served, serve
@@ -44,7 +44,7 @@ def run(cell: Fleet, path: Path, stage: Callable[[str], None]) -> Measured:
     stage("fit")
     seen = observed.of_rows(measured_calls(cell))
     known = {name.removesuffix("*"): model for name, model in observed.fitted(seen).items()}
-    typical = analysis.typical(seen)
+    typical = observed.typical(seen)
     began, tried, complete = time.monotonic(), [], []
     for repetition in range(cell.repetitions):
         stage(f"repetition {repetition}")
@@ -109,8 +109,8 @@ class Days:
         self.complete &= all(each.written == sum(each.load.output) for each in found)
         names = ("ttft", "tpot", "gaps", "weights")
         ttft, tpot, *gaps = (np.concatenate([getattr(each, name) for each in found]) for name in names)
-        waits = simulations.waits(ttft, (gaps[0], gaps[1]))
-        well = float(simulations.in_time(ttft, tpot, found[0].load.within).mean())
+        waits = measures.waits(ttft, (gaps[0], gaps[1]))
+        well = float(measures.in_time(ttft, tpot, found[0].load.within).mean())
         return {"machines": machines, "well": well, "ttft_p99": waits["ttft_p99"], "itl_p99": waits["itl_p99"]}
 
     def _shares(self, asked: Load) -> Sequence[Sequence[int]]:

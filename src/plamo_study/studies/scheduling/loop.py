@@ -9,15 +9,12 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from plamo_study.errors import StudyError
 from plamo_study.studies.scheduling.policies import Policy, Queue
-
-UNLIMITED = 1 << 62
-Preempt = Literal["", "recompute", "save"]
 
 
 @dataclass(frozen=True)
@@ -54,19 +51,13 @@ class Machine(Protocol):
         after each step."""
 
     def leave(self, decoding: list[int], slot: int, reading: int) -> float:
-        """A sequence ends or is put aside: the last one moves to its place, the one being read moves up; the time."""
-
-    def put_aside(self, request: int, slot: int, held: int) -> float:
-        """Save the state of a sequence that will leave; the time."""
-
-    def take_back(self, request: int, slot: int, held: int) -> float:
-        """Put a saved state of `held` tokens into a sequence; the time."""
+        """A sequence ends: the last one moves to its place, the one being read moves up; the time."""
 
 
 @dataclass
 class Served:
     """Outcome of a load: per request `first` and `finish` (s, NaN: never), and gaps between tokens (s) with the number
-    of requests that waited each. `busy`: seconds in calls; `read`, `written`: tokens; `preempted`: number of times."""
+    of requests that waited each. `busy`: seconds in calls; `read`, `written`: tokens."""
 
     load: Load
     first: np.ndarray
@@ -77,7 +68,6 @@ class Served:
     calls: int
     read: int
     written: int
-    preempted: int
 
     @property
     def ttft(self) -> np.ndarray:
@@ -88,15 +78,6 @@ class Served:
     def tpot(self) -> np.ndarray:
         """Mean seconds per token after the first, (n,)."""
         return (self.finish - self.first) / np.maximum(np.array(self.load.output) - 1, 1)
-
-    @property
-    def throughput(self) -> float:
-        """Answered tokens per second, from the first arrival to the last token."""
-        return self.written / (float(np.max(self.finish)) - self.load.arrives[0])
-
-    def itl(self, q: float | list[float]) -> np.ndarray:
-        """Quantiles of the gaps between tokens (s), each gap counted once per waiting request."""
-        return quantile(self.gaps, self.weights, q)
 
 
 def quantile(values: np.ndarray, weights: np.ndarray, q: float | list[float]) -> np.ndarray:
@@ -109,45 +90,26 @@ def quantile(values: np.ndarray, weights: np.ndarray, q: float | list[float]) ->
     return values[order][np.minimum(at, len(values) - 1)]
 
 
-def serve(
-    load: Load, policy: Policy, machine: Machine, slots: int, room: int = UNLIMITED, preempt: Preempt = ""
-) -> Served:
-    """Serve every request of a load and return the outcome.
-
-    `room`: tokens that the memory holds in all. Without `preempt` a request waits until there is room for its prompt
-    and its whole answer. With it, room for the prompt is enough; when memory runs out, the last sequence is put
-    aside, to be recomputed or to be loaded from a saved state.
-
-    Raises
-    ------
-    StudyError
-        A request can never fit, or the policy leaves every request waiting.
-
-    """
-    for number, (n_prompt, n_output) in enumerate(zip(load.prompt, load.output, strict=True)):
-        if n_prompt + n_output > room:
-            why = f"needs {n_prompt} + {n_output} tokens, and there is room for {room:,}"
-            raise StudyError(f"request {number}", why, "shorten it or give more room")
-    return _Serving(load, policy, machine, slots, room, preempt).run()
+def serve(load: Load, policy: Policy, machine: Machine, slots: int) -> Served:
+    """Serve every request of a load and return the outcome; StudyError if the policy leaves every request waiting."""
+    return _Serving(load, policy, machine, slots).run()
 
 
 class _Serving:
     """A load being served. `decoding`: requests by their sequence; `reading`: the one whose prompt is read, -1: none,
     of which `before` tokens were read and `left` are not."""
 
-    def __init__(self, load: Load, policy: Policy, machine: Machine, slots: int, room: int, preempt: Preempt):
+    def __init__(self, load: Load, policy: Policy, machine: Machine, slots: int):
         self.load, self.policy, self.machine, self.slots = load, policy, machine, slots
-        self.room, self.preempt = room, preempt
         self.now = self.last = self.busy = 0.0  # `last`: time of the last decode step
-        self.upcoming = self.step = self.keys = self.reserved = 0
-        self.calls = self.read = self.written = self.preempted = 0
+        self.upcoming = self.step = self.keys = 0
+        self.calls = self.read = self.written = 0
         self.waiting: deque[int] = deque()
         self.decoding: list[int] = []
         self.reading, self.before, self.left = -1, 0, 0
         self.due: dict[int, list[int]] = {}  # requests that end, by step
         self.ends: dict[int, int] = {}  # the same by request
         self.fresh: dict[int, float] = {}  # time of a request's token since the last step
-        self.aside: dict[int, _Aside] = {}
         self.first, self.finish = ([float("nan")] * len(load) for _ in range(2))
         self.gaps, self.weights = array("d"), array("q")
 
@@ -157,8 +119,9 @@ class _Serving:
             while arrives[self.upcoming] <= self.now:
                 self.waiting.append(self.upcoming)
                 self.upcoming += 1
-            if self.waiting and self._admit():
-                continue
+            if self.waiting and self.reading < 0 and len(decoding) < self.slots:
+                self.reading, self.before = self.waiting.popleft(), 0
+                self.left = self.load.prompt[self.reading]
             if self.reading < 0 and not decoding:
                 if self.upcoming == len(self.load):
                     break
@@ -167,12 +130,9 @@ class _Serving:
             queue.left, queue.decoding = self.left, len(decoding)
             decode, chunk = self.policy(queue)
             step = decode and bool(decoding)
-            if self.preempt and step and self._overflows(chunk):
-                self._put_aside()
-                continue
             if not chunk and not step:
                 raise StudyError("the policy", "leaves everybody waiting", "let it decode or read where somebody waits")
-            if not queue.left and not self.preempt:
+            if not queue.left:
                 queue.last, queue.chunk = self._steps(), 0
                 continue
             began = self.now
@@ -188,48 +148,7 @@ class _Serving:
         return Served(
             load=self.load, first=np.array(self.first), finish=np.array(self.finish), gaps=np.array(self.gaps),
             weights=np.array(self.weights), busy=self.busy, calls=self.calls, read=self.read, written=self.written,
-            preempted=self.preempted,
         )  # fmt: skip
-
-    def _admit(self) -> bool:
-        """Begin to read the longest-waiting prompt if there is room; True if a saved request came back instead."""
-        if self.reading >= 0 or len(self.decoding) >= self.slots:
-            return False
-        number = self.waiting[0]
-        prompt, output, aside = self.load.prompt[number], self.load.output[number], self.aside.get(number)
-        tokens = aside.held + 1 if aside else prompt
-        taken = self.keys + len(self.decoding) + tokens if self.preempt else self.reserved + prompt + output
-        if taken > self.room:
-            return False
-        self.waiting.popleft()
-        self.reserved += prompt + output
-        if aside and self.preempt == "save":
-            self.now = self.machine.take_back(number, len(self.decoding), aside.held)
-            self._begin(number, aside.held, aside.steps)
-            self.fresh[number] = self.aside.pop(number).last
-            return True
-        self.reading, self.before, self.left = number, 0, tokens
-        return False
-
-    def _overflows(self, chunk: int) -> bool:
-        """Whether the next call needs more memory than there is, and a sequence can be put aside for it."""
-        needed = self.keys + len(self.decoding) + self.before + chunk
-        return needed > self.room and len(self.decoding) + (self.reading >= 0) > 1
-
-    def _put_aside(self) -> None:
-        """Put the last sequence aside, its state saved or dropped; it is the next to come back."""
-        number = self.decoding[-1]
-        end = self.ends.pop(number)
-        self.due[end].remove(number)
-        held = self.load.prompt[number] + self.load.output[number] - 1 - (end - self.step)
-        self.aside[number] = _Aside(held, end - self.step, self.fresh.pop(number, self.last))
-        if self.preempt == "save":
-            self.now = self.machine.put_aside(number, len(self.decoding) - 1, held)
-        self._vacate(len(self.decoding) - 1)
-        self.keys -= held
-        self.reserved -= self.load.prompt[number] + self.load.output[number]
-        self.waiting.appendleft(number)
-        self.preempted += 1
 
     def _steps(self) -> float:
         """Decode until a request ends or the next one can be read, and nothing is left to decide; seconds of the last
@@ -270,24 +189,17 @@ class _Serving:
         self.before, self.left, self.read = self.before + chunk, self.left - chunk, self.read + chunk
         if self.left:
             return []
-        number, aside = self.reading, self.aside.pop(self.reading, None)
-        if aside:
-            self._gap(self.now - aside.last)
-        else:
-            self.first[number] = self.now
-        self._begin(number, self.before, (aside.steps if aside else self.load.output[number]) - 1)
+        number, steps = self.reading, self.load.output[self.reading] - 1
+        self.first[number] = self.now
+        self.decoding.append(number)
+        self.keys += self.before
+        self.ends[number] = self.step + steps
+        if steps:
+            self.due.setdefault(self.step + steps, []).append(number)
         self.fresh[number] = self.now
         self.written += 1
         self.reading, self.before = -1, 0
         return [] if self.ends[number] > self.step else [number]
-
-    def _begin(self, number: int, held: int, steps: int) -> None:
-        """Start decoding a request that holds `held` tokens and needs `steps` more steps."""
-        self.decoding.append(number)
-        self.keys += held
-        self.ends[number] = self.step + steps
-        if steps:
-            self.due.setdefault(self.step + steps, []).append(number)
 
     def _leave(self, leaving: list[int]) -> None:
         """Remove the requests that have all of their tokens."""
@@ -296,7 +208,6 @@ class _Serving:
             self.fresh.pop(number, None)
             del self.ends[number]
             self.keys -= self.load.prompt[number] + self.load.output[number] - 1
-            self.reserved -= self.load.prompt[number] + self.load.output[number]
         for slot in sorted(map(self.decoding.index, leaving), reverse=True):
             self._vacate(slot)
 
@@ -310,12 +221,3 @@ class _Serving:
         """Record that one request waited so long for a token."""
         self.gaps.append(seconds)
         self.weights.append(1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Aside:
-    """A request put aside: tokens held, steps left, and the time of its last token (s)."""
-
-    held: int
-    steps: int
-    last: float

@@ -1,61 +1,24 @@
 """Requests served by a policy on a simulated machine, and by queueing theory: waits, tokens a second, capacity.
 
-Of recorded loads, and of loads, slots and memory that were not measured.
+Of recorded loads, and of loads and slots that were not measured.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
-import pandas as pd
 from scipy.optimize import brentq
 
 from plamo_study.analysis import stats
 from plamo_study.studies.scheduling import clock, kept, policies
 from plamo_study.studies.scheduling.clock import Simulated
-from plamo_study.studies.scheduling.loop import Load, Preempt, Served, quantile, serve
+from plamo_study.studies.scheduling.loop import Load, Served, serve
+from plamo_study.studies.scheduling.measures import METRICS, QUANTILES, figures
 from plamo_study.studies.scheduling.steps import StepModel
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-METRICS = [f"{what}_{q}" for what in ("ttft", "itl") for q in ("mean", *QUANTILES)] + ["throughput", "well"]
 SEEDS, ASKED = 5, 4000  # simulations of one load, whose median counts: at least SEEDS, and ASKED requests in all
-FULL: dict[str, Preempt] = {"wait": "", "recompute": "recompute", "save the state": "save"}
 FINE = 1500  # requests of a simulation over loads
 Seconds = Callable[[int], float]  # by tokens
-
-
-def figures(
-    ttft: np.ndarray, tpot: np.ndarray, gaps: tuple[np.ndarray, np.ndarray], rate: tuple[int, float], load: Load
-) -> dict[str, float]:
-    """METRICS of one load: `waits`, tokens per second, and the share of requests served within the load's limits.
-
-    `ttft`, `tpot`: seconds to the first token and mean seconds per further one, by request; `gaps`: seconds and
-    how many waited; `rate`: tokens written, and seconds from the first arrival to the last token.
-    """
-    well = float(in_time(ttft, tpot, load.within).mean())
-    return waits(ttft, gaps) | {"throughput": rate[0] / rate[1], "well": well}
-
-
-def waits(ttft: np.ndarray, gaps: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-    """Means and QUANTILES (s) of first tokens, by request, and of gaps, each counted for those who waited.
-
-    A percentile with too few values (`stats.NEEDED`) is NaN.
-    """
-    found: dict[str, float] = {}
-    for what, values, weights in (("ttft", ttft, np.ones(len(ttft))), ("itl", *gaps)):
-        many = float(weights.sum())
-        found[f"{what}_mean"] = float(values @ weights / many) if many else stats.NAN
-        for (name, q), value in zip(
-            QUANTILES.items(), quantile(values, weights, list(QUANTILES.values())), strict=True
-        ):
-            found[f"{what}_{name}"] = float(value) if many >= stats.NEEDED[q] else stats.NAN
-    return found
-
-
-def in_time(ttft: np.ndarray, tpot: np.ndarray, within: tuple[float, float]) -> np.ndarray:
-    """Whether each request was served within the load's limits, (n,) bool."""
-    return (ttft <= within[0]) & (tpot <= within[1])  # type: ignore[no-any-return] # an array
 
 
 def of_served(served: Served, arrives: list[float] | None = None) -> dict[str, float]:
@@ -141,37 +104,12 @@ def at_rate(load: Load, per_second: float, n: int = FINE, seed: int = 0) -> Load
     return replace(clock.chosen(load, which.tolist()), arrives=arrives.tolist())
 
 
-def over_loads(
-    load: Load, rules: Sequence[str], model: StepModel, slots: Sequence[int], rates: Iterable[float]
-) -> pd.DataFrame:
-    """Each policy with each number of slots at each rate, simulated with FINE requests: `rule`, `slots`, `per_second`
-    and METRICS."""
-    entries = []
-    for rate in rates:
-        asked = at_rate(load, rate)
-        for rule, n in product(rules, slots):
-            found = simulated(asked, rule, model, n, simulations=1)
-            entries.append({"rule": rule, "slots": n, "per_second": rate} | found)
-    return pd.DataFrame(entries, columns=["rule", "slots", "per_second", *METRICS])
-
-
-def over_memory(
-    load: Load, rule: str, model: StepModel, slots: int, per_second: float, rooms: Iterable[int]
-) -> pd.DataFrame:
-    """A policy at one rate, by memory size and action when it is full: `room` (tokens), `full` ("wait", "recompute"
-    or "save the state"), `preempted` and METRICS. A state is loaded and saved as fast as a sequence moves."""
-    entries = []
-    asked = at_rate(load, per_second)
-    for room in rooms:
-        for full, preempt in FULL.items():
-            machine = Simulated(model, loads=lambda held: model.moving)
-            served = serve(asked, policies.named(rule), machine, slots, room, preempt)
-            entries.append({"room": room, "full": full, "preempted": served.preempted} | of_served(served))
-    return pd.DataFrame(entries, columns=["room", "full", "preempted", *METRICS])
-
-
 class Receiver(Simulated):
-    """A machine that receives states from another one: instead of reading a prompt it only loads its state."""
+    """A machine that receives states from another one: it loads a prompt's state, in `loads(tokens)` seconds."""
+
+    def __init__(self, model: StepModel, seed: int, loads: Seconds):
+        super().__init__(model, seed)
+        self.loads = loads
 
     def call(self, decoding: list[int], step: bool, keys: int, reading: int, chunk: int, before: int) -> float:
         """The time after a call (s)."""
@@ -197,7 +135,7 @@ def disaggregated(
         runs = []
         for seed in range(many):
             there = clock.read_elsewhere(load, model, ships, seed)
-            served = serve(there, policies.prefill_first, Receiver(model, seed + 1, loads=loads), slots)
+            served = serve(there, policies.prefill_first, Receiver(model, seed + 1, loads), slots)
             runs.append(of_served(served, load.arrives))
         return _middle(runs)
 

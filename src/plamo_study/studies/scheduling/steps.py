@@ -143,6 +143,17 @@ class StepModel:
         slow.__dict__.update(drawn=self.drawn, wakings=self.wakings)  # the same residuals, drawn once
         return slow
 
+    def untuned(self) -> "StepModel":
+        """The two numbers of a usual benchmark: a constant for each token of a prompt, that of the longest one alone,
+        and one for a step of any sequences, that of all slots. No residuals, moves or wake-ups."""
+        token = self.base[-1] / self.sizes[-1]
+        sizes = (self.sizes[0], self.sizes[-1])
+        return replace(
+            self, step=(self.step[-1],) * len(self.step), per_key=0.0, sizes=sizes, slope=(0.0, 0.0), moving=0.0,
+            base=(token * sizes[0], token * sizes[1]), factors=dict.fromkeys(self.factors, np.ones(1)),
+            waking=np.empty(0),
+        )  # fmt: skip
+
     @cached_property
     def content(self) -> bytes:
         """All that a simulation by this model depends on, as `told`."""
@@ -203,9 +214,12 @@ def fit(
         why = f"{len(steps)} steps and {len(chunks)} chunks were measured alone"
         raise StudyError(name, f"no step model: {why}", missing)
     constants, per_key = _steps(steps)
+    sizes, base, slope = _chunks(chunks)
+    if not constants or not sizes:
+        why = f"fewer than {LEAST} steps of any number of sequences, or chunks of any size, were measured alone"
+        raise StudyError(name, f"no step model: {why}", missing)
     counts = sorted(constants)
     every = range(counts[0], counts[-1] + 1)
-    sizes, base, slope = _chunks(chunks)
     measured = Range(
         decoding=(counts[0], counts[-1]),
         held=int(np.ceil((steps.keys / steps.decoding).max())),
@@ -243,7 +257,7 @@ def _steps(steps: Calls) -> tuple[dict[int, float], float]:
         of = steps.decoding == n
         centred_keys.append(steps.keys[of] - np.median(steps.keys[of]))
         centred_seconds.append(steps.seconds[of] - np.median(steps.seconds[of]))
-    per_key = _slope(np.concatenate(centred_keys), np.concatenate(centred_seconds))
+    per_key = _slope(np.concatenate(centred_keys), np.concatenate(centred_seconds)) if known else 0.0
     return {
         n: float(np.median(steps.seconds[steps.decoding == n] - per_key * steps.keys[steps.decoding == n]))
         for n in known

@@ -28,7 +28,7 @@ from plamo_study.studies.scheduling.traffic import GRAIN
 # Chunk sizes, around flash attention's tiles of 64; the longest prompt is added.
 SIZES = (1, 8, 15, 16, 31, 32, 48, 63, 64, 127, 128, 256)
 NEIGHBOUR = 64  # tokens of each sequence beside which chunks are read
-CHUNKS = {"mini": 3, "shape": 1, "weights": 1}  # of each size in a row, at each place
+CHUNKS = {"mini": 3, "shape": 1, "weights": 1, "file": 1}  # of each size in a row, at each place
 MOVES, WARM_STEPS = 4, 2
 NS = 1e9
 clock = time.perf_counter_ns
@@ -45,7 +45,6 @@ class Live:
         self.logits: dict[int, np.ndarray] = {}  # of every finished request, after its last token
         self._came: dict[int, np.ndarray] = {}  # logits of the last call, by sequence, where they were copied
         self._stepped = 0  # sequences of the last call, if it was a step alone
-        self._saved: dict[int, np.ndarray] = {}
         self._ended = self.began
 
     def wait(self, until: float) -> float:
@@ -93,16 +92,6 @@ class Live:
         if slot != last or reading >= 0:
             self.moves.append((self._ended - began) // ((slot != last) + (reading >= 0)))
         return now
-
-    def put_aside(self, request: int, slot: int, held: int) -> float:
-        """Save a sequence's state in this process."""
-        self._saved[request] = self.session.read_state(slot)
-        return self._now()
-
-    def take_back(self, request: int, slot: int, held: int) -> float:
-        """Load a saved state into a sequence."""
-        self.session.set_state(slot, self._saved.pop(request), held)
-        return self._now()
 
     def _now(self) -> float:
         self._ended = clock()
