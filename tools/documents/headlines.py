@@ -23,10 +23,8 @@ from plamo_study.studies.batch_scaling.builds import CORRECT
 from plamo_study.studies.batching_law import analysis as batching_law
 from plamo_study.studies.context import analysis as context
 from plamo_study.studies.serving import analysis as serving
-from plamo_study.studies.speculative import analysis as speculative
 
 TILE = 4  # columns that the matrix kernels process together
-CLIFF = 1.3  # smallest factor between neighbouring steps that counts as a cliff
 BEST, REFERENCE = "Q4_0", "F16"
 Said = tuple[str, str]  # in English and in Japanese
 LANGUAGES = ("en", "ja")
@@ -72,27 +70,24 @@ def corruption() -> Said:
 
 def cliff() -> Said:
     """The cost of a product's fifth column, as a sequence and as a token of a draft."""
-    page, drafts = "03-batch-scaling", recorded("08-speculative")
+    page, drafts = "03-batch-scaling", "08-speculative"
     (eight, nine) = collected.quoted(
         known(), page, rf"^{MODELS[0]}.*: 8 write (\S+) tokens a second, and 9 write (\S+)\.$"
     )
     fifth, ninth = (_asked(page, question) for question in ("fifth sequence make a step", "nine sequences write fewer"))
     _while(fifth.answer.eq("yes").all() and ninth.answer.eq("yes").all(), "cliff")
-    calls = speculative.columns(drafts.rows)
-    calls = calls[(calls["build"] == batch_scaling.STOCK) & (calls["n_prompt"] == calls["n_prompt"].min())]
-    calls = calls.set_index(["model", "n_tokens"])["longer"]
-    of_calls = [calls[f"{model}*", TILE + 1] for model in MODELS]
-    _claim((ratio.above(CLIFF) for ratio in of_calls), "cliff")
+    of_calls = _asked(drafts, "fifth token make a call")
+    _while(of_calls.answer.eq("yes").all(), "cliff")
     english = (
         f"**The ninth user costs everyone.** Eight sequences write {float(eight):.0f} tokens a second on "
         f"{_named(page)}, and nine write {float(nine):.0f} ({_machine(page)}). The kernels take {TILE} columns together, "
         f"so the fifth sequence makes a step {fifth.value.iloc[0]:.1f} times as long, and the fifth token of a draft "
-        f"{of_calls[0].value:.1f} times ({chips(drafts)}). Draft {TILE - 1} tokens, not {TILE}."
+        f"{of_calls.value.iloc[0]:.1f} times ({_machine(drafts)}). Draft {TILE - 1} tokens, not {TILE}."
     )
     japanese = (
         f"**9 人目が来ると、全員が遅くなります。** {_named(page)} は 8 系列なら毎秒 {float(eight):.0f} トークンを書きますが、9 系列では "
         f"{float(nine):.0f} トークンです({_machine(page)})。行列カーネルは {TILE} 列ずつ処理するので、5 系列目で 1 ステップが "
-        f"{fifth.value.iloc[0]:.1f} 倍、ドラフトの 5 トークン目で {of_calls[0].value:.1f} 倍かかります({chips(drafts)})。"
+        f"{fifth.value.iloc[0]:.1f} 倍、ドラフトの 5 トークン目で {of_calls.value.iloc[0]:.1f} 倍かかります({_machine(drafts)})。"
         f"ドラフトは {TILE} トークンではなく {TILE - 1} トークンが得です。"
     )
     return english, japanese

@@ -6,7 +6,6 @@ before it are, n are accepted with probability a^n (1 - a), all k with a^k. So a
 n gives the speed at any a.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize
 
-from plamo_study.analysis import stats, timing
+from plamo_study.analysis import stats
 from plamo_study.analysis.timing import NS
 from plamo_study.analysis.usable import usable
 from plamo_study.studies.speculative.plan import TERMS
@@ -36,7 +35,6 @@ CELL = [
 ]
 CELL += ["temperature"]
 PROCESS = ["build", "block", "machine", "verdict", "key"]
-OF_LENGTHS = ["build", "model", "file", "n_prompt", "n_seq", "how"]
 SPEED = ["build", "model", "file", "n_prompt", "n_seq", "n_draft", "how"]
 RATES = np.linspace(0, 1, 101)
 LAW = 0.10  # largest relative error of a round's predicted sum
@@ -187,22 +185,6 @@ def _at(accepts: float) -> int:
     return int(np.abs(RATES - accepts).argmin())
 
 
-def free_by_length(ups: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
-    """Rows of `curves` for drafts without cost on one build, shortest prompts, except where all is put back."""
-    found = curves(ups, (accepts,))
-    found = found[(found["build"] == build) & (found["how"] != WORDS["full"])]
-    return found[found["n_prompt"] == found["n_prompt"].min()]
-
-
-def free(ups: pd.DataFrame, build: str, accepts: float) -> pd.DataFrame:
-    """Fastest draft length of `free_by_length`, with the interval of `speed` corrected for selection among lengths."""
-    found = free_by_length(ups, build, accepts).copy()
-    lengths = found.groupby(["model", "n_seq"])["n_draft"].transform("size")
-    found["speed"] = [stats.selected(speed, n) for speed, n in zip(found["speed"], lengths, strict=True)]
-    fastest = found["speed"].map(lambda speed: -speed.value).sort_values().index
-    return found.loc[fastest].drop_duplicates(["model", "n_seq"]).sort_index()
-
-
 def _of_blocks(ratios: np.ndarray) -> stats.Estimate:
     """Estimate from paired ratios, one per block."""
     return stats.ratio(ratios.tolist(), [1.0] * len(ratios))
@@ -228,18 +210,6 @@ def _crossed(ratios: np.ndarray, among: int = 1) -> stats.Estimate:
     """Acceptance above which drafting is faster than plain decode."""
     crossed = stats.crossing(RATES.tolist(), ratios, among=among)
     return replace(crossed, low=max(crossed.low, 0.0), high=min(crossed.high, 1.0))  # a probability
-
-
-def soonest(ups: pd.DataFrame) -> pd.DataFrame:
-    """Draft length of `break_even` that pays from the lowest acceptance, `from` corrected for the choice of length."""
-    known = {tuple(row[name] for name in SPEED): row["ratios"] for row in ups.to_dict("records")}
-    entries = []
-    for _, group in break_even(ups).groupby(OF_LENGTHS, sort=False):
-        paying = group[group["pays"] == "from"].to_dict("records")
-        if paying:
-            first = min(paying, key=lambda row: float(row["from"].value))
-            entries.append(first | {"from": _crossed(known[tuple(first[name] for name in SPEED)], len(group))})
-    return pd.DataFrame(entries, columns=[*SPEED, "from", "pays"])
 
 
 def rounds(rows: pd.DataFrame) -> pd.DataFrame:
@@ -329,47 +299,3 @@ def _terms(process: Any, accepts: float) -> dict[str, float]:
         by_number = np.array([np.median(ns[accepted == n]) for n in range(len(likely))])
         found[term] = float(likely @ by_number) / NS
     return found
-
-
-def columns(rows: pd.DataFrame) -> pd.DataFrame:
-    """Calls of several tokens, timed alone: `build`, `model`, `n_prompt`, `n_tokens`, `seconds`, `ratio` over a call of
-    one token, and `longer`, the ratio over a call of one token less (None for one token)."""
-    right = processes(usable(rows))
-    right = right[(right["n_seq"] == 1) & (right["label"] == "even") & (right["how"] != WORDS["full"])]
-    entries = []
-    for (build, model, depth), group in right.groupby(["build", "model", "n_prompt"], sort=False):
-        longest = group[group["n_draft"] == group["n_draft"].max()]
-        times = pd.DataFrame([parts(process)["kept"] for process in longest.itertuples()], longest["block"])
-        for n in times:
-            entry = {"build": build, "model": model, "n_prompt": depth, "n_tokens": int(n)}
-            entry["seconds"] = stats.median(times[n].tolist())
-            entry["longer"] = timing.paired_ratio(times[n], times[n - 1]) if n - 1 in times else None
-            entries.append(entry | {"ratio": timing.paired_ratio(times[n], times[1.0])})
-    return pd.DataFrame(entries, columns=["build", "model", "n_prompt", "n_tokens", "seconds", "ratio", "longer"])
-
-
-def on_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Real drafters on real text: CELL, `build`, `taken`, accepted over drafted, and `speed` over plain decode, paired
-    by block."""
-    right = processes(usable(rows))
-    right = right[right["text"] != ""]
-    entries = []
-    for key, group in right.groupby(["build", *CELL], sort=False):
-        entry: dict[str, Any] = dict(zip(["build", *CELL], key, strict=True))
-        rate, steps = (group.groupby("block")[name].median() for name in ("rate", "plain_rate"))
-        entries.append(entry | {"taken": group["taken"].median(), "speed": timing.paired_ratio(rate, steps)})
-    return pd.DataFrame(entries, columns=["build", *CELL, "taken", "speed"])
-
-
-def drafted_at(row: Mapping[str, Any], cost: float) -> np.ndarray:
-    """`ratios` of a `speed_ups` row, (len(RATES), blocks), if each drafted token costs `cost` plain steps."""
-    given = tokens(RATES, row["n_draft"])[:, None]
-    return np.asarray(1 / (1 / row["ratios"] + row["n_draft"] * cost / given))
-
-
-def implied(ratios: np.ndarray, speed: float) -> float:
-    """Acceptance at which the median curve of `ratios`, (len(RATES), blocks), reaches `speed`; NaN if nowhere."""
-    middle = np.median(ratios, axis=1)
-    if not middle.min() <= speed <= middle.max():
-        return float("nan")
-    return float(RATES[int(np.abs(middle - speed).argmin())])
